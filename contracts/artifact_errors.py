@@ -1,6 +1,7 @@
 """What can be wrong with an artifact: at the door, at rest, and when it computes."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from contracts.errors import Failure
 
@@ -115,3 +116,7 @@ class WeightsDamaged(Failure):
     version: str
     code, status, retryable, retry_after = "weights_damaged", 503, True, 1.0
     template = "weights of version {version} changed in memory; what was said of this answer can't be relied on"
+
+
+# Codes of what may be wrong with a version whose chunks are all good.
+NOT_OF_CHUNKS: Final = frozenset({AttestationInvalid.code, ProbeFailed.code})

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from contracts.artifact_errors import AttestationInvalid, ProbeFailed
+from contracts.artifact_errors import NOT_OF_CHUNKS
 from contracts.control import Feed, Registered, VersionRegistration
 from contracts.errors import Conflict, ModelNotFound, Refused
 from contracts.ladder import Ladder
@@ -241,7 +241,7 @@ class Registry:
             revision = 0
             if not version.is_deleted:
                 # What chunks do not show only a restore could lift, and nobody can ask for a deleted version.
-                is_hidden = version.fault in (AttestationInvalid.code, ProbeFailed.code)
+                is_hidden = version.fault in NOT_OF_CHUNKS
                 await self._move(
                     version,
                     VersionEvent.DELETED,

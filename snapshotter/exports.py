@@ -1,11 +1,8 @@
 """Versions on their way out: a manifest, and chunks that were compared with their digests, for who exports them."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
-
-from blake3 import blake3
 
 from blobstore.abreast import abreast
 from blobstore.packs import file_pack
@@ -22,7 +19,7 @@ from snapshotter.catalog import Catalog
 from snapshotter.policy.whole_file import holds_weights_of, rest_of
 from snapshotter.recent import Recent
 from snapshotter.turns import ByteRoom, Turns
-from snapshotter.verify import try_file_index
+from snapshotter.verify import has_digest, try_file_index
 
 AT_ONCE: Final = 16
 ROOM_BYTES: Final = 768 << 20  # of answers while they are sent, half of it one tenant's
@@ -67,7 +64,7 @@ class Exports:
         if not is_digest(digest):
             raise Refused(NotFound("chunk", digest[:80]))
         data = await self._read(tenant, (self._places.get(tenant, PACKS) or {}).get(digest))
-        if data is not None and await _matches(data, digest):
+        if data is not None and await has_digest(data, digest):
             return data
         # The chunk was packed since, its pack was collected and another has it, or a wrong index was mended.
         places = await self._catalog.places(tenant)
@@ -75,7 +72,7 @@ class Exports:
         data = await self._read(tenant, places.get(digest))
         if data is None:
             raise Refused(NotFound("chunk", digest))
-        if not await _matches(data, digest):
+        if not await has_digest(data, digest):
             raise Refused(ChunkCorrupt(digest, "store"))
         return data
 
@@ -113,7 +110,3 @@ class Exports:
             return await read_place(self._store, pack_key(tenant, place.pack), place)
         except (BlobNotFound, BlobShort):
             return None
-
-
-async def _matches(data: bytes, digest: str) -> bool:
-    return await asyncio.to_thread(lambda: blake3(data).hexdigest()) == digest

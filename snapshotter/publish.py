@@ -19,7 +19,7 @@ from blobstore.abreast import abreast
 from blobstore.packs import FileIndex, PackEntry, encode_file_index, encode_footer, encode_table, place
 from blobstore.places import encode_pack_list, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore
-from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ChunkCorrupt, ProbeFailed
+from contracts.artifact_errors import NOT_OF_CHUNKS, ArtifactRejected, ChunkCorrupt
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import SealAttestation, SealJob
@@ -42,7 +42,7 @@ from snapshotter.policy.layout import group
 from snapshotter.policy.whole_file import Part, parts_of
 from snapshotter.staging import Staging
 from snapshotter.turns import NamedLocks
-from snapshotter.verify import ensure_object, holds, try_file_index, verify_file, verify_pack
+from snapshotter.verify import ensure_object, has_digest, holds, try_file_index, verify_file, verify_pack
 
 Report = Callable[[CommitStep], None]
 _BLOCK: Final = 8 << 20
@@ -112,7 +112,7 @@ class WholeFileReader:
 
     async def _check_in(self, digest: str) -> bytes:
         data = await asyncio.to_thread(self._staging.read, *self._staged(digest))
-        if await asyncio.to_thread(_digest_of, data) != digest:
+        if not await has_digest(data, digest):
             raise await _discard_lost(self._staging, self._record, digest)
         self._seen.add(digest)
         self._held[digest] = data
@@ -132,7 +132,7 @@ async def _discard_lost(staging: Staging, record: PlanRecord, damaged: str) -> R
     await asyncio.to_thread(staging.discard, record.tenant, damaged)
     for digest in await asyncio.to_thread(staging.held, record.tenant, record.plan_id):
         data = await asyncio.to_thread(staging.read, record.tenant, record.plan_id, digest)
-        if await asyncio.to_thread(_digest_of, data) != digest:
+        if not await has_digest(data, digest):
             await asyncio.to_thread(staging.discard, record.tenant, digest)
     return Refused(Conflict("commit", "chunks were lost after they were sent: send them again"))
 
@@ -250,7 +250,7 @@ class Publisher:
         and this push has not sealed the version anew: good chunks don't show that these are good now.
         """
         what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
-        if fault in (ProbeFailed.code, AttestationInvalid.code) and not resealed:
+        if fault in NOT_OF_CHUNKS and not resealed:
             ask = f"ask once for MODEL@{version.version[:12]}, the model where it failed"
             rule = f"{failed}, and this push did not seal it anew: {ask}"
             raise Refused(Conflict(what, rule))
@@ -262,7 +262,7 @@ class Publisher:
                 data = await read_place(self._store, pack_key(version.tenant, place.pack), place)
             except (KeyError, BlobNotFound, BlobShort):
                 data = b""
-            if await asyncio.to_thread(lambda: blake3(data).hexdigest()) != digest:
+            if not await has_digest(data, digest):
                 rule = f"{failed}, and chunk {digest} is damaged in the store: `kelvin fsck` says what mends it"
                 raise Refused(Conflict(what, rule))
 
@@ -398,8 +398,4 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
 
 def _absorb(whole: blake3, data: bytes) -> str:
     whole.update(data)
-    return _digest_of(data)
-
-
-def _digest_of(data: bytes) -> str:
     return blake3(data).hexdigest()
