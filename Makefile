@@ -35,7 +35,7 @@ long: $(STAMP)
 	$(BIN)/pytest -m long $$(grep -rl --include='test_*.py' 'mark\.long' tests)
 
 attack: $(STAMP)
-	$(BIN)/pytest -n 2 --timeout 600 -m "deep or not deep" tests/attack
+	$(BIN)/pytest -n 4 --timeout 600 -m "deep or not deep" tests/attack
 
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills
