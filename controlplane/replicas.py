@@ -106,6 +106,11 @@ class ReplicaTable:
         known += sum(each.holds_slot for each in self._replicas.values())
         return min(known + self.unknown, max(known, self.slots))  # some of the unknown ones are standbys
 
+    @property
+    def staying(self) -> int:
+        """Return how many device slots share the machine's threads. A replica that is being replaced leaves soon."""
+        return self.held - self.count(ReplicaState.RELIEVED)
+
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Processes of a version in any state, the oldest first."""
         return tuple(self._replicas[runtime_id] for runtime_id in self._by_key.get(key, ()))

@@ -334,8 +334,7 @@ class LocalActuator:
 
     def _restore_on(self, process: Process, asked: _Asked) -> None:
         """Mark the standby as taken before anything else can run, then call it."""
-        # One that is relieved works on for a moment: what comes for good has the share of the machine that it had.
-        threads = self._device.threads(self._table.held - self._table.count(ReplicaState.RELIEVED))
+        threads = self._device.threads(self._table.staying)
         key = asked.start.key
         self._table.bind(asked.start, process.runtime_id, self._now(), f"cpu-{threads}")
         log.info("a standby takes a version", extra={"version": str(key), "runtime_id": process.runtime_id})

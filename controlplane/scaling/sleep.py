@@ -65,7 +65,7 @@ class Bedroom:
             model=key.model,
             version=key.version,
             device_class=self._table[process.runtime_id].device_class,
-            threads=self._device.threads(self._table.held),
+            threads=self._device.threads(self._table.staying),
             kv_bytes=self._device.kv_bytes(),
         )
         return await process.wake(bind, timeout_s)
@@ -75,7 +75,7 @@ class Bedroom:
 
         - ASLEEP
         - READY: it serves on.
-        - RESTORING: it was requested meanwhile, and sleeps now.
+        - RESTORING: it was requested meanwhile. It sleeps, or did not answer.
         - DOZING: it neither sleeps nor serves.
         """
         runtime_id = process.runtime_id

@@ -10,8 +10,10 @@ from contracts.control import Feed
 from contracts.timeline import Stage
 from controlplane.facts import VersionKey
 from controlplane.policy.breakeven import Level
+from controlplane.policy.replacement import Step
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import sleep as sleep_module
+from controlplane.scaling.device import Device
 from tests.controlplane.builders import key
 from tests.controlplane.ground import Local, Run, local
 from tests.eventually import eventually
@@ -78,6 +80,30 @@ async def test_a_wake_is_a_start_and_needs_a_slot(run: Run) -> None:
             it.apply(key(), 1)
         await it.ready(key())
         assert len(run.calls("wake:m")) == 1
+
+
+async def test_wake_counts_no_replica_that_is_being_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its share of the machine for good, as a start does, and a replica that is being replaced leaves soon."""
+    shares: list[int] = []
+
+    def threads(_: Device, replicas: int) -> int:
+        shares.append(replicas)
+        return 1
+
+    monkeypatch.setattr(Device, "threads", threads)
+    async with local(run) as it:
+        await asleep(it, key())
+        run.tell("release")
+        it.apply(key("held"), 1)
+        await it.ready(key("held"))
+        (run.path / "release").unlink()
+        (old,) = it.table.of(key("held"))
+        it.actuator.replace(old.runtime_id, Step.BESIDE)
+        await eventually(lambda: len(run.calls("bind:held")) == 2)
+        shares.clear()
+        it.apply(key(), 1)
+        await it.ready(key())
+        assert shares == [2]
 
 
 async def test_without_giving_the_slot_back_the_test_above_goes_red(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
