@@ -90,7 +90,7 @@ async def jobs_beside(ladder: AsyncExitStack, inst: Installation) -> JobsBeside:
     await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
     pool = StandbyPool(fleet, replace(settings.sizing, least=0), Footprints(fleet, lambda: zygote.pid), settings.cores)
     device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
-    actuator = LocalActuator(fleet, pool, inst.feed, device, settings.drain_s)
+    actuator = LocalActuator(fleet, pool, inst.feed, device, settings.drain_s, settings.term_s)
     adopter = Adopter(inst.directory, fleet, pool, actuator, inst.feed, lambda _: False)
     await adopter.sweep()
     tasks.start_loop("standbys", pool.run)

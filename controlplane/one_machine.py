@@ -43,7 +43,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
     pool = StandbyPool(fleet, settings.sizing, Footprints(fleet, lambda: zygote.pid), settings.cores)
     show_pool(telemetry.page, pool)
-    actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s)
+    actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s, settings.term_s)
     forecasts = Forecasts(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
     economy = Economy(
         inst.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
@@ -56,7 +56,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     actuator.listen(outcomes)
     actuator.listen(RestoreMeters(telemetry, table))
     actuator.listen(forecasts)
-    replacement = ReplicaReplacement(fleet, actuator, settings.drain_s)
+    replacement = ReplicaReplacement(fleet, actuator)
     actuator.listen(replacement)
     actuator.on_start(forecasts.starting)
     actuator.on_room(autoscaler.room)

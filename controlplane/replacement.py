@@ -18,7 +18,7 @@ from controlplane.policy.replacement import Old, Step, next_step, step_if_damage
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
-from controlplane.scaling.local import LAST_S, RESTORE_S, LocalActuator
+from controlplane.scaling.local import RESTORE_S, LocalActuator
 from service.loops import isolated
 from telemetry.policy.instruments import Page
 
@@ -55,12 +55,12 @@ class ReplicaReplacement:
     Also the actuator's listener: why a start failed is the order's answer.
     """
 
-    def __init__(self, fleet: Fleet, actuator: LocalActuator, drain_s: float) -> None:
+    def __init__(self, fleet: Fleet, actuator: LocalActuator) -> None:
         self._fleet = fleet
         self._table = fleet.table
         self._actuator = actuator
         self._clock = fleet.clock
-        self._limit_s = 2 * (RESTORE_S + drain_s + LAST_S)  # for one replica
+        self._limit_s = 2 * (RESTORE_S + actuator.leave_s)  # for one replica
         self._orders: dict[tuple[str, str], _Order] = {}  # the last of each model
 
     def __repr__(self) -> str:

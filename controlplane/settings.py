@@ -29,8 +29,9 @@ class Settings:
     cores: int
     threads_cap: int
     kv_bytes: int
-    drain_s: float
+    drain_s: float  # of a replica that is scaled down
     price_book: Path | None
+    runtime_drain_s: float = 30.0  # of a runtime that is told to end
     memory_price: float = 1.0  # micro-units of currency for a GiB of host memory a second
     standby_target: float = 0.99
     standby_share: float = 0.15
@@ -60,6 +61,11 @@ class Settings:
         return self.data / "spool"
 
     @property
+    def term_s(self) -> float:
+        """Seconds that a runtime has after SIGTERM: it drains once more, then writes its last records."""
+        return self.runtime_drain_s + 10.0
+
+    @property
     def sizing(self) -> Sizing:
         """Of the pool of standbys. Each takes a device slot in the end: more of them than slots are of no use."""
         most = max(self.standbys, self.device_slots)
@@ -82,6 +88,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         threads_cap=settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024),
         kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),
         drain_s=settings.number(env, "KELVIN_SCALE_DOWN_S", 600.0, low=0, high=86_400),
+        runtime_drain_s=settings.integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
         memory_price=settings.number(env, "KELVIN_MEMORY_PRICE", 1.0, low=0, high=1_000_000),
         price_book=Path(env["KELVIN_PRICE_BOOK"]) if env.get("KELVIN_PRICE_BOOK") else None,
         backup=_backup(env),

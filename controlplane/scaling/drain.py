@@ -1,7 +1,6 @@
 """End a replica: tell activators, then its runtime, and end the process once it is empty or out of time.
 
-`condemned` ends a replica whose memory was found wrong: its requests end at once, with an error. It is killed if it
-can't be told.
+`condemned` ends a replica whose memory was found wrong. It tells the runtime first, and kills it if it can't be told.
 """
 
 import logging
@@ -17,16 +16,17 @@ log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.1
 LAST_BREATH_S: Final = 1.0
-TERM_S: Final = 40.0  # a runtime that is told to end drains once more, for 30 s by default
 
 
-async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float) -> None:
-    """See a draining replica to its end. `revision` is the feed's that says it drains.
+async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float, term_s: float) -> None:
+    """See a draining replica to its end. `revision` is the feed's that says it drains. After `drain_s` it is told to
+    end, and killed after `term_s` more.
 
     One that is silent may compute a long prompt on a loaded core, so it is asked again: ended now, it would have less
     time for its streams than `drain_s`. If it hangs, the supervisor's watchdog kills it.
     """
-    await _told(feed, process, revision)
+    if not await feed.settled(revision, TOLD_S):
+        log.warning("an activator may not know of a drain", extra={"runtime_id": process.runtime_id})
     limit_us = fleet.clock.monotonic_us() + int(drain_s * 1e6)
     is_draining = False
     while fleet.clock.monotonic_us() < limit_us and not process.is_gone:
@@ -38,14 +38,15 @@ async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, 
             if report.running + report.waiting == 0:
                 break
         await fleet.clock.sleep(POLL_S)
-    fleet.end(process, TERM_S)
+    fleet.end(process, term_s)
 
 
-async def condemned(fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float) -> None:
-    """Drain a replica whose memory was found wrong. It ends at once, unless it computes over a copy on a device: then
-    it drains as any other. Kill it if it can't be told.
+async def condemned(
+    fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float, term_s: float
+) -> None:
+    """Tell a replica that its memory was found wrong, before activators know. Its requests end with an error, unless it
+    computes over a copy on a device: then it drains as any other.
     """
-    await _told(feed, process, revision)
     try:
         await process.condemn()
     except Refused as refused:
@@ -53,9 +54,4 @@ async def condemned(fleet: Fleet, feed: FeedHub, process: Process, revision: int
             log.error("a damaged replica is killed", extra={"runtime_id": process.runtime_id, "why": str(refused)})
         fleet.end(process, term_s=0.0)
         return
-    await drained(fleet, feed, process, revision, drain_s)
-
-
-async def _told(feed: FeedHub, process: Process, revision: int) -> None:
-    if not await feed.settled(revision, TOLD_S):
-        log.warning("an activator may not know of a drain", extra={"runtime_id": process.runtime_id})
+    await drained(fleet, feed, process, revision, drain_s, term_s)

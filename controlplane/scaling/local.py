@@ -27,7 +27,7 @@ from controlplane.policy.standbys import SETTLE_S
 from controlplane.policy.start_problem import crash_loop
 from controlplane.replicas import Listener, NoSlot, Replica, Start, replica_row
 from controlplane.scaling.device import Device
-from controlplane.scaling.drain import TERM_S, condemned, drained
+from controlplane.scaling.drain import condemned, drained
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
@@ -38,13 +38,12 @@ from service.loops import notify
 log = logging.getLogger(__name__)
 
 TAKE_S: Final = 20.0  # for a standby, where none is parked
-RESTORE_S: Final = dependencies.RESTORE.timeout_s  # Knative's progress deadline
+RESTORE_S: Final = dependencies.RESTORE.timeout_s
 ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
 DEATH_S: Final = 5.0  # for the slot of a lost process to come free
-LAST_S: Final = TERM_S + KILL_S + 10.0  # from the end of a drain to the death, at the very most
 WAKE: Final = 0  # instead of a start's number
 
-SeeOff = Callable[[Fleet, FeedHub, Process, int, float], Coroutine[Any, Any, None]]
+SeeOff = Callable[[Fleet, FeedHub, Process, int, float, float], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,17 @@ class Starting(Protocol):
 class LocalActuator:
     """Replicas of versions on this machine."""
 
-    def __init__(self, fleet: Fleet, pool: StandbyPool, feed: FeedHub, device: Device, drain_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, pool: StandbyPool, feed: FeedHub, device: Device, drain_s: float, term_s: float
+    ) -> None:
+        """`drain_s`: for a replica to finish what it has. `term_s`: from then on, before it is killed."""
         self._fleet = fleet
         self._table = fleet.table
         self._pool = pool
         self._feed = feed
         self._device = device
         self._drain_s = drain_s
+        self._term_s = term_s
         self._bedroom = Bedroom(fleet, feed, device)
         self._roused: dict[str, _Asked] = {}  # wakes of runtimes that sleep or are falling asleep
         self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
@@ -93,6 +96,11 @@ class LocalActuator:
     def on_room(self, roomy: Callable[[], None]) -> None:
         """Tell `roomy` of each device slot that a replica gives back without dying."""
         self._bedroom.on_room(roomy)
+
+    @property
+    def leave_s(self) -> float:
+        """Seconds from the order to drain a replica until it is dead, at the very most."""
+        return self._drain_s + self._term_s + KILL_S + 10.0
 
     @property
     def slots(self) -> int:
@@ -168,7 +176,7 @@ class LocalActuator:
 
     async def _follow(self, process: Process, start: Start) -> None:
         """Give the slot of a process that drains to the start that comes after it."""
-        is_gone = await process.gone(self._drain_s + LAST_S)
+        is_gone = await process.gone(self.leave_s)
         if not self._table.is_pending(start):
             return
         if is_gone:
@@ -271,7 +279,7 @@ class LocalActuator:
         if replica.state is not ReplicaState.DRAINING:
             replica = self._table.move(process.runtime_id, ReplicaEvent.DRAIN, self._now())
         revision = self._feed.publish(Feed(replicas=(replica_row(replica),)))
-        work = see_off(self._fleet, self._feed, process, revision, self._drain_s)
+        work = see_off(self._fleet, self._feed, process, revision, self._drain_s, self._term_s)
         self._fleet.tasks.start(work, f"drain {process.runtime_id}")
 
     def _begin(self, key: VersionKey, asked_us: int) -> bool:

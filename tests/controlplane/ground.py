@@ -137,6 +137,7 @@ async def local(
     sizing: Sizing | None = None,
     cores: int = 2,
     drain_s: float = 20.0,
+    term_s: float = 40.0,
     known: Callable[[VersionKey], bool] = lambda _: True,
 ) -> AsyncIterator[Local]:
     """Yield an actuator over the run directory, which has adopted the processes there. They live on after the block.
@@ -152,7 +153,7 @@ async def local(
         # Of a fixed size, unless a scenario is about the size.
         wish = sizing or Sizing(least=standbys, most=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
         pool = StandbyPool(fleet, wish, Footprints(fleet, lambda: zygote.pid), cores)
-        actuator = LocalActuator(fleet, pool, feed, Device(2, 1, 64 << 20), drain_s)
+        actuator = LocalActuator(fleet, pool, feed, Device(2, 1, 64 << 20), drain_s, term_s)
         actuator.listen(news)
         try:
             async with tasks:

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.scaling import drain, process, sleep
+from controlplane.scaling import process, sleep
 from tests.controlplane.builders import key
 from tests.controlplane.door import becomes, opened, poke, push
 from tests.controlplane.ground import Local, Run, local
@@ -24,10 +24,9 @@ async def stopped(it: Local, model: str) -> None:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers, so that nothing is cut short by it; and what is stopped hears no SIGTERM."""
+    """Nobody answers, so that nothing is cut short by it."""
     monkeypatch.setattr(process, "DRAIN_CALL_S", 0.1)
     monkeypatch.setattr(sleep, "SLEEP_S", 0.1)
-    monkeypatch.setattr(drain, "TERM_S", 0.1)
 
 
 async def gone_and_another(it: Local, model: str) -> None:
@@ -41,7 +40,7 @@ async def gone_and_another(it: Local, model: str) -> None:
 
 async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: Run) -> None:
     """It can't be told to drain. Were it hung, the watchdog would end it sooner."""
-    async with local(run, drain_s=0.5) as it:
+    async with local(run, drain_s=0.5, term_s=0.1) as it:
         await stopped(it, "m")
         it.apply(key(), 0)
         await gone_and_another(it, "m")
@@ -50,7 +49,7 @@ async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run
 
 async def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
     """It was told to drain, has a request, and says nothing more."""
-    async with local(run, drain_s=0.5) as it:
+    async with local(run, drain_s=0.5, term_s=0.1) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         it.apply(key("busy"), 0)
@@ -63,7 +62,7 @@ async def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
 
 async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: Run) -> None:
     """Nobody knows what it keeps."""
-    async with local(run) as it:
+    async with local(run, term_s=0.1) as it:
         await stopped(it, "m")
         it.actuator.sleep(key(), Level.ASLEEP)
         await gone_and_another(it, "m")

@@ -21,6 +21,7 @@ from controlplane.scaling import fleet as fleet_module
 from controlplane.scaling import local as local_module
 from controlplane.scaling.device import Device
 from controlplane.scaling.process import Process
+from controlplane.settings import load
 from tests.controlplane.builders import key
 from tests.controlplane.ground import News, Run, local, miss_reports
 from tests.eventually import eventually
@@ -242,6 +243,21 @@ async def test_a_drain_has_a_deadline(run: Run) -> None:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         it.apply(key("busy"), 0)
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+
+async def test_a_replica_that_ends_has_its_own_time_to_drain(run: Run) -> None:
+    """It is killed no sooner than `KELVIN_RUNTIME_DRAIN_S` lets it finish what it has."""
+    settings = load({"KELVIN_DATA": str(run.path), "KELVIN_RUNTIME_DRAIN_S": "120"})
+    run.tell("ignore-term")
+    async with local(run, drain_s=0.1, term_s=settings.term_s) as it:
+        assert it.actuator.leave_s > settings.term_s > 120
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        (replica,) = it.table.of(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: it.table[replica.runtime_id].state is ReplicaState.ENDING)
+        os.kill(replica.pid, signal.SIGKILL)
         await eventually(lambda: len(it.news.deaths) == 1)
 
 

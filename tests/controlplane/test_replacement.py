@@ -18,6 +18,7 @@ from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.replacement import Step
 from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.replacement import DamageLoop, ReplicaReplacement
+from controlplane.scaling import drain
 from controlplane.scaling.local import LocalActuator
 from telemetry.policy.instruments import Page
 from tests.controlplane.builders import TENANT, key, registration
@@ -34,7 +35,7 @@ class Renewing:
         self.wanted = wanted
         self.fewest = wanted
         self.most_held = 0
-        self.replacement = ReplicaReplacement(it.fleet, it.actuator, 20.0)
+        self.replacement = ReplicaReplacement(it.fleet, it.actuator)
         it.actuator.listen(self.replacement)
         version = Version(registration(model), 0, VersionState.READY)
         self.model = Model(TENANT, model, 0, versions=(version,))
@@ -275,6 +276,18 @@ async def test_a_damaged_one_is_sent_away(run: Run) -> None:
         assert f"condemn {one.runtime_id}" in (run.path / "calls.log").read_text()
         (counted,) = [family for family in page.families() if family.name == "kelvin_condemned_replicas_total"]
         assert counted.values == {(): 1}
+
+
+async def test_a_damaged_one_is_told_before_activators(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of the feed that takes nothing delays no drain of what may answer from wrong memory."""
+    monkeypatch.setattr(drain, "TOLD_S", 600.0)
+    async with local(run) as it:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        (one,) = it.table.of(key("busy"))
+        with it.feed.subscribe():
+            it.actuator.replace(one.runtime_id, Step.CONDEMN)
+            await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
 
 
 async def test_a_damaged_one_that_drains_already_is_told(run: Run) -> None:
