@@ -151,24 +151,27 @@ class Adopter:
             await self.sweep()
 
     def _adopt(self, found: Found) -> None:
-        """Take a process on from where it is. A replica of a version that does not exist is drained."""
+        """Take a process on from where it is. One of a version that does not exist is drained or ended."""
         replica = _replica(found.report, self.fleet.clock.monotonic_us())
         process = self.fleet.adopt(replica, found.pidfd)
         log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
+        is_known = replica.key is not None and self.known(replica.key)
         match replica.state:
             case ReplicaState.STANDBY:
                 self.pool.adopt(process)
-            case ReplicaState.RESTORING:
+            case ReplicaState.RESTORING if is_known:
                 self.fleet.tasks.start(self._watch_restore(process), f"watch {process.runtime_id}")
-            case ReplicaState.READY if replica.key is not None and self.known(replica.key):
+            case ReplicaState.READY if is_known:
                 self.feed.publish(Feed(replicas=(replica_row(replica),)))
                 self.actuator.announce(replica)
             case ReplicaState.READY | ReplicaState.DRAINING:
                 self.actuator.drain(process)
-            case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if replica.key is not None and self.known(replica.key):
+            case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if is_known:
                 pass  # it sleeps on, for as long as the decider lets it
-            case _:
+            case ReplicaState.ENDING:
                 self.fleet.tasks.start(process.end(), f"end {process.runtime_id}")
+            case _:
+                self.fleet.end(process)
 
     async def _watch_restore(self, process: Process) -> None:
         """Watch a restore whose result went to a control plane that is gone: ask until the runtime is ready, dead or

@@ -95,6 +95,17 @@ async def test_a_replica_of_an_unknown_version_is_drained(run: Run) -> None:
         assert it.feed.snapshot().replicas == ()
 
 
+async def test_restoring_replica_of_an_unknown_version_is_ended(run: Run) -> None:
+    """It never serves, however its restore goes."""
+    async with local(run) as it:
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+    async with local(run, known=lambda _: False) as it:
+        run.tell("release")
+        await eventually(lambda: len(it.news.deaths) == 1)
+        assert it.news.became_ready == []
+
+
 async def test_a_surplus_of_standbys_is_ended(run: Run) -> None:
     """A smaller pool than before keeps as many as it is told."""
     async with local(run, standbys=3) as it:
