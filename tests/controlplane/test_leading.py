@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from starlette.types import Message
 
+from controlplane import dependencies
 from controlplane.health import Health
 from controlplane.leading import lead
 from controlplane.scaling.knative.cluster import Json, Ref
@@ -327,3 +329,16 @@ async def test_label_is_retried_until_the_cluster_takes_it() -> None:
     assert it.pods.leaders == ["one"]
     it.end.set()
     await task
+
+
+async def test_label_write_without_an_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends by the row of the table about Leases, as reading the labels does."""
+    monkeypatch.setattr(dependencies, "LEASE", replace(dependencies.LEASE, timeout_s=0.01))
+    pods, clock = Pods("one"), VirtualClock()
+    pods.silent = 1
+    following = asyncio.create_task(RoleLabel(pods, "kelvin", "one", clock).follow())
+    async with asyncio.timeout(10.0):
+        while not following.done():
+            await clock.advance(1.0)
+            await asyncio.sleep(0.002)
+    assert (pods.silent, pods.roles) == (0, {"one": "follower"})

@@ -23,6 +23,7 @@ from controlplane.scaling.knative.cluster import (
     Missing,
     Ref,
     collection,
+    within,
 )
 from controlplane.scaling.knative.events import Events
 from controlplane.scaling.knative.transport import Load, Transport
@@ -46,12 +47,14 @@ class KubernetesCluster:
         return f"<KubernetesCluster {self._transport}>"
 
     async def apply(self, obj: Json) -> Json:
-        return await self._apply(obj, Ref.of(obj).path)
+        async with within(dependencies.CLUSTER.timeout_s):
+            return await self._apply(obj, Ref.of(obj).path)
 
     async def apply_status(self, obj: Json) -> Json:
         head = {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
         told = {**{key: obj[key] for key in ("apiVersion", "kind", "status")}, "metadata": head}
-        return await self._apply(told, f"{Ref.of(obj).path}/status")
+        async with within(dependencies.CLUSTER.timeout_s):
+            return await self._apply(told, f"{Ref.of(obj).path}/status")
 
     async def _apply(self, obj: Json, where: str) -> Json:
         try:

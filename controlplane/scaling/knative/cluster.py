@@ -3,7 +3,9 @@
 `client` is the implementation; what is refused is one of the closed set below, carried by `ClusterError`.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol
@@ -91,7 +93,6 @@ class Trouble:
 
     message: str
     reason: ClassVar[str]  # one word, for statuses and metrics
-    lasting: ClassVar[bool] = False  # asking the same again is of no use until somebody changes something
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
@@ -115,14 +116,12 @@ class Denied(Trouble):
     """Not known there, or not allowed to do this (401, 403)."""
 
     reason = "Denied"
-    lasting = True
 
 
 class Missing(Trouble):
     """The object, its namespace or its kind is not there (404)."""
 
     reason = "Missing"
-    lasting = True
 
 
 class Conflict(Trouble):
@@ -139,7 +138,6 @@ class Invalid(Trouble):
     """It takes no such object: its schema, a webhook or its size forbids it (400, 413, 422; 500 of an apply)."""
 
     reason = "Invalid"
-    lasting = True
 
 
 class Expired(Trouble):
@@ -157,6 +155,16 @@ class ClusterError(Exception):
 
     def __str__(self) -> str:
         return str(self.trouble)
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Cut the block off after that long. Raises ClusterError(Unreachable) then."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise ClusterError(Unreachable(f"no answer within {seconds:g} s")) from None
 
 
 class ClusterApi(Protocol):

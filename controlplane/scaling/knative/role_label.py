@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from contracts.doubling import Doubling, is_told
+from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.policy.labels import ROLE
-from controlplane.scaling.knative.cluster import ClusterError, Json
+from controlplane.scaling.knative.cluster import ClusterError, Json, within
 
 if TYPE_CHECKING:
     from controlplane.scaling.knative.client import KubernetesCluster  # needs the extra `cluster`
@@ -77,7 +78,8 @@ class RoleLabel:
         about: Json = {"name": pod, "namespace": self._namespace, "labels": {ROLE: role}}
         if uid is not None:
             about["uid"] = uid
-        await self._cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
+        async with within(dependencies.LEASE.timeout_s):
+            await self._cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
         log.info("pod %s is labelled %s=%s", pod, ROLE, role)
 
     async def _try_to(self, write: Callable[[], Awaitable[None]]) -> bool:

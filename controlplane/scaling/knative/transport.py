@@ -17,7 +17,7 @@ from kubernetes.aio.config import ConfigException
 from contracts.wire import BadJson, decode_any
 from controlplane import dependencies
 from controlplane.scaling.knative.answers import line, trouble_of
-from controlplane.scaling.knative.cluster import ClusterError, Json, Unreachable
+from controlplane.scaling.knative.cluster import ClusterError, Json, Unreachable, within
 
 AGENT: Final = "kelvin-controlplane"
 JSON: Final = "application/json"
@@ -76,11 +76,8 @@ class Transport:
         """The object answered. Raises ClusterError. Cut short, it may have been done all the same."""
         request = _Request(method, path, query or [], body, content_type, accept)
         timeout = aiohttp.ClientTimeout(total=None)  # ours is of all of it, the configuration and a second try included
-        try:
-            async with asyncio.timeout(within_s), self._answered(request, timeout) as answer:
-                return _object(await _read(answer))
-        except TimeoutError:
-            raise ClusterError(Unreachable(f"no answer within {within_s:g} s")) from None
+        async with within(within_s), self._answered(request, timeout) as answer:
+            return _object(await _read(answer))
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
