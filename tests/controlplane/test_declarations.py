@@ -1,11 +1,11 @@
 """Objects of the cluster and the admin API are two doors to one state: what either writes holds, and both show it."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ from controlplane.policy.knative_service import service_name
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
 from controlplane.replicas import ReplicaTable
-from controlplane.scaling.knative.cluster import Json, Ref, Upsert
+from controlplane.scaling.knative.cluster import Denied, Json, Ref, Upsert
 from controlplane.scaling.knative.declarations import Declarations
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.store import Database, sqlite_engine
@@ -187,6 +187,26 @@ async def test_what_is_refused_is_told(tmp_path: Path) -> None:
         await w.registry.register(registration("chat", "c", tenant="acme"), NOW_S)
         await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("True", "Applied"))
         assert w.registry.model("acme", "chat").aliases["prod"] == digest("c")
+
+
+def _is_held(w: Doors, ref: Ref, wanted: bool) -> bool:
+    return bool(w.cluster.objects[ref]["metadata"].get("finalizers")) is wanted
+
+
+async def test_failures_of_each_object_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that the cluster refuses for long hides neither another's first failure nor the next after a success."""
+    async with world(tmp_path) as w:
+        chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
+        w.cluster.refuse[chat] = deque([Denied("no")] * 100_000)
+        await w.until(lambda: len(w.cluster.refuse[chat]) < 100_000 - 20)
+        other = replace(chat, name="other")
+        for policy in ("Delete", "Retain"):  # with a finalizer, and without
+            w.cluster.refuse[other] = deque([Denied("no")])
+            w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme", deletionPolicy=policy)
+            await w.until(lambda: not w.cluster.refuse[other])
+            await w.until(partial(_is_held, w, other, policy == "Delete"))
+        told = [each.getMessage() for each in caplog.records if "kelvin-acme/other" in each.getMessage()]
+        assert told == [f"{other} was not seen to: Denied: no"] * 2
 
 
 async def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from service.loops import record_error
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 2.0  # until what changed through the other door is told
+LINES: Final = 20  # that one look logs at most: a database that is away fails every object
 
 
 class Declarations:
@@ -52,11 +53,13 @@ class Declarations:
         self._mirror = Converger(api, policy.API_VERSION, policy.MODEL_VERSION, clock, installation)
         self._mirrored: dict[Ref, list[Json]] = {}  # objects of versions, by their model's object
         self._news = asyncio.Event()
-        self._failures = 0
+        self._failures: dict[object, int] = {}  # what was not seen to at the last look, and how often in a row
+        self._failing: dict[object, int] = {}  # the same at this look
+        self._lines = 0  # of the log, at this look
 
     def __repr__(self) -> str:
         counts = {kind: len(view.objects) for kind, view in self._views.items()}
-        return f"<Declarations {counts} failures={self._failures}>"
+        return f"<Declarations {counts} failing={len(self._failures)}>"
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -82,6 +85,7 @@ class Declarations:
         """At every object once; what the cluster does not take is tried again."""
         if not all(view.synced for view in self._views.values()):
             return
+        self._failing, self._lines = {}, 0
         if tenants := tuple(self._views[policy.TENANT].objects.values()):
             with self._trying("tenants"):
                 held = await self._tenants.every()
@@ -105,6 +109,7 @@ class Declarations:
             await _let_others_run(number)
             with self._trying(Ref.of(wanted)):
                 await self._version(wanted)
+        self._failures = self._failing
 
     @contextmanager
     def _trying(self, what: object) -> Iterator[None]:
@@ -112,11 +117,12 @@ class Declarations:
         try:
             yield
         except (ClusterError, Refused) as error:
-            self._failures += 1
-            if is_told(self._failures):
-                log.warning("%s was not seen to: %s", what, error, extra={"failures": self._failures})
+            failures = self._failures.get(what, 0) + 1
+            self._failing[what] = failures
+            if is_told(failures) and self._lines < LINES:
+                self._lines += 1
+                log.warning("%s was not seen to: %s", what, error, extra={"failures": failures})
         except Exception as error:  # a defect in one object's affairs must not stop the others'
-            self._failures += 1
             record_error(error, what)
 
     # -- models --
