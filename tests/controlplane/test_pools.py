@@ -12,6 +12,7 @@ from contracts.control import ReplicaRow, RestoreFailure
 from contracts.errors import NotFound, Refused, Unavailable
 from contracts.jobs import Take
 from controlplane.facts import VersionKey
+from controlplane.policy.knative_service import NODE_S
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import Denied, Ref
@@ -135,7 +136,7 @@ async def test_nobody_waits(tmp_path: Path) -> None:
             await it.ask(model="n")
             await it.passes(30)
             waited_s += 30
-        assert waited_s >= START_S
+        assert waited_s >= NODE_S, "Knative may still bring a pod"
         assert {each.code for each in told} == {"start_failed"}
 
 

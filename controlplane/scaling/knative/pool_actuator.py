@@ -18,6 +18,7 @@ from controlplane.clock import Clock
 from controlplane.facts import VersionKey
 from controlplane.feed import TOLD_S, FeedHub
 from controlplane.policy.breakeven import Level
+from controlplane.policy.knative_service import NODE_S
 from controlplane.policy.placement import choose
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Listener, Replica
@@ -29,7 +30,7 @@ from service.loops import notify
 
 log = logging.getLogger(__name__)
 
-START_S: Final = 600.0  # for a pod, where none waits: as Knative's progress deadline
+START_S: Final = float(NODE_S)  # for a pod, where none waits: a node may have to come first
 ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
 _HELD: Final = (PodState.BINDING, PodState.BOUND)
 
