@@ -209,15 +209,12 @@ async def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unre
         world.refuse = {Ref(*SERVICE, "models", name): deque([trouble] * 1000) for name in names}
         it.want([service(name) for name in names])
         await clock.advance(60)
-        assert it.away is not None
-        assert it.away.reason == trouble.reason
         assert len(world.calls) <= calls * ABREAST
         world.refuse.clear()
         for _ in range(60):  # a clock that moves waits for a few turns of the loop only
             await clock.advance(10)
         assert len(world.objects) == 50
         assert it.refusals() == {}
-        assert it.away is None
 
 
 async def test_one_object_s_failure_delays_others_only_shortly() -> None:

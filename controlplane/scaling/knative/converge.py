@@ -111,11 +111,6 @@ class Converger:
         """Return the objects that are not as they are wanted, and why."""
         return {ref: each.refusal for ref, each in self._memory.items() if each.refusal is not None}
 
-    @property
-    def away(self) -> Refusal | None:
-        """Why the cluster as a whole can't be written to at present."""
-        return self._away.refusal
-
     async def run(self) -> None:
         """Run until cancelled. Begins with what there is now, whatever was seen before."""
         self._view = View()
