@@ -233,6 +233,24 @@ async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> 
         assert len(cluster.watching) == 2
 
 
+async def test_namespace_that_a_caller_waits_for_is_probed() -> None:
+    """Also where a pass over all versions, none of which is there, comes between the question and the probe."""
+    clock, cluster = VirtualClock(), KnativeWorld("acme", "beta")
+    spaces = TenantSpaces(cluster, Needs(secrets=("s",)), clock, lambda: None)
+    async with running(spaces):
+        await clock.advance(1.0)
+        cluster.answered.clear()
+        spaces.is_complete("kelvin-acme", "acme")
+        await clock.advance(1.0)
+        waiting = asyncio.create_task(spaces.wait_until_known("kelvin-beta", "beta"))
+        await clock.advance(0.1)
+        spaces.retain({"kelvin-acme"})
+        cluster.answered.set()
+        await clock.advance(1.0)
+        assert waiting.done()
+        waiting.cancel()
+
+
 async def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
     """One that serves is kept as it is wanted; only a new one has to wait."""
     async with planned(tmp_path) as it:

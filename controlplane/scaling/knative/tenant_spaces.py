@@ -90,10 +90,13 @@ class TenantSpaces:
         while not (self.synced.is_set() and self._is_probed(namespace)):
             self._news.clear()
             await self._news.wait()
+            self.is_complete(namespace, tenant)
 
     def retain(self, namespaces: set[str]) -> None:
-        """Stop probing other namespaces than these."""
-        self._wanted &= namespaces
+        """Stop probing other namespaces than these. Callers that wait for one ask for it again."""
+        if not self._wanted <= namespaces:
+            self._wanted &= namespaces
+            self._news.set()
 
     def _is_probed(self, namespace: str) -> bool:
         space, probe = self._spaces.get(namespace), self._probes.get(namespace)
