@@ -93,15 +93,9 @@ class Sight:
         owners = {(place[0], each.service) for each in (before, found) if each is not None}
         return _together(self._news(owner) for owner in sorted(owners))
 
-    def forget(self) -> News:
-        """Forget everything. Return the news that all that was told is gone."""
-        told = tuple(self._told.values())
-        for each in (self._services, self._failed, self._slices, self._slices_of, self._service_of, self._told):
-            each.clear()
-        return News(
-            removed_revisions=tuple(_name(each.revision) for each in told if each.revision is not None),
-            removed_replicas=tuple(name for each in told for name in each.replicas),
-        )
+    def places(self) -> tuple[Place, ...]:
+        """Return where Services of versions are."""
+        return tuple(self._services)
 
     def check_integrity(self) -> None:
         """Assert that indexes agree and that nothing is told of what is not there."""

@@ -653,3 +653,32 @@ async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
             await running
         assert raised.group_contains(KeyError)
         assert it.cluster.watching == []
+
+
+async def test_defect_tells_nobody_that_pods_are_gone(tmp_path: Path) -> None:
+    """What was seen before it stays told until all is seen again; what went meanwhile is gone then."""
+    async with prepared(tmp_path) as it:
+        first = asyncio.create_task(it.plane.run())
+        await it.passes()
+        for model in ("m", "n"):
+            await it.register(model=model)
+            name = f"{at('a', model).name}-00001"
+            it.cluster.says(at("a", model), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
+        it.cluster.pods("a", stays=True)
+        it.cluster.pods("a", model="n", goes=True)
+        await it.passes()
+        for kind, changes in it.cluster.watching:
+            if kind[1] == "Service":
+                changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+        with pytest.raises(ExceptionGroup):
+            await first
+        it.cluster.remove(at("a", "n"))
+        it.cluster.remove(Ref("discovery.k8s.io/v1", "EndpointSlice", NAMESPACE, f"{name}-private-x"))
+        it.cluster.told.clear()
+        async with running(it.plane):
+            await it.passes()
+            assert {row.runtime_id for row in it.feed.snapshot().replicas} == {"stays", "goes"}
+            it.cluster.told.set()
+            await it.passes()
+            assert it.plane.synced.is_set()
+            assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["stays"]

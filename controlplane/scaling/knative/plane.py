@@ -1,7 +1,7 @@
 """Versions on a cluster: has a Knative Service written for each that may be served, and watches what becomes of them.
 
-Knative decides how many pods each has. What is wanted follows from the registry alone, and what activators are told
-from what is seen (`seen_versions.py`). So this may be cancelled anywhere, and the next leader goes on from there.
+Knative decides how many pods each has. What is wanted follows from the registry and from what is there, and what
+activators are told from what is seen (`seen_versions.py`). So this may be cancelled anywhere: the next leader goes on.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.rollout import Rollout, as_it_is
 from controlplane.scaling.knative.seen_versions import SeenVersions
 from controlplane.scaling.knative.tenant_spaces import TenantSpaces
-from controlplane.scaling.knative.view import follow
+from controlplane.scaling.knative.view import Uids, follow
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 from controlplane.takeover import Takeover
 from service.loops import Loops
@@ -91,16 +91,16 @@ class Plane:
         self.synced = asyncio.Event()  # all that there is was seen once
         self._told: dict[VersionKey, Failure] = {}  # the published reasons why versions can't be rendered
         self._refused: set[VersionKey] = set()  # versions whose refused Service was published
+        self._revisions, self._slices = Uids(), Uids()  # that were seen, also by a run before
         self._begin()
 
     def __repr__(self) -> str:
         return f"<Plane {self._seen!r} {self._pods!r} {self._converger!r}>"
 
     def _begin(self) -> None:
-        """Forget what was seen and wanted. Published start problems stay until they end."""
+        """Forget what was wanted. What was seen stays told until all is seen again, start problems until they end."""
         self.synced.clear()
         self._pools.begin()
-        self._seen.forget()
         self._converger = Converger(
             self._api, SERVING, "Service", self._clock, self._rendering.own, told=self._service_changed
         )
@@ -165,12 +165,17 @@ class Plane:
         revisions, slices = asyncio.Event(), asyncio.Event()
         async with Loops() as loops, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._converger.run(), name="converge")
-            tasks.create_task(follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._seen.revision, revisions))
-            tasks.create_task(follow(self._api, SLICES, "EndpointSlice", PRIVATE, self._slice, slices))
+            tasks.create_task(
+                follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._seen.revision, revisions, self._revisions)
+            )
+            tasks.create_task(follow(self._api, SLICES, "EndpointSlice", PRIVATE, self._slice, slices, self._slices))
             loops.start("node waits", self.nodes.run)
             loops.start("tenant spaces", self._spaces.run)
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
+            for ref in [Ref(SERVING, "Service", *place) for place in self._seen.places()]:
+                if self._converger.seen(ref) is None:
+                    self._service_changed(ref)  # it went while nobody watched
             await self._pools.adopt()
             self._takeover.begin(self._now_s())
             self._models.look_again()

@@ -53,10 +53,9 @@ class SeenVersions:
     def __repr__(self) -> str:
         return f"<SeenVersions {self._sight!r}>"
 
-    def forget(self) -> None:
-        """Forget all that was seen, and tell activators that it is gone."""
-        self._since_s.clear()
-        self._tell(self._sight.forget())
+    def places(self) -> tuple[Place, ...]:
+        """Return where Services of versions were seen last."""
+        return self._sight.places()
 
     # -- what there is
 
@@ -121,7 +120,7 @@ class SeenVersions:
     def _tell(self, news: News) -> None:
         if not news:
             return
-        # Without a node a version still waits: `NodeWaits` says for how long, and fails it when none came in time.
+        # Without a node a version still waits: `NodeWaits` says for how long. Its Revision fails if none comes in time.
         failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.nodes.is_known]
         failures = tuple(self._failure(key, start_failed(why.reason)) for key, why in failed)
         for key, why in failed:

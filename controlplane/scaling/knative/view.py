@@ -1,6 +1,6 @@
 """What was last seen of a kind of object: whole objects (`View`), or one call for each change (`follow`).
 
-Older news of the same object is not taken for newer.
+A `View` takes no older state of an object for a newer one.
 """
 
 import asyncio
@@ -102,13 +102,15 @@ async def follow(
     labels: str,
     take: Callable[[Place, Json | None], None],
     first: asyncio.Event,
+    known: Uids | None = None,
 ) -> None:
     """Call `take` for each change of an object; None means that it is gone. Runs until cancelled, and keeps no objects.
+    `known` are those that were taken before.
 
     Set `first` once all objects were taken. An object for which `take` raises is skipped, and the error recorded.
     Anybody may write such objects, and one of them must not hide the others.
     """
-    known = Uids()
+    known = known or Uids()
     async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:
         async for change in changes:
             for ref, obj in known.take(change):
