@@ -336,6 +336,9 @@ ADMISSION: Final = {
             'object.spec.template.metadata.?labels["app.kubernetes.io/component"].orValue("") == "runtime"',
             'object.spec.template.spec.?serviceAccountName.orValue("default") in ["", "default"] && '
             "object.spec.template.spec.?automountServiceAccountToken.orValue(true) == false",
+            "(object.spec.template.spec.containers + object.spec.template.spec.?initContainers.orValue([]))"
+            ".all(container, container.?env.orValue([]).all(variable, !has(variable.valueFrom)) && "
+            'container.?envFrom.orValue([]).all(source, source.?secretRef.?name.orValue("") == "kelvin-store"))',
             "object.spec.template.spec.?volumes.orValue([]).all(volume, !has(volume.projected) && "
             '(!has(volume.secret) || volume.secret.secretName == "kelvin-inner-runtime"))',
         },

@@ -257,6 +257,10 @@ HARMS: tuple[tuple[Harm, str], ...] = (
         lambda o: _set(_policy(o)["validations"][2], expression="true"),
         "admission: kelvin-controlplane: lacks object.spec.template.spec.?serviceAccountName",
     ),
+    (
+        lambda o: _set(_policy(o)["validations"][3], expression="true"),
+        "admission: kelvin-controlplane: lacks (object.spec.template.spec.containers",
+    ),
     (lambda o: _drop(o, "Deployment", "activator"), "references: HorizontalPodAutoscaler activator: scales nothing"),
 )
 
