@@ -40,7 +40,7 @@ ADOPTION: Final = Dependency(
     "adoption",
     "what a replica of the control plane before says of itself",
     3.0,
-    "asked at the start, again after 1 s, and each 30 s where its socket is unknown",
+    "asked each 1 s until it answers; sockets are looked for each 30 s",
     "it keeps its slot, a call for its version starts another in a free one; what hangs is killed by the watchdog",
     "kelvin_replicas",
 )

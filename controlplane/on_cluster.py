@@ -102,7 +102,7 @@ async def on_cluster(
     )
     page.read(
         "kelvin_cluster_refused_objects", "What the cluster does not take or keep as it is wanted.", Kind.GAUGE,
-        ("reason",), lambda: by((reason, plane.refusals()[reason]) for reason in REASONS),
+        ("reason",), lambda: by((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
     )  # fmt: skip
     page.read(
         "kelvin_cluster_versions_behind", "Versions that run the image, or other settings of Kelvin's own, of before.",

@@ -104,7 +104,7 @@ def read(obj: Mapping[str, Any], terms: Terms) -> Held:
 
 
 def written(before: Mapping[str, Any] | None, me: str, at: str, terms: Terms) -> dict[str, Any]:
-    """The spec with which we take or renew it. `at` is the wall clock's time in microseconds, for people."""
+    """The spec with which we take or renew it. `at` is the wall clock's second, for people, with any microseconds."""
     held = before or {}
     mine = held.get("holderIdentity") == me
     return {

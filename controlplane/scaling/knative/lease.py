@@ -184,7 +184,9 @@ class Election:
         return self._clock.monotonic_us() / _US
 
     def _at(self) -> str:
-        """With microseconds: the cluster takes no other form."""
+        """With microseconds: the cluster takes no other form. They are those of a clock that does not step, so that
+        each renewal changes the Lease, whatever the wall clock says.
+        """
         return timestamp(self._clock.wall_s()).replace("Z", f".{self._clock.monotonic_us() % _US:06d}Z")
 
 

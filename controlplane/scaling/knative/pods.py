@@ -1,4 +1,4 @@
-"""The pods that run versions, as the routes ask about what runs. Their one writer is the plane."""
+"""The pods that run versions, as the routes ask about what runs. Writers: `seen_versions.py`, `pool_actuator.py`."""
 
 from collections.abc import Iterator
 from dataclasses import replace

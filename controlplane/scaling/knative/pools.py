@@ -91,7 +91,7 @@ class Shared:
 
 
 class Pools:
-    """One per installation, of whoever leads; without any settings nothing of it is used."""
+    """One per installation, of whoever leads. Without pools it has no pods and no versions."""
 
     def __init__(
         self,
