@@ -1,18 +1,16 @@
 """What is known of one request while it is under way, and the record and the timeline that come of it. Does no I/O."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
-from activator.budgets import Hold
+from activator.budgets import OK, Hold, is_charged
 from contracts.control import Principal, StartProblem, TimelineAnswer
 from contracts.frames import Counts
 from contracts.timeline import Timeline
 from contracts.trace import TraceContext
 from contracts.usage import Origin, RequestRecord
-
-OK: Final = "ok"
 
 
 class Degraded(NamedTuple):
@@ -92,6 +90,6 @@ class Account(msgspec.Struct):
             completion_tokens=self.delivered_tokens,
             device_us=self.seen.device_us,
             timeline=self.timeline.stamps() if self.cold or outcome != OK else None,
-            once=self.once if self.once and (outcome == OK or self.delivered_tokens) else UNSET,
+            once=self.once if self.once and is_charged(outcome, self.delivered_tokens) else UNSET,
             degraded=UNSET if self.degraded is None else self.degraded.recorded,
         )

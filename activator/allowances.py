@@ -33,7 +33,7 @@ class Allowances:
         if own.budget_micros is not None:
             self._budgets.check(tenant, own.budget_micros)
         if own.rpm is not None or own.tpm is not None:
-            await self._rates.enter(exchange, tenant, own)
+            await self._rates.enter(exchange.rates, tenant, own)
 
     async def reserve(self, call: Call, most: Estimate) -> None:
         """Reserve what the request may take, in place of what it held before. Call `settle` at its end.
@@ -49,7 +49,7 @@ class Allowances:
         if own.tpm is not None and most.tokens:
             if call.reserved is not None:
                 call.reserved.settle(0)
-            call.reserved = await self._rates.reserve(call.exchange, tenant, own.tpm, most.tokens)
+            call.reserved = await self._rates.reserve(call.exchange.rates, tenant, own.tpm, most.tokens)
 
     def settle(self, call: Call) -> None:
         """Settle a request that has ended. Its record is durable, or it has none."""

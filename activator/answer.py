@@ -11,9 +11,7 @@ from typing import Final
 from activator import dependencies
 from activator.account import Account
 from activator.exchange import ClientGone, Exchange, Headers, now_us
-from activator.once_key import Content
 from activator.policy.expected import UNKNOWN, Outlook
-from activator.tape import PIECE
 from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Counts
@@ -121,17 +119,6 @@ class Answer:
         self._account.timeline.stamp(Stage.DONE, now_us())
         self._account.outcome = outcome
         await self._usage.settle(self._account, status=status)
-
-    async def give_again(self, content: Content, outcome: str, marks: Headers) -> None:
-        """Send an answer that was kept, no faster than the client takes it. Raises Refused, ClientGone."""
-        exchange, body = self._exchange, content.body
-        repeat_of = (b"x-kelvin-repeat-of", content.request_id.encode())
-        await exchange.start(content.status, [*content.headers, *marks, repeat_of])
-        last = max(0, len(body) - 1) // PIECE * PIECE
-        for begin in range(0, last, PIECE):
-            await exchange.write(body[begin : begin + PIECE])
-        await self.repeated(outcome, content.status)
-        await exchange.finish(body[last:])
 
     async def _settle(self) -> None:
         """From here on the record stands, whether or not the client stays for the rest, and its time is over."""

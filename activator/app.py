@@ -231,7 +231,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             firewall,
         )
         describe(telemetry.page, door, throttler, shipper, feed, last, answers)
-        listener = listen_for(settings)
+        listener = listen_for(settings.host, settings.port, settings.listener_fd)
         ladder.callback(listener.close)
         plain = None if settings.data_path is None else listen_plain(*settings.data_path)
         if plain is not None:

@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 
 from activator import dependencies
-from activator.keys import VersionKey
+from activator.keys import VersionKey, key_of
 from activator.stat_wire import RevisionStat, encode_stats, message_class
 from contracts.control import ConcurrencyStat, RevisionRow
 from service.way import HostWay
@@ -138,7 +138,7 @@ class AutoscalerLink:
     def _owe(self, stats: tuple[ConcurrencyStat, ...]) -> None:
         """They were not told, or maybe not."""
         for stat in stats:
-            key = _key(stat)
+            key = key_of(stat)
             if stat.concurrency or stat.requests:
                 self._owed.pop(key, None)
             else:
@@ -146,7 +146,7 @@ class AutoscalerLink:
 
     def _told(self, stats: Iterable[ConcurrencyStat]) -> Iterable[RevisionStat]:
         for stat in stats:
-            key = _key(stat)
+            key = key_of(stat)
             row = self._revision_of(key)
             if row is not None:
                 self._nowhere.discard(key)
@@ -179,7 +179,3 @@ class _Connection:
                     await self.stream.close()
         finally:
             self.abort()
-
-
-def _key(stat: ConcurrencyStat) -> VersionKey:
-    return VersionKey(stat.tenant, stat.model, stat.version)

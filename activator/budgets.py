@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from activator.policy.budget import Spent
 from contracts.control import Feed
@@ -11,7 +11,12 @@ from contracts.spending import TokenPrices
 from contracts.traffic_errors import BudgetSpent
 from contracts.usage import RequestRecord
 
-OK = "ok"
+OK: Final = "ok"
+
+
+def is_charged(outcome: str | None, completion_tokens: int) -> bool:
+    """Return whether the ledger charges a request: it succeeded, or some of its answer was delivered."""
+    return outcome == OK or completion_tokens > 0
 
 
 class Leases(Protocol):
@@ -44,7 +49,7 @@ class Hold:
         if held is None:
             return
         micros = 0
-        if record.outcome == OK or record.completion_tokens:  # as the ledger charges
+        if is_charged(record.outcome, record.completion_tokens):
             micros = self._prices.cost_micros(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
         self._spent.settle(held, micros, sequence, record.ended_at_us)
 

@@ -22,7 +22,7 @@ from activator.once_key import Content, Sealer
 from activator.policy.body import is_greedy
 from activator.policy.once import Asked, OnceLimits, asked
 from activator.shares import Room, Taken
-from activator.tape import OF_THE_MOMENT
+from activator.tape import OF_THE_MOMENT, replay
 from contracts.errors import InvalidRequest, Refused
 from contracts.ladder import OLDEST_S, TOLD
 from contracts.timeline import Stage
@@ -140,7 +140,7 @@ class Caching:
             return False
         with self._room(found[0], call):
             call.account.timeline.stamp(Stage.ROUTED, now_us())
-            await answer.give_again(found[0], CACHED, [(HEADER, b"hit")])
+            await replay(exchange, found[0], [(HEADER, b"hit")], lambda status: answer.repeated(CACHED, status))
         return True
 
     async def try_last(self, call: Call, answer: Answer, within_s: float) -> bool:
@@ -155,7 +155,8 @@ class Caching:
         with self._room(found[0], call):
             account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
             account.timeline.stamp(Stage.ROUTED, now_us())
-            await answer.give_again(found[0], CACHED, [(TOLD.encode(), b"cached"), (b"age", str(age).encode())])
+            marks: Headers = [(TOLD.encode(), b"cached"), (b"age", str(age).encode())]
+            await replay(call.exchange, found[0], marks, lambda status: answer.repeated(CACHED, status))
         return True
 
     def listen(self, exchange: Exchange, marks: Headers) -> None:

@@ -177,5 +177,4 @@ def _read(certificate: Path, key: Path, stats: _Stats) -> _Pair:
     if not names:
         raise ValueError("is for no DNS name")
     context = server_context(key.read_bytes() + b"\n" + chain)
-    context.set_alpn_protocols(["http/1.1"])
     return _Pair(context, names, leaf.not_valid_before_utc, leaf.not_valid_after_utc, stats)

@@ -11,8 +11,8 @@ from activator.authenticate import Authenticator
 from activator.cache import HEADER as CACHE
 from activator.cache import ResponseCache
 from activator.call import WAITING, Call, open_call
-from activator.exchange import ClientGone, Exchange, now_us
-from activator.keys import VersionKey
+from activator.exchange import ClientGone, Exchange, RequestLimits, now_us
+from activator.keys import VersionKey, key_of
 from activator.ladder import Ladders
 from activator.once import Once
 from activator.policy.ask import Ask
@@ -22,7 +22,6 @@ from activator.policy.once import HEADER
 from activator.policy.traffic import ModelEntry, Standing, answering, find_version, resolve
 from activator.reporter import Reporter
 from activator.routes import Complete
-from activator.settings import RequestLimits
 from activator.shares import Room
 from activator.table import Table
 from activator.throttler import Throttler
@@ -199,11 +198,11 @@ class Completions:
         return row
 
     def _standing(self, row: VersionRow) -> Standing:
-        return self._throttler.standing(VersionKey(row.tenant, row.model, row.version))
+        return self._throttler.standing(key_of(row))
 
     async def _at(self, row: VersionRow, call: Call, answer: Answer) -> None:
         """Answer it at that version. Raises Refused."""
-        key = call.key = VersionKey(row.tenant, row.model, row.version)
+        key = call.key = key_of(row)
         nbytes = len(call.body)
         tenant, most = call.account.principal.tenant, estimate(call.wanted, nbytes, row, call.ceiling)
         ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity, call.own.weight or 1)

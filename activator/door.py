@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from activator.answer import internal
 from activator.completions import Completions
 from activator.edge_connection import EXTENSION
-from activator.exchange import ClientGone, Connection, Exchange
+from activator.exchange import ClientGone, Connection, Exchange, RequestLimits
 from activator.firewall import Firewall
 from activator.lists import Lists
 from activator.meters import Meters
@@ -31,7 +31,6 @@ from activator.routes import (
     host_of,
     route,
 )
-from activator.settings import RequestLimits
 from contracts.errors import Failure, Refused, Unavailable
 from contracts.trace import within
 from contracts.traffic_errors import Overloaded

@@ -12,9 +12,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from activator.edge_cycle import Cycle
-from activator.gate import Gate
+from activator.gate import EdgeLimits, Gate
 from activator.policy.edge_rates import is_padded, is_slow
-from activator.settings import EdgeLimits
 from contracts.errors import Unavailable
 
 EXTENSION: Final = "kelvin.connection"

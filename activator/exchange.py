@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -104,6 +105,20 @@ def new_request_id() -> str:
         f"req_{pairs[high >> 40]}{pairs[high >> 30 & 1023]}{pairs[high >> 20 & 1023]}{pairs[high >> 10 & 1023]}"
         f"{pairs[high & 1023]}{next(_chances)}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request may cost: bytes of its body, seconds of its parts, and how many run at once."""
+
+    body_bytes: int
+    body_bytes_in_all: int  # of all requests inside
+    upload_bytes: int  # of /admin and /push, streamed through
+    body_s: float
+    deadline_s: float
+    stall_s: float  # a client that takes nothing for so long is cut; beyond 30 s its replica cuts it first
+    requests: int
+    hold_s: float = 1.0  # how long a failure may still have its true status
 
 
 class Exchange:

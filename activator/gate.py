@@ -7,13 +7,28 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 from activator.meters import Meters
-from activator.policy.edge_rates import Addresses
-from activator.settings import EdgeLimits
+from activator.policy.edge_rates import Addresses, AddressLimits
 from contracts.traffic_errors import AddressBusy
 
 K = TypeVar("K")
 V = TypeVar("V")
 ROUND: Final = 8  # a millisecond or so of them
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """What a client may cost before it is known: bytes and seconds of a connection."""
+
+    head_bytes: int
+    head_s: float
+    handshake_s: float
+    idle_s: int
+    lame_duck_s: int  # the same, once another process has taken over
+    connections: int
+    headers: int
+    body_rate: float  # bytes/s, over each `head_s`
+    address: AddressLimits
+    stall_s: float = 20.0  # a client that takes nothing for so long is cut
 
 
 class Guest(Protocol):

@@ -1,6 +1,6 @@
 """The name under which a version is throttled, reported and woken."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class VersionKey(NamedTuple):
@@ -12,3 +12,19 @@ class VersionKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.model}@{self.version[:12]}"
+
+
+class OfVersion(Protocol):
+    """A row, a stat or a forecast that names its version."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+
+def key_of(named: OfVersion) -> VersionKey:
+    """Return the key of the version that `named` is about."""
+    return VersionKey(named.tenant, named.model, named.version)

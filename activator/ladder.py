@@ -14,7 +14,7 @@ from activator.account import Degraded
 from activator.answer import Answer
 from activator.cache import Answers, Caching
 from activator.call import Call
-from activator.keys import VersionKey
+from activator.keys import VersionKey, key_of
 from activator.policy.ask import Rank
 from activator.policy.body import estimate
 from activator.policy.ladder import Waits, reached, relieved, spares
@@ -74,7 +74,7 @@ class Ladders:
 
     async def serve(self, call: Call, row: VersionRow, answer: Answer, at: At) -> None:
         """Answer it: as it is, or by a step. Raises Refused, with what came of the request as it is."""
-        ladder, key = self._ladder(call), VersionKey(row.tenant, row.model, row.version)
+        ladder, key = self._ladder(call), key_of(row)
         last = self._last_of(call, row, ladder)
         job = _Job(call, row, answer, at, last)
         wait_s, is_start = self._wait_s(call, key)
@@ -152,7 +152,7 @@ class Ladders:
         if wait_s is None:  # it was told when the request was refused
             yield
             return
-        key = VersionKey(job.row.tenant, job.row.model, job.row.version)
+        key = key_of(job.row)
         self._reporter.began(key, lambda _: True)
         self._throttler.want(key, wait_s)  # says at once that it was asked for, where it is at zero
         try:
@@ -179,7 +179,7 @@ class Ladders:
         if wanted is not None and wanted > limits.max_output_tokens:
             return None
         if wait_s is not None:
-            key = VersionKey(row.tenant, row.model, row.version)
+            key = key_of(row)
             other_s, is_start = self._throttler.wait_of(key, who.tenant, call.rank)
             if (is_start and other_s is None) or (other_s or 0.0) >= wait_s:
                 return None

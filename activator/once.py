@@ -13,17 +13,18 @@ from typing import Final
 
 import msgspec
 
-from activator.account import OK, Account
+from activator.account import Account
 from activator.answer import Answer
 from activator.answers_handover import Running
 from activator.asking import each
+from activator.budgets import is_charged
 from activator.call import Call
 from activator.exchange import ClientGone, Exchange, Headers, now_us
 from activator.kept_answers import TEND_S, AnswerStore, Claim, Elsewhere, Mine
 from activator.once_key import Content, Sealer
 from activator.policy.once import HEADER, Asked, Kept, OnceLimits, RunCounts, asked, read_key
 from activator.shares import Room as SharedRoom
-from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play
+from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play, replay
 from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
 from telemetry.policy.instruments import Page
@@ -161,7 +162,7 @@ class Once:
             await work(call)
         finally:
             # A right answer counts as well: its caller can have it forgotten by asking for others, and run it again.
-            if run.account.outcome == OK or run.account.delivered_tokens:
+            if is_charged(run.account.outcome, run.account.delivered_tokens):
                 self._run_counts.note(run.asked.once, time.monotonic())
             if not run.is_good:
                 await self._answers.release(run.asked, claim)
@@ -197,12 +198,12 @@ class Once:
         return refuse
 
     def _replay(self, content: Content) -> Body:
-        async def replay(call: Call, answer: Answer) -> None:
+        async def send(call: Call, answer: Answer) -> None:
             with self._given.take(call.account.principal.tenant, len(content.body)):
                 self._repeats.add((REPLAYED,))
-                await answer.give_again(content, REPLAYED, [AGAIN])
+                await replay(call.exchange, content, [AGAIN], lambda status: answer.repeated(REPLAYED, status))
 
-        return replay
+        return send
 
     def _repeat(self, listener: Listener, how: str, of: str) -> Body:
         async def repeat(call: Call, answer: Answer) -> None:

@@ -12,8 +12,7 @@ from yarl import URL
 
 from activator import dependencies
 from activator.authenticate import Authenticator
-from activator.exchange import ClientGone, Exchange, Headers
-from activator.settings import RequestLimits
+from activator.exchange import ClientGone, Exchange, Headers, RequestLimits
 from contracts.control import Scope
 from contracts.errors import BodyTooLarge, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded, Overloaded

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from activator.keys import VersionKey
+from activator.keys import VersionKey, key_of
 from activator.reporter import PERIOD_S, Sink
 from activator.stat_wire import RevisionStat
 from contracts.control import ConcurrencyStat, PoolRow, RevisionRow
@@ -52,8 +52,8 @@ class PoolReporter:
         """See reporter.Sink."""
         if not self._pools():
             return await self._link.send(stats)
-        shared = tuple(each for each in stats if self._revision_of(_key(each)) is None)
-        own = tuple(each for each in stats if self._revision_of(_key(each)) is not None)
+        shared = tuple(each for each in stats if self._revision_of(key_of(each)) is None)
+        own = tuple(each for each in stats if self._revision_of(key_of(each)) is not None)
         is_taken = not own or await self._link.send(own)
         return (not shared or await self._post(shared)) and is_taken
 
@@ -78,7 +78,3 @@ class PoolReporter:
     def _share(self, row: PoolRow) -> float:
         alive = self._alive()
         return row.share if alive is None or not row.wanted else row.wanted / alive
-
-
-def _key(stat: ConcurrencyStat) -> VersionKey:
-    return VersionKey(stat.tenant, stat.model, stat.version)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from activator.exchange import Exchange, Headers
 from activator.policy.gcra import Buckets, Standing, duration
 from contracts.control import TenantLimits
 from contracts.errors import Refused
@@ -15,6 +14,8 @@ from contracts.traffic_errors import RateLimited, TooLargeForRate
 
 REQUESTS: Final = "requests"
 TOKENS: Final = "tokens"
+
+Headers = list[tuple[bytes, bytes]]
 
 
 class Counting(Protocol):
@@ -87,27 +88,27 @@ class Rates:
     def __repr__(self) -> str:
         return f"<Rates requests={self._requests!r} tokens={self._tokens!r}>"
 
-    async def enter(self, exchange: Exchange, tenant: str, own: TenantLimits) -> None:
-        """Count a request, whose answer will say where its tenant stands. Raises Refused(RateLimited)."""
+    async def enter(self, told: Headers, tenant: str, own: TenantLimits) -> None:
+        """Count a request. `told`, headers of its answer, say where its tenant stands. Raises Refused(RateLimited)."""
         if own.tpm is not None:
-            exchange.rates = _told(TOKENS, self._tokens.standing(tenant, own.tpm))
+            told[:] = _told(TOKENS, self._tokens.standing(tenant, own.tpm))
         if own.rpm is None:
             return
         found = await self._requests.hold(tenant, own.rpm, 1)
-        exchange.rates += _told(REQUESTS, found)
+        told += _told(REQUESTS, found)
         if found.wait_s is not None:
             raise Refused(RateLimited(REQUESTS, own.rpm, found.wait_s))
         self._requests.settle(tenant, own.rpm, 1, 1)
 
-    async def reserve(self, exchange: Exchange, tenant: str, limit: int, tokens: int) -> Reservation:
-        """Hold the tokens that a request may take. Raises Refused: RateLimited; TooLargeForRate, for which no waiting
-        helps.
+    async def reserve(self, told: Headers, tenant: str, limit: int, tokens: int) -> Reservation:
+        """Hold the tokens that a request may take; `told` as in `enter`. Raises Refused: RateLimited; TooLargeForRate,
+        for which no waiting helps.
         """
         if tokens > limit:
             raise Refused(TooLargeForRate(tokens, limit))
         found = await self._tokens.hold(tenant, limit, tokens)
-        others = [line for line in exchange.rates if not line[0].endswith(b"-tokens")]
-        exchange.rates = _told(TOKENS, found) + others
+        others = [line for line in told if not line[0].endswith(b"-tokens")]
+        told[:] = _told(TOKENS, found) + others
         if found.wait_s is not None:
             raise Refused(RateLimited(TOKENS, limit, found.wait_s))
         return Reservation(self._tokens, tenant, limit, tokens)

@@ -1,6 +1,6 @@
 """Which of Knative's Revisions is which version, as the feed tells it. The table is its one writer."""
 
-from activator.keys import VersionKey
+from activator.keys import VersionKey, key_of
 from contracts.control import Feed, PoolRow, RevisionRow
 
 
@@ -33,7 +33,7 @@ class Revisions:
             self._rows, self._named, self.pools = {}, {}, ()
         self.pools = line.pools or self.pools
         for row in line.revisions:
-            key = VersionKey(row.tenant, row.model, row.version)
+            key = key_of(row)
             self._drop(key)
             self._rows[key] = row
             self._named[row.namespace, row.name] = key

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from activator.breakers import Breakers
-from activator.keys import VersionKey
+from activator.keys import VersionKey, key_of
 from activator.line import Line, Replica, next_waiter
 from activator.policy.expected import Starts
-from activator.slots import Slots, key_of
+from activator.slots import Slots
 from activator.wake import Waker
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, ModelNotFound, RemoteFailure
@@ -45,18 +45,16 @@ class Roster:
         removed = [VersionKey(*version) for version in feed.removed_versions]
         if feed.full:
             # A snapshot names no removals: versions that it lacks were deleted while the feed was away.
-            versions = {VersionKey(row.tenant, row.model, row.version) for row in feed.versions}
+            versions = {key_of(row) for row in feed.versions}
             removed = sorted((self._lines.keys() | self._starts.keys()) - versions)
             self._starts.clear()
             self._breakers.retain({(row.tenant, row.version) for row in feed.versions})
         for start in feed.starts:
-            self._starts.stands(VersionKey(start.tenant, start.model, start.version), start)
+            self._starts.stands(key_of(start), start)
         for forecast in feed.forecasts:
-            self._starts.under_way(
-                VersionKey(forecast.tenant, forecast.model, forecast.version), forecast, self._clock()
-            )
+            self._starts.under_way(key_of(forecast), forecast, self._clock())
         for row in feed.start_problems:
-            self._starts.set_problem(VersionKey(row.tenant, row.model, row.version), row.problem)
+            self._starts.set_problem(key_of(row), row.problem)
         for name in feed.removed_start_problems:
             self._starts.set_problem(VersionKey(*name), None)
         self._put(feed.replicas)

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from activator.edge import edge_protocol, plain_protocol
 from activator.gate import Gate
-from activator.settings import ActivatorSettings
 from contracts.settings import BadSetting
 from service.listener import listen
 from service.run import Stop
@@ -26,22 +25,22 @@ SHAKING_S: Final = 0.02  # between two looks
 ORPHAN_DRAIN_S: Final = 1  # less than the lifeline's grace
 
 
-def listen_for(settings: ActivatorSettings) -> socket.socket:
-    """Return the listening socket of the front door. Raises BadSetting."""
-    if settings.listener_fd is not None:
+def listen_for(host: str, port: int, inherited_fd: int | None) -> socket.socket:
+    """Return the listening socket of the front door: the inherited one if there is one. Raises BadSetting."""
+    if inherited_fd is not None:
         try:
-            given = socket.socket(fileno=settings.listener_fd)
+            given = socket.socket(fileno=inherited_fd)
         except OSError as error:
-            raise BadSetting("KELVIN_LISTENER_FD", str(settings.listener_fd), "is no socket") from error
+            raise BadSetting("KELVIN_LISTENER_FD", str(inherited_fd), "is no socket") from error
         given.set_inheritable(False)
         return given
     try:
-        return listen(settings.host, settings.port)
+        return listen(host, port)
     except socket.gaierror as error:
-        raise BadSetting("KELVIN_HOST", settings.host, error.strerror or "is no address") from error
+        raise BadSetting("KELVIN_HOST", host, error.strerror or "is no address") from error
     except OSError as error:
-        rule = f"{settings.host} refuses it: {os.strerror(error.errno or errno.EINVAL)}"
-        raise BadSetting("KELVIN_PORT", str(settings.port), rule) from error
+        rule = f"{host} refuses it: {os.strerror(error.errno or errno.EINVAL)}"
+        raise BadSetting("KELVIN_PORT", str(port), rule) from error
 
 
 def listen_plain(host: str, port: int) -> socket.socket:

@@ -8,6 +8,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from activator.dependencies import FIREWALL
+from activator.exchange import RequestLimits
+from activator.gate import EdgeLimits
 from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
 from activator.policy.bounds import Bound
@@ -22,36 +24,6 @@ from telemetry.settings import read_settings as read_telemetry
 
 MIB = 1 << 20
 SOCKET_BYTES = 107  # that the kernel takes (unix(7))
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeLimits:
-    """What a client may cost before it is known: bytes and seconds of a connection."""
-
-    head_bytes: int
-    head_s: float
-    handshake_s: float
-    idle_s: int
-    lame_duck_s: int  # the same, once another process has taken over
-    connections: int
-    headers: int
-    body_rate: float  # bytes/s, over each `head_s`
-    address: AddressLimits
-    stall_s: float = 20.0  # a client that takes nothing for so long is cut
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What one request may cost: bytes of its body, seconds of its parts, and how many run at once."""
-
-    body_bytes: int
-    body_bytes_in_all: int  # of all requests inside
-    upload_bytes: int  # of /admin and /push, streamed through
-    body_s: float
-    deadline_s: float
-    stall_s: float  # a client that takes nothing for so long is cut; before its replica would be (30 s)
-    requests: int
-    hold_s: float = 1.0  # how long a failure may still have its true status
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from activator.asking import Asking, Away, each
 from activator.policy.gcra import Standing
+from activator.policy.held_quota import share
 from activator.policy.token_block import Asked, TokenBlock
 
 if TYPE_CHECKING:  # the library is imported only where there is a Redis
@@ -97,7 +98,7 @@ class Shared:
         if is_asking:
             return None
         if not self._store.is_up:
-            return block.hold_alone(max(1, limit // self._store.members), units, now_s)
+            return block.hold_alone(share(limit, self._store.members), units, now_s)
         if (quiet_s := block.quiet_s(units, now_s)) is not None:
             lacks = units - block.standing(limit, now_s).remaining
             return block.standing(limit, now_s, max(quiet_s, lacks * 60 / limit))

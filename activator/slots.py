@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from activator.keys import VersionKey
+from activator.keys import VersionKey, key_of
 from activator.line import Line, Replica, Waiter
 from activator.policy.admission import QueueLimits
 from activator.policy.affinity import Occupancy, choose, less_loaded
 from activator.policy.ask import Ask
 from activator.policy.crowd import Crowd
 from activator.policy.fair import FairQueue, Place, cost
-from activator.policy.held_quota import RENEW_S
 from activator.policy.slot_shares import SlotShares
+from activator.policy.subsets import REVIEW_S
 from activator.shedding import Shedding
-from contracts.control import ReplicaRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ class Slots:
     def review_all(self, line: Line, now: float) -> None:
         """Decide how many requests each replica may have, and which of them are preferred."""
         members = self._members
-        line.review_s = now + RENEW_S
+        line.review_s = now + REVIEW_S
         for replica in line.replicas.values():
             line.review_s = min(line.review_s, replica.review(members, replica.running, now))
         if not self._peers.prefer:
@@ -275,8 +274,3 @@ def _send(line: Line, replica: Replica, now: float) -> None:
     """Record that a request goes to the replica, and how many it is told that this activator wants there."""
     replica.credit.sent(now)
     replica.wants = replica.running + -(-len(line.waiting) // len(line.replicas))
-
-
-def key_of(row: ReplicaRow) -> VersionKey:
-    """Return the version that a replica serves."""
-    return VersionKey(row.tenant, row.model, row.version)

@@ -14,6 +14,7 @@ from starlette.types import Message
 
 from activator.alarm import Alarm
 from activator.exchange import ClientGone, Exchange, Headers
+from activator.once_key import Content
 
 PIECE: Final = 64 << 10  # handed to a listener at once
 MAX_LISTENERS: Final = 16  # of one answer: each of its tokens is written for each of them, on the one event loop
@@ -263,3 +264,17 @@ async def play(
             return
         await exchange.write(data)
         listener.took(len(data))
+
+
+async def replay(
+    exchange: Exchange, content: Content, marks: Headers, before_end: Callable[[int], Awaitable[None]]
+) -> None:
+    """Send an answer that was kept, no faster than the client takes it. Raises ClientGone, and as `before_end`."""
+    body = content.body
+    repeat_of = (b"x-kelvin-repeat-of", content.request_id.encode())
+    await exchange.start(content.status, [*content.headers, *marks, repeat_of])
+    last = max(0, len(body) - 1) // PIECE * PIECE
+    for begin in range(0, last, PIECE):
+        await exchange.write(body[begin : begin + PIECE])
+    await before_end(content.status)
+    await exchange.finish(body[last:])

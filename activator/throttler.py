@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from activator.breakers import INTEGRITY, LONGEST_S, Breakers, Resting
-from activator.keys import VersionKey
+from activator.keys import VersionKey, key_of
 from activator.line import Line, Replica, Waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.ask import Ask, Rank
@@ -20,12 +20,12 @@ from activator.policy.shed import Reason, ends_in_s
 from activator.policy.traffic import Standing
 from activator.roster import Roster
 from activator.shedding import Shedding
-from activator.slots import ALONE, Peers, Slots, key_of
+from activator.slots import ALONE, Peers, Slots
 from activator.wake import Waker
 from contracts.control import Feed
 from contracts.deadline import Deadline
-from contracts.errors import Failure, Refused
-from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
+from contracts.errors import Failure, Refused, Unavailable
+from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort, ReplicaLost
 
 
 class NoSlotInTime(Exception):

@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from activator import dependencies
-from activator.account import OK, Account
+from activator.account import Account
+from activator.budgets import OK
 from activator.meters import Meters
 from activator.timelines import Timelines
 from contracts.control import batch_of

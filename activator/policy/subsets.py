@@ -13,8 +13,7 @@ from hashlib import blake2b
 from math import inf
 from typing import Final
 
-from activator.policy.held_quota import RENEW_S
-
+REVIEW_S: Final = 1.0  # between two looks at how much an activator uses
 LEAST: Final = 2  # replicas of one activator: of two the less loaded is chosen
 MOST: Final = 4  # activators of one replica: of more the connections cost more than they even out
 SHARE: Final = 4  # parts of a replica's slots, one of which those that use little may need: one slot each
@@ -33,7 +32,7 @@ class Subset:
         self, doors: tuple[str, ...], slots: Mapping[str, int], me: str, running: int, now_s: float
     ) -> Set[str] | None:
         """Return which replicas the activator `me` prefers; None if nothing has changed. `slots` has each replica's."""
-        if now_s - self._judged_s >= RENEW_S:
+        if now_s - self._judged_s >= REVIEW_S:
             self._judged_s, self._is_busy = now_s, uses_all(self.most, len(slots))
             self.most = running
         of = (doors, slots, self._is_busy)

@@ -10,7 +10,7 @@ import pytest
 from activator.line import Replica
 from activator.policy.affinity import Affinity
 from activator.policy.ask import Ask
-from activator.policy.held_quota import RENEW_S
+from activator.policy.subsets import REVIEW_S
 from activator.shared_store import open_store
 from activator.slots import Peers
 from tests.activator.clock import Clock
@@ -58,7 +58,7 @@ class Door(SlotWorld):
     async def one_by_one(self, many: int, ask: Ask = ASK) -> set[str]:
         """So many requests, each after the one before, over three seconds: where they were in the last one."""
         for _ in range(3):
-            self.now.now_s += RENEW_S
+            self.now.now_s += REVIEW_S
             found: set[str] = set()
             for _ in range(many):
                 found |= await self.come(ask=ask)
@@ -108,7 +108,7 @@ async def test_one_that_has_many_at_once_prefers_none() -> None:
 
     async def settled() -> int:
         for _ in range(3):
-            one.now.now_s += RENEW_S
+            one.now.now_s += REVIEW_S
             await one.come()
             one.release(one.inside.pop(), ASK, 10)
         return len(one.preferred)

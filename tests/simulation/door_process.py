@@ -25,6 +25,7 @@ from activator.call import Sender
 from activator.completions import Completions
 from activator.door import Door
 from activator.errands import Errands
+from activator.exchange import RequestLimits
 from activator.feed import FeedClient
 from activator.hedges import Hedges
 from activator.kept_answers import OwnAnswers
@@ -44,7 +45,6 @@ from activator.policy.retries import Budgets as RetryBudgets
 from activator.proxy import Upstreams
 from activator.rates import InProcess, Rates
 from activator.reporter import Reporter
-from activator.settings import RequestLimits
 from activator.shares import Room, Shares
 from activator.sinks import ControlSink
 from activator.table import Table
