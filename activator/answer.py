@@ -127,8 +127,10 @@ class Answer:
         self._is_charged = True
         try:
             await self._usage.settle(self._account)
-        except Refused:
+        except Exception:  # nothing was recorded
             self._is_charged = False
+            if not self._account.stream:  # its last byte is not sent
+                self._account.delivered_tokens = 0
             raise
 
     async def fail(self, failure: Failure) -> None:

@@ -61,22 +61,31 @@ class Usage:
         return self._spool.failure
 
     async def settle(self, account: Account, failure: Failure | None = None, status: int | None = None) -> None:
-        """Returns once the record is durable. Raises Refused where it can't be; then nothing was recorded.
+        """Returns once the record is durable. Raises what `Spool.append` raises; then nothing was recorded. An answer
+        that can't be recorded is not settled: settle it again, as the failure that its caller is told.
 
         Cancelling gives up the wait, not the record: a budget counts it. A second call does nothing.
         """
         if account.is_settled:
             return
-        record = self._end(account, failure, status)
+        record = self._begin(account, failure, status)
         try:
             made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
         except asyncio.CancelledError:
             if account.hold is not None:  # what may stand counts, as the next that the ledger hears of
                 account.hold.settle(record, self._spool.committed + 1)
+            self._tell(account, failure, record)
+            raise
+        except Exception:
+            if failure is None:
+                account.is_settled, account.outcome = False, None
+            else:
+                self._tell(account, failure, record)
             raise
         account.is_recorded = True
         if account.hold is not None:
             account.hold.settle(record, made)
+        self._tell(account, failure, record)
 
     def settle_soon(self, account: Account, failure: Failure, status: int | None = None) -> None:
         """Of a request that no replica has seen, which costs nothing: its record follows, and nobody waits for it, so
@@ -85,30 +94,30 @@ class Usage:
         """
         if account.is_settled:
             return
-        record = self._end(account, failure, status)
+        record = self._begin(account, failure, status)
+        self._tell(account, failure, record)
         self._spool.append_soon(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
 
-    def _end(self, account: Account, failure: Failure | None, status: int | None) -> RequestRecord:
-        """It is settled from now on; what there is to be recorded."""
+    def _begin(self, account: Account, failure: Failure | None, status: int | None) -> RequestRecord:
+        """Nobody else settles it from now on. Return its record."""
         account.is_settled = True
         outcome = account.outcome or (OK if failure is None else failure.code)
         account.outcome = outcome
         if status is None:
             status = 200 if failure is None else failure.status
-        self._timelines.put(account.principal.tenant, account.request_id, account.answer)
-        self._ended(account, failure, outcome, status)
         return account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
+
+    def _tell(self, account: Account, failure: Failure | None, record: RequestRecord) -> None:
+        """Keep its timeline, and say how it ended."""
+        self._timelines.put(account.principal.tenant, account.request_id, account.answer)
+        self._ended(account, failure, record.outcome, record.status)
 
 
 def poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:
     """What hands records to the ledger."""
 
     async def post(records: Sequence[bytes]) -> None:
-        headers = {"content-type": "application/json"}
-        async with control.open(
-            "POST", PATH, payload=encode(batch_of(records)), timeout_s=POST_TIMEOUT_S, headers=headers
-        ) as answer:
-            await answer.read()
+        await control.call("POST", PATH, type(None), body=batch_of(records), timeout_s=POST_TIMEOUT_S)
 
     return post
 

@@ -13,13 +13,15 @@ from activator.budgets import Hold
 from activator.dependencies import SPOOL
 from activator.policy.budget import Spent
 from activator.timelines import Timelines
-from activator.usage import Usage
+from activator.usage import Usage, poster
 from contracts.control import Principal
 from contracts.errors import Failure, Refused, Unavailable
 from contracts.frames import Counts
 from contracts.spending import SpendingRow
 from contracts.timeline import Timeline
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
+from service.client import ServiceClient
+from service.unix import SocketDirectory
 from spool import Spool
 from spool.journal import Make
 from tests.activator.exchanges import FakeConnection, exchange
@@ -206,3 +208,58 @@ async def test_a_deadline_does_not_end_what_is_being_recorded(
     assert said == want
     assert account.is_recorded is opens
     assert (spent.held_micros, spent.spent_micros(0)) == (0, 3 + 2)
+
+
+class FullSpool(Spool):
+    """Refuses every record."""
+
+    def __init__(self) -> None:
+        self.source, self._committed = "a-1", 6
+
+    async def append(self, make: Make) -> int:
+        raise Refused(Unavailable("the usage spool"))
+
+
+@pytest.mark.parametrize(
+    ("stream", "want"),
+    [
+        pytest.param(False, ("unavailable", 503, 0), id="a whole answer"),
+        pytest.param(True, ("unavailable", 200, 2), id="a stream"),
+    ],
+)
+async def test_an_answer_without_a_record_counts_as_what_its_caller_is_told(
+    stream: bool, want: tuple[str, int, int]
+) -> None:
+    """Not as the success that it would have been."""
+    told: list[tuple[str, int, int]] = []
+
+    def ended(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
+        told.append((outcome, status, account.delivered_tokens))
+
+    account = _account(stream=stream)
+    account.runtime_id = "rt"
+    answer = Answer(exchange([]), account, Usage(FullSpool(), Timelines(), ended=ended), 1.0, lambda: "x")
+    await answer.pass_on(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
+    with pytest.raises(Refused) as refused:
+        await answer.complete()
+    await answer.fail(refused.value.failure)
+    assert told == [want]
+    assert not account.is_recorded
+
+
+async def test_a_ledger_that_dies_within_its_answer_is_unavailable(tmp_path: Path) -> None:
+    """Its records are handed over again: that is no defect of ours."""
+    directory = SocketDirectory(tmp_path)
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{")
+        writer.close()
+
+    async with await asyncio.start_unix_server(die, sock=directory.listen("control.sock")):
+        control = ServiceClient(directory, "control.sock", "the control plane")
+        with pytest.raises(Refused) as refused:
+            await poster(control)([b"{}"])
+        await control.close()
+    assert refused.value.failure == Unavailable("the control plane")
+    directory.close()
