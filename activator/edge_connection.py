@@ -71,8 +71,10 @@ class EdgeConnection(asyncio.Protocol):
         return False
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` once if the client goes before the answer is complete."""
+        """Call `gone` once if the client goes before the answer is complete, or has gone already."""
         self._gone = gone
+        if not self._is_open:
+            self._loop.call_soon(lambda: self._went(is_answered=False))
 
     def unwatch(self, gone: Callable[[], None] | None = None) -> None:
         """The request is over, or nobody needs to be told; with `gone` that one, and not who watches by now."""

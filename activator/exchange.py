@@ -57,7 +57,7 @@ class Connection(Protocol):
         ...
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` once if the client goes."""
+        """Call `gone` once if the client goes, or has gone already; never before this returns."""
         ...
 
     def try_body(self) -> bytes | None:

@@ -14,7 +14,13 @@ class Watched(FakeConnection):
     """Knows who watches it."""
 
     watch, unwatch = EdgeConnection.watch, EdgeConnection.unwatch
+    _went = EdgeConnection._went
     _gone: Callable[[], None] | None = None
+    _is_open = True
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
 
     @property
     def gone(self) -> Callable[[], None] | None:
@@ -90,3 +96,14 @@ async def test_the_end_of_one_leaves_the_next_on_its_connection_alone(ends: str)
     await asyncio.wait((task,), timeout=30)
     assert task.done()
     assert isinstance(task.exception(), TimeoutError if ends == "its time" else ClientGone)
+
+
+async def test_a_client_that_has_gone_already_ends_a_block() -> None:
+    """It may have left while something else was waited for. A block that waits for nothing is not ended."""
+    client = Watched()
+    client._is_open = False
+    with Stay(client, None):
+        pass
+    await asyncio.sleep(0)
+    with pytest.raises(ClientGone), Stay(client, None):
+        await asyncio.wait_for(asyncio.Event().wait(), 30)
