@@ -97,6 +97,8 @@ class Session:
         return self._retired and self.busy == 0
 
     async def close(self) -> None:
-        """Once what was to be told has been."""
-        await self.desk.close()
-        self.http.close()
+        """Close once what was to be told has been. Cancelling closes at once."""
+        try:
+            await self.desk.close()
+        finally:
+            self.http.close()

@@ -5,8 +5,11 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
+
+from activator import sessions
 from activator.errands import Errands
-from activator.sessions import Desk
+from activator.sessions import Desk, Session
 from activator.upstream_http import Client
 from contracts.usage import Receipt
 from service.way import SocketWay
@@ -90,3 +93,20 @@ async def test_the_end_of_a_stream_is_acknowledged_before_its_record_is_durable(
         assert replica.calls[0].headers["x-kelvin-source"].startswith("activator-")
         (record,) = await here.control.until_records(1)
         assert json.dumps(record.completion_tokens) == "70"
+
+
+async def test_retired_session_closes_although_its_replica_is_deaf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that tells it something may take longer than the errand that closes the session."""
+    monkeypatch.setattr(sessions, "TOLD_S", 0.2)
+    replica, errands = FakeReplica(), Errands()
+    replica.deaf = True
+    await replica.start(tmp_path, "a")
+    session = Session(SocketWay(str(tmp_path / "rt-a.sock")), errands)
+    session.desk.tell(_receipt("x", 1))
+    await errands.start(session.retire(), 0.05)
+    with pytest.raises(ConnectionAbortedError):
+        await session.http.send("GET", "/")
+    await errands.close()
+    await replica.stop()
