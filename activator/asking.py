@@ -13,10 +13,11 @@ T = TypeVar("T")
 Question = Coroutine[Any, Any, None]
 
 CLOSE_S: Final = 1.0
+AT_ONCE: Final = 8  # renewals: they must not take as long as a lease lasts, and others need connections, too
 
 
 class Away(Exception):
-    """No answer in time; whether the command was heard, nobody knows."""
+    """No answer in time, or an error; whether the command was heard, nobody knows."""
 
 
 class Full(Away):
@@ -59,12 +60,15 @@ class Asking:
         return found
 
     async def tend(self, names: Iterable[str], due: Callable[[str], Question | None]) -> None:
-        """Ask what is due for each name, one after another, as nobody waits for it. A name with a question under way is
+        """Ask what is due for each name, AT_ONCE at a time, as nobody waits for it. A name with a question under way is
         left out.
         """
-        for name in list(names):
-            if name not in self._tasks and (question := due(name)) is not None:
-                await asyncio.wait((self._start(name, question),))
+        left = list(names)
+        while left:
+            some, left = left[:AT_ONCE], left[AT_ONCE:]
+            asked = [(name, due(name)) for name in some if name not in self._tasks]
+            if tasks := [self._start(name, question) for name, question in asked if question is not None]:
+                await asyncio.wait(tasks)
 
     async def close(self, give_back: Awaitable[None]) -> None:
         """Await `give_back` for at most CLOSE_S, then wait for the questions under way."""

@@ -3,11 +3,12 @@
 A claim that is not renewed ends by itself, so that the death of an activator frees its keys within `LEASE_S`.
 """
 
+import asyncio
 import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from activator.asking import Away, Full
+from activator.asking import AT_ONCE, Away, Full
 from activator.kept_answers import Claim, Elsewhere, Mine, OwnAnswers
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits
 
@@ -187,12 +188,21 @@ class SharedAnswers:
         """
         if self._own is not None:
             await self._own.tend()
-        with suppress(Away):
-            for token, asked in list(self._claims.items()):
-                if token in self._claims:  # it may have ended meanwhile
-                    await self._store.ask(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
-                if token not in self._claims:  # Redis may have been told of its end first
-                    await self._store.ask(RELEASE, (self._entry(asked),), token)
+        claims = list(self._claims.items())
+        for first in range(0, len(claims), AT_ONCE):
+            if not all(await asyncio.gather(*(self._renew(*claim) for claim in claims[first : first + AT_ONCE]))):
+                return
+
+    async def _renew(self, token: bytes, asked: Asked) -> bool:
+        """Renew a claim. Return False if Redis is away."""
+        try:
+            if token in self._claims:  # it may have ended meanwhile
+                await self._store.ask(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
+            if token not in self._claims:  # Redis may have been told of its end first
+                await self._store.ask(RELEASE, (self._entry(asked),), token)
+        except Away:
+            return False
+        return True
 
     def _of_tenant(self, asked: Asked) -> str:
         return f"kelvin:{{{asked.tenant}}}:{self._kind}"

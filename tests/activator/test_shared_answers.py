@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from activator.kept_answers import AnswerStore, Elsewhere, Mine, OwnAnswers
+from activator.kept_answers import TEND_S, AnswerStore, Elsewhere, Mine, OwnAnswers
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits, asked
-from activator.shared_answers import RENEW, RETRY_S, SharedAnswers
+from activator.shared_answers import LEASE_S, RENEW, RETRY_S, SharedAnswers
 from activator.shared_quotas import SharedPlaces
 from activator.shared_rates import Shared
 from activator.shared_store import RedisStore, open_store
@@ -339,3 +340,25 @@ async def test_redis_that_does_not_tell_its_memory_keeps_limits(redis: RedisServ
         await _publish(answers, "1")
         assert own.shelf.nbytes > 0
         assert store.is_up
+
+
+class SlowStore:
+    """A store that answers after 5 ms; it holds no names."""
+
+    is_up = True
+
+    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> tuple[None, None, int]:
+        await asyncio.sleep(0.005)
+        return None, None, 0
+
+
+@pytest.mark.virtual_time
+async def test_many_claims_are_renewed_within_their_lease() -> None:
+    """Each request that an activator may have inside has a key: its claim is renewed before it ends."""
+    answers = SharedAnswers(cast(RedisStore, SlowStore()), "once", LIMITS)
+    for number in range(4096):
+        await answers.claim(ask(str(number)))
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    await answers.tend()
+    assert clock() - began_s + TEND_S < LEASE_S
