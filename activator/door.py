@@ -81,16 +81,15 @@ class Door:
                 await self._firewall.check(exchange)
             await self._serve(exchange, asked)
         except Refused as refused:
-            self._meters.refused(refused.failure)
-            await _refuse(exchange, refused.failure)
+            await self._refuse(exchange, refused.failure)
         except ClientGone:
             connection.abort()
         except asyncio.CancelledError:  # the drain's time is over
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            await _refuse(exchange, Unavailable("this activator"))
+            await self._refuse(exchange, Unavailable("this activator"))
         except Exception as error:
-            await _refuse(exchange, internal(error, exchange.request_id))
+            await self._refuse(exchange, internal(error, exchange.request_id))
         finally:
             self.inside -= 1
 
@@ -123,11 +122,11 @@ class Door:
             case Wrong(failure):
                 raise Refused(failure)
 
-
-async def _refuse(exchange: Exchange, failure: Failure) -> None:
-    """Nothing once an answer has begun."""
-    if exchange.started:
-        exchange.connection.abort()
-        return
-    status, kind, body, headers = rendered(failure, exchange.path, exchange.request_id)
-    await exchange.respond(status, kind, body, headers)
+    async def _refuse(self, exchange: Exchange, failure: Failure) -> None:
+        """Count a request that left no record. Answer it, unless an answer has begun."""
+        self._meters.refused(failure)
+        if exchange.started:
+            exchange.connection.abort()
+            return
+        status, kind, body, headers = rendered(failure, exchange.path, exchange.request_id)
+        await exchange.respond(status, kind, body, headers)

@@ -1,11 +1,22 @@
 """A refusal has the form of its path, also where nothing but bytes is there to send it."""
 
+import asyncio
 import json
+from typing import Any, cast
 
 import pytest
+from starlette.types import Message
 
+from activator.door import Door
+from activator.edge_connection import EXTENSION
+from activator.exchange import ARRIVED, NAMED, Exchange, RequestLimits, arrival
+from activator.meters import Meters
 from activator.refusal import closing
+from activator.routes import ListModels
+from contracts.errors import Refused, Unauthenticated
 from contracts.traffic_errors import AddressBusy
+from telemetry.policy.instruments import Page
+from tests.activator.exchanges import FakeConnection
 
 
 @pytest.mark.parametrize(
@@ -30,3 +41,41 @@ def test_closing(path: bytes, kind: bytes, said: tuple[str, ...]) -> None:
     for key in said:
         found = found[key]
     assert found == "address_busy"
+
+
+class Broken:
+    """A handler that fails, or that a drain cancels."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def models(self, exchange: Exchange, asked: ListModels) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "want"),
+    [
+        pytest.param(Refused(Unauthenticated()), ("invalid_api_key", "401"), id="a refusal: the control"),
+        pytest.param(KeyError("x"), ("internal", "500"), id="a defect"),
+        pytest.param(asyncio.CancelledError(), ("unavailable", "503"), id="a drain"),
+    ],
+)
+async def test_every_refusal_at_the_door_is_counted(error: BaseException, want: tuple[str, str]) -> None:
+    """By its code and its status."""
+    page, said = Page("test"), list[Message]()
+    limits = RequestLimits(1, 1, 1, 1.0, 1.0, 1.0, requests=1)
+    none = cast(Any, None)
+    door = Door(none, cast(Any, Broken(error)), none, none, "kelvin.localhost", limits, Meters(page))
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    scope = {
+        "method": "GET", "raw_path": b"/v1/models", "query_string": b"", "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1), "extensions": {EXTENSION: FakeConnection()}, ARRIVED: arrival(), NAMED: "req_1",
+    }  # fmt: skip
+    await door(scope, none, send)
+    assert said[0]["status"] == int(want[1])
+    (family,) = [each for each in page.families() if each.name == "kelvin_refusals_total"]
+    assert family.values == {want: 1}
