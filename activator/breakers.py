@@ -1,7 +1,7 @@
 """Breakers of versions and of replicas. `policy/breaker.py` decides when one opens and when it is half-open.
 
 A version whose starts fail, or of which replica after replica is lost: callers are told so instead of waiting. Failures
-that another replica can make up for are not counted there. A replica that a request was lost with rests, then one
+that another replica can make up for are not counted there. A replica that a request failed at rests, then one
 request at a time finds out whether it answers again. Each activator has breakers of its own.
 """
 
@@ -110,19 +110,19 @@ class Resting:
         self._limits = BreakerLimits(1, longest_s=longest_s)  # one broken connection is enough
         self._clock = clock
         self._reopened = reopened
-        self.openings = 0
+        self.openings: Counter[str] = Counter()  # by the failure's code
 
     def __repr__(self) -> str:
-        return f"<Resting openings={self.openings}>"
+        return f"<Resting openings={self.openings.total()}>"
 
-    def failed(self, replica: Replica) -> bool:
+    def failed(self, replica: Replica, code: str) -> bool:
         """Give it nothing for a while. False where that was known, or it is gone."""
         if replica.gone:
             return False
         replica.breaker = replica.breaker or Breaker(self._limits)
         if not replica.breaker.failed(self._clock()):
             return False
-        self.openings += 1
+        self.openings[code] += 1
         self._look(replica)
         return True
 

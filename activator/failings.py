@@ -27,10 +27,8 @@ def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Decli
         throttler.report_full(replica, failed.credit or 1)
         return
     code = ReplicaLost.code if isinstance(failed, Lost) else failed.failure.code
-    if code in INTEGRITY or code == ReplicaLost.code:
+    if code in INTEGRITY or code in ELSEWHERE or code == ReplicaLost.code:
         throttler.report_failed(replica, code)
-    elif code in ELSEWHERE:
-        throttler.report_failed(replica)
 
 
 def failure_of(frame: Frame) -> Failure:

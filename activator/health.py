@@ -1,5 +1,6 @@
 """What can be read of the activator at any moment on its own Unix socket: liveness, readiness, gauges."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from math import isfinite
 from typing import Final
@@ -72,9 +73,10 @@ def describe(
     page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)
     page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
     page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
-    page.gauge("kelvin_kept_answers", "Answers that are kept for their Idempotency-Key.", lambda: len(answers.shelf))
+    help = "Answers that this process keeps for their Idempotency-Key; with a Redis most are there."
+    page.gauge("kelvin_kept_answers", help, lambda: len(answers.shelf))
     page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.nbytes)
-    help = "Breakers that opened: a replica's, or its version's by why."
+    help = "Breakers that opened, of a replica or a version, by the last failure's code."
     page.read("kelvin_breaker_openings_total", help, Kind.COUNTER, ("of", "why"), lambda: _openings(throttler))
     page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
     help = "Requests that got no slot although they had time, by why and how urgent they were."
@@ -93,9 +95,10 @@ def describe(
 
 
 def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
-    found: dict[tuple[str, ...], float] = {("replica", "lost"): throttler.resting.openings}
-    for why, count in throttler.breakers.openings.items():
-        found["version", outcome_of(why)] = count
+    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for of, openings in (("replica", throttler.resting.openings), ("version", throttler.breakers.openings)):
+        for why, count in openings.items():
+            found[of, outcome_of(why)] += count
     return found
 
 

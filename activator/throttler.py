@@ -157,8 +157,7 @@ class Throttler:
         line = self._lines.get(key)
         if line is None or line.is_asleep:
             return Standing.ASLEEP
-        has_room = any(each.is_open and each.running < each.row.max_streams for each in line.replicas.values())
-        return Standing.ROOM if has_room and not len(line.waiting) else Standing.FULL
+        return Standing.ROOM if line.free and not len(line.waiting) else Standing.FULL
 
     def outlook(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Outlook:
         """Return what a request that waits for a slot is told."""
@@ -203,14 +202,14 @@ class Throttler:
         """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
         self._roster.apply(feed)
 
-    def report_failed(self, replica: Replica, code: str | None = None) -> None:
+    def report_failed(self, replica: Replica, code: str = Unavailable.code) -> None:
         """Record that a request at this replica failed. The replica gets no requests for a moment; the feed says
         whether it is gone.
 
         A code of a version's fault counts against the version too: after several in a row no request waits for a start.
         """
-        opened = self.resting.failed(replica)
-        if code is not None and (opened or code in INTEGRITY):
+        opened = self.resting.failed(replica, code)
+        if code in INTEGRITY or (opened and code == ReplicaLost.code):
             row, retryable = replica.row, code not in INTEGRITY
             self.breakers.failed(row.tenant, row.version, code, self._clock(), retryable=retryable)
         if opened and (line := self._lines.get(key := key_of(replica.row))) is not None:

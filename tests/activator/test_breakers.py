@@ -40,7 +40,7 @@ def _is_of(record: RequestRecord, got: Got) -> bool:
 async def openings(here: World) -> dict[str, float]:
     """Of versions, by why."""
     series = await here.series("kelvin_breaker_openings_total")
-    return {labels["why"]: value for labels, value in series if labels["why"] != "lost"}
+    return {labels["why"]: value for labels, value in series if labels["of"] == "version"}
 
 
 async def refused_after(here: World, times: int) -> tuple[Got, int]:

@@ -108,6 +108,7 @@ async def test_what_was_said_from_damaged_weights_is_said_anew(tmp_path: Path, s
         (record,) = await here.control.until_records(1)
         assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
         assert record.device_us == 20, "of the replica that answered"
+        assert await here.figure("kelvin_breaker_openings_total", of="replica", why="weights_damaged") == 1
 
 
 async def test_what_a_client_has_of_damaged_weights_is_told(tmp_path: Path) -> None:

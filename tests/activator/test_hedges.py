@@ -173,7 +173,7 @@ async def test_where_both_are_full_it_waits(tmp_path: Path) -> None:
         at_b.script = says("b")
         assert await outcome(asked) is OK
         assert heard(asked) == "bbb"
-        assert here.throttler.resting.openings == 0
+        assert not here.throttler.resting.openings
         assert not here.counted("kelvin_retries_total")
 
 
@@ -280,7 +280,7 @@ async def test_each_is_blamed_once(
     counted: Counter[str] = Counter()
     report_failed = Throttler.report_failed
 
-    def counting(self: Throttler, replica: Replica, code: str | None = None) -> None:
+    def counting(self: Throttler, replica: Replica, code: str) -> None:
         counted[replica.row.runtime_id] += 1
         report_failed(self, replica, code)
 

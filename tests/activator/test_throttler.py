@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.policy.ask import Rank
+from activator.policy.traffic import Standing
 from activator.throttler import Throttler
 from contracts.control import ReplicaRow
 from contracts.deadline import Deadline
@@ -301,3 +302,14 @@ async def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() ->
     here.release(holding)
     assert await asyncio.wait_for(fourth, 1) is holding
     here.throttler.check_integrity()
+
+
+async def test_a_version_at_its_credit_has_no_room() -> None:
+    """Its replica has free streams, which are for other activators."""
+    here = SlotWorld(replica_row("a", 4))
+    assert here.throttler.standing(KEY) is Standing.ROOM
+    replica = await here.take()
+    replica.most = 1
+    assert here.throttler.standing(KEY) is Standing.FULL
+    here.release(replica)
+    assert here.throttler.standing(KEY) is Standing.ROOM
