@@ -164,7 +164,7 @@ def from_environment() -> ActivatorSettings:
 def _certificates(env: Mapping[str, str]) -> Path | None:
     if "KELVIN_CERTIFICATES" not in env:
         return None
-    place = settings.text(env, "KELVIN_CERTIFICATES")
+    place = env["KELVIN_CERTIFICATES"]
     if not place.startswith("/"):
         raise settings.BadSetting("KELVIN_CERTIFICATES", place, "must be an absolute path")
     return Path(place)
@@ -212,7 +212,7 @@ def _redis(env: Mapping[str, str]) -> str | None:
     """A URL, whose password no error shows."""
     if "KELVIN_REDIS" not in env:
         return None
-    url = settings.text(env, "KELVIN_REDIS")
+    url = env["KELVIN_REDIS"]
     scheme, _, rest = url.partition("://")
     try:
         port = urlsplit(url).port
@@ -228,7 +228,7 @@ def _redis(env: Mapping[str, str]) -> str | None:
 def _autoscaler(env: Mapping[str, str]) -> str | None:
     if "KELVIN_AUTOSCALER" not in env:
         return None
-    url = settings.text(env, "KELVIN_AUTOSCALER")
+    url = env["KELVIN_AUTOSCALER"]
     try:
         parts = urlsplit(url)
         if parts.scheme == "ws" and parts.hostname and parts.port and url == f"ws://{parts.netloc}" and "@" not in url:

@@ -60,3 +60,17 @@ def test_a_redis_is_a_url_whose_password_is_not_shown(value: str, shown: str) ->
         read_settings({"KELVIN_DATA": "/d", "KELVIN_REDIS": value})
     assert str(refused.value).startswith(f"KELVIN_REDIS={shown}...: must be redis://")
     assert read_settings({"KELVIN_DATA": "/d", "KELVIN_REDIS": "redis://:secret@h:1"}).redis == "redis://:secret@h:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        pytest.param("KELVIN_REDIS", "must be redis://", id="a Redis"),
+        pytest.param("KELVIN_AUTOSCALER", "must be ws://", id="an autoscaler"),
+        pytest.param("KELVIN_CERTIFICATES", "must be an absolute path", id="certificates"),
+    ],
+)
+def test_an_empty_value_is_refused_with_its_rule(name: str, rule: str) -> None:
+    """Nothing here is required: an empty value is more likely a mistake than a wish to be without."""
+    with pytest.raises(BadSetting, match=rule):
+        read_settings({"KELVIN_DATA": "/x", name: ""})
