@@ -206,7 +206,7 @@ class ReplicaLost(Failure):
     """The runtime that was answering is gone; what had been sent stands."""
 
     code, status, retryable = "replica_lost", 502, True
-    template = "the replica answering this request was lost; the answer is incomplete"
+    template = "the replica answering this request was lost before the answer was complete"
 
 
 @dataclass(frozen=True, slots=True)
