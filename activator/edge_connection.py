@@ -170,7 +170,7 @@ class EdgeConnection(asyncio.Protocol):
 
 
 class _Guest:
-    """A request before its task; see porch.Guest."""
+    """A request before its task; see gate.Guest."""
 
     __slots__ = ("_connection", "_cycle")
 

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 
 
 class Errands:
-    """Tasks with an owner. Each must end by itself; one that fails is logged by asyncio's own handler."""
+    """Tasks with an owner, each with a bound in time. One that fails is logged by asyncio's own handler."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()

@@ -150,7 +150,7 @@ class Exchange:
             self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id: str = scope[NAMED]
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
-        self.rates: Headers = []  # the tenant's limits per minute, and what is left of them
+        self.rates: Headers = []  # the tenant's limits per minute, and what `overhear` adds
         own = first.get(b"x-request-id")
         self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's name for it
         if self.own_id is not None:

@@ -93,7 +93,7 @@ class LastFeed:
 
     def try_load(self) -> Feed | None:
         """What the activator before this one heard, as a snapshot; replicas that listen no more are left out. None
-        where there is none that counts. Reads the disk.
+        where there is none that counts. Reads the disk, and connects to each local replica.
         """
         try:
             kept = decoder(_Kept).decode(self._path.read_bytes())

@@ -1,4 +1,7 @@
-"""One version's replicas as the door sees them, and who waits for a slot of them. The throttler is their one writer."""
+"""One version's replicas as the door sees them, and who waits for a slot of them.
+
+Written by the parts of the throttler on one event loop: `slots.py`, `roster.py`, `shedding.py`, `breakers.py`.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -26,7 +29,7 @@ class Replica:
     poked_us: int | None
     running: int = 0
     owner_running: int = 0  # of these, requests of the version's owner
-    breaker: Breaker | None = None  # since it was lost, until it answers
+    breaker: Breaker | None = None  # since a request failed there, until an answer begins
     credit: Credit = field(default_factory=Credit)
     part: int | None = None  # streams of the replica that are for this activator; None: all
     most: int | None = None  # requests that this activator may have there now; None: all that the replica takes

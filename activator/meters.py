@@ -42,7 +42,7 @@ class Meters:
         )
         self._cut = page.counter(
             "kelvin_connections_refused_total",
-            "Connections that were ended before TLS, by whose places ran out.",
+            "Connections that were ended before TLS, by the limit that was reached.",
             ("limit",),
         )
         self._retries = page.counter(
@@ -87,7 +87,7 @@ class Meters:
         self._refusals.add(("http", str(status)))
 
     def cut(self, limit: str) -> None:
-        """A connection was not let in: `all` places are taken, or those of its `address`."""
+        """Count a connection that was not let in: `all` places are taken, or its `address` has no place or rate."""
         self._cut.add((limit,))
 
     def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:

@@ -57,7 +57,9 @@ class Lost(Exception):
 
 
 class Declined(Exception):
-    """The replica refused before any compute; it may have encoded the prompt. Or this process could not connect."""
+    """The replica refused the request, or withdrew its answer before the client had any of it. Or this process could
+    not connect.
+    """
 
     def __init__(self, failure: Failure, encoded_tokens: int = 0, credit: int | None = None) -> None:
         super().__init__(failure.message)
@@ -240,7 +242,7 @@ class Upstream:
     __aexit__ = _leave
 
     async def _rest(self, answer: Answer | None) -> None:
-        """Only the end of the body is missing."""
+        """Read one more part. Mostly that is the end of the body; otherwise the connection is not kept."""
         try:
             if answer is not None:
                 await answer.some()

@@ -56,8 +56,9 @@ class Place:
 class Room:
     """A bound on what the requests of all tenants hold of one thing: bytes of bodies, or places for unread bodies.
 
-    Beyond its first request a tenant may hold no more than it leaves free to others (dynamic thresholds: Choudhury and
-    Hahne, 1998). So slow bodies of one tenant, each of which holds the most that it might need, shut nobody else out.
+    A tenant's first request only has to fit. A further one must leave as much free to others as the tenant held before
+    it (dynamic thresholds: Choudhury and Hahne, 1998). So slow bodies of one tenant, each of which holds the most that
+    it might need, shut nobody else out.
     """
 
     def __init__(self, limit: int, what: str, unit: str = "") -> None:

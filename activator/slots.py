@@ -37,7 +37,7 @@ ALONE: Final = Peers()
 class Slots:
     """Slots of all versions, and who waits for them. `clock` returns monotonic seconds, `draw(n)` a number below `n`.
 
-    Each step runs on one event loop without an await in between: this is the one writer of every version's slots.
+    Each step runs on one event loop without an await in between. Slots are taken and given back here alone.
     """
 
     def __init__(
@@ -117,7 +117,9 @@ class Slots:
                 self.grant(key, line)
 
     def count_request(self, key: VersionKey, line: Line, ask: Ask) -> None:
-        """Count a new request in the slot shares, and give out the slots that this frees for others."""
+        """Count a request that wants a slot, or one more, in the slot shares. Give out the slots that this frees for
+        others.
+        """
         if self._clock() >= line.shares.ends_s:
             self.grant(key, line)  # begins the next window first: it would forget the request
         if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):

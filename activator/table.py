@@ -11,7 +11,7 @@ from activator.keys import VersionKey
 from activator.policy.traffic import ModelEntry
 from activator.revisions import Revisions
 from contracts.control import Feed, KeyRow, ModelRow, Principal, TenantLimits, TenantRow, VersionRow
-from contracts.errors import InvalidRequest, ModelNotFound, Refused
+from contracts.errors import InvalidRequest, ModelNotFound, Refused, Unavailable
 from contracts.machine import Machine
 from contracts.names import ModelReference
 from contracts.spending import SpendingRow
@@ -32,6 +32,7 @@ class Table:
     def __init__(self) -> None:
         self.revision = 0
         self.machine: Machine | None = None  # what starts have of it
+        self._fed = False
         self._tenants: dict[str, TenantRow] = {}
         self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
@@ -47,7 +48,12 @@ class Table:
         return f"<Table revision={self.revision} keys={len(self._holders)} models={models}>"
 
     def principal(self, key: str, now_s: float) -> Principal | None:
-        """Who holds this key, which has not expired. The look-up is by digest: its timing tells nothing of a secret."""
+        """Who holds this key, which has not expired. The look-up is by digest: its timing tells nothing of a secret.
+
+        Raises `Refused(Unavailable)` before the feed's first line: a door that has just opened knows nobody.
+        """
+        if not self._fed:
+            raise Refused(Unavailable("the list of keys"))
         holder = self._holders.get(hashlib.sha256(key.encode()).hexdigest())
         return None if holder is None or holder.expires_at_s <= now_s else holder.principal
 
@@ -113,6 +119,7 @@ class Table:
     def apply(self, line: Feed) -> None:
         """Take one line over; replicas and failures are the throttler's."""
         if line.full:
+            self._fed = True
             self._tenants, self._holders, self._sha_of_key, self._models, self._granted = {}, {}, {}, {}, {}
             self._spending, self.machine = {}, line.machine
         self.revision = line.revision

@@ -251,7 +251,9 @@ class Throttler:
             self.breakers.forget(key_of(replica.row))
 
     async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Replica:
-        """Wait for a slot, and return its replica. Raises as entering `slot`. The caller must call `release` once."""
+        """Wait for a slot, and return its replica. Raises as entering `slot`. The caller gives it back by
+        `slots.release`.
+        """
         now = self._clock()
         if self.breakers and self.is_asleep(key):
             self.breakers.check(key, now, self._why(key, ask))

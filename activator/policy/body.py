@@ -1,7 +1,8 @@
-"""What the door reads of a request's body: decoded once, checked where it is read; all the rest passes unchanged.
+"""What the door reads of a request's body. `read_body` decodes it once, and checks what it reads; the rest passes as it
+came.
 
-The scan is what a large body costs, however few fields are kept of it, so nothing else here decodes one, and nothing
-edits one.
+The scan is what a large body costs, however few fields are kept of it. Only a request that may be answered out of a
+cache is scanned again, by `is_greedy`. Nothing edits a body.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """When to stop asking what fails, and how to find out that it no longer does.
 
 Closed, all pass. After so many failures in a row, or one that says enough, it opens: nobody passes for a while. Then it
-is half open: one at a time may try. A failure opens it for twice as long, up to a bound; a success closes it, whoever
-had it. Who leaves without having found out makes room for the next who tries.
+is half open: one at a time may try. A failure opens it for twice as long, up to a bound. After a success its owner
+drops it. Who leaves without having found out makes room for the next who tries.
 """
 
 from dataclasses import dataclass
@@ -92,7 +92,3 @@ class Breaker:
         self._rest_s = min(self._rest_s, self._limits.longest_s)
         self._state, self._until_s, self._prober = State.OPEN, now_s + self._rest_s, None
         return True
-
-    def succeeded(self) -> None:
-        """It works."""
-        self._state, self._failures, self._prober = State.CLOSED, 0, None

@@ -1,7 +1,7 @@
 """What one address may cost before anybody has shown a key: connections at once, and how often it may ask.
 
 The rate is a token bucket per source. A connection costs as much as a request, as its handshake costs us more. Sources
-are bounded in number: the one that asked longest ago is forgotten, which only makes it cheaper for that one. Addresses
+are bounded in number: the one that passed longest ago is forgotten, which only makes it cheaper for that one. Addresses
 of one's own load balancers stand for many callers and are not counted.
 """
 
@@ -34,7 +34,7 @@ class Addresses:
     def __init__(self, limits: AddressLimits) -> None:
         self.limits = limits
         self._open: dict[str, int] = {}
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that asked last comes last
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that passed last comes last
 
     def __repr__(self) -> str:
         return f"<Addresses connected={len(self._open)} known={len(self._buckets)}>"

@@ -1,6 +1,6 @@
 """Who is shed: those who are lowest in the order of `crowd` where a queue is full, and those who can't be in time.
 
-Pure; telling them is the throttler's. A request that has a slot waits no more, so that none is ever shed here.
+Pure; `shedding.py` refuses them. A request that has a slot waits no more, so that none is ever shed here.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,8 @@ def try_enter(
 ) -> list[tuple[Tier, Place[T]]] | None:
     """Wait beside the others, as far as there is room; until there is, the lowest of the queue that is too full leaves
     it. Returns who left, of which each was lower than the newcomer and than all who stayed in that queue, but for what
-    lower ranks keep of it; None where the newcomer is the lowest itself: then nothing has changed.
+    lower ranks keep of it. Returns None where the newcomer is the lowest itself, does not fit alone, or needs the room
+    of more than MOST: then nobody leaves, and those that were tried count as the newest of their tenants.
     """
     bounds = (limits.per_version, limits.per_tenant, limits.in_all)
     if any(ask.nbytes > bound.nbytes or ask.tokens > bound.tokens for bound in bounds):  # it would not fit alone
