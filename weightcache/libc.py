@@ -9,7 +9,7 @@ import errno
 import os
 from typing import Final
 
-from weightcache.policy.extents import HUGE_PAGE
+from weightcache.wire import HUGE_PAGE
 
 PROT_NONE: Final = 0
 PROT_READ: Final = 1

@@ -15,9 +15,9 @@ from contracts.settings import BadSetting
 from service.inner_settings import address, is_url
 from service.node_tls import read_secrets
 from service.trust import ROOTS
-from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.trust import Policy
 from weightcache.verifying import Recheck
+from weightcache.wire import HUGE_PAGE
 
 SLAB_BYTES: Final = 256 << 20
 DISK_READS: Final = 12  # of a store that is a directory, two for each chunk: a disk is as busy with these as with more

@@ -15,8 +15,8 @@ from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from weightcache import libc
-from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.spare import Stock, slabs_to_make
+from weightcache.wire import HUGE_PAGE
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class SlabPool:
         self._waiting = 0
         self._refill: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._fault: OSError | None = None
+        self._fault: Exception | None = None
 
     def __repr__(self) -> str:
         return f"<SlabPool out={len(self._out)} free={len(self._free)} limit={self._limit}>"
@@ -202,7 +202,7 @@ class SlabPool:
             work = asyncio.get_running_loop().run_in_executor(self._executor, self._make, self._slab_bytes)
             self._free.append(await work)
             self._fault, made = None, True
-        except OSError as error:
+        except Exception as error:
             log.exception("a slab could not be made")
             self._fault = error
         finally:

@@ -19,6 +19,7 @@ SOCKET: Final = "lease.sock"
 MAX_MESSAGE_BYTES: Final = 64 << 10
 MAX_SLABS: Final = 252  # 253 descriptors fit a message (SCM_MAX_FD)
 MAX_SPANS: Final = 1000  # of a message
+HUGE_PAGE: Final = 2 << 20  # a lease is mapped at a multiple of it, so extents that agree modulo it may have huge pages
 
 
 class LeaseRequest(Fact, frozen=True):

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.host import HostIndex
 from weightcache.policy.rates import Rates, ReloadS, slab_reload
+from weightcache.wire import HUGE_PAGE
 
 SLAB = 16 * HUGE_PAGE
 CHUNK = 8 << 20

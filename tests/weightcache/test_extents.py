@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from contracts.manifest import PAGE
 from weightcache.policy.extents import (
-    HUGE_PAGE,
     Extent,
     Place,
     Room,
@@ -19,6 +18,7 @@ from weightcache.policy.extents import (
     place,
     wanted_of,
 )
+from weightcache.wire import HUGE_PAGE
 
 SLAB = 8 * HUGE_PAGE
 

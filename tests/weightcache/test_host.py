@@ -11,8 +11,9 @@ from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import CapacityExceeded, Failure, Refused
 from contracts.manifest import PAGE
 from contracts.traffic_errors import Overloaded
-from weightcache.policy.extents import HUGE_PAGE, Place, fresh_needed, wanted_of
+from weightcache.policy.extents import Place, fresh_needed, wanted_of
 from weightcache.policy.host import HostIndex, Reservation
+from weightcache.wire import HUGE_PAGE
 
 SLAB = HUGE_PAGE
 Chunks = list[tuple[str, int]]

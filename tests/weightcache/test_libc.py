@@ -8,7 +8,7 @@ import pytest
 
 from tests.weightcache.disks import forget, needs_a_disk
 from weightcache import libc
-from weightcache.policy.extents import HUGE_PAGE
+from weightcache.wire import HUGE_PAGE
 
 
 def mapped_between(begin: int, end: int) -> int:

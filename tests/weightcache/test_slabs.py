@@ -259,16 +259,17 @@ async def test_pool_zeroing_cancelled() -> None:
         assert bytes(slab.view(0, 6)) == bytes(6)
 
 
-async def test_pool_without_memory() -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "none"), MemoryError()])
+async def test_pool_without_memory(error: Exception) -> None:
     """Where no slab can be made the taker is told, and the next one tries again."""
     failing = [True]
 
     def make(length: int) -> Slab:
         if failing.pop():
-            raise OSError(errno.ENOMEM, "none")
+            raise error
         return Slab(length)
 
-    async with pooled(make) as pool:
+    async with pooled(make) as pool, asyncio.timeout(5.0):
         with pytest.raises(Refused, match="memory for the weight cache"):
             await pool.take("a", 10)
         failing.append(False)

@@ -7,9 +7,8 @@ compacted: it is freed whole.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-HUGE_PAGE: Final = 2 << 20
+from weightcache.wire import HUGE_PAGE
 
 
 @dataclass(frozen=True, slots=True)
