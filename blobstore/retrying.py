@@ -53,15 +53,20 @@ class Retry:
     def __repr__(self) -> str:
         return f"<Retry attempts={self.budget.attempts}>"
 
-    async def __call__(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:
-        """Return the result of the first attempt that succeeds. `size` is how many bytes one attempt moves.
+    async def __call__(
+        self, call: Callable[[], Awaitable[T]], size: int = 0, stat: Callable[[], Awaitable[BlobStat]] | None = None
+    ) -> T:
+        """Return the result of the first attempt that succeeds. `size` is how many bytes one attempt moves; where that
+        is not known before, `stat` says it after a failure.
 
         Raises `BlobUnavailable` after the last attempt, also where it took too long.
         """
         failed = 0
         while True:
             try:
-                return await self._attempt(call, self.budget.limit_s(size))
+                if failed and stat is not None:
+                    size = (await self.attempt(stat)).size
+                return await self.attempt(call, size)
             except BlobUnavailable:
                 failed += 1
                 if failed >= self.budget.attempts:
@@ -72,7 +77,9 @@ class Retry:
         """After so many failed attempts in a row."""
         await self._sleep(self.budget.pause_s(failed, self._chance()))
 
-    async def _attempt(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    async def attempt(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:
+        """Call once, within the time of an attempt. Raises `BlobUnavailable` where it took too long."""
+        limit_s = self.budget.limit_s(size)
         try:
             async with asyncio.timeout(limit_s):
                 return await call()
@@ -109,7 +116,8 @@ class RetryingStore:
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `BlobStore`."""
-        return await self._retry(lambda: self._inner.read(key, offset, length), max(0, length or 0))
+        stat = (lambda: self._inner.stat(key)) if length is None else None
+        return await self._retry(lambda: self._inner.read(key, offset, length), max(0, length or 0), stat)
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         """See `BlobStore`."""
@@ -120,12 +128,15 @@ class RetryingStore:
         return await self._retry(lambda: self._inner.stat(key))
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
-        """See `BlobStore`. A broken listing starts again and skips what was already handed out."""
+        """See `BlobStore`. A listing that breaks, or gives no key in time, starts again and skips what was already
+        handed out.
+        """
         last: str | None = None
         failed = 0
         while True:
             try:
-                async for key in self._inner.list(prefix):
+                keys = self._inner.list(prefix)
+                while (key := await self._next(keys)) is not None:
                     if last is None or key > last:
                         last, failed = key, 0  # progress renews the budget, or a long listing could not end
                         yield key
@@ -135,6 +146,9 @@ class RetryingStore:
                 if failed >= self._retry.budget.attempts:
                     raise
             await self._retry.pause(failed)
+
+    async def _next(self, keys: AsyncIterator[str]) -> str | None:
+        return await self._retry.attempt(lambda: anext(keys, None))
 
     async def delete(self, key: str) -> None:
         """See `BlobStore`."""

@@ -1,8 +1,9 @@
 """Objects in a bucket of S3, or of what speaks like it. `retrying.py` retries whole calls around it. Retried
 here are each request of a put of an iterator (`s3_upload.py`), and the rest of a read that was cut (`s3_reads.py`).
 
-Reads are ranged GETs side by side in the store's own threads, pinned to one ETag; puts are conditional, so that exactly
-one wins. A cancelled read ends at once, another call within the place's timeouts.
+Reads are ranged GETs side by side in the store's own threads, pinned to one ETag if the endpoint gives any. Puts are
+conditional, so that exactly one wins. A cancelled read or listing ends at once, any other call within the timeouts of
+the place.
 """
 
 from collections import OrderedDict
@@ -123,7 +124,8 @@ class S3Store:
         token: str | None = None
         last = ""
         while True:
-            page = await self._run(partial(list_page, self._client, self.place, prefix, token, self._page_keys))
+            call = partial(list_page, self._client, self.place, prefix, token, self._page_keys)
+            (page,) = await self._calls.run([call], Halt())
             if page.keys and page.keys[0] <= last:  # who lists again after a break relies on the order
                 raise BlobUnavailable("S3 answered pages of a listing that are not ascending")
             if token is not None and page.next == token:

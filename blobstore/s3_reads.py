@@ -194,7 +194,7 @@ def _fill(body: Any, into: memoryview, halt: Halt) -> None:
 
 
 class RangeCalls:
-    """Runs calls that each read under a `Halt`."""
+    """Runs calls that each read under a `Halt`, or into memory of their own."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads

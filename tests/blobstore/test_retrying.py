@@ -83,7 +83,9 @@ def test_attempts(failures: int, calls: int, succeeds: bool) -> None:
 
 def test_attempt_has_a_deadline() -> None:
     """A store that never answers is unavailable, not waited for."""
-    store = RetryingStore(SilentStore(), RetryBudget(attempts=2, attempt_s=0.01), sleep=Pauses())
+    inner = SilentStore()
+    asyncio.run(inner.put_if_absent("t/a", b"x"))
+    store = RetryingStore(inner, RetryBudget(attempts=2, attempt_s=0.01), sleep=Pauses())
     with pytest.raises(BlobUnavailable):
         asyncio.run(store.read("t/a"))
 
@@ -122,3 +124,42 @@ def test_iterators_are_not_repeated() -> None:
     with pytest.raises(BlobUnavailable):
         asyncio.run(RetryingStore(inner, sleep=Pauses()).put_if_absent("t/a", pieces()))
     assert inner.calls == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_listing_has_a_deadline() -> None:
+    """A disk that hangs breaks a listing. Where it answers the next time, each key is yielded once."""
+
+    class Hanging(MemoryStore):
+        hangs = 2  # listings
+
+        async def list(self, prefix: str) -> AsyncIterator[str]:
+            yield "t/a"
+            if self.hangs:
+                self.hangs -= 1
+                await asyncio.Event().wait()
+            yield "t/b"
+
+    assert await keys_of(RetryingStore(Hanging(), sleep=Pauses())) == ["t/a", "t/b"]
+    inner = Hanging()
+    inner.hangs = 100
+    async with asyncio.timeout(3600.0):
+        with pytest.raises(BlobUnavailable):
+            await keys_of(RetryingStore(inner, sleep=Pauses()))
+
+
+@pytest.mark.virtual_time
+async def test_an_object_whose_size_is_not_known_has_time_for_its_bytes() -> None:
+    """An object that is read whole over a slow line comes, as one does whose length the caller knows."""
+
+    class Slow(MemoryStore):
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            found = await super().read(key, offset, length)
+            await asyncio.sleep(len(found))
+            return found
+
+    inner = Slow()
+    await inner.put_if_absent("t/a", bytes(60))
+    store = RetryingStore(inner, RetryBudget(attempt_s=30.0, slowest_bytes_per_s=1.0), sleep=Pauses())
+    assert await store.read("t/a", 0, 60) == bytes(60)
+    assert await store.read("t/a") == bytes(60)

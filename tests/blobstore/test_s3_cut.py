@@ -1,4 +1,4 @@
-"""Reads of S3 that are cut go on where they were, of the same object; reads that are given up end at once."""
+"""Reads of S3 that are cut go on where they were, of the same object. Reads and listings given up end at once."""
 
 import asyncio
 import random
@@ -101,3 +101,17 @@ def test_control_without_strays(world: World, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(s3_reads, "STRAYS", 0)
     world.plant("t/a", LARGE)
     assert not asyncio.run(give_up(world, world.store(), bytearray(len(LARGE)), 0.2))
+
+
+async def test_a_listing_that_is_given_up(world: World) -> None:
+    """It ends at once, however long the endpoint is silent."""
+    store = world.store()
+    world.proxy.inject(Late(), method="GET")
+    listing = asyncio.ensure_future(anext(store.list("t/"), None))
+    await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
+    listing.cancel()
+    await asyncio.wait({listing}, timeout=10)
+    ended = listing.done()
+    world.proxy.lift()
+    await asyncio.wait({listing})
+    assert ended
