@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def open_store(url: str) -> BlobStore:
+def open_store(url: str, *, writes: bool = True) -> BlobStore:
     """Open `file:///absolute/path` (made where missing), `s3://bucket/prefix` or `memory:`. No call goes to S3 yet.
+    Only whoever `writes` clears what crashed puts left in a directory.
 
     Raises `BadSetting`, also for a directory that can't be one or that this user may not use, and OSError where the
     disk fails.
@@ -33,20 +34,23 @@ def open_store(url: str) -> BlobStore:
     if directory is None:
         return RetryingStore(_s3(url))
     try:
-        return RetryingStore(FileStore(directory))
+        return RetryingStore(FileStore(directory, writes=writes))
     except (NotADirectoryError, PermissionError) as error:
         raise BadSetting(SETTING, url, f"must be a directory that can be used: {error.strerror}") from error
 
 
 def directory_of(url: str) -> Path | None:
-    """Return the directory of a `file:` store, None for another kind. Raises `BadSetting` if the URL names no store."""
+    """Return the directory of a `file:` store, None for another kind. Raises `BadSetting` if the URL names no store.
+    Nothing of the URL is repeated then that might be a secret.
+    """
     parts = _split(url)
     if url == "memory:" or parts.scheme == "s3":
         return None
     path = unquote(parts.path)
     is_plain = not (parts.netloc or parts.query or parts.fragment or "\0" in path)
     if parts.scheme != "file" or not path.startswith("/") or not is_plain:
-        raise BadSetting(SETTING, url, "must be file:///absolute/path, s3://bucket/prefix or memory:")
+        shown = url if is_plain and "@" not in url else f"{parts.scheme}:…"
+        raise BadSetting(SETTING, shown, "must be file:///absolute/path, s3://bucket/prefix or memory:")
     return Path(path)
 
 
@@ -59,7 +63,7 @@ async def opened(url: str, *, writes: bool, connections: int = CONNECTIONS) -> A
     Raises `BadSetting` where directory, bucket, credentials or endpoint are such that nothing will ever work.
     """
     if _split(url).scheme != "s3":
-        yield open_store(url)
+        yield open_store(url, writes=writes)
         return
     inner = _s3(url, connections)
     clearing: asyncio.Task[None] | None = None

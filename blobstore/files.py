@@ -41,12 +41,19 @@ class FileStore:
     closes and removes its staged file on the loop itself.
     """
 
-    def __init__(self, root: Path) -> None:
-        """Make `root` where it is missing, and remove leftovers of crashed puts. Blocking. Raises OSError."""
+    def __init__(self, root: Path, *, writes: bool = True) -> None:
+        """Make `root` where it is missing; if this process `writes`, remove leftovers of crashed puts. Blocking. Raises
+        OSError.
+        """
         self._root = root
         self._staging = root / STAGING
-        _ensure_directory(self._staging)
-        _sweep(self._staging, older_than_s=time.time() - STALE_S)
+        if writes:
+            _ensure_directory(self._staging)
+            _sweep(self._staging, older_than_s=time.time() - STALE_S)
+            return
+        _ensure_directory(root)
+        if not os.access(root, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(root))
 
     def __repr__(self) -> str:
         return f"<FileStore {self._root}>"

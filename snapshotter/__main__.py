@@ -42,16 +42,17 @@ async def check_store(settings: SnapshotterSettings) -> None:
 
 
 def _is_made(url: str) -> bool:
-    """Return False if the store is a directory that the first start will make. Raises BadSetting if that is impossible,
-    OSError if the disk fails.
+    """Return False if the store is a directory that the first start will make. Raises BadSetting if no start can use it
+    and OSError if the disk fails.
     """
     directory = directory_of(url)
-    if directory is None or directory.exists():
+    if directory is None:
         return True
-    above = next(parent for parent in directory.parents if parent.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise BadSetting(SETTING, url, f"must be a directory that can be used: it can't be created in {above}")
-    return False
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        why = "it can't be written" if there == directory else f"it can't be created in {there}"
+        raise BadSetting(SETTING, url, f"must be a directory that can be used: {why}")
+    return there == directory
 
 
 def _end(why: str) -> None:

@@ -1,12 +1,14 @@
 """The process itself: it serves, and ends on SIGTERM and with its supervisor. SIGKILL is test_push_killed's."""
 
 import asyncio
+import os
 import signal
 import threading
 from pathlib import Path
 
 import pytest
 
+from blobstore.files import STAGING
 from contracts.settings import BadSetting
 from service.startup import STORE_STATUS
 from snapshotter.__main__ import check_store
@@ -49,3 +51,16 @@ def test_a_check_says_why_a_directory_can_not_be_used(tmp_path: Path, capsys: py
         asyncio.run(check_store(SnapshotterSettings(tmp_path, f"file:///{'a' * 300}")))
     assert ended.value.code == STORE_STATUS
     assert capsys.readouterr().err == "the store's directory can't be used: File name too long\n"
+
+
+def test_a_check_changes_nothing_in_a_store(tmp_path: Path) -> None:
+    """A check makes no directory in a store that exists, and removes nothing that a crashed put left."""
+    store, left = tmp_path / "store", tmp_path / "crashed" / STAGING / "left"
+    store.mkdir()
+    left.parent.mkdir(parents=True)
+    left.touch()
+    os.utime(left, (0, 0))
+    asyncio.run(check_store(SnapshotterSettings(tmp_path, store.as_uri())))
+    asyncio.run(check_store(SnapshotterSettings(tmp_path, (tmp_path / "crashed").as_uri())))
+    assert not [*store.iterdir()]
+    assert left.exists()
