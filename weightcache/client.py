@@ -32,12 +32,19 @@ class Lease:
     """The bytes of a version, mapped from `address`. Views and tensors die with `close`."""
 
     def __init__(
-        self, sock: socket.socket, tenant: str, version: str, lent: Lent, reply: LeaseReply, timeout_s: float
+        self,
+        sock: socket.socket,
+        tenant: str,
+        version: str,
+        lent: Lent,
+        reply: LeaseReply,
+        timeout_s: float,
+        until_s: float,
     ) -> None:
-        """Maps it. Raises `Refused(Unavailable)` and Contradiction."""
+        """Maps it. `timeout_s` ends at `until_s` (monotonic). Raises `Refused(Unavailable)` and Contradiction."""
         self._sock = sock
         self._timeout_s = timeout_s
-        self._until_s = time.monotonic() + timeout_s
+        self._until_s = until_s
         self.tenant = tenant
         self.version = version
         self.manifest = lent.manifest
@@ -140,11 +147,8 @@ class Lease:
         """Take in the agent's next message."""
         if self._sock.fileno() < 0:
             raise ValueError("the lease is closed")
-        left_s = self._until_s - time.monotonic()
         try:
-            if left_s <= 0:
-                raise TimeoutError
-            self._sock.settimeout(left_s)
+            self._sock.settimeout(_left_s(self._until_s))
             with heard(self._sock) as (reply, descriptors):
                 if descriptors:
                     self._move(reply, descriptors)
@@ -217,8 +221,8 @@ def acquire(
     A `progressive` lease is returned as soon as the places of its bytes are known. `view`, `arriving` and `until_whole`
     wait for the bytes, and raise what goes wrong with them. Any other lease can be read at once.
 
-    Raises `Refused`: the agent's refusal, `Unavailable`, `DeadlineExceeded`, or `ManifestCorrupt` if the answer
-    contradicts itself.
+    All waits together end after `timeout_s`. Raises `Refused`: the agent's refusal, `Unavailable`, `DeadlineExceeded`,
+    or `ManifestCorrupt` if the answer contradicts itself.
     """
     asked_by = cause()
     wish = LeaseRequest(
@@ -229,40 +233,40 @@ def acquire(
         progressive=progressive,
     )
     until_s = time.monotonic() + timeout_s
-    sock = _connected(directory, timeout_s)
+    sock = _connected(directory, until_s)
     try:
-        return _asked(sock, wish, timeout_s)
+        return _asked(sock, wish, timeout_s, until_s)
     except Refused as refused:
-        left_s = until_s - time.monotonic()
-        if not isinstance(refused.failure, Unavailable) or left_s <= 0:
+        if not isinstance(refused.failure, Unavailable) or time.monotonic() >= until_s:
             raise
     # An agent that is killed takes connections until it has ended. Ask the next one, once: the version may be what
     # ends them.
-    return _asked(_connected(directory, left_s), wish, left_s)
+    return _asked(_connected(directory, until_s), wish, timeout_s, until_s)
 
 
-def _connected(directory: SocketDirectory, timeout_s: float) -> socket.socket:
-    until_s = time.monotonic() + min(timeout_s, RESTART_S)
+def _connected(directory: SocketDirectory, until_s: float) -> socket.socket:
+    restarts_s = min(until_s, time.monotonic() + RESTART_S)
     while True:
         try:
-            return directory.connect(SOCKET, socket.SOCK_SEQPACKET, timeout_s)
+            return directory.connect(SOCKET, socket.SOCK_SEQPACKET, max(_LOOK_S, until_s - time.monotonic()))
         except OSError as error:
             is_ended = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-            if not is_ended or time.monotonic() >= until_s:
+            if not is_ended or time.monotonic() >= restarts_s:
                 raise Refused(Unavailable("the weight cache")) from error
         time.sleep(_LOOK_S)
 
 
-def _asked(sock: socket.socket, wish: LeaseRequest, timeout_s: float) -> Lease:
+def _asked(sock: socket.socket, wish: LeaseRequest, timeout_s: float, until_s: float) -> Lease:
     """Send the request and return the lease, which owns the socket. On failure the socket is closed."""
     try:
-        sock.settimeout(timeout_s)
+        sock.settimeout(_left_s(until_s))
         sock.sendall(encode(wish))
+        sock.settimeout(_left_s(until_s))
         with heard(sock) as (reply, descriptors):
             if not (reply.whole or wish.progressive):
                 raise Contradiction("it is not whole")
             lent = checked(reply, descriptors, wish.version)
-            return Lease(sock, wish.tenant, wish.version, lent, reply, timeout_s)
+            return Lease(sock, wish.tenant, wish.version, lent, reply, timeout_s, until_s)
     except BaseException as error:
         sock.close()
         match error:
@@ -273,6 +277,13 @@ def _asked(sock: socket.socket, wish: LeaseRequest, timeout_s: float) -> Lease:
             case OSError():
                 raise Refused(Unavailable("the weight cache")) from error
         raise
+
+
+def _left_s(until_s: float) -> float:
+    """Raises TimeoutError where nothing is left."""
+    if (left_s := until_s - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left_s
 
 
 def _reserved(nbytes: int) -> int:

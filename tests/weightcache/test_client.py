@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -328,6 +329,21 @@ def test_views(tmp_path: Path) -> None:
         assert "closed" in repr(lease)
         with pytest.raises(ValueError, match="closed"):
             lease.view(0, 1)
+
+
+def test_one_deadline_for_the_answer_and_for_the_parts(tmp_path: Path) -> None:
+    """An agent that answers late and then falls silent takes no more than the time that was given."""
+
+    def late(sock: socket.socket) -> None:
+        time.sleep(2.0)
+        Answer(whole=False).send(sock)
+
+    with answering(tmp_path, late) as fake:
+        began_s = time.monotonic()
+        with fake.acquire(timeout_s=3.0, progressive=True) as lease, pytest.raises(Refused) as refused:
+            lease.until_whole()
+        assert time.monotonic() - began_s < 4.5
+    assert refused.value.failure == DeadlineExceeded(3.0, "restoring weights")
 
 
 def huge_mapped() -> int:
