@@ -3,8 +3,9 @@
 Handed out are verified chunks of the host tier, and chunks of NVMe that are verified before they leave. They stay in
 place until the block that has them is left, and so much is out at once, not more.
 
-The port speaks HTTP/1.1 over mutual TLS, bounded in connections, bytes and time. Whoever shows no certificate of a node
-is not answered by HTTP at all: the handshake fails.
+The port speaks HTTP/1.1 over mutual TLS. Connections, bytes, and the time of bodies and answers are bounded; a node may
+keep a connection without asking anything. Whoever shows no certificate of a node is not answered by HTTP at all: the
+handshake fails.
 """
 
 import asyncio
@@ -171,7 +172,9 @@ class PeerServer:
         if request.method != method:
             raise Refused(MethodNotAllowed(request.method, (method,)))
         if last == "have":
-            return await self._have(tenant, decode(await request.read(), Have))
+            async with asyncio.timeout(self._stall_s):
+                body = await request.read()
+            return await self._have(tenant, decode(body, Have))
         digest = _digest(last)
         async with self._shelf.taken(tenant, digest) as chunk:
             return await self._send(request, chunk)
@@ -204,7 +207,7 @@ class PeerServer:
         return answer
 
     def _cut(self, request: BaseRequest) -> None:
-        """A reader that is too slow, or gone: nothing more is sent, also not what is buffered."""
+        """A node that sends or reads too slowly, or is gone: nothing more is sent, also not what is buffered."""
         self._counters.peer_cuts += 1
         if request.transport is not None:
             request.transport.abort()

@@ -27,7 +27,8 @@ from weightcache.sources import ALL_AT_ONCE, Turn
 log = logging.getLogger(__name__)
 
 VERSIONS_EXPECTED: Final = 64
-BATCH: Final = 64  # indexes that are read at once
+TENANTS_KEPT: Final = 256  # whose tables are kept; those of others are read again when they are needed
+BATCH: Final = 64  # indexes that are read before the chunk is looked for again
 OUT_OF_REACH: Final = 8  # unavailable packs; above that the store itself counts as unavailable
 
 
@@ -71,7 +72,7 @@ class StoreTier:
         self._store = store
         self._ranges = ranges
         self.room: Room = ranges.line
-        self._tables: dict[str, _Table] = {}
+        self._tables: OrderedDict[str, _Table] = OrderedDict()  # the one that was used last is last
         self.unreadable_packs = 0
 
     def __repr__(self) -> str:
@@ -101,7 +102,7 @@ class StoreTier:
         if outcome is Outcome.ABSENT and places:  # packs were collected or are unavailable: others may have the chunk
             fresh = await self._locate(tenant, digest, stale=places)
             for place in places:
-                self._tables[tenant].put_last(digest, place)  # `quarantine` doubts the first place
+                self._table(tenant).put_last(digest, place)  # `quarantine` doubts the first place
             outcome = await self._read_one(tenant, digest, fresh, into, reader)
         if outcome is Outcome.ABSENT and away is not None:
             raise away
@@ -116,12 +117,16 @@ class StoreTier:
         """See `Source`. The store is the snapshotter's and its objects never change: `kelvin fsck` says how to mend.
         Another pack's copy is asked before this one.
         """
-        table = self._tables[tenant]
+        table = self._table(tenant)
         if known := table.chunks.get(digest):
             table.doubted[digest] = known[0]
 
     def _table(self, tenant: str) -> _Table:
-        return self._tables.setdefault(tenant, _Table())
+        table = self._tables.setdefault(tenant, _Table())
+        self._tables.move_to_end(tenant)
+        while len(self._tables) > TENANTS_KEPT:
+            self._tables.popitem(last=False)
+        return table
 
     async def _read_one(
         self, tenant: str, digest: str, places: Iterable[Place], into: memoryview, reader: RangeReader
@@ -135,7 +140,7 @@ class StoreTier:
                 outcome, away = Outcome.AWAY, error
             if outcome not in (Outcome.ABSENT, Outcome.AWAY):
                 return outcome
-            self._tables[tenant].put_last(digest, place)
+            self._table(tenant).put_last(digest, place)
         if away is not None:
             raise away
         return Outcome.ABSENT

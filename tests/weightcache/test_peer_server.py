@@ -21,7 +21,7 @@ from tests.weightcache.peer_kit import SECRET
 from weightcache.cache import Cache
 from weightcache.peer_group import PeerGroup
 from weightcache.peer_server import PeerServer, Shelf
-from weightcache.peer_wire import chunk_path
+from weightcache.peer_wire import chunk_path, have_path
 from weightcache.sources import is_digest_of
 from weightcache.verifying import Verifier
 
@@ -69,6 +69,19 @@ async def test_a_slow_reader_is_cut(tmp_path: Path) -> None:
             await eventually(lambda: cache.counters.peer_cuts and not server._shelf.out and not server.connections)
         assert server._shelf.out_bytes == 0
         assert cache.arena.evict(None, None) == 0, "nothing stays pinned"
+
+
+@pytest.mark.uvloop
+async def test_a_question_that_does_not_come_is_cut(tmp_path: Path) -> None:
+    """Who announces a body and does not send it gives its place to others."""
+    async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
+        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        writer.write(f"POST {have_path(TENANT)} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
+        await eventually(lambda: cache.counters.peer_cuts and not server.connections)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        assert await reader.read() == b""
 
 
 @pytest.mark.uvloop

@@ -13,7 +13,7 @@ from contracts.errors import Refused
 from contracts.manifest import PAGE
 from tests.weightcache.kit import TENANT, describe, publish, publish_kept, put_pack, tier_of
 from weightcache.policy.healing import Outcome
-from weightcache.remote import StoreTier
+from weightcache.remote import TENANTS_KEPT, StoreTier
 
 VERSION = describe([bytes([n]) * PAGE for n in (1, 2, 3)], PAGE)
 OTHER = describe([bytes([n]) * PAGE for n in (4, 5)], PAGE)
@@ -282,3 +282,13 @@ async def test_indexes_are_read_abreast() -> None:
     tier = tier_of(store)
     assert await fetched(tier, versions[-1].digests[0]) == (Outcome.WHOLE, versions[-1].chunks[0])
     assert 2 < store.most <= 16
+
+
+async def test_tables_of_few_tenants_are_kept(store: MemoryStore, tier: StoreTier) -> None:
+    """An agent that lives long has loaded versions of many tenants. What it forgot it learns again."""
+    await publish(store, VERSION)
+    for number in range(TENANTS_KEPT + 10):
+        assert (await fetched(tier, VERSION.digests[0], f"tenant-{number}"))[0] is Outcome.ABSENT
+        tier.expect(f"tenant-{number}", VERSION.id, VERSION.digests)
+    assert f"tenants={TENANTS_KEPT} " in repr(tier)
+    assert (await fetched(tier, VERSION.digests[0]))[0] is Outcome.WHOLE
