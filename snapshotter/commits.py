@@ -8,7 +8,7 @@ client that comes back starts it again, from what is stored by then.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Co
 @dataclass(slots=True)
 class _Commit:
     tenant: str
-    announced: str  # digest of the digests: results are kept, and lists of chunks are long
+    announced: str  # see `digest_of`
     client: str | None  # who began it
     step: CommitStep = CommitStep.WAITING
     task: asyncio.Task[Committed] = field(init=False)
@@ -98,10 +98,10 @@ class Commits:
         return any(commit.tenant == tenant for commit in self._running())
 
     async def try_join(
-        self, tenant: str, plan_id: str, digests: tuple[str, ...], wait_s: float, client: str | None = None
+        self, tenant: str, plan_id: str, announced: str, wait_s: float, client: str | None = None
     ) -> Committed | Committing | None:
         """Return the result of the plan's commit, or its step after `wait_s`; None if there is none, or it was
-        cancelled.
+        cancelled. `announced` is the `digest_of` the caller's chunks.
 
         Raises the failure of the commit once (the next call starts it anew), and `Refused(Conflict)` if the plan is
         being committed with other chunks.
@@ -109,7 +109,7 @@ class Commits:
         commit = self._commits.get(plan_id)
         if commit is None or commit.tenant != tenant:
             return None
-        if commit.announced != _digest_of(digests):
+        if commit.announced != announced:
             raise Refused(Conflict("commit", "the plan is being committed with other chunks"))
         if not await commit.join(wait_s):
             return Committing(step=commit.step)
@@ -127,7 +127,7 @@ class Commits:
         of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)
         if of_tenant >= free:
             raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
-        commit = _Commit(record.tenant, _digest_of(digests), client)
+        commit = _Commit(record.tenant, digest_of(digests), client)
         commit.task = asyncio.create_task(
             self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
         )
@@ -158,7 +158,8 @@ class Commits:
             del self._commits[plan_id]
 
 
-def _digest_of(digests: tuple[str, ...]) -> str:
+def digest_of(digests: Iterable[str]) -> str:
+    """Return the digest of a list of chunks, which is compared and kept in its place: it may take 80 MB."""
     return blake3(",".join(digests).encode()).hexdigest()
 
 

@@ -15,7 +15,6 @@ from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
 from contracts.push import (
     AttestRequest,
-    CommitRequest,
     Committed,
     Committing,
     Missing,
@@ -28,7 +27,7 @@ from contracts.traffic_errors import Overloaded
 from contracts.wire import decode
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog, lacking
-from snapshotter.commits import Commits
+from snapshotter.commits import Commits, digest_of
 from snapshotter.jobs import Jobs
 from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.config import check_tokenizer_fits
@@ -47,7 +46,7 @@ from snapshotter.turns import ByteRoom, NamedLocks, Turns
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20
 PLANS_AT_ONCE: Final = 2
-PLAN_TURN_S: Final = 120.0  # for a turn: in that time the gate ends the plan of another tenant that is being judged
+PLAN_TURN_S: Final = 120.0  # for a turn; a judge that does not answer may keep one for longer (KELVIN_GATE_S)
 ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies and large answers, half of it one tenant's; more for large chunks
 RECORDS_AT_ONCE: Final = 4  # plans that are read from the disk: a large one takes some 150 MB
 CHUNKS_AT_ONCE: Final = 16
@@ -196,8 +195,8 @@ class Pushes:
         return staged
 
     async def chunk_bytes(self, tenant: str, plan_id: str, digest: str) -> int:
-        """Return how long the chunk must be. Raises Conflict before `missing`, InvalidRequest if `missing` did not name
-        it.
+        """Return how long the chunk must be. Raises Conflict before `missing`, InvalidRequest if it is no chunk of the
+        push.
         """
         return (await self._places(tenant, plan_id, digest))[0].length
 
@@ -234,22 +233,25 @@ class Pushes:
             await self._attestations.add_origin(tenant, version, objects)
 
     async def commit(
-        self, tenant: str, plan_id: str, request: CommitRequest, client: str | None = None
+        self, tenant: str, plan_id: str, announced: str, client: str | None = None
     ) -> Committed | Committing:
-        """Make the version, or return how far its commit is. `client` is the caller's name: see `Commits`."""
-        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S, client)
+        """Make the version, or return how far its commit is. `announced` is the `digest_of` the chunks, `client` the
+        caller's name: see `Commits`.
+        """
+        answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
         if answer is not None:
             return answer
-        await self._start_commit(tenant, plan_id, request.digests, client)
-        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S, client)
+        await self._start_commit(tenant, plan_id, announced, client)
+        answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
         if answer is None:  # cancelled, as this process ends
             raise Refused(Unavailable("the snapshotter"))
         return answer
 
-    async def _start_commit(self, tenant: str, plan_id: str, digests: tuple[str, ...], client: str | None) -> None:
+    async def _start_commit(self, tenant: str, plan_id: str, announced: str, client: str | None) -> None:
         async with self.record_turns.take(tenant, PLAN_TURN_S):
             record = await self._load(tenant, plan_id)
-            if await asyncio.to_thread(self._staging.declared, tenant, plan_id) != digests:
+            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            if await asyncio.to_thread(digest_of, digests) != announced:
                 raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
             if plan_id not in self.commits:  # another request may have been quicker
                 self.commits.start(record, digests, client)

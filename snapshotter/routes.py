@@ -3,6 +3,7 @@
 Routes of a push, of a tenant's objects at rest (check them, free what nothing needs, give them out), and for replicas.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
@@ -45,6 +46,7 @@ from service.openapi import OCTETS, described
 from service.principal import holder_of
 from snapshotter.attestations import Attestations
 from snapshotter.bodies import Lent, read_body, read_exactly
+from snapshotter.commits import digest_of
 from snapshotter.exports import Exports, check_version
 from snapshotter.publish import Publisher, asked_with
 from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, Pushes
@@ -96,6 +98,11 @@ def push_routes(pushes: Pushes) -> APIRouter:
     def answer_of(tenant: str, content: bytes) -> Response:
         return Lent(content, JSON, pushes.body_room, tenant)
 
+    async def announced_in(tenant: str, request: Request) -> str:
+        """Its chunks take up to 80 MB: nothing of them is held while the commit runs."""
+        async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
+            return await asyncio.to_thread(lambda: digest_of(decode(body, CommitRequest).digests))
+
     @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
         reading = partial(read_body, request, PLAN_BYTES)
@@ -144,8 +151,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
     )
     async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:
         async with pushes.body_room.receive(tenant, partial(read_body, request, ATTEST_BYTES)) as body:
-            wish = decode(body, AttestRequest)
-        await pushes.attest(tenant, plan_id, wish)
+            await pushes.attest(tenant, plan_id, decode(body, AttestRequest))
         return Response(status_code=204)
 
     @router.post(
@@ -153,17 +159,16 @@ def push_routes(pushes: Pushes) -> APIRouter:
         **_described(Committed, NotFound, Conflict, *_OF_COMMITS, also={202: Committing}, takes=CommitRequest),
     )
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
-            wanted = decode(body, CommitRequest)
+        announced = await announced_in(tenant, request)
         asked_with(_pusher_of(request).key_id)
-        answer = await pushes.commit(tenant, plan_id, wanted, request.query_params.get(CLIENT))
+        answer = await pushes.commit(tenant, plan_id, announced, request.query_params.get(CLIENT))
         return Response(encode(answer), 202 if isinstance(answer, Committing) else 200, media_type=JSON)
 
     return router
 
 
 def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: Attestations) -> APIRouter:
-    """Routes of `contracts/push.py` that check and collect."""
+    """Routes of `contracts/push.py` over what is stored: check it, collect, and give it out."""
     router = APIRouter(prefix="/push/v1")
 
     @router.post("/fsck", **described(FsckLine, media_type=NDJSON, scope=Scope.PUSH))

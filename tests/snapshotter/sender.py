@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from contracts.push import CommitRequest, Committed, Committing, MissingRequest, Plan, PlanRequest
+from contracts.push import Committed, Committing, MissingRequest, Plan, PlanRequest
 from contracts.wire import encode
+from snapshotter.commits import digest_of
 from snapshotter.policy.layout import assemble
 from snapshotter.pushes import Pushes
 
@@ -52,6 +53,6 @@ async def send(pushes: Pushes, push: Opened) -> None:
 async def commit(pushes: Pushes, push: Opened) -> Committed:
     """Commit the push. Repeat the call until the version is made."""
     while True:
-        answer = await pushes.commit(TENANT, push.push_id, CommitRequest(digests=push.digests))
+        answer = await pushes.commit(TENANT, push.push_id, digest_of(push.digests))
         if not isinstance(answer, Committing):
             return answer

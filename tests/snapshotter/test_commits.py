@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.push import CommitStep, Committed, Committing
 from contracts.traffic_errors import Overloaded
-from snapshotter.commits import ABANDONED_S, RESULTS_KEPT, RUNNING_LIMIT, Commits
+from snapshotter.commits import ABANDONED_S, RESULTS_KEPT, RUNNING_LIMIT, Commits, digest_of
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 from tests.snapshotter.test_staging import record
 
 DIGESTS = ("a" * 64,)
+ANNOUNCED = digest_of(DIGESTS)
 DONE = Committed(model="toy", version="0" * 64, created=True, total_bytes=1, new_chunks=1)
 
 
@@ -62,21 +63,21 @@ async def test_joins(gate: Gate, commits: Commits) -> None:
     """Many askers, one run; the impatient are told the step, the others the result; it stays askable."""
 
     plan = record()
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None
     commits.start(plan, DIGESTS)
     await asyncio.sleep(0)
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) == Committing(step=CommitStep.SEALING)
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) == Committing(step=CommitStep.SEALING)
     assert commits.is_running("acme")
     assert not commits.is_running("umbrella")
     names = (None, None, "other")
-    askers = [asyncio.create_task(commits.try_join("acme", plan.plan_id, DIGESTS, 5, name)) for name in names]
+    askers = [asyncio.create_task(commits.try_join("acme", plan.plan_id, ANNOUNCED, 5, name)) for name in names]
     await asyncio.sleep(0)
     askers[0].cancel()
     gate.go.set()
     there = replace(DONE, created=False)  # one of equal pushes made the version, for the others it was there
     assert await asyncio.gather(*askers[1:]) == [DONE, there]
     for name, want in ((None, DONE), ("other", there), (None, DONE)):  # whose answer was lost may ask again
-        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0, name) == want
+        assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0, name) == want
     assert gate.began == 1
 
 
@@ -85,9 +86,9 @@ async def test_strangers(commits: Commits) -> None:
 
     plan = record()
     commits.start(plan, DIGESTS)
-    assert await commits.try_join("umbrella", plan.plan_id, DIGESTS, 0) is None
+    assert await commits.try_join("umbrella", plan.plan_id, ANNOUNCED, 0) is None
     with pytest.raises(Refused) as caught:
-        await commits.try_join("acme", plan.plan_id, ("b" * 64,), 0)
+        await commits.try_join("acme", plan.plan_id, digest_of(("b" * 64,)), 0)
     assert isinstance(caught.value.failure, Conflict)
 
 
@@ -99,10 +100,10 @@ async def test_a_failure_is_told_once(gate: Gate, commits: Commits) -> None:
     gate.go.set()
     commits.start(plan, DIGESTS)
     with pytest.raises(Refused, match="control plane"):
-        await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+        await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5)
     assert plan.plan_id not in commits
     commits.start(plan, DIGESTS)
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 5) == DONE
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5) == DONE
 
 
 async def test_bounds(gate: Gate, commits: Commits) -> None:
@@ -116,11 +117,11 @@ async def test_bounds(gate: Gate, commits: Commits) -> None:
     assert isinstance(caught.value.failure, Overloaded)
     gate.go.set()
     for plan in plans:
-        await commits.try_join(plan.tenant, plan.plan_id, DIGESTS, 5)
+        await commits.try_join(plan.tenant, plan.plan_id, ANNOUNCED, 5)
     for _ in range(RESULTS_KEPT):
         plan = record()
         commits.start(plan, DIGESTS)
-        await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+        await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5)
     assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
     assert plans[0].plan_id not in commits
 
@@ -132,7 +133,7 @@ async def test_kept_result_holds_no_list_of_chunks(gate: Gate, commits: Commits)
     held, plan = sys.getrefcount(digests), record()
     gate.go.set()
     commits.start(plan, digests)
-    assert await commits.try_join("acme", plan.plan_id, digests, 5) == DONE
+    assert await commits.try_join("acme", plan.plan_id, digest_of(digests), 5) == DONE
     assert plan.plan_id in commits
     assert sys.getrefcount(digests) == held
 
@@ -173,16 +174,16 @@ async def test_commit_that_nobody_asks_for_is_cancelled() -> None:
     commits = Commits(gate.publish)
     commits.start(plan, DIGESTS)
     long_s = 2 * ABANDONED_S
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, long_s) == Committing(step=CommitStep.SEALING)
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, long_s) == Committing(step=CommitStep.SEALING)
     assert gate.cancelled == 0, "somebody waited"
     await asyncio.sleep(long_s)
     assert gate.cancelled == 1
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None
     commits.start(plan, DIGESTS)
     await asyncio.sleep(long_s)
     assert gate.cancelled == 2
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None
     gate.go.set()
     commits.start(plan, DIGESTS)
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 5) == DONE
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5) == DONE
     await commits.close()

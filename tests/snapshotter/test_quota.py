@@ -14,10 +14,11 @@ from contracts.artifact_errors import StorageQuotaExceeded
 from contracts.attestation import MAX_BUNDLE_BYTES, ORIGIN
 from contracts.control import TenantLimits
 from contracts.errors import Refused, Unavailable
-from contracts.push import CommitRequest, Committed, MissingRequest, Plan
+from contracts.push import Committed, MissingRequest, Plan
 from contracts.traffic_errors import Overloaded
 from kelvin.progress import Progress
 from kelvin.push import push_directory
+from snapshotter.commits import digest_of
 from snapshotter.policy.quota import Promise
 from snapshotter.staging import IDLE_S, Staging
 from tests.snapshotter.bench import Bench
@@ -207,8 +208,7 @@ async def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Pat
     commits: list[asyncio.Task[object]] = []
 
     async def commit() -> None:
-        request = CommitRequest(digests=push.digests)
-        commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, request)))
+        commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, digest_of(push.digests))))
         await store.writing.wait()
 
     bench.store.inner = store = Meanwhile(bench.store.inner, commit)

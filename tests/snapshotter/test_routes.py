@@ -18,7 +18,17 @@ from msgspec import structs
 
 from contracts.control import Scope, TenantLimits
 from contracts.errors import Unavailable
-from contracts.push import CommitRequest, Committed, Missing, MissingRequest, Plan, PlanRequest, WeightsFile
+from contracts.push import (
+    CommitRequest,
+    CommitStep,
+    Committed,
+    Committing,
+    Missing,
+    MissingRequest,
+    Plan,
+    PlanRequest,
+    WeightsFile,
+)
 from contracts.wire import decode, encode
 from kelvin.progress import Progress
 from kelvin.push import push_directory
@@ -566,3 +576,27 @@ async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path
         assert problem(await client.get(path))[:2] == (503, "overloaded")
         bench.pushes.body_room = ByteRoom("the bench", 2 * length)
         assert (await client.get(path)).status_code == 200
+
+
+async def test_a_commit_is_waited_for_without_its_list_of_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of a large version takes 80 MB, and any number of requests may wait for its commit."""
+    bench, held = Bench.over(tmp_path), list[int]()
+    body = encode(CommitRequest(digests=tuple(f"{number:064x}" for number in range(30_000))))
+
+    async def commit(*_: object) -> Committing:
+        held.append(tracemalloc.get_traced_memory()[0])
+        return Committing(step=CommitStep.WAITING)
+
+    monkeypatch.setattr(bench.pushes, "commit", commit)
+    async with client_of(bench) as client:
+        path = f"/push/v1/plans/{'0' * 32}/commit"
+        await client.post(path, content=encode(CommitRequest(digests=())))
+        tracemalloc.start()
+        try:
+            answer = await client.post(path, content=body)
+        finally:
+            tracemalloc.stop()
+    assert answer.status_code == 202
+    assert held[-1] < len(body) // 2
