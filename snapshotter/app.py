@@ -123,7 +123,7 @@ async def _sweep(staging: Staging, max_age_s: float) -> None:
     while True:
         try:
             dropped = await asyncio.to_thread(staging.sweep, time.time(), max_age_s)
-        except OSError:
+        except (OSError, Refused):
             log.exception("the staging directory could not be swept")
         else:
             if dropped:

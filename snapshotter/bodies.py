@@ -31,18 +31,19 @@ async def read_body(
     stated = whole_number(request.headers.get("content-length", ""), 20)
     if stated is not None and stated > limit:
         raise Refused(BodyTooLarge(limit))
-    body = bytearray()
+    body, allowed_s = bytearray(), timeout_s
     try:
         async with asyncio.timeout(timeout_s) as timeout:
             began = asyncio.get_running_loop().time()
             async for piece in request.stream():
                 take(len(piece))
                 body += piece
-                timeout.reschedule(began + timeout_s + len(body) / LEAST_BYTES_S)
+                allowed_s = timeout_s + len(body) / LEAST_BYTES_S
+                timeout.reschedule(began + allowed_s)
                 if len(body) > limit:
                     raise Refused(BodyTooLarge(limit))
     except TimeoutError:
-        raise Refused(DeadlineExceeded(timeout_s, "the body was being sent")) from None
+        raise Refused(DeadlineExceeded(allowed_s, "the body was being sent")) from None
     except ClientDisconnect:
         raise Refused(Cancelled()) from None
     return body

@@ -206,7 +206,8 @@ class Staging:
                 yield plan.name, declaration.digests
 
     def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
-        """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many.
+        """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many. Raises
+        `Refused(Unavailable)` if the root can't be read.
 
         With `only`, look at that tenant alone.
         """

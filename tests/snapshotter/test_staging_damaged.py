@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from blobstore.memory import MemoryStore
 from contracts.errors import Conflict, NotFound, Unavailable
+from snapshotter.app import open_app
+from snapshotter.settings import SnapshotterSettings
 from snapshotter.staging import IDLE_S, Staging
+from tests.eventually import eventually
+from tests.snapshotter.bench import DirectJobs
 from tests.snapshotter.test_staging import PAGE_CHUNK, A, B, failure_of, opened, record
 
 
@@ -178,3 +183,14 @@ def test_disk_that_tells_no_time_is_unavailable(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "stat", refuse)
     assert failure_of(staging.promises, "acme", "", 0.0) == Unavailable("the staging disk")
+
+
+async def test_root_that_can_not_be_read_is_swept_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk of the staging directory may come back. Until then each sweep says so, and the service goes on."""
+    settings, store = SnapshotterSettings(data=tmp_path, store_url="memory:"), MemoryStore()
+    async with open_app(settings, store, DirectJobs(tmp_path)):
+        monkeypatch.setattr(os, "scandir", refusing(errno.EIO))
+        await eventually(lambda: "the staging directory could not be swept" in caplog.messages)
+    assert "a background loop failed" not in caplog.messages
