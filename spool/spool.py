@@ -121,7 +121,7 @@ class Spool:
     def __repr__(self) -> str:
         return (
             f"<Spool {self.source} committed={self._committed} acknowledged={self.tail.acknowledged} "
-            f"waiting={len(self._waiting)}{' FAILING' if self.failing else ''}>"
+            f"waiting={len(self._waiting)}{' FAILING' if self._failure else ''}>"
         )
 
     @property
@@ -130,13 +130,8 @@ class Spool:
         return self._committed
 
     @property
-    def failing(self) -> bool:
-        """Whether the last attempt to write failed. Report not ready then, as new work could not be recorded."""
-        return self._failure is not None
-
-    @property
     def failure(self) -> Unavailable | None:
-        """Return the failure to refuse new work with while the spool is `failing`, else None."""
+        """Why the last attempt to write failed, else None. Refuse new work with it: that could not be recorded."""
         return self._failure
 
     async def append(self, make: Make) -> int:
@@ -154,8 +149,8 @@ class Spool:
 
     def append_soon(self, make: Make) -> None:
         """A record that costs nobody anything if a crash takes it: it goes to the disk with the next one that is waited
-        for, or within SOON_S. From one event loop. Raises Refused(Overloaded) where too many wait; what the disk says
-        is logged, and is `failing`.
+        for, or within SOON_S. From one event loop. What the disk says is logged, and is `failure`. Raises `Refused`:
+        Overloaded where too many wait, Internal after `close`.
         """
         self._enqueue(_Unwaited(make))
         if not self._is_waking_soon:
@@ -186,11 +181,18 @@ class Spool:
         return unsubscribe
 
     def close(self) -> None:
-        """Commit what waits, end the thread, release the directory; remove it where all was shipped. Idempotent."""
+        """Commit what waits, end the thread, release the directory; remove it where all was shipped. Idempotent.
+
+        If the disk does not answer within BLOCKING_TIMEOUT_S, that is logged, and thread and directory stay as they are
+        until the process ends.
+        """
         with self._lock:
             self._closing = True
         self._wakes.put(None)
-        self._thread.join()
+        self._thread.join(BLOCKING_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.error("the disk of a spool does not answer: records that wait are lost", extra={"source": self.source})
+            return
         self._journal.close()
         self.tail.close()
         if self._home.is_open:

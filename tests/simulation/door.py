@@ -442,7 +442,7 @@ class DoorWorld(World):
             called = model if tenant == owner else f"{owner}/{model}"
             wish = Wish(f"probe-{tenant} {when}", tenant, called, stream=True, max_tokens=3, deadline_s=60.0)
             # The first request behind a disk that failed is refused. Its record shows that the disk works again.
-            for _ in range(1 + any(door.spool.failing for door in self.doors)):
+            for _ in range(1 + any(door.spool.failure is not None for door in self.doors)):
                 caller = self._call(wish, Random(0))
                 while not caller.is_over:
                     await asyncio.sleep(1.0)

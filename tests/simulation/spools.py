@@ -92,9 +92,12 @@ class _Committer:
         wakes: Any = self._spool._wakes
         wakes.step = self._spool._commit_next
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         while self._spool._commit_next():
             pass
+
+    def is_alive(self) -> bool:
+        return False
 
 
 @contextmanager

@@ -111,7 +111,7 @@ for _ in range(40):
     except Refused:
         refused += 1
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert refused and spool.failing
+assert refused and spool.failure
 kept.append(spool.append_blocking(lambda sequence: b"%d:" % sequence + b"x" * 900))
 print(kept == list(range(1, len(kept) + 1)), len(kept), refused)
 """

@@ -10,6 +10,7 @@ import pytest
 
 from contracts.errors import Internal, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
+from spool import spool as module
 from spool.disk import Disk
 from spool.spool import Spool
 from tests.spool.disks import DEADLINE_S, FailingDisk, GatedDisk
@@ -104,7 +105,7 @@ def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -
     assert "FAILING" in repr(spool)
     disk.fail.clear()
     assert spool.append_blocking(make("kept")) == 1
-    assert not spool.failing
+    assert "FAILING" not in repr(spool)
     spool.close()
 
 
@@ -184,7 +185,7 @@ async def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
         spool.append_soon(make("one too many"))
     assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
     async with asyncio.timeout(DEADLINE_S):
-        while not spool.failing:
+        while spool.failure is None:
             await asyncio.sleep(0)
     spool.close()
     assert "a record is lost" in caplog.messages
@@ -211,6 +212,30 @@ def test_closing_commits_what_waits(tmp_path: Path) -> None:
     with pytest.raises(Refused):
         spool.append_blocking(make("late"))
     spool.close()
+
+
+def test_closing_on_a_disk_that_hangs_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process whose disk does not answer ends all the same. It says so, and keeps the source until then."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with ThreadPoolExecutor(2) as threads:
+        append = threads.submit(spool.append_blocking, make("first"))
+        assert disk.reached.wait(DEADLINE_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "BLOCKING_TIMEOUT_S", 0.05)
+            closing = threads.submit(spool.close)
+            try:
+                closing.result(5.0)
+                with pytest.raises(BlockingIOError):
+                    Spool.open(tmp_path, "a-1")
+            finally:
+                disk.gate.set()
+        assert append.result(DEADLINE_S) == 1
+    assert "the disk of a spool does not answer: records that wait are lost" in caplog.messages
+    spool.close()
+    Spool.open(tmp_path, "a-1").close()
 
 
 def test_a_source_has_one_live_owner(tmp_path: Path) -> None:
