@@ -124,8 +124,8 @@ def status_of(error: BlobUnavailable) -> int:
 _HOPELESS: Final = {
     "NoSuchBucket": "the bucket does not exist",
     "InvalidBucketName": "the bucket's name is refused",
-    "AccessDenied": "these credentials may not use the bucket so",
-    "AllAccessDisabled": "these credentials may not use the bucket so",
+    "AccessDenied": "these credentials may not do this with the bucket",
+    "AllAccessDisabled": "these credentials may not do this with the bucket",
     "InvalidAccessKeyId": "the access key is unknown",
     "SignatureDoesNotMatch": "the secret key is wrong",
     "InvalidToken": "the session token is wrong",

@@ -51,7 +51,7 @@ class BlobShort(Refused):
 
 
 class BlobCorrupt(Refused):
-    """The bytes of a pack or a manifest do not match the digest that is its name."""
+    """The bytes of a pack, a manifest or a draft do not match the digest that is its name."""
 
 
 class BadKey(Refused):

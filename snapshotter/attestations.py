@@ -77,7 +77,7 @@ class Attestations:
         await self._put(attestation_key(tenant, version, seal.fingerprint), raw, version)
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
-        """A replica's, for a fingerprint that has none: what is there and good stays. Raises NotFound."""
+        """Keep a replica's, unless its fingerprint has a good one. Raises NotFound, ManifestMissing."""
         try:
             await self._store.stat(manifest_key(tenant, seal.version))
         except BlobNotFound:

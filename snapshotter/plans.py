@@ -128,7 +128,7 @@ class PlanRecord(Wire, frozen=True):
         return Declaration(digests=digests, lengths=lengths, loose=loose, kept=kept)
 
     def inputs(self, digests: tuple[str, ...]) -> str:
-        """Return the digest by which an equal push is recognised."""
+        """Return the digest of what was pushed and how it is sealed, which the format records beside the version."""
         return inputs_digest(self._sealing(), self.files, self.tensors, digests)
 
     def manifest(self, digests: tuple[str, ...]) -> Manifest:

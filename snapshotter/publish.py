@@ -221,14 +221,16 @@ class Publisher:
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
         """Store what a replica recorded under a fingerprint that had no seal. One at a time for a version. Raises
-        NotFound.
+        NotFound, ManifestMissing.
         """
         async with self._versions.hold(f"{tenant}/{seal.version}"):
             await self._attestations.add_seal(tenant, seal)
 
     @asynccontextmanager
     async def quiet(self, tenant: str) -> AsyncIterator[tuple[UnderWay, ...]]:
-        """No commit of the tenant looks at packs or writes them inside; these had done so, and are not registered."""
+        """No commit of the tenant writes packs inside. Yields those that are under way: they wait for that, or wrote
+        theirs and are not registered yet.
+        """
         async with self._tenants.hold(tenant):
             yield tuple(each for each in self._under_way if each.tenant == tenant)
 
@@ -345,7 +347,7 @@ class Publisher:
     async def _ensure_version(
         self, tenant: str, version: str, content: Manifest, inputs: str, report: Report
     ) -> tuple[bool, bool]:
-        """Return whether this call made the version, and sealed it. Recognised inputs are not sealed again."""
+        """Return whether this call made the version, and sealed it. A version with a good seal is not sealed again."""
         raw = encode_manifest(content)
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
         sealed = await self._attestations.is_sealed(tenant, version)

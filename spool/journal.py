@@ -151,7 +151,7 @@ class Journal:
         # Each segment counts whole: the limit is on reserved space.
         if (len(segments(self._directory)) + 1) * self._segment_bytes > self._limit_bytes:
             raise Refused(Overloaded("the usage spool", self._limit_bytes, 1.0, "bytes"))
-        # A segment of that name has no record that can be read.
+        # A segment of that name begins with bytes that can't be read. What lies behind them is kept for an operator.
         remove_segment(self._directory, self.committed + 1)
         self._fd = self._disk.create(self._directory / segment_name(self.committed + 1), self._segment_bytes)
         self._first, self._offset = self.committed + 1, 0

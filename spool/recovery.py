@@ -22,7 +22,7 @@ class Recovered:
 
     source: str
     shipped: int
-    lost: int  # records that can't be read, before one that can: the ledger will name the hole
+    lost: int  # records that can't be read: the receiver has no such sequences
     remaining: int  # not taken by the receiver now; call again
 
 

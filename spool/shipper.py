@@ -124,4 +124,5 @@ class Shipper:
             return True
 
     def _pause_s(self) -> float:
+        # Between this step and the next: 0.1 to 0.2 s after the first failure.
         return self._backoff.after(self.failures + 1, 1 - self._jitter())

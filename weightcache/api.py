@@ -61,7 +61,7 @@ class Damages(Wire, frozen=True):
 
 
 class HostState(Wire, frozen=True):
-    """Slabs by what they are doing; `huge` of them are backed by huge pages throughout. `quota`: for one tenant."""
+    """Slabs by what they are doing; `slabs_huge` of them have huge pages throughout. `slabs_quota`: for one tenant."""
 
     bytes: int
     budget_bytes: int

@@ -1,6 +1,6 @@
 """What is signed about a version, verified: from the store, which may have news, or as the NVMe tier kept it.
 
-The store is asked first. Where it is away, or slow while there is a kept copy, the copy counts, so that a version whose
+The kept copy is read, then the store is asked for news. Where it is away, or slow, the copy counts, so a version whose
 bytes are all here starts without it. A faulty object is read twice; then the kept copy stands in for it.
 """
 

@@ -30,7 +30,7 @@ class Counters:
     prefetched: int = 0
     prefetches_gave_way: int = 0  # to a lease, to go on after it
     prefetches_failed: Counter[str] = field(default_factory=Counter)  # by the failure's code
-    examined: Counter[str] = field(default_factory=Counter)  # chunks that were hashed anew, by tier
+    examined: Counter[str] = field(default_factory=Counter)  # copies that were looked at anew, by tier
     sweeps: int = 0  # over all that is kept
     strangers: int = 0  # connections of other users
     leases_granted: int = 0

@@ -117,7 +117,7 @@ class Loader:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, tenant: str, digest: str) -> None:
-        """One job, start to end; the index, the pin and the waiters are settled whatever happens."""
+        """One job, start to end. Once it runs, the index, the pin and the waiters are settled whatever happens."""
         job = self._jobs[tenant, digest]
         outcome: str | Failure = Cancelled()
         try:

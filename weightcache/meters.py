@@ -23,7 +23,7 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_chunk_faults_total", "Copies that were faulty.", ("tier", "kind"), _faults)
     counter("kelvin_healed_chunks_total", "Faulty chunks of which a good copy was found.", tier, _healed)
     counter("kelvin_refused_chunks_total", "Chunks not healed.", ("outcome",), lambda now: _codes(now.refused_chunks))
-    counter("kelvin_examined_chunks_total", "Chunks hashed anew.", tier, lambda now: by(now.examined_chunks.items()))
+    counter("kelvin_examined_chunks_total", "Chunks looked at anew.", tier, lambda now: by(now.examined_chunks.items()))
     counter("kelvin_scrub_passes_total", "Passes over all that is kept.", (), lambda now: {(): now.sweeps})
     page.read("kelvin_damaged_processes", "Processes with wrong memory.", Kind.GAUGE, (), lambda: _damaged(state()))
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)

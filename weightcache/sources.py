@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def attempts(self) -> int:
-        """How often a faulty copy is read before it counts as faulty. It is more than 1 if a bad read may have another
+        """How often it is read before the next source is asked. It is more than 1 if a bad read may have another
         cause than the copy, and the copy stays where it is.
         """
 

@@ -114,7 +114,8 @@ class _Turn:
 
 class Turns:
     """The turns at each tier, and the waits for each peer that owns chunks. Each of them has room and a queue of its
-    own, so that a slow source or owner never delays reads from another one.
+    own, so that a slow source or owner does not delay reads from another one. A read from NVMe may wait in its turn for
+    a chunk that a prefetch or healing is bringing there.
     """
 
     def __init__(self, rooms: Mapping[str, Room], waits: Mapping[Wait, Room] = MappingProxyType({})) -> None:

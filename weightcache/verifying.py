@@ -1,6 +1,6 @@
 """Hold a chunk's bytes against its digest, or against the tag that was taken when they were; what is faulty is counted.
 
-Whoever reads a chunk asks here, and nobody else knows how bytes are compared.
+Every source that is read for the host tier or NVMe is compared here.
 
 A tag recognises bytes that were verified once at the rate of memory. It is AES-GMAC (NIST SP 800-38D), 128 bits, over
 what was just compared with its BLAKE3 digest; where the same file is read again its tag is compared instead. Other

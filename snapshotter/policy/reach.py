@@ -68,7 +68,7 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What to do: mark, unmark, free in this order. `kept` versions and packs are left."""
+    """What to do: mark, unmark, free in this order. What is not named here is left."""
 
     condemn: tuple[str, ...]  # versions that get their mark now
     pardon: tuple[str, ...]  # versions whose mark goes: a model names them again

@@ -1,4 +1,4 @@
-"""What a push becomes: its limits and engine, the manifest, and the digest by which an equal push is recognised."""
+"""What a push becomes: its limits and engine, the manifest, and the digest of its inputs, which the format records."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -38,8 +38,8 @@ def _overwriting(exchange: Exchange) -> None:
     ("fault", "method", "said"),
     [
         pytest.param(Refusal(404, "NoSuchBucket"), "GET", "the bucket does not exist", id="no bucket"),
-        pytest.param(Refusal(403, "AccessDenied"), "GET", "may not use the bucket", id="no right to list"),
-        pytest.param(Refusal(403, "AccessDenied"), "PUT", "may not use the bucket", id="no right to put"),
+        pytest.param(Refusal(403, "AccessDenied"), "GET", "may not do this with the bucket", id="no right to list"),
+        pytest.param(Refusal(403, "AccessDenied"), "PUT", "may not do this with the bucket", id="no right to put"),
         pytest.param(Refusal(403, "InvalidAccessKeyId"), "GET", "the access key is unknown", id="an unknown key"),
         pytest.param(Refusal(403, "SignatureDoesNotMatch"), "GET", "the secret key is wrong", id="a wrong secret"),
         pytest.param(Refusal(400, "AuthorizationHeaderMalformed"), "GET", "region", id="another region"),

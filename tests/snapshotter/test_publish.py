@@ -72,7 +72,7 @@ def test_an_attestation_of_another_version(tmp_path: Path) -> None:
 
 
 def test_pushed_again(tmp_path: Path) -> None:
-    """Recognised by its inputs: the same version, nothing sent, nothing sealed, registered for whoever asks."""
+    """The same version: nothing sent, nothing sealed, registered for whoever asks."""
     bench = Bench.over(tmp_path)
     first = push(bench, Model())
     assert first.created

@@ -15,7 +15,7 @@ from weightcache.policy.evict import Candidate, Shares, choose
 Key = tuple[str, str]  # tenant, digest
 HALF_LIFE_S: Final = 86_400.0  # of the value of a file that nobody reads
 BATCH: Final = 64  # part of the budget that goes at once: ranking tens of thousands of files takes as long as a read
-WRITES_AT_ONCE: Final = 2  # of three threads or more that read and write: one is left for a load that comes
+WRITES_AT_ONCE: Final = 2  # of the threads that read and write (`policy/spare.py`): the others are left for loads
 QUOTA_BATCH: Final = 8  # and never more than this part of what a tenant may have
 
 
