@@ -277,9 +277,9 @@ def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: in
     kelvin.rest()
     with watching_runtimes(kelvin.pid) as watch:
         kelvin.door.first_token(name, PROMPT)
-        (pid,) = [replica["pid"] for version in kelvin.model(name)["versions"] for replica in version["replicas"]]
-    if pid not in watch.before:
-        raise InstallationFailed(f"{name}: process {pid} was no parked standby")
+        pids = [replica["pid"] for version in kelvin.model(name)["versions"] for replica in version["replicas"]]
+    if len(pids) != 1 or (pid := pids[0]) not in watch.before:
+        raise InstallationFailed(f"{name}: served by {pids}, and not by one standby that was parked")
     host = kelvin.cache()["host"]
     slabs_bytes = host["slabs_used"] * host["slab_bytes"]
     return Footprint(size_bytes, model_bytes, slabs_bytes, watch.before[pid], watch.peak[pid])

@@ -13,6 +13,7 @@ from typing import Final
 from coldstart_bench.patience import remaining
 
 PATIENCE_S: Final = 5.0
+GIT_S: Final = 30.0
 TOLERATED: Final = 1000
 READINGS: Final = 20
 _BLOCK: Final = 8 << 20
@@ -140,7 +141,9 @@ def commit() -> str | None:
     """The commit of the source tree, with `+` where it was changed; None outside a checkout, or without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=GIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None

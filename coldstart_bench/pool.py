@@ -8,6 +8,7 @@ what a pod's start has alone: a scheduler, an image, a sandbox. So the true rati
 import http.client
 import json
 import os
+import shutil
 import ssl
 import sys
 import time
@@ -22,7 +23,7 @@ import click
 from coldstart_bench.certificates import make_inner
 from coldstart_bench.environment import load_1m
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import InstallationFailed, calling, free_port, running
+from coldstart_bench.installation import InstallationFailed, calling, free_port, free_ports, running
 from coldstart_bench.patience import comes
 from coldstart_bench.processes import Rest, children, cpu_ticks
 from coldstart_bench.programs import make_model
@@ -79,7 +80,7 @@ class PodGround:
 
 @contextmanager
 def own_pod(ground: PodGround, version: str, name: str) -> Iterator[int]:
-    """The port of a pod that serves the version, from when it takes requests on. Nothing of it is left."""
+    """Start a pod of the version. Yield its port once it takes requests. Nothing of it is left after the block."""
     port = free_port()
     words = [version, "--tenant", TENANT, "--model", MODEL]
     with _pod(ground, words, name, port, {}, lambda: _takes_requests(port)):
@@ -120,8 +121,8 @@ class ParkedPod:
 
 @contextmanager
 def parked_pod(ground: PodGround, name: str) -> Iterator[ParkedPod]:
-    """From when it waits on. Nothing of it is left."""
-    port, orders = free_port(), free_port()
+    """Start a pod that waits for a version. Yield it once it waits. Nothing of it is left after the block."""
+    port, orders = free_ports(2)
     more = {"KELVIN_STANDBY_LISTEN": f"{HOST}:{orders}", "KELVIN_INNER_TLS": str(ground.inner)}
     there = ParkedPod(port, orders, 0, ground.inner)
     with _pod(ground, ["--standby", CLASS], name, port, more, there.waits) as pid:
@@ -136,8 +137,12 @@ def _pod(
     at.mkdir()
     command = [sys.executable, "-m", "kelvin.main", "runtime", *words, "--threads", "1", "--store", ground.store]
     command += ["--host", HOST, "--port", str(port), "--data", str(at / "data")]
-    with service(command, {**os.environ, **ground.settings, **more}, at / "said", is_ready, f"the pod {name}") as pid:
-        yield pid
+    environment = {**os.environ, **ground.settings, **more}
+    try:
+        with service(command, environment, at / "said", is_ready, f"the pod {name}") as pid:
+            yield pid
+    finally:
+        shutil.rmtree(at, ignore_errors=True)  # its cache holds a copy of the model
 
 
 def _takes_requests(port: int) -> bool:
@@ -263,7 +268,7 @@ BENCH: Final = Bench(
     "pool",
     """First token from zero by the start of a pod, and by a bind of one that waits.""",
     (
-        option("--size", 0.1, Number(0.05, 100), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)),
+        option("--size", 0.1, Number(0.05, 22), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)),
         option("--repeats", 7, click.IntRange(1, 1000), "Rounds."),
     ),
     PoolPlan,

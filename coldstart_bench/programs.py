@@ -3,6 +3,7 @@
 A line into a `Program` is one measurement, a line out what it took.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
@@ -23,6 +24,7 @@ READY_S: Final = 180.0  # a cold disk and an import of torch
 ANSWER_S: Final = 900.0
 END_S: Final = 5.0  # between the end of its output and its own
 FRESH_S: Final = 900.0
+OUTPUT_S: Final = 3600.0  # for a program that ends by itself: the largest model takes minutes to make
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 LOADERS: Final = Path(__file__).parent / "loaders"
 
@@ -45,7 +47,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**os.environ, **_ENVIRONMENT},
-            start_new_session=True,  # its children end with it
+            start_new_session=True,  # `_end` ends its children, too
         )
 
     def __repr__(self) -> str:
@@ -125,7 +127,9 @@ class Program:
         return PeerFailed(f"{self._name} {what}" + (f": {said[-1]}" if said else ""))
 
     def _end(self) -> None:
-        if self._process.poll() is None:
+        if self._errors.closed:  # it was ended before
+            return
+        with contextlib.suppress(ProcessLookupError):  # nobody of its group lives any more
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -155,7 +159,9 @@ def start_fresh(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
         try:
             answer = process.stdout.readline()
             seconds = time.perf_counter() - began
+            process.wait()
         finally:
+            process.kill()  # only if the bench is ended here
             end.cancel()  # its thread would keep a bench that is ended here for as long
     if not answer:
         raise PeerFailed(f"from_pretrained ended with {process.returncode}")
@@ -163,21 +169,25 @@ def start_fresh(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
 
 
 def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = False) -> None:
-    """A random Llama of that size, or of twice that with the same texts in any batch; see loaders/make_model.py."""
+    """A random Llama of that size, or of twice that with the same texts in any batch; see loaders/make_model.py.
+
+    Raises PeerFailed where it can't be made.
+    """
     words = ["sharp"] if sharp else []
-    subprocess.run(
-        [sys.executable, str(LOADERS / "make_model.py"), str(directory), str(size_bytes), str(seed), *words],
-        check=True,
-        env={**os.environ, **_ENVIRONMENT},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, str(LOADERS / "make_model.py"), str(directory), str(size_bytes), str(seed), *words]
+    _output(command, "make_model", {**os.environ, **_ENVIRONMENT})
 
 
 def program_output(module: str, *arguments: str | Path) -> str:
     """Its output. Raises PeerFailed with the last of its words."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return _output([sys.executable, "-m", module, *map(str, arguments)], module)
+
+
+def _output(command: Sequence[str], name: str, environment: Mapping[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=OUTPUT_S, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise PeerFailed(f"{name} did not end within {error.timeout:g} s") from error
     if done.returncode != 0:
-        raise PeerFailed(f"{module}: {done.stderr.strip()[-500:]}")
+        raise PeerFailed(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout

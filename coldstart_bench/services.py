@@ -5,10 +5,11 @@ One activator without the rest of an installation is such a process: its bench s
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ LAST_WORDS: Final = 500
 def service(
     command: Sequence[str], environment: Mapping[str, str], log: Path, is_ready: Callable[[], bool], what: str
 ) -> Iterator[int]:
-    """Its process id, from when it is ready on. Both its outputs are in `log`.
+    """Its process id, from when it is ready on. Both its outputs are in `log`. What it started ends with it.
 
     Raises InstallationFailed with its last words where it ends before it is ready, or is not within READY_S.
     """
@@ -40,6 +41,8 @@ def service(
         yield process.pid
     finally:
         end(process)
+        with suppress(ProcessLookupError):  # nobody of its group lives any more
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager

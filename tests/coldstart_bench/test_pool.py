@@ -1,7 +1,12 @@
 """A pod that waits is held against what is stated; the line can go red."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
+from coldstart_bench import pool
 from coldstart_bench.pool import OWN, WAITING, PoolFigures, judge
 from coldstart_bench.rows import rows_of
 
@@ -21,3 +26,19 @@ def test_judge(seconds: dict[str, list[float]], want: tuple[float | None, bool |
     rows = rows_of({(SIZE, "store", system): each for system, each in seconds.items()})
     (verdict,) = judge(PoolFigures(SIZE, rows))
     assert (verdict.value, verdict.passed) == want
+
+
+def test_nothing_of_a_pod_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache holds a copy of the model, and there is a pod in each round."""
+
+    @contextmanager
+    def service(command: list[str], environment: object, log: Path, is_ready: object, what: str) -> Iterator[int]:
+        (log.parent / "data").mkdir()
+        (log.parent / "data" / "chunk").touch()
+        yield 1
+
+    monkeypatch.setattr(pool, "service", service)
+    ground = pool.PodGround(tmp_path, "file:///store", {}, tmp_path)
+    with pool.own_pod(ground, "be" * 32, "own-0"):
+        assert list(tmp_path.iterdir()) != []
+    assert list(tmp_path.iterdir()) == []

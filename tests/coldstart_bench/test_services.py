@@ -40,3 +40,17 @@ def test_one_that_never_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         pass
     assert set(psutil.Process().children()) <= before
+
+
+def test_what_it_started_ends_with_it(tmp_path: Path) -> None:
+    """Also where it does not end that itself."""
+    child = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']).pid"
+    program = f"import pathlib, signal, subprocess, sys; pathlib.Path(sys.argv[1]).write_text(str({child}))"
+    program += "; signal.pause()"
+    pid = tmp_path / "pid"
+    command = [sys.executable, "-c", program, str(pid)]
+    with service(command, os.environ, tmp_path / "log", lambda: pid.exists() and bool(pid.read_text()), "it"):
+        started = psutil.Process(int(pid.read_text()))
+        assert started.is_running()
+    psutil.wait_procs([started], timeout=30)
+    assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
