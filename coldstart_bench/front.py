@@ -24,7 +24,7 @@ from coldstart_bench.front_tools import LITELLM, RAY, Take
 from coldstart_bench.installation import free_port
 from coldstart_bench.patience import remaining
 from coldstart_bench.processes import processor_us
-from coldstart_bench.programs import PeerFailed, Program
+from coldstart_bench.programs import ANSWER_S, PeerFailed, Program
 from coldstart_bench.report import Failed, Figures, Verdict, align, at_least, at_most, cell
 from coldstart_bench.statistics import median_of
 from coldstart_bench.traffic.behind import MODEL, Behind, cores, keys_for, one_model, standing
@@ -42,6 +42,7 @@ Loader = Literal["wrk", "own"]
 
 SLOTS: Final = 1024  # of the replica: more than there are connections
 STREAMS: Final = 64
+STREAM_TIMES: Final = 3  # of a load's seconds, for which they are read
 TOKENS_PER_S: Final = 50.0
 READY_S: Final = 60.0
 RECORDED_S: Final = 20.0
@@ -214,7 +215,8 @@ class _Run:
         door = stack.enter_context(standing(scratch, behind))
         self._pid, self._upstream = door.pid, door.upstream
         with front_tools.on_core(self._rest):
-            self._own = stack.enter_context(Program("front_load"))
+            own = Program("front_load", answer_s=ANSWER_S + STREAM_TIMES * plan.seconds)
+            self._own = stack.enter_context(own)
         alone: int = self._upstream.ask()["port"]
         self._urls = {UPSTREAM: f"http://127.0.0.1:{alone}{_PATH}"}
         self._keys: dict[str, str] = {}  # of who takes another one than ours
@@ -287,19 +289,14 @@ class _Run:
             raise PeerFailed("the activator has ended") from error
 
     def _unrecorded(self) -> int:
-        """Of the answers that the activator was given, whether a client stayed for them or not. The last
-        records are given time.
+        """How many answers that the activator was given have no record, once the last ones had time to come. A record
+        without an answer is none too many: of a client that left before its request went on.
         """
-
-        def missing() -> int:
-            said = self._upstream.ask()
-            return max(0, int(said["chats"]) - int(said["recorded"]))
-
-        return remaining(missing, RECORDED_S)
+        return remaining(lambda: int(self._upstream.ask()["unrecorded"]), RECORDED_S)
 
     def _streams(self) -> Streams:
         """Handshakes are before the time that counts, and the ends of the streams after it."""
-        seconds = 3 * self._plan.seconds
+        seconds = STREAM_TIMES * self._plan.seconds
         self._plan.tell(f"{STREAMS} streams for {seconds} s")
         body = {
             "model": MODEL,

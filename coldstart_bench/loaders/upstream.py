@@ -1,8 +1,9 @@
 """A lean control plane and lean replicas behind an activator that is measured, as one program on Unix sockets.
 
 Arguments: data directory, and a JSON file with `Behind` (`coldstart_bench/traffic/behind.py`). Each line of JSON on
-standard input is answered with `port`, a TCP port where chats are answered without an activator, `chats`, how many
-whole chats the activator got, and `recorded`, how many requests have a record. `{"into": FILE}` also writes `Seen`.
+standard input is answered with `port`, a TCP port where chats are answered without an activator, `recorded`, how many
+requests have a record, and `unrecorded`, how many chats that the activator got have none. `{"into": FILE}` also writes
+`Seen`.
 
 A whole chat is answered at once, a streamed one token by token. A completion takes the time that `Behind` says, and
 its text is the lengths of its prompt and answer, so that a client can tell that the answer is its own.
@@ -33,6 +34,7 @@ PLAIN: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-le
 LAST: Final = b"0\r\n\r\n"
 DONE: Final = b"data: [DONE]\n\n"
 _REQUEST_ID: Final = re.compile(rb'"request_id":"([^"]+)"')
+_ID: Final = b"x-kelvin-request-id: "
 _HEAD: Final = OPEN % CONTENT_TYPE.encode()
 _END: Final = encode(End(finish_reason="stop", spans=(Span(Stage.TOKENIZED, 100), Span(Stage.PREFILLED, 200))))
 
@@ -81,7 +83,8 @@ class World:
         self.feed = OPEN % b"application/x-ndjson" + chunk(encode(behind.feed) + b"\n")
         self.batches: list[bytes] = []
         self.recorded: set[bytes] = set()
-        self.chats = self.inside = self.most_inside = self.answered = 0
+        self.chats: set[bytes] = set()  # ids of requests of which the activator got a whole answer
+        self.inside = self.most_inside = self.answered = 0
 
     def record(self, batch: bytes) -> None:
         """Take a batch of records. One that is shipped again adds none."""
@@ -124,9 +127,10 @@ class Connection(asyncio.Protocol):
                 return
             body = self._unread[end + 4 : end + 4 + length]
             self._unread = self._unread[end + 4 + length :]
-            self._answer(head.split(b" ", 2)[1], body)
+            self._answer(head, body)
 
-    def _answer(self, path: bytes, body: bytes) -> None:
+    def _answer(self, head: bytes, body: bytes) -> None:
+        path = head.split(b" ", 2)[1]
         if path == b"/v1/completions":
             self._begin(decoder(Asked).decode(body))
         elif path.startswith(b"/v1/chat/"):
@@ -134,7 +138,8 @@ class Connection(asyncio.Protocol):
                 self._transport.write(_HEAD)
                 self._say(1, int(json.loads(body)["max_tokens"]), asyncio.get_running_loop().time())
             else:
-                self._world.chats += self._framed
+                if self._framed:
+                    self._world.chats.add(head.partition(_ID)[2].partition(b"\r\n")[0])
                 self._transport.write(_FRAMED_CHAT if self._framed else _PLAIN_CHAT)
         elif path == b"/internal/v1/feed":
             self._transport.write(self._world.feed)  # and it stays open
@@ -189,7 +194,7 @@ async def serve(data: Path, behind: Behind) -> None:
     def answer(into: str | None = None) -> dict[str, int]:
         if into is not None:
             Path(into).write_bytes(msgspec.json.encode(world.seen()))
-        return {"port": port, "chats": world.chats, "recorded": len(world.recorded)}
+        return {"port": port, "recorded": len(world.recorded), "unrecorded": len(world.chats - world.recorded)}
 
     def answer_all() -> None:
         answer_lines(answer)

@@ -1,11 +1,15 @@
 """The front door's figures: what is of each round is compared within it, and each line goes red on a bad figure."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
+from coldstart_bench import front, front_tools
 from coldstart_bench.front import (
     KELVIN,
     NGINX,
@@ -144,3 +148,18 @@ def test_connections_that_are_none(words: str) -> None:
     """Refused with the words."""
     with pytest.raises(ValueError, match="must be numbers of 1 to 512"):
         connections_of(words)
+
+
+@pytest.mark.parametrize("seconds", [1, 301, 3600])
+def test_a_load_is_waited_for_as_long_as_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    """Streams last three times as long as one load."""
+    program = mock.MagicMock()
+    monkeypatch.setattr(front, "Program", program)
+    monkeypatch.setattr(front, "standing", mock.MagicMock())
+    monkeypatch.setattr(front_tools, "on_core", mock.MagicMock())
+    monkeypatch.setattr(front_tools, "try_find", lambda name: None)
+    plan = front.FrontPlan((1,), 1, seconds, "own", False, tell=print)
+    front._Run(plan, None, tmp_path, ExitStack())
+    assert program.call_args.kwargs["answer_s"] > 3 * seconds
