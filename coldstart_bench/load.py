@@ -79,7 +79,7 @@ class _Run:
 
 
 def run(plan: LoadPlan, scratch: Path) -> LoadFigures:
-    """Raises InstallationFailed, PeerFailed; what is known by then of smaller sizes is in the report."""
+    """Measure all sizes. Raises InstallationFailed, PeerFailed; smaller sizes were given to `known` by then."""
     so_far = _Run(plan)
     for size_bytes in plan.sizes_bytes:
         with scratch_directory(scratch) as place:
@@ -118,6 +118,7 @@ def _measure_size(so_far: _Run, scratch: Path, size_bytes: int) -> None:
     plan.tell(f"making a model of {size_bytes / 1e9:g} GB")
     make_model(scratch / "model", size_bytes, plan.seed)
     weights = scratch / "model" / "model.safetensors"
+    size_bytes = weights.stat().st_size  # as close to what was asked for as its layers allow: rates are of it
     paths: dict[str, Path | str] = {"directory": scratch / "model", "safetensors": weights}
     if any(contender.file == "tensors" for contender in present):
         paths["tensors"] = scratch / "model.tensors"

@@ -7,6 +7,7 @@ from typing import Final
 
 LARGE_BYTES: Final = (4_000_000_000, 8_000_000_000, 16_000_000_000)
 LEAST_BYTES: Final = 50_000_000  # below, the shape of the model is all vocabulary
+MOST_BYTES: Final = 22_000_000_000  # above, loaders/make_model.py has no shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ def sizes_of(words: str) -> list[int]:
     if not all(map(math.isfinite, sizes)):
         raise ValueError(f"{words}: must be numbers of GB separated by commas")
     found = sorted({int(size) for size in sizes})
-    if found[0] < LEAST_BYTES:
-        raise ValueError(f"{words}: each must be {LEAST_BYTES / 1e9:g} or more")
+    if not LEAST_BYTES <= found[0] <= found[-1] <= MOST_BYTES:
+        raise ValueError(f"{words}: each must be {LEAST_BYTES / 1e9:g} to {MOST_BYTES / 1e9:g}")
     return found
 
 

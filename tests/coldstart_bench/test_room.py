@@ -25,7 +25,8 @@ def test_sizes() -> None:
     [
         pytest.param("big", "big: must be numbers of GB", id="a word"),
         pytest.param("1,", "1,: must be numbers of GB", id="nothing behind a comma"),
-        pytest.param("0.01", "0.01: each must be 0.05 or more", id="too small"),
+        pytest.param("0.01", "0.01: each must be 0.05 to 22", id="too small"),
+        pytest.param("0.1,64", "0.1,64: each must be 0.05 to 22", id="more than a model that is made can have"),
         pytest.param("nan", "nan: must be", id="not a number"),
         pytest.param("1e300", "1e300: must be", id="more bytes than a number has"),
     ],
@@ -49,9 +50,10 @@ def test_room() -> None:
 
 
 @pytest.mark.parametrize("bench", ["load", "cold"])
-def test_a_run_that_does_not_fit_is_refused(bench: str) -> None:
-    """Of any machine: a million gigabytes. Bad sizes are wrong usage."""
-    refused = CliRunner().invoke(main, [bench, "--sizes", "0.1,1000000"])
+def test_a_run_that_does_not_fit_is_refused(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine without free memory. Bad sizes are wrong usage."""
+    monkeypatch.setattr("coldstart_bench.frame.free_memory_bytes", lambda: 0)
+    refused = CliRunner().invoke(main, [bench, "--sizes", "0.1"])
     assert (refused.exit_code, "GB can be measured here" in refused.output) == (1, True)
     wrong = CliRunner().invoke(main, [bench, "--sizes", "big"])
     assert (wrong.exit_code, "big: must be numbers of GB" in wrong.output) == (2, True)

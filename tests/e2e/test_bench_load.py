@@ -27,6 +27,7 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert {row["verifies"] for row in found["rows"] if row["system"] in ("kelvin", "tensorizer-verify")} == {True}
     for row in found["rows"]:
         assert row["n"] == 1
+        assert row["size_bytes"] == pytest.approx(55.3e6, rel=0.01), "the smallest model that is made"
         assert row["total_s"] == pytest.approx(row["load_s"] + row["consume_s"])
     assert len(found["verdicts"]) == 9
 
