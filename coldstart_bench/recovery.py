@@ -197,7 +197,10 @@ class Before:
 
 
 def _worked(kelvin: Installation, place: Path, client: Client, requests: int) -> Before:
-    """Ask, let a backup be made, ask again, kill: the last records are in no backup but in the journal alone."""
+    """Ask, let a backup be made, ask again, kill: the last records are in no backup but in the journal alone.
+
+    Raises InstallationFailed.
+    """
     client.ask(kelvin.door, requests)
     for _ in range(TRIES):
         before = _newest_s(place)
@@ -210,6 +213,8 @@ def _worked(kelvin: Installation, place: Path, client: Client, requests: int) ->
         chains = {month["month"]: (month["links"], month["chain"]) for month in _verified(kelvin)["months"]}
         if _newest_s(place) == newest:
             break  # else that one has the last records, and the journal would not be put to the test
+    else:
+        raise InstallationFailed(f"{TRIES} times a backup was made while the last requests were entered")
     age_s = time.time() - _newest_s(place)
     _kill(kelvin, place)
     return Before(exposed_s, age_s, chains)

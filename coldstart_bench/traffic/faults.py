@@ -25,11 +25,15 @@ POLL_S: Final = 0.05  # how exactly it is known when all are ready again
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What was done to the installation, and how long until all of it was ready again; None where it was not."""
+    """What was done to the installation, and how long until all of it was ready again; None where it was not.
+
+    `failed` says why it could not be done.
+    """
 
     at_s: float
     what: str
     whole_after_s: float | None
+    failed: str = ""
 
 
 class Redis:
@@ -106,18 +110,19 @@ class Faults:
         if redis is not None:
             self._all.insert(2, ("SIGKILL Redis", redis.kill, self.is_whole))
 
-    def run(self, every_s: float, until: float) -> list[Event]:
-        """One each `every_s` seconds, until that moment (monotonic)."""
+    def run(self, every_s: float, until: float, is_useless: Callable[[], bool]) -> list[Event]:
+        """One each `every_s` seconds, until that moment (monotonic), or until `is_useless`."""
         began, found = time.monotonic(), list[Event]()
         while (at := began + (len(found) + 1) * every_s) < until - every_s / 2:
-            time.sleep(max(0.0, at - time.monotonic()))
+            if comes(is_useless, at - time.monotonic()):
+                break
             what, do, is_over = self._all[len(found) % len(self._all)]
-            done = time.monotonic()
+            done, failed = time.monotonic(), ""
             try:
                 do()
             except (InstallationFailed, OSError) as error:
-                what = f"{what}: {error}"
-            found.append(Event(done - began, what, self.whole_after(done, is_over)))
+                failed = str(error)
+            found.append(Event(done - began, what, self.whole_after(done, is_over), failed))
         return found
 
     def whole_after(self, since: float, is_over: Callable[[], bool] | None = None) -> float | None:

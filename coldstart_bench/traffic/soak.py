@@ -79,7 +79,7 @@ class SoakFigures(Figures, frozen=True):
 
     seconds: float
     sent: int
-    answered: int  # whole, with the right text
+    answered: int  # whole; those with another text are in `wrong`, too
     told: dict[str, int]  # ended otherwise, by what the client saw
     wrong: tuple[str, ...]  # ended as nothing may
     answered_p50_s: float | None
@@ -137,11 +137,13 @@ def judge(found: SoakFigures) -> tuple[Verdict, ...]:
     """The state is how much was done to it."""
     state = f"{len(found.events)} faults"
     down = sum(event.whole_after_s is None for event in found.events)
+    done = sum(not event.failed for event in found.events)
     share = ratio(found.answered, found.sent or None)
     return (
         at_most("requests that ended neither right nor rightly", len(found.wrong), 0, state),
         at_most("differences of the bill from what clients counted", len(found.bill), 0, state),
         at_most("faults after which not all was ready again", down, 0, state),
+        at_least("faults that were done", done, max(1, len(found.events) // 2), state),
         at_most("things that are left", len(found.left), 0, state),
         at_least("share of requests after the last fault that were answered right", found.again, 1, state),
         at_least("share of requests that were answered", share, 0, state, asked=False),
@@ -158,7 +160,8 @@ def table(found: SoakFigures) -> str:
     ]
     for event in found.events:
         after = cell(event.whole_after_s, "ready again after {:.2f} s", none="NOT READY AGAIN")
-        lines.append(f"  {event.at_s:7.1f} s  {event.what:<24} {after}")
+        failed = f"; could not be done: {event.failed}" if event.failed else ""
+        lines.append(f"  {event.at_s:7.1f} s  {event.what:<24} {after}{failed}")
     lines += [f"wrong: {each}" for each in found.wrong[:10]]
     lines += [f"bill: {each}" for each in found.bill]
     lines += [f"left: {each}" for each in found.left]
@@ -241,7 +244,11 @@ def _under_fire(
     plan.tell(f"{len(when)} requests in {plan.seconds:g} s, a fault each {plan.every_s:g} s (seed {plan.seed})")
     with ThreadPoolExecutor(1, "load") as pool:
         load = pool.submit(loop.run, asked)
-        events = faults.run(plan.every_s, time.monotonic() + plan.seconds)
+
+        def has_failed() -> bool:
+            return load.done() and load.exception() is not None
+
+        events = faults.run(plan.every_s, time.monotonic() + plan.seconds, has_failed)
         return load.result(), events
 
 

@@ -1,9 +1,14 @@
 """A drill is red where more was lost, or it took longer, than is stated."""
 
+from itertools import count
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from coldstart_bench import recovery
+from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.recovery import STATED, Case, DrillFigures, judge, table
 
 FINE: dict[str, Any] = {
@@ -48,3 +53,18 @@ def test_what_was_not_restored() -> None:
     assert [each.claim for each in verdicts if each.passed is False] == ["other differences from before"]
     assert [each.value for each in verdicts if "until" in each.claim] == [None, None]
     assert "restored after -" in table(DrillFigures(STATED, 8.0, (case,)))
+
+
+def test_a_backup_that_always_has_the_last_requests_is_no_drill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the journal is not put to the test: the drill says so, and is not green."""
+    backups = count()
+    monkeypatch.setattr(recovery, "_newest_s", lambda place: float(next(backups)))
+    monkeypatch.setattr(recovery, "_backlog", lambda kelvin: 0)
+    monkeypatch.setattr(recovery, "_verified", lambda kelvin: {"months": []})
+    monkeypatch.setattr(recovery, "_kill", lambda kelvin, place: None)
+    kelvin = mock.Mock()
+    kelvin.door.complete.return_value = "w1"
+    with pytest.raises(InstallationFailed, match="a backup was made while"):
+        recovery._worked(kelvin, tmp_path, recovery.Client("m"), 1)

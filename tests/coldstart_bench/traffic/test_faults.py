@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,3 +60,17 @@ def test_a_runtime_that_was_killed_is_not_back(tmp_path: Path, monkeypatch: pyte
     assert faults.is_whole()
     kelvin.pids = [8]
     assert faults.serves()
+
+
+def test_a_fault_that_could_not_be_done_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name stays; and none is done to an installation whose load has failed."""
+    monkeypatch.setattr("coldstart_bench.traffic.faults.WHOLE_S", 0.1)
+    kelvin = Answering()
+    kelvin.pids = []
+    faults = Faults(cast(Installation, kelvin), "m", None, SteppedClock(tmp_path / "clock"))
+    faults._all = [("SIGKILL runtime", faults._kill_runtime, faults.is_whole)]
+    (event,) = faults.run(0.05, time.monotonic() + 0.1, lambda: False)
+    assert (event.what, event.failed) == ("SIGKILL runtime", "none is ready")
+    began = time.monotonic()
+    assert faults.run(60.0, time.monotonic() + 600.0, lambda: True) == []
+    assert time.monotonic() - began < 30

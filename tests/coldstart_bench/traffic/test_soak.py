@@ -97,6 +97,8 @@ def soaked(**found: object) -> SoakFigures:
         pytest.param({}, [], id="all holds"),
         pytest.param({"wrong": ("x",)}, ["requests that ended"], id="one ended wrongly"),
         pytest.param({"events": (Event(1.0, "x", None),)}, ["faults after which"], id="something stayed down"),
+        pytest.param({"events": ()}, ["faults that were done"], id="nothing was done to it"),
+        pytest.param({"events": (Event(1.0, "x", 0.1, "no"),) * 3}, ["faults that were done"], id="none could be done"),
         pytest.param({"bill": ("x",)}, ["differences of the bill"], id="the bill"),
         pytest.param({"left": ("x",)}, ["things that are left"], id="a process is left"),
         pytest.param(
