@@ -1,9 +1,8 @@
-# Two commands do everything: `make demo` and `make test`. Both set up .venv first.
+# Begin with `make demo` or `make test`. All but bench-tools, bench-peers and clean set up .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := contracts service spool telemetry blobstore weightcache snapshotter runtime activator controlplane filters kelvin coldstart_bench
 
 SECONDS ?= 60
 BENCH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kelvin-bench
