@@ -1,5 +1,7 @@
-"""The benches of `kelvin bench` and `kelvin drill`: starts, load, storms, overload, integrity, the ledger, recovery.
+"""The benches of `kelvin bench` and the drill of `kelvin drill`.
 
-They measure a real installation from outside, beside a frozen floor and what a user would pick instead. `loaders` has
-programs that are measured in processes of their own. Begin with `__main__.py`, which has a command for each bench.
+Most measure a real installation, or one of its processes, from outside; where there is a floor (a frozen program) or a
+rival, it is measured in the same run. `loaders` has the programs that are measured in processes of their own, `clock` a
+wall clock that can be stepped; `installation.py` is what tests use as well. Begin with `__main__.py`, which has a
+command for each bench.
 """

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import ssl
@@ -25,8 +26,10 @@ from coldstart_bench.processes import Rest, children, cpu_ticks, runtimes_below
 from coldstart_bench.report import BenchFailed
 from controlplane.policy.month import month_after, month_of
 
-READY_S: Final = 120.0
+START_S: Final = 300.0  # more than `kelvin up` itself gives its processes (KELVIN_READY_S)
+END_S: Final = 120.0
 HOUR_S: Final = 3600.0
+PUSH_S: Final = 3600.0
 ATTEMPTS: Final = 3
 TAKEN: Final = "Address already in use"
 FIRST_PORT: Final = 15_000
@@ -43,14 +46,22 @@ class InstallationFailed(BenchFailed):
 
 
 def free_port() -> int:
-    """Return a free port of the loopback interface. It is below the kernel's ephemeral ports, so that no connection
-    takes it while a process that listens there is restarted.
+    """Return a free port of the loopback interface. If the kernel's ephemeral ports begin above FIRST_PORT, it is below
+    them, so that no connection takes it while a process that listens there is restarted.
     """
     below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", FIRST_PORT + secrets.randbelow(below - FIRST_PORT) if below > FIRST_PORT else 0))
             return int(probe.getsockname()[1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many different free ports, each as from `free_port`."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return list(found)
 
 
 @contextlib.contextmanager
@@ -98,15 +109,24 @@ class Door:
 
     def _read(self, method: str, path: str, payload: str | None) -> bytes:
         with calling(self._connection, f"{method} {path}"):
+            if self._is_closed():
+                self._connection.close()
             try:
                 answer = self._ask(method, path, payload)
-            except (ssl.SSLError, ConnectionError):  # closed while it was idle
+            except (ssl.SSLError, ConnectionError):
+                if method == "POST":  # it may have arrived: the same again would be done, and billed, twice
+                    raise
                 self._connection.close()
                 answer = self._ask(method, path, payload)
             raw = answer.read()
         if answer.status >= 400:
             raise InstallationFailed(f"{method} {path}: {answer.status} {raw.decode(errors='replace')}")
         return raw
+
+    def _is_closed(self) -> bool:
+        """Whether the activator closed the connection while it was idle: then there is an end to be read."""
+        idle = self._connection.sock
+        return idle is not None and bool(select.select([idle], [], [], 0)[0])
 
     def _ask(self, method: str, path: str, payload: str | None) -> http.client.HTTPResponse:
         self._connection.request(method, path, payload, self._headers)
@@ -135,7 +155,8 @@ class Door:
                 if first is None and line.startswith(b"data: {"):
                     first = time.perf_counter() - began
                 if line.startswith(b"event: error") or (first is None and answer.status >= 400):
-                    raise InstallationFailed(f"{model}: {answer.status} {answer.read().decode(errors='replace')}")
+                    reason = (line + answer.read()).decode(errors="replace")
+                    raise InstallationFailed(f"{model}: {answer.status} {reason}")
         if first is None:
             raise InstallationFailed(f"{model}: the stream held no token")
         return first, answer.headers["x-request-id"]
@@ -166,7 +187,7 @@ class Installation:
 
     def push(self, directory: Path, name: str, *, replicas: int | None = None) -> str:
         """Push as a user does; return the version. `replicas` is the most that may run of the model."""
-        code, out, err = run_command(self.data, "push", str(directory), "--name", name)
+        code, out, err = run_command(self.data, "push", str(directory), "--name", name, limit_s=PUSH_S)
         if code != 0:
             raise InstallationFailed(f"push {name}: {err.strip()}")
         if replicas is not None:
@@ -213,14 +234,21 @@ class Installation:
         """Take every model to zero, and empty a tier of the weight cache."""
         for model in self.admin.request("GET", "/admin/v1/models")["models"]:
             self.to_zero(model["model"])
-        self.wait(lambda: self._is_forgotten(tier), f"the tier '{tier}' is empty")
+        refusal = ""
 
-    def _is_forgotten(self, tier: str) -> bool:
+        def is_empty() -> bool:
+            nonlocal refusal
+            try:
+                self.admin.request("POST", "/admin/v1/cache/evict", {"tier": tier})
+            except InstallationFailed as failed:  # a process that is about to die may still hold a lease
+                refusal = str(failed)
+                return False
+            return True
+
         try:
-            self.admin.request("POST", "/admin/v1/cache/evict", {"tier": tier})
-        except InstallationFailed:  # a process that is about to die still holds a lease
-            return False
-        return True
+            self.wait(is_empty, f"the tier '{tier}' is empty")
+        except InstallationFailed as failed:
+            raise InstallationFailed(f"{failed}: {refusal}") from failed
 
     def pid_of(self, module: str) -> int:
         """Return the supervisor's child that runs `python -m MODULE`. Raises InstallationFailed if none does."""
@@ -230,7 +258,7 @@ class Installation:
         raise InstallationFailed(f"no {module} runs")
 
     def nvme_files(self) -> Sequence[Path]:
-        """Every chunk file of the NVMe tier."""
+        """Every file of the NVMe tier: chunks, and what the agent keeps beside them."""
         return [path for path in (self.data / "cache").rglob("*") if path.is_file()]
 
     def store_files(self) -> Sequence[Path]:
@@ -278,8 +306,13 @@ class Up:
         self.close()
 
     def ready_line(self) -> str:
-        """Wait for the line that it prints once it is ready, and return it; empty if it ends before."""
+        """Wait for the line that it prints once it is ready, and return it; empty if it ends before.
+
+        Raises InstallationFailed with its standard error after START_S.
+        """
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], START_S)[0]:
+            raise InstallationFailed(f"kelvin up is not ready after {START_S:g} s: {self.said()}")
         return self._process.stdout.readline()
 
     def said(self) -> str:
@@ -292,8 +325,11 @@ class Up:
         self._process.send_signal(number)
 
     def ended_with(self) -> int:
-        """Wait for it to end by itself, and return its exit status."""
-        return self._process.wait(READY_S)
+        """Wait for it to end by itself, and return its exit status. Raises InstallationFailed after END_S."""
+        try:
+            return self._process.wait(END_S)
+        except subprocess.TimeoutExpired as error:
+            raise InstallationFailed(f"kelvin up did not end within {error.timeout:g} s") from error
 
     def end(self) -> None:
         """Have it end, and wait for it; kill it where it takes too long."""
@@ -340,7 +376,7 @@ def end(process: subprocess.Popen[Any]) -> None:
     """Have a process end, and wait for it; kill it where it takes too long."""
     process.terminate()
     try:
-        process.wait(READY_S)
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -113,7 +113,9 @@ def figures_of(
 
 
 def judge(found: IntegrityFigures) -> tuple[Verdict, ...]:
-    """Nothing wrong is served, all that can be healed is, all else is refused by name, and everything is counted."""
+    """Nothing wrong is served, all that can be healed is, all else is refused by name, and what was damaged on NVMe is
+    counted by the agent.
+    """
     wrong = sum(each.served_wrong for each in found.tallies)
     unexplained = sum(each.unexplained for each in found.tallies)
     uncounted = sum(each.uncounted for each in found.tallies if each.tier == "nvme")
@@ -231,7 +233,7 @@ class _Ground:
             return file.read(length)
 
     def damaged(self, digest: str, kind: str) -> bytes:
-        """Never the same bytes."""
+        """The bytes of a chunk, damaged in that way. They differ: the model is random, so none is all zeroes."""
         other = self.source.choice([each for each in self.digests if each != digest])
         return ALL[kind](self.body(digest), self.body(other), self.source)
 

@@ -71,9 +71,9 @@ def _resident_peak(pid: int) -> int:
 
 
 class Rest:
-    """Told processor time of processes again and again, says whether they have taken none for `quiet_s`. Pure.
+    """Told processor time of processes again and again, says whether they have been idle for `quiet_s`.
 
-    A parked standby warms up first; what is measured is a start of one that had the time to.
+    A tick counts as idle. A parked standby warms up first; what is measured is a start of one that had the time to.
     """
 
     def __init__(self, quiet_s: float = QUIET_S) -> None:

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import free_port
+from coldstart_bench.installation import free_ports
 from coldstart_bench.programs import Program, program_output
 from coldstart_bench.report import Figures, Verdict, at_most
 from coldstart_bench.room import shortage
@@ -199,7 +199,8 @@ def _as_peers(key: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Settings of each, of agents that serve one another."""
     key.touch(mode=0o600)
     key.write_text(secrets.token_hex(32))
-    addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+    ports = free_ports(len(names))
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
     return {
         name: {
             "KELVIN_PEER_KEY": str(key),

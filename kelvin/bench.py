@@ -27,7 +27,7 @@ BENCHES: Final[Mapping[str, str]] = {
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure this machine; every figure beside a floor of the same run."""
+    """Measure Kelvin on this machine, beside floors and rivals of the same run where there are any."""
 
 
 def _passed_on(name: str, what: str) -> click.Command:

@@ -45,7 +45,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    """Files that share an installation are one worker's."""
+    """Files that share an installation are one worker's; a file that asks for two goes with the first of them."""
     return Together(config, log)
 
 

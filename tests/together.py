@@ -26,7 +26,7 @@ _DEEP: Final = re.compile(r"^pytestmark = .*\bpytest\.mark\.deep\b", re.MULTILIN
 
 @functools.cache
 def shared_by(path: Path) -> str | None:
-    """The fixture of that kind which the file's tests ask for; None where they need none."""
+    """The first fixture of that kind which the file's tests ask for; None where they need none."""
     for found in _ASKED.finditer(text := path.read_text()):
         if _TEST.match(text, found.start()):
             return found[1]

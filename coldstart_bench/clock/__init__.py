@@ -1,6 +1,6 @@
 """A wall clock that is stepped under an installation while it runs.
 
-This directory lies in front of PYTHONPATH: every Python process of the installation then runs `sitecustomize.py`.
+PYTHONPATH is this directory and the checkout: every Python process of the installation then runs `sitecustomize.py`.
 """
 
 import os
@@ -12,7 +12,7 @@ _CLOCK: Final = Path(__file__).parent
 
 
 class SteppedClock:
-    """Of every Python process that is started with `settings`; it is as the kernel's until it is stepped."""
+    """The wall clock of Python processes started with `settings`. It is the kernel's until `step` is called."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -24,6 +24,6 @@ class SteppedClock:
         return {"PYTHONPATH": f"{_CLOCK}{os.pathsep}{ROOT}", "STEPPED_CLOCK": str(self._file)}
 
     def step(self, seconds: int) -> None:
-        """So far ahead of the kernel's from now on, or behind."""
+        """Set the clock so far ahead of the kernel's, or behind it."""
         with self._file.open("r+b") as file:  # the same file: it is mapped
             file.write((seconds * 1_000_000_000).to_bytes(8, "little", signed=True))

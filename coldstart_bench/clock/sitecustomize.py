@@ -2,7 +2,8 @@
 
 The file that `STEPPED_CLOCK` names holds nanoseconds, little-endian, which are added to what the kernel says. It is
 mapped, so a step is seen at once, also by forked processes. Not stepped are CLOCK_MONOTONIC, which no step moves, the
-kernel's own stamps on files, and `datetime.now`, which only certificates are made with.
+kernel's own stamps on files, and what reads the clock in C: `datetime.now` (certificates, signatures of S3 requests,
+the today of commands and chat templates) and `time.gmtime` without an argument.
 """
 
 import mmap

@@ -28,7 +28,7 @@ def version_of(number: int) -> str:
 
 def key_of(tenant: str) -> str:
     """The one key of a tenant."""
-    return f"kv-{tenant.replace('-', ''):0>12}-{hashlib.sha256(tenant.encode()).hexdigest()[:42]}"
+    return f"kv-{tenant.replace('-', ''):0>12}-{hashlib.sha256(tenant.encode()).hexdigest()[:43]}"
 
 
 def tenants_of(count: int) -> tuple[str, ...]:

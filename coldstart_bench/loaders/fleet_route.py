@@ -15,7 +15,7 @@ from contracts.wire import decoder, encode
 
 
 def measured(models: int, lookups: int) -> dict[str, Any]:
-    """Names in no order, each as a request has it. Raises where a look-up finds another version."""
+    """Names in no order, each as a request has it. Where a look-up finds another version, the answer is an error."""
     line = encode(feed_of(models))
     decoder(Feed)  # made once in a process
     began = time.process_time()

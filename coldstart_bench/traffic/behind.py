@@ -53,7 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 def keys_for(tenants: Sequence[str]) -> dict[str, str]:
     """Return a key for each tenant, in the form of real ones."""
-    return {tenant: f"kv-benchbenchbe-{secrets.token_hex(21)}" for tenant in tenants}
+    return {tenant: f"kv-benchbenchbe-{secrets.token_urlsafe(32)}" for tenant in tenants}
 
 
 def one_model(keys: Mapping[str, str], slots: int) -> Feed:

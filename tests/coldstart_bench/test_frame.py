@@ -14,6 +14,7 @@ from coldstart_bench import plots
 from coldstart_bench.__main__ import BENCHES
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.report import BenchFailed, Figures, Verdict, at_most
+from kelvin.bench import bench_command, drill_command
 
 
 class Count(Figures, frozen=True):
@@ -173,3 +174,8 @@ def test_every_bench_has_a_plan_by_its_defaults(bench: Bench[BenchPlan, Figures]
     assert isinstance(CliRunner().invoke(roomy.command(), words).exception, Planned)
     shown = CliRunner().invoke(bench.command(), ["--help"])
     assert (shown.exit_code, "--json" in shown.output) == (0, True)
+
+
+def test_the_command_line_has_every_bench() -> None:
+    """It lists them itself, and imports none."""
+    assert {*bench_command.commands, *drill_command.commands} == {bench.name for bench in BENCHES}

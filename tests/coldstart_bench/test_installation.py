@@ -1,27 +1,35 @@
 """Where an installation under measurement listens, what becomes of one that does not come up, and what one leaves."""
 
+import asyncio
 import os
 import secrets
 import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
+from coldstart_bench import installation
 from coldstart_bench.certificates import make_certificate
 from coldstart_bench.installation import (
     FIRST_PORT,
     Door,
+    Installation,
     InstallationFailed,
     ended,
     free_port,
+    free_ports,
     running,
     stray_sockets,
     unfinished,
 )
+from tests.eventually import wait
 from tests.loops import answering
 
 
@@ -102,3 +110,101 @@ def test_files(tmp_path: Path) -> None:
     assert ended(tmp_path) == ["a meter page is left: 12.rt1", "records are left: 000"]
     assert unfinished(tmp_path) == ["a push is left: declared.json"]
     assert stray_sockets(tmp_path) == ["the socket of a dead runtime is left: dead"]
+
+
+def test_several_ports_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though one is drawn twice."""
+    drawn = iter([15_001, 15_001, 15_002])
+    monkeypatch.setattr(installation, "free_port", lambda: next(drawn))
+    assert free_ports(2) == [15_001, 15_002]
+
+
+def test_a_start_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it said of itself, and nothing of it is left."""
+    (tmp_path / "kelvin_silent.py").write_text("import signal, sys; print('why', file=sys.stderr); signal.pause()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(installation, "START_S", 1.0)
+    with pytest.raises(InstallationFailed, match="not ready after 1 s: why"):
+        running(tmp_path, program="kelvin_silent").__enter__()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    """A server's side of a certificate in `tmp_path`; the key of its clients is beside it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*make_certificate(tmp_path / "tls"))
+    (tmp_path / "key").write_text("k")
+    return context
+
+
+def _door(port: int, place: Path) -> Door:
+    return Door(port, place / "tls" / "cert.pem", place / "key")
+
+
+def test_a_post_that_may_have_arrived_is_not_sent_again(tmp_path: Path, tls: ssl.SSLContext) -> None:
+    """It would be done twice. What changes nothing is sent again."""
+    arrived: list[str] = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        arrived.append(request.method)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    with answering(answer, tls) as port, closing(_door(port, tmp_path)) as door:
+        for method, times in (("POST", 1), ("GET", 2)):
+            with pytest.raises(InstallationFailed):
+                door.request(method, "/x")
+            assert arrived.count(method) == times
+
+
+def test_a_connection_that_was_closed_while_idle_is_made_anew(tmp_path: Path, tls: ssl.SSLContext) -> None:
+    """Also for a POST, which arrives once."""
+    arrived: list[str] = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        arrived.append(request.method)
+        assert request.transport is not None
+        asyncio.get_running_loop().call_later(0.05, request.transport.close)
+        return web.json_response({})
+
+    with answering(answer, tls) as port, closing(_door(port, tmp_path)) as door:
+        door.request("GET", "/x")
+        wait(door._is_closed, "the connection is closed")
+        assert door.request("POST", "/x") == {}
+    assert arrived == ["GET", "POST"]
+
+
+def test_a_start_that_is_refused_says_why(tmp_path: Path, tls: ssl.SSLContext) -> None:
+    """With the text of the answer."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response({"models": []})
+        return web.json_response({"error": {"code": "not_found"}}, status=404)
+
+    refused = pytest.raises(InstallationFailed, match=r"m: 404 .*not_found")
+    with answering(answer, tls) as port, closing(_door(port, tmp_path)) as door, refused:
+        door.start("m", "w1")
+
+
+class Refusing(Installation):
+    """An installation without models whose cache empties no tier. It waits for nothing."""
+
+    def __init__(self) -> None:
+        self.admin = cast(Door, self)
+
+    def request(self, method: str, path: str, body: object | None = None) -> Any:
+        if method == "GET":
+            return {"models": []}
+        raise InstallationFailed("400 no such tier")
+
+    def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 0.0) -> None:
+        assert not is_so()
+        raise InstallationFailed(f"it is not so that {what}")
+
+
+def test_a_tier_that_can_t_be_emptied_says_why() -> None:
+    """With the last refusal."""
+    with pytest.raises(InstallationFailed, match="the tier 'tape' is empty: 400 no such tier"):
+        Refusing().forget("tape")

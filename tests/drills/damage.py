@@ -23,6 +23,7 @@ SECRETS: Final = ("ca.pem", "tls/ca.key", "once.key", "attest.key", "admin.key",
 KEYS: Final = ("admin.key", "default.key")  # of the drill's own client
 FRIEND: Final = "trust/friend.pem"
 PRICES: Final = "prices.toml"  # KELVIN_PRICE_BOOK
+SAID: Final = {"run/feed": "the feed that was kept can't be read"}  # by warnings that do not have a file's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,20 @@ def _damage(path: Path, damage: Damage) -> None:
 
 
 def _refused(ground: Ground, file: str) -> tuple[Start, list[str]]:
-    status, lines = ground.ended_with(), ground.errors.read_text().strip().splitlines()
-    is_named = lines[-1].startswith("Error: ") and Path(file).name in lines[-1]
-    return Start.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {lines[-1]}"]
+    status, last = ground.ended_with(), _last_line(ground)
+    is_named = last.startswith("Error: ") and Path(file).name in last
+    return Start.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {last}"]
+
+
+def _last_line(ground: Ground) -> str:
+    """Of its standard error; empty where it said nothing."""
+    return "".join(ground.errors.read_text().strip().splitlines()[-1:])
 
 
 def _restored(ground: Ground, killed: Killed) -> tuple[Start, list[str]]:
     """What is wrong with the restore that the refusal names, and with the bill after it."""
     restore = ("restore", _settings(ground.data)["KELVIN_BACKUP"], "--data", str(ground.data), "--replace")
-    refusal = ground.errors.read_text().strip().splitlines()[-1]
+    refusal = _last_line(ground)
     if shlex.join(("kelvin", *restore)) not in refusal:
         return Start.REFUSED, [refusal]
     status, _, said = ground.kelvin(*restore)
@@ -138,5 +144,6 @@ def _started(ground: Ground, killed: Killed, file: str) -> tuple[Start, list[str
     ground.expect_answer()
     wrong = ground.settle([])
     lines = [line for log in (ground.data / "logs").iterdir() for line in log.read_text().splitlines()]
-    is_named = any('"warning"' in line and Path(file).name in line for line in lines)
+    said = SAID.get(file, Path(file).name)
+    is_named = any('"warning"' in line and said in line for line in lines)
     return Start.WARNED if is_named else Start.WHOLE, wrong

@@ -185,7 +185,7 @@ class Ground:
 
     def kelvin(self, *words: str) -> tuple[int, str, str]:
         """Run a command to its end. Return its exit code, standard output and standard error."""
-        # With its clock, for a command that begins with today's month.
+        # With its settings: a command reads some of them, too. Its clock does not step what a command calls today.
         return run_command(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
 
     def push(self, directory: Path, model: str, rate: str = "16M") -> Push:
@@ -309,8 +309,8 @@ class Ground:
         return differences(self._counted, totals_of(self.bill()), self._late)
 
     def unbalanced(self) -> list[str]:
-        """Return what `kelvin billing report` names, except for requests that nobody could record."""
-        status, out, err = self.kelvin("billing", "report", "--format", "json")
+        """Return what `kelvin billing report` names of this month, except for requests that nobody could record."""
+        status, out, err = self.kelvin("billing", "report", "--format", "json", "--month", self.month)
         if status not in (0, 2):
             return [f"kelvin billing report ends with {status}: {err.strip()}"]
         return unexplained(json.loads(out), self._unrecorded)
@@ -377,7 +377,9 @@ def _words(process: psutil.Process) -> list[str]:
 
 @contextlib.contextmanager
 def standing(ground: Ground, directory: Path) -> Iterator[Ground]:
-    """Start the installation, and have it serve the model of that directory. The block must call `ground.stop()`."""
+    """Start the installation, and have it serve the model of that directory. What is left of it after the block is
+    killed: call `ground.stop()` to see it end well.
+    """
     try:
         ground.start()
         first = ground.push(directory, SERVED)

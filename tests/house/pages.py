@@ -33,7 +33,7 @@ def read(name: str) -> str:
 
 
 def tracked(pattern: str) -> list[Path]:
-    """Files of the checkout; of the whole tree where it is none."""
+    """Files of the checkout; outside one, those of the docs alone."""
     listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
     found = [ROOT / line for line in listed.stdout.splitlines()] or list(DOCS.rglob(pattern))
     return [path for path in found if path.exists()]

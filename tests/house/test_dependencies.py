@@ -90,7 +90,7 @@ def own_numbers(source: str) -> Iterator[int]:
 
 @pytest.mark.parametrize("service", OF)
 def test_timeouts_are_the_tables(service: str) -> None:
-    """No call of the service has a number of its own for how long it waits."""
+    """No call of the service has a number of its own in a parameter that says how long it waits (`NAMED`)."""
     found = {
         str(path.relative_to(ROOT)): lines
         for path in sorted((ROOT / service).rglob("*.py"))

@@ -63,3 +63,8 @@ FROZEN = {
 def test_floors_are_frozen() -> None:
     """A ratio of today is to the same program as one of before."""
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in FLOORS} == FROZEN
+
+
+def test_there_is_something_to_look_at() -> None:
+    """The rules are of files that git knows: outside a checkout they would hold of none."""
+    assert PRODUCT

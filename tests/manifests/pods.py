@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from coldstart_bench.installation import free_ports
 from tests.endings import disorder
 from tests.manifests.built import ROOT, Json, pod_of
-from tests.ports import free_ports
 
 READY_S: Final = 90.0
 _POLL_S: Final = 0.05

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.files import FileStore
+from coldstart_bench.installation import free_ports
 from contracts.errors import Refused
 from service.unix import SocketDirectory
 from tests.eventually import wait
 from tests.loops import HOST
-from tests.ports import free_ports
 from tests.weightcache.kit import HUGE, TENANT, RunningAgent, Version, settings_of, until_ready
 from tests.weightcache.peer_kit import SECRET, url_of
 from weightcache.app import HTTP_SOCKET

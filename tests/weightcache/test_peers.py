@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from blobstore.files import FileStore
+from coldstart_bench.installation import free_ports
 from contracts.errors import Refused
 from service.node_tls import NodeTls
 from tests.loops import HOST
-from tests.ports import free_ports
 from tests.weightcache.kit import TENANT, make_version, running, settings_of
 from tests.weightcache.peer_kit import SECRET, ask, node, pretender, url_of
 from weightcache.peer_client import Peer

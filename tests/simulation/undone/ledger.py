@@ -44,7 +44,7 @@ def _payloads(directory: Path) -> Iterator[bytes]:
             offset, sequence = frame.end, sequence + 1
 
 
-@repair(r"PermissionError.*recovery\.py|PermissionError")
+@repair("PermissionError")
 def foreign_directory_stops_recovery(undoing: Undoing) -> None:
     """A file system leaves `lost+found` beside the spools: recovery fails on the name, and ships nothing any more."""
 
