@@ -43,11 +43,16 @@ class Sender:
         self._ended = threading.Event()
         self.sent = 0
         self.dropped = 0  # not taken in: too many
-        self.lost = 0  # not taken by the collector
+        self._lost = 0
         self._failures = 0
 
     def __repr__(self) -> str:
         return f"<Sender waiting={len(self._traces)} sent={self.sent} dropped={self.dropped} lost={self.lost}>"
+
+    @property
+    def lost(self) -> int:
+        """Traces that the collector did not take, or that wait for a thread that has ended."""
+        return self._lost + (len(self._traces) if self._ended.is_set() else 0)
 
     def start(self) -> None:
         """Begin to send."""
@@ -93,7 +98,7 @@ class Sender:
             if self._take(collector, batch):
                 self.sent += len(batch)
             else:
-                self.lost += len(batch)
+                self._lost += len(batch)
 
     def _take(self, collector: "OtlpCollector", batch: Sequence[Facts]) -> bool:
         """Whether the collector took it. What can't be told at all is lost, and what comes after it is told."""

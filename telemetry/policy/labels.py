@@ -9,15 +9,10 @@ OK: Final = "ok"
 TIERS: Final = ("host", "nvme", "peer", "store")  # quickest first
 
 
-def _kinds(kind: type[errors.Failure]) -> list[type[errors.Failure]]:
-    return [kind] + [below for child in kind.__subclasses__() for below in _kinds(child)]
-
-
-_KNOWN: Final = (errors, artifact_errors, traffic_errors)  # subclasses exist once their module is imported
+_NAMED: Final = [kind for module in (errors, artifact_errors, traffic_errors) for kind in vars(module).values()]
+_FAILURES: Final = [kind for kind in _NAMED if isinstance(kind, type) and issubclass(kind, errors.Failure)]
 REPEATS: Final = ("joined", "replayed", "cached")  # answered out of what another request got
-OUTCOMES: Final = frozenset(
-    {OK, *REPEATS} | {kind.code for kind in _kinds(errors.Failure) if kind is not errors.RemoteFailure}
-)
+OUTCOMES: Final = frozenset({OK, *REPEATS} | {kind.code for kind in _FAILURES if kind is not errors.RemoteFailure})
 
 
 def outcome_of(code: str) -> str:

@@ -65,6 +65,20 @@ async def test_what_is_offered_arrives_once_and_in_order() -> None:
     assert collector.closed.is_set()
 
 
+async def test_traces_without_a_collector_are_lost() -> None:
+    """It can't be made, as where its library is broken: what was offered, and what comes later, is counted."""
+
+    def fail() -> OtlpCollector:
+        raise ImportError
+
+    sender = Sender(fail, clock=lambda: 0.0)
+    sender.offer(facts(0))
+    sender.start()
+    assert await sender.close(10)
+    sender.offer(facts(1))
+    assert (sender.sent, sender.dropped, sender.lost) == (0, 0, 2)
+
+
 async def test_a_collector_that_hangs_costs_nothing() -> None:
     """Offering goes on at once; beyond the queue's room it is dropped and counted; the end waits only so long."""
     hold = threading.Event()

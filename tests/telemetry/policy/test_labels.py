@@ -2,6 +2,7 @@
 
 import pytest
 
+from contracts.frames import NoCredit
 from telemetry.policy.labels import Cap, outcome_of, slowest_tier
 
 
@@ -12,6 +13,7 @@ from telemetry.policy.labels import Cap, outcome_of, slowest_tier
         ("overloaded", "overloaded"),
         ("chunk_corrupt", "chunk_corrupt"),
         pytest.param("made_up", "other", id="what nobody says is other"),
+        pytest.param(NoCredit.code, "other", id="so is what no caller sees"),
         ("", "other"),
     ],
 )
