@@ -96,6 +96,6 @@ class FairLock:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a request waits for a free lock, or a tenant has too many waiting."""
-        assert self._is_held or not self._waiting
+        assert self._is_held or all(each.granted.done() for each in self._waiting)  # done: cancelled, not yet removed
         waiting = Counter(each.tenant for each in self._waiting)
         assert all(count <= self._waiting_max_per_tenant for count in waiting.values())

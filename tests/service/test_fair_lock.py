@@ -35,6 +35,19 @@ async def test_tenant_with_one_request_waits_for_one_holder_of_another() -> None
     desk.lock.check_integrity()
 
 
+async def test_cancelled_request_does_not_wait_for_a_free_lock() -> None:
+    """It leaves the queue when it runs next, which may be after the holder has gone."""
+    desk = Desk()
+    async with desk.lock.hold("a"):
+        waiting = asyncio.create_task(desk.work("b", 0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+    desk.lock.check_integrity()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert desk.lock.waiting == 0
+    desk.lock.check_integrity()
+
+
 @pytest.mark.virtual_time
 async def test_lock_is_shared_by_weight_and_time() -> None:
     """Of two that always wait, the one of three times the weight has three times the time."""
