@@ -1,5 +1,6 @@
-"""Calls to another process of ours: JSON both ways, failures as facts, a deadline on each."""
+"""Calls to another process of ours: JSON both ways, failures as facts. `call` has a deadline, `open` may have one."""
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self, TypeVar
@@ -8,10 +9,12 @@ import aiohttp
 
 from contracts.errors import Internal, Refused, RemoteFailure, Unavailable
 from contracts.problem import from_problem
-from contracts.wire import decode, encode
+from contracts.wire import BadJson, decoder, encode
 from service.cause import headers as told
 from service.unix import SocketDirectory
 from service.way import SocketWay, Way
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -50,8 +53,8 @@ class ServiceClient:
     ) -> T:
         """Decode the answer as `kind` (`type(None)` for an empty one).
 
-        Raises Refused: the peer's failure; Internal if its error says none; Unavailable if the peer can't be reached
-        or does not answer within `timeout_s`; InvalidRequest if a successful answer does not decode.
+        Raises Refused: the peer's failure; Internal if its error says none, or if a successful answer does not decode;
+        Unavailable if the peer can't be reached or does not answer within `timeout_s`.
         """
         payload = None if body is None else encode(body)
         async with self.open(method, path, payload=payload, timeout_s=timeout_s, headers=headers) as answer:
@@ -59,7 +62,11 @@ class ServiceClient:
                 raw = await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise Refused(Unavailable(self._peer)) from error
-        return decode(raw or b"null", kind, what=f"answer of {self._peer}")
+        try:
+            return decoder(kind).decode(raw or b"null")
+        except BadJson as error:
+            log.error("an answer does not decode", extra={"peer": self._peer, "path": path, "error": str(error)})
+            raise Refused(Internal()) from error
 
     @asynccontextmanager
     async def open(

@@ -37,6 +37,10 @@ def _app() -> FastAPI:
     async def _garbled() -> Response:
         return Response(b'{"code":"\xff","status":500,"detail":""}', 500)
 
+    @app.get("/odd")
+    async def _odd() -> dict[str, str]:
+        return {"n": "one"}
+
     @app.get("/broken")
     async def _broken() -> None:
         raise RuntimeError("secret detail")
@@ -73,6 +77,7 @@ async def test_upgrade_with_a_body_is_refused(tmp_path: Path, method: str) -> No
         pytest.param("/full", "overloaded", 2.0, id="a failure arrives as the fact it was"),
         pytest.param("/nested", "internal", None, id="an answer that is nested too deeply is our defect"),
         pytest.param("/garbled", "internal", None, id="so is one that is no UTF-8"),
+        pytest.param("/odd", "internal", None, id="so is a success of another kind"),
         pytest.param("/nowhere", "not_found", None, id="an unknown route is not found"),
     ],
 )
