@@ -98,7 +98,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
     make_private(settings.data)
     authority = _authority(settings)
     files = _certificate_files(settings)
-    certificates = Certificates(authority, settings.domain, files)
+    certificates = Certificates(authority, settings.domain, files, settings.host)
     async with AsyncExitStack() as ladder:
         telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)

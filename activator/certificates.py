@@ -6,6 +6,7 @@ their life, so that a process may run for years; but for names that there are fi
 
 import asyncio
 import datetime
+import ipaddress
 import logging
 import ssl
 from collections.abc import Callable
@@ -39,8 +40,11 @@ class Certificates:
         authority: Authority,
         domain: str,
         files: CertificateFiles | None = None,
+        host: str = "localhost",
     ) -> None:
+        """`host` is where the listener is: the default leaf is for it, too."""
         self._authority = authority
+        self._host = host
         self._domain = domain
         self._files = files
         self._by_tenant: dict[str, _Shown] = {}
@@ -107,7 +111,7 @@ class Certificates:
     def _make(self, tenant: str | None) -> _Shown:
         made = self._authority.now()
         if tenant is None:
-            context = self._authority.context(["localhost"], ["127.0.0.1", "::1"])
+            context = self._authority.context(*_names_of(self._host))
         else:
             context = self._authority.context([f"*.{tenant}.{self._domain}"], [])
         return _Shown(context, made)
@@ -129,3 +133,15 @@ class Certificates:
             with suppress(OSError, ValueError):  # who follows tells of it
                 shown = self._by_tenant[tenant] = self._make(tenant)
         return shown
+
+
+def _names_of(host: str) -> tuple[list[str], list[str]]:
+    """Return the DNS names and IP addresses of the default leaf: those of this machine, and where the listener is."""
+    names, addresses = ["localhost"], ["127.0.0.1", "::1"]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        names += [host] if host.isascii() and host not in names else []
+    else:
+        addresses += [str(address)] if not address.is_unspecified and str(address) not in addresses else []
+    return names, addresses

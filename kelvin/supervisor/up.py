@@ -33,17 +33,18 @@ from kelvin.supervisor.graves import Graves, open_graves
 from kelvin.supervisor.lock import data_lock, naming
 from kelvin.supervisor.log_rotation import last_lines, rotate_forever
 from kelvin.supervisor.succession import Succession
-from kelvin.supervisor.watchdog import Watchdog, Watched, asking, is_ready
+from kelvin.supervisor.watchdog import Watchdog, Watched, asking, is_ready, listener_pid
 from service.born import socket_name
 from service.client import ServiceClient
 from service.exits import REPLICAS, ExitNotes
 from service.first import first
+from service.inner_settings import EVERYWHERE, url_of
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
 from service.loops import Loops
 from service.run import stop_on_signals
 from service.settings import log_level
-from service.unix import SocketDirectory, peer_pid
+from service.unix import SocketDirectory
 from spool.shipper import Shipper
 
 log = logging.getLogger(__name__)
@@ -147,11 +148,7 @@ class Supervisor:
         """Whether this very process answers at its socket, and is ready."""
         name = child.spec.socket
         assert name is not None
-        try:
-            with self._directory.connect(name) as connected:
-                if peer_pid(connected) != child.pid:
-                    return False
-        except OSError:
+        if child.pid is None or listener_pid(self._directory, name) != child.pid:
             return False
         return await is_ready(self._directory, child.spec.name, name)
 
@@ -274,11 +271,15 @@ def _try_listen(settings: UpSettings) -> socket.socket | None:
 
 
 def _ready(settings: UpSettings) -> Ready:
-    data = settings.data
-    url = f"https://localhost:{settings.port}"
+    data, url = settings.data, door_url(settings.host, settings.port)
     with naming(data / "url"):
         (data / "url").write_text(url + "\n")
     return Ready(url, data / "ca.pem", data / "default.key", data / "admin.key")
+
+
+def door_url(host: str, port: int) -> str:
+    """Return where commands on this machine reach the door: at localhost, or at the one address that it has."""
+    return url_of("localhost" if host in (*EVERYWHERE, "127.0.0.1", "::1") else host, port)
 
 
 def run_up(settings: UpSettings) -> None:

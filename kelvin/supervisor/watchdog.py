@@ -42,7 +42,7 @@ class Watched:
 
 
 class Watchdog:
-    """Looks at all processes every LOOK_S seconds. Start `run` as a loop."""
+    """Looks at all processes, LOOK_S seconds after the last look ended. Start `run` as a loop."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Watchdog:
         start_s: float = START_S,
     ) -> None:
         """`watched` returns our children that were not reaped yet, so no other process can have their pids. `answers`
-        probes one of them for at most ANSWER_S. `on_kill` gets each process before it is killed, and the reason. A
-        process has `start_s` for its first answer.
+        probes one of them, for ANSWER_S and the time to connect at most. `on_kill` gets each process before it is
+        killed, and the reason. A process has `start_s` for its first answer.
         """
         self._watched = watched
         self._answers = answers
@@ -139,10 +139,13 @@ def _can_ask() -> bool:
 
 def _is_anothers(directory: SocketDirectory, each: Watched) -> bool:
     """Return whether another process has the socket's name, as a new front door does before the old one ends."""
-    if each.socket is None:
-        return False
+    return each.socket is not None and listener_pid(directory, each.socket) not in (None, each.pid)
+
+
+def listener_pid(directory: SocketDirectory, name: str) -> int | None:
+    """Return the process that listens at a socket; None if there is none, or it has a full backlog."""
     try:
-        with directory.connect(each.socket, timeout_s=CONNECT_S) as connected:
-            return peer_pid(connected) != each.pid
+        with directory.connect(name, timeout_s=CONNECT_S) as connected:
+            return peer_pid(connected)
     except OSError:
-        return False
+        return None

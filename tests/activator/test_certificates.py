@@ -71,6 +71,25 @@ async def test_what_a_clock_ahead_has_made_is_made_again(tmp_path: Path, ahead: 
     assert (tmp_path / "tls" / "ca.key").read_bytes() == key
 
 
+@pytest.mark.parametrize(
+    ("host", "more"),
+    [
+        pytest.param("127.0.0.2", ("127.0.0.2",), id="an address"),
+        pytest.param("fd00::1", ("fd00::1",), id="an address of version 6"),
+        pytest.param("door.example", ("door.example",), id="a name"),
+        pytest.param("127.0.0.1", (), id="this machine"),
+        pytest.param("0.0.0.0", (), id="every address"),
+    ],
+)
+def test_default_leaf_is_for_the_listeners_address(tmp_path: Path, host: str, more: tuple[str, ...]) -> None:
+    """Commands on this machine reach it there, if it is not at localhost."""
+    authority = Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key")
+    certificates = Certificates(authority, "d.e", host=host)
+    for name in ("localhost", "127.0.0.1", "::1", *more):
+        strict = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        assert handshake(strict, certificates.listener, name).getpeercert()
+
+
 async def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
     """Its names get the default one."""
     certificates, client = _made(tmp_path, _Clock())

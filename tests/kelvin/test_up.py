@@ -15,7 +15,7 @@ from kelvin.policy.restarts import Restarts
 from kelvin.settings import UpSettings
 from kelvin.supervisor import up as subject
 from kelvin.supervisor.graves import open_graves
-from kelvin.supervisor.up import NotReady, Supervisor
+from kelvin.supervisor.up import NotReady, Supervisor, door_url
 from service.unix import SocketDirectory
 from tests.controlplane.ground import ROOT
 
@@ -57,6 +57,22 @@ async def test_slow_start_says_what_it_waits_for(
     assert [(record.message, record.__dict__["waiting_for"]) for record in caplog.records] == [
         ("not ready yet", "zygote")
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "want"),
+    [
+        pytest.param("127.0.0.1", "https://localhost:8443", id="the default"),
+        pytest.param("0.0.0.0", "https://localhost:8443", id="every address"),
+        pytest.param("::", "https://localhost:8443", id="every address of version 6"),
+        pytest.param("127.0.0.2", "https://127.0.0.2:8443", id="another address"),
+        pytest.param("fd00::1", "https://[fd00::1]:8443", id="another address of version 6"),
+        pytest.param("door.example", "https://door.example:8443", id="a name"),
+    ],
+)
+def test_ready_line_names_an_address_that_is_listened_at(host: str, want: str) -> None:
+    """Commands on this machine read it, too."""
+    assert door_url(host, 8443) == want
 
 
 START = """
