@@ -39,6 +39,7 @@ class Graves:
         self._spool = spool
         self._source = source
         self._writing: dict[Path, asyncio.Task[None]] = {}  # by page
+        self._unread: set[asyncio.Task[None]] = set()  # deaths whose page can't be read now
 
     def __repr__(self) -> str:
         return f"<Graves source={self._source} pages={len(list(self._pages()))}>"
@@ -57,7 +58,9 @@ class Graves:
             if is_told(failures):
                 why = {"pid": reaped.pid, "error": repr(error), "failures": failures}
                 log.error("a meter page can't be read; trying again", extra=why)
-            asyncio.get_running_loop().call_later(AGAIN_S, self.bury, reaped, failures)
+            work = self._bury_again(reaped, failures)
+            self._unread.add(task := asyncio.get_running_loop().create_task(work, name=f"page of {reaped.pid}"))
+            task.add_done_callback(self._unread.discard)
             return
         for page, runtime_id, meter in found:
             if page in self._writing:  # an earlier process had this pid
@@ -77,10 +80,16 @@ class Graves:
             )
             self._begin(page, meter, death)
 
+    async def _bury_again(self, reaped: Reaped, failures: int) -> None:
+        await asyncio.sleep(AGAIN_S)
+        self.bury(reaped, failures)
+
     async def settled(self, patience_s: float) -> None:
         """Wait until all lifetimes are written, at most `patience_s`. Writes that take longer go on."""
-        if self._writing:
-            await asyncio.wait(self._writing.values(), timeout=patience_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while pending := {*self._writing.values(), *self._unread}:
+                    await asyncio.wait(pending)
 
     def lives(self) -> list[tuple[int, str, bool]]:
         """Return pid, runtime id, and whether it took a version, of each meter page: of running replicas and standbys,

@@ -27,7 +27,6 @@ from spool.recovery import recover
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.controlplane.billing_ground import fresh_engine
-from tests.eventually import eventually
 from tests.kelvin.dying_supervisor import PID, POINTS
 from tests.spool.disks import FailingDisk, GatedDisk
 
@@ -149,7 +148,8 @@ async def test_life_whose_page_cannot_be_read_now_is_written_later(
     with monkeypatch.context() as patched:
         patched.setattr(Path, call, fail)
         graves.bury(Reaped(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
-    await eventually(lambda: pages(tmp_path) == [])
+    await graves.settled(60.0)
+    assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
     assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
 
