@@ -154,7 +154,7 @@ async def _supervise(settings: EngineSettings) -> int:
 
 def run_engine(settings: EngineSettings) -> int:
     """The whole of `kelvin engine`; the exit status. Raises AlreadyRunning."""
+    configure_logging("engine", log_level())  # the lock may have something to log
     with data_lock(settings.data):
-        configure_logging("engine", log_level())
         become_subreaper()
         return asyncio.run(_supervise(settings))

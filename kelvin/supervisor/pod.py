@@ -171,6 +171,6 @@ async def _supervise(settings: PodSettings) -> int:
 
 def run_pod(settings: PodSettings) -> int:
     """The whole of `kelvin runtime`; the runtime's exit status as Popen has it. Raises AlreadyRunning."""
+    configure_logging("pod", log_level())  # the lock may have something to log
     with data_lock(settings.data):
-        configure_logging("pod", log_level())
         return asyncio.run(_supervise(settings))

@@ -1,6 +1,9 @@
 """A data directory that will hold keys is closed to other users, or refused."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,27 @@ def test_open_directory_of_ours_is_closed(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with data_lock(tmp_path, keeps_secrets=True):
         assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+START = """
+import asyncio, sys
+from pathlib import Path
+from kelvin.settings import EngineSettings, PodSettings
+from kelvin.supervisor.engine import run_engine
+from kelvin.supervisor.pod import run_pod
+asyncio.run = lambda work: work.close()
+data = Path(sys.argv[1])
+{run}
+"""
+
+
+@pytest.mark.parametrize("run", ["run_engine(EngineSettings(data, ''))", "run_pod(PodSettings(data, 1, {}, None))"])
+def test_supervisor_logs_as_json_that_it_closed_the_directory(tmp_path: Path, run: str) -> None:
+    """With the mode that the directory had."""
+    tmp_path.chmod(0o755)
+    command = [sys.executable, "-c", START.format(run=run), str(tmp_path)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
+    assert json.loads(done.stderr)["mode_was"] == "0755"
 
 
 def test_open_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
