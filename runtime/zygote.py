@@ -30,7 +30,7 @@ from runtime.settings import RuntimeSettings, from_environment
 from service.log import configure_logging
 from service.processes import is_orphaned
 from service.settings import log_level
-from service.startup import refusing_bad_settings
+from service.startup import only_checks, refusing_bad_settings
 from service.unix import SocketDirectory
 
 log = logging.getLogger(__name__)
@@ -280,6 +280,8 @@ def main() -> None:
     with refusing_bad_settings():
         settings = from_environment()
         configure_logging("zygote", log_level())
+    if only_checks():
+        return
     from runtime import preload
 
     control = preload.load()

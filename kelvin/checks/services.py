@@ -1,21 +1,26 @@
-"""Ask each service whether it could start with these settings, the snapshotter whether the store answers, and the
-control plane whether its ledger keeps records aside.
+"""Ask `kelvin up` and each service whether it could start with these settings, the snapshotter whether the store
+answers, and the control plane whether its ledger keeps records aside.
 
-They are run as programs, as `kelvin up` runs them, with `--check`: settings are read, and nothing is served.
+Services are run as programs, as `kelvin up` runs them, with `--check`: settings are read, and nothing is served.
 """
 
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
+from contracts.settings import BadSetting
 from kelvin.policy.findings import Finding, Level
+from kelvin.settings import load_up
 from service.startup import BAD_SETTING_STATUS, CHECK, STORE_STATUS
 
 CHECK_S: Final = 30.0
-SERVICES: Final = ("activator", "controlplane", "snapshotter", "weightcache")
+SERVICES: Final = ("activator", "controlplane", "snapshotter", "weightcache", "runtime.zygote")
 FILTERS: Final = "filters"  # where they are switched on
+_COST: Final = "`kelvin up` would not start"
+_MEND: Final = "the value that it names"
 
 
 def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -37,6 +42,11 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
     ]
     limit = time.monotonic() + CHECK_S
     is_certain = True  # that each takes its settings
+    try:
+        load_up(Path(), None, None, environment)
+    except BadSetting as bad:
+        is_certain = False
+        yield Finding("service", Level.FAIL, f"kelvin up: {bad}", _COST, _MEND)
     for name, process in asked:
         try:
             _, said = process.communicate(timeout=max(0.1, limit - time.monotonic()))
@@ -55,8 +65,8 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("usage records", Level.WARN, last, "no bill has them", mend)
         elif process.returncode != 0:
             is_certain = False
-            level, mend = Level.FAIL, "the value that it names" if process.returncode == BAD_SETTING_STATUS else ""
-            yield Finding("service", level, f"{name}: {last}", "`kelvin up` would not start", mend)
+            mend = _MEND if process.returncode == BAD_SETTING_STATUS else ""
+            yield Finding("service", Level.FAIL, f"{name}: {last}", _COST, mend)
     if is_certain:
         yield Finding("services", Level.OK, "each takes these settings")
 

@@ -215,6 +215,22 @@ def test_filters_are_asked_where_they_are_on(data: Path) -> None:
     assert "activator: KELVIN_LIFELINE_FD=none" in told["off"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "by"),
+    [
+        pytest.param("KELVIN_DRAIN_S", "kelvin up", id="of the supervisor"),
+        pytest.param("KELVIN_READY_S", "kelvin up", id="of the supervisor's start"),
+        pytest.param("KELVIN_STEP_S", "runtime.zygote", id="of the zygote"),
+    ],
+)
+def test_bad_setting_is_refused_as_a_start_refuses_it(data: Path, setting: str, by: str) -> None:
+    """Also one that no service reads."""
+    found = list(check_services({**os.environ, "KELVIN_DATA": str(data), setting: "soon"}))
+    told = [finding.seen for finding in found if finding.level is Level.FAIL]
+    assert [line.partition(": must")[0] for line in told] == [f"{by}: {setting}=soon"]
+    assert "services" not in _names(found)
+
+
 def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
     """The control plane reads it when it is only asked for its settings, too."""
     book = data / "bad.toml"
