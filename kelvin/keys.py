@@ -83,7 +83,7 @@ def create_command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a key. Standard output is its secret alone, which can't be shown again."""
+    """Make a key. Its secret can't be shown again: it is all that is on standard output, or in the file of --output."""
     body = {"name": name, "scopes": scopes, "models": models, "expires_in_s": expires}
     _make("/admin/v1/keys", body, tenant, output, as_json, replace=False)
 
@@ -134,7 +134,8 @@ def _make(
 def key_file(path: Path, *, replace: bool) -> Iterator[Callable[[str], None]]:
     """Make sure of a file for a key before the key exists. Raises DoorClosed where the file can't be made.
 
-    Yields what writes the key: whole or not at all, mode 0600.
+    Yields what writes the key: whole or not at all, mode 0600. It raises DoorClosed if the file was made meanwhile, and
+    `replace` is False.
     """
     if path.exists() and not replace:
         raise DoorClosed(f"{path} exists; a new key does not replace it")
@@ -148,6 +149,10 @@ def key_file(path: Path, *, replace: bool) -> Iterator[Callable[[str], None]]:
         def write(secret: str) -> None:
             draft.file.write(secret.encode() + b"\n")
             draft.file.truncate()
-            draft.keep()
+            try:
+                draft.keep(replace=replace)
+            except FileExistsError as error:
+                rest = "its file is kept, and the new key has none: revoke it (`kelvin keys list`), and make another"
+                raise DoorClosed(f"{path} was made meanwhile; {rest}") from error
 
         yield write

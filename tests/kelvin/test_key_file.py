@@ -41,6 +41,17 @@ def test_another_key_is_replaced_only_by_its_successor(tmp_path: Path) -> None:
     assert path.read_text() == "new\n"
 
 
+def test_a_file_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
+    """Another command made a key at the same time: its secret is nowhere else."""
+    path = tmp_path / "new.key"
+    with key_file(path, replace=False) as write:
+        path.write_text("another's")
+        with pytest.raises(DoorClosed, match=r"new\.key was made meanwhile.*revoke"):
+            write("secret")
+    assert path.read_text() == "another's"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @contextmanager
 def without_room() -> Iterator[None]:
     """Files can be made, and take no bytes: as on a disk that has become full."""
