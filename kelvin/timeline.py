@@ -4,6 +4,7 @@ The floor is measured by `kelvin bench cold`.
 """
 
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -68,7 +69,8 @@ def choose_floor_us(rows: Sequence[_Row], weight_bytes: int) -> int | None:
 def timeline_command(request_id: str, floor_ms: float | None, report: Path | None, as_json: bool) -> None:
     """Draw the stages of one request from its arrival to its first token, beside the floor.
 
-    It needs a key of the request's tenant with the scope `infer`. The default is default.key, not admin.key.
+    It needs a key of the request's tenant with the scope `infer`, and for --floor also `admin`. The default is
+    default.key, and admin.key for --floor.
     """
     with target().door("default.key") as door:
         raw = door.get(f"/v1/requests/{request_id}/timeline").content
@@ -79,7 +81,8 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
         answer = decoder(TimelineAnswer).decode(raw)
         floor_us = None if floor_ms is None else round(floor_ms * 1000)
         if report is not None:
-            floor_us = read_floor_us(report, _weight_bytes(answer))
+            weight_bytes = _weight_bytes(answer)
+            floor_us = read_floor_us(report, weight_bytes or 0)
     except BadJson as error:
         raise DoorClosed(f"the timeline does not decode: {error}") from error
     except BadReport as error:
@@ -91,14 +94,24 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
     if answer.start_problem is not None:
         click.echo(f"no replica came ({answer.start_problem.reason}): {answer.start_problem.message}")
     if report is not None and floor_us is None:
-        click.echo(f"no floor: {report.name} holds no model of about this size")
+        why = f"{report.name} holds no model of about this size"
+        if weight_bytes is None:
+            why = "the size of the model is told to keys with the scope `admin`; --floor-ms needs none"
+        click.echo(f"no floor: {why}")
 
 
-def _weight_bytes(answer: TimelineAnswer) -> int:
-    """Bytes of the weights of the request's version; 0 of another tenant's, which only that one sees."""
+def _weight_bytes(answer: TimelineAnswer) -> int | None:
+    """Return the bytes of the weights of the request's version; None if the key may not ask for them, 0 of another
+    tenant's version, which only that tenant sees.
+    """
     if "/" in answer.model:
         return 0
-    found = asked("GET", f"/admin/v1/models/{answer.model}")
+    try:
+        found = asked("GET", f"/admin/v1/models/{answer.model}")
+    except DoorClosed as closed:
+        if closed.status != HTTPStatus.FORBIDDEN:
+            raise
+        return None
     return next((int(row["weight_bytes"]) for row in found["versions"] if row["version"] == answer.version), 0)
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -88,6 +89,17 @@ def test_read_floor_us(tmp_path: Path, weight_bytes: int, want: int | None) -> N
     report = tmp_path / "bench.json"
     report.write_bytes(msgspec.json.encode({"rows": ROWS, "machine": {}, "commit": None}))
     assert read_floor_us(report, weight_bytes) == want
+
+
+def test_timeline_without_a_floor_is_printed(tmp_path: Path) -> None:
+    """The key may read the request, and not the model's size."""
+    report = tmp_path / "bench.json"
+    report.write_bytes(msgspec.json.encode({"rows": ROWS}))
+    refusal = httpx.Response(403, json={"error": {"message": "no"}})
+    done = CliRunner().invoke(timeline_command, ["r1", "--floor", str(report)], obj=answering(WARM, refusal))
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0].startswith("r1  m@")
+    assert done.stdout.splitlines()[-1].startswith("no floor: the size of the model is told to keys with the scope")
 
 
 def test_what_is_no_report_is_named(tmp_path: Path) -> None:
