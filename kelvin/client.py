@@ -1,5 +1,6 @@
 """The command line's way in: HTTPS to the activator with a key, errors as sentences and exit codes."""
 
+import os
 import ssl
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from contracts.problem import from_problem
 from contracts.secrets import redact
 from contracts.wire import BadJson, decode, decode_any, decoder
 from kelvin.settings import DEFAULT_PORT
+from kelvin.supervisor.lock import naming
 from service.private import keep_secrets
 
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, as the API answers it.")
 TIMEOUT_S: Final = 60.0
 ASK_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
 
@@ -47,17 +49,21 @@ class Target:
     key: Path | None = None
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        """Return a client of the installation. Raises DoorClosed if address, CA or key is missing or invalid."""
+        """Return a client of the installation. Raises DoorClosed if address, CA or key is missing or can't be used."""
         keep_secrets()
-        url = _address(self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}"))
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
-        for path, what in ((ca, "CA"), (key, "key")):
-            if not path.exists():
-                raise DoorClosed(f"{what} file {path} does not exist; {self._hint(what)}")
+        try:
+            url = _address(self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}"))
+            for path, what in ((ca, "CA"), (key, "key")):
+                if not path.exists():
+                    raise DoorClosed(f"{what} file {path} does not exist; {self._hint(what)}")
+            trusted, secret = _trusting(ca), _secret(key)
+        except OSError as error:
+            raise DoorClosed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         return httpx.Client(
             base_url=url,
-            verify=_trusting(ca),
-            headers={"authorization": f"Bearer {_secret(key)}"},
+            verify=trusted,
+            headers={"authorization": f"Bearer {secret}"},
             timeout=TIMEOUT_S,
             event_hooks={"response": [refuse]},
             trust_env=False,
@@ -86,7 +92,8 @@ def _address(url: str) -> httpx.URL:
 
 def _trusting(ca: Path) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=str(ca))
+        with naming(ca):
+            return ssl.create_default_context(cafile=str(ca))
     except ssl.SSLError as error:
         raise DoorClosed(f"CA file {ca} holds no certificate that can be read; it must be PEM") from error
 

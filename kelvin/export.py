@@ -27,10 +27,9 @@ from contracts.errors import CapacityExceeded, InvalidRequest, ModelNotFound, No
 from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import is_digest, parse_reference
 from contracts.push import AttestationEntry, AttestationList, Original
-from contracts.wire import decoder
 from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, find_bundle, lay_out, lay_out_original, pieces
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import Patience, PushCalls, answered, open_door
+from kelvin.push_calls import Patience, PushCalls, answered, decoded, open_door
 from kelvin.signing import SIGNATURE_FILE
 from service.whole_file import sync
 from snapshotter.policy.files import SINGLE_FILE
@@ -153,7 +152,7 @@ class ExportCalls(PushCalls):
     def try_original(self, version: str) -> Original | None:
         """The kept file that it was pushed as, where there is one; unchecked. Raises `Refused`."""
         try:
-            return self._decoded(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
+            return decoded(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
         except Refused as refused:
             if refused.failure.code == NotFound.code:
                 return None
@@ -162,7 +161,7 @@ class ExportCalls(PushCalls):
     def attestations(self, version: str) -> tuple[AttestationEntry, ...]:
         """What is signed about it, as the installation judges it."""
         answer = self._call("GET", f"/push/v1/versions/{version}/attestations", b"")
-        return self._decoded(answer, AttestationList).attestations
+        return decoded(answer, AttestationList).attestations
 
     def chunk(self, digest: str, length: int) -> bytes:
         """Of a manifest of the tenant's, checked against its digest. Raises `Refused`."""
@@ -211,7 +210,8 @@ def export_version(
                 convert(scratch / SINGLE_FILE, scratch / TENSORS_FILE, manifest)
             elif (bundle := find_bundle(version, calls.attestations(version))) is not None:
                 (scratch / SIGNATURE_FILE).write_bytes(bundle)
-            sizes = {path.name: path.stat().st_size for path in scratch.iterdir()}
+            files = (path for path in scratch.rglob("*") if path.is_file())
+            sizes = {str(path.relative_to(scratch)): path.stat().st_size for path in files}
     except OSError as error:
         rule = f"can't be written: {error.strerror or error}"
         raise Refused(InvalidRequest("directory", str(directory), rule)) from error
@@ -225,7 +225,7 @@ def _appearing(directory: Path) -> Iterator[Path]:
     scratch.mkdir()
     try:
         yield scratch
-        for path in (*scratch.iterdir(), scratch):
+        for path in (*scratch.rglob("*"), scratch):
             sync(path)
         scratch.rename(directory)
         sync(scratch.parent)
@@ -263,6 +263,7 @@ def _receive(calls: ExportCalls, manifest: Manifest, layout: ExportLayout, scrat
 
 
 def _create(stack: ExitStack, path: Path, size: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     stack.callback(os.close, fd)
     os.ftruncate(fd, size)
@@ -289,7 +290,7 @@ def resolve(door: httpx.Client, reference: str) -> str:
         return reference
     named = parse_reference(reference)
     answer = answered(door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S))
-    found = decoder(_Model).decode(answer.content)
+    found = decoded(answer, _Model)
     if named.alias is not None:
         fitting = [found.aliases[named.alias]] if named.alias in found.aliases else []
     else:

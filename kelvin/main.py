@@ -1,10 +1,9 @@
-"""The command `kelvin`: every command is mounted here, and nowhere else."""
+"""The command `kelvin`: commands of the first level are mounted here, others in their group's module."""
 
 import dataclasses
 import errno
 import importlib.metadata
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -55,8 +54,6 @@ class _Kelvin(click.Group):
             raise DoorClosed(refused.failure.message) from refused
         except httpx.TransportError as error:
             raise unreachable(error) from error
-        except json.JSONDecodeError as error:
-            raise DoorClosed("the answer is not JSON; is this the address of an installation of Kelvin?") from error
         except OSError as error:
             if error.filename is None and error.errno in _NO_ROOM:  # raised by a write
                 raise DoorClosed(f"a file can't be written: {error.strerror}") from error
@@ -109,7 +106,7 @@ def _target_option(name: str, variable: str, kind: Any, what: str) -> click.Opti
 
 
 _DATA_HELP = "Data directory. [default: $KELVIN_DATA, else kelvin/ in $XDG_DATA_HOME or ~/.local/share]"
-_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, restart_command, restore_command)
+_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, logs_command, restart_command, restore_command)
 
 
 def _located(command: click.Command) -> click.Command:

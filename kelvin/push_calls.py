@@ -28,7 +28,7 @@ from contracts.push import (
     PlanRequest,
 )
 from contracts.traffic_errors import Overloaded
-from contracts.wire import decode, encode
+from contracts.wire import BadJson, decoder, encode
 from kelvin.client import DoorClosed, failure_of
 
 T = TypeVar("T")
@@ -58,6 +58,16 @@ def answered(answer: httpx.Response) -> httpx.Response:
     if not answer.is_success:
         raise Refused(failure_of(answer))
     return answer
+
+
+def decoded(answer: httpx.Response, kind: type[T]) -> T:
+    """Decode a successful answer. Raises `Refused` if another server wrote it, or one of another version."""
+    try:
+        return decoder(kind).decode(answer.content)
+    except BadJson as error:
+        url = answer.url.copy_with(query=None)
+        message = f"{url} answered what this command can't read ({error}): is the URL Kelvin's?"
+        raise Refused(RemoteFailure("unavailable", answer.status_code, message)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +144,12 @@ class PushCalls:
 
     def plan(self, request: PlanRequest) -> Plan:
         """Judge and lay out; opens a push."""
-        return self._decoded(self._call("POST", "/push/v1/plans", encode(request), PLAN_S), Plan)
+        return decoded(self._call("POST", "/push/v1/plans", encode(request), PLAN_S), Plan)
 
     def missing(self, plan_id: str, digests: tuple[str, ...]) -> Missing:
         """Which chunks have to be sent."""
         body = encode(MissingRequest(digests=digests))
-        return self._decoded(self._call("POST", f"/push/v1/plans/{plan_id}/missing", body), Missing)
+        return decoded(self._call("POST", f"/push/v1/plans/{plan_id}/missing", body), Missing)
 
     def put_chunk(self, plan_id: str, digest: str, data: bytes) -> None:
         """Send one."""
@@ -159,7 +169,7 @@ class PushCalls:
         body = encode(CommitRequest(digests=digests))
         answer = self._call("POST", f"/push/v1/plans/{plan_id}/commit?{CLIENT}={self._client}", body)
         kind: type[Committed] | type[Committing] = Committing if answer.status_code == ACCEPTED else Committed
-        return self._decoded(answer, kind)
+        return decoded(answer, kind)
 
     def _call(
         self,
@@ -201,10 +211,6 @@ class PushCalls:
             return answer, False
         failure = failure_of(answer)
         return failure, failure.retryable
-
-    @staticmethod
-    def _decoded(answer: httpx.Response, kind: type[T]) -> T:
-        return decode(answer.content, kind, what="the installation's answer")
 
 
 def _distrust(error: BaseException) -> str | None:

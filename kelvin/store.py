@@ -17,7 +17,7 @@ from contracts.push import CollectReport, CollectRequest, FsckBroken, FsckFindin
 from contracts.wire import decode, encode
 from kelvin.client import unreachable
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import answered, open_door
+from kelvin.push_calls import answered, decoded, open_door
 
 # Between two lines: the largest pack is read, from a slow store.
 SILENCE_S: Final = 600.0
@@ -110,7 +110,7 @@ def collect(door: httpx.Client, run: bool, tenant: str | None = None) -> Collect
     path = "/push/v1/collect" if tenant is None else f"/push/v1/collect?tenant={tenant}"
     body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
     answer = answered(door.request("POST", path, content=body, headers=headers, timeout=COLLECT_S))
-    return decode(answer.content, CollectReport, what="the installation's answer")
+    return decoded(answer, CollectReport)
 
 
 @click.command("collect")

@@ -131,6 +131,31 @@ def test_redirect_is_no_success(data: Path, monkeypatch: pytest.MonkeyPatch, wor
     assert text.endswith(" answered 302: is the URL Kelvin's?\n"), text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("show", "m"), id="show"),
+        pytest.param(("export", "m", "/nowhere/x"), id="export"),
+        pytest.param(("models", "render", "m", "--image", "i", "--store", "s3://m"), id="render"),
+        pytest.param(("collect", "--run"), id="collect"),
+    ],
+)
+def test_page_of_another_server_is_named(data: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    """It answered with 200."""
+    page = httpx.Response(200, content=b"<html>")
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: page)
+    code, text = _run(*words, "--data", str(data), "--url", "https://x", "--ca", certifi.where())
+    assert code == 1
+    assert text.startswith("Error: https://x/"), text
+    assert text.endswith(": is the URL Kelvin's?\n"), text
+
+
+def test_logs_are_of_this_machine() -> None:
+    """They are files: another installation's can't be asked for."""
+    code, text = _run("logs", "--url", "https://x")
+    assert (code, "No such option" in text) == (2, True)
+
+
 @pytest.mark.parametrize("pem", [b"", b"no certificate\n", NO_CERTIFICATE, b"\xff"])
 def test_bad_ca_file_is_named(data: Path, pem: bytes) -> None:
     """A file that holds no certificate."""

@@ -72,6 +72,17 @@ def test_safetensors(house: House, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_config_of_a_module_comes_back_in_its_directory(house: House, tmp_path: Path) -> None:
+    """As sentence-transformers lays it out."""
+    name, raw = "1_Pooling/config.json", b'{"pooling_mode_mean_tokens": true}'
+    version = pushed(house, tmp_path, Model(more={name: raw}))
+    with house.client() as door:
+        found = export_version(version, tmp_path / "out", "safetensors", door, Progress(), FAST.patience)
+    assert (tmp_path / "out" / name).read_bytes() == raw
+    assert found.files == (name, "config.json", "model.safetensors", "tokenizer.json")
+    assert found.total_bytes == sum((tmp_path / "out" / path).stat().st_size for path in found.files)
+
+
 @pytest.mark.deep
 def test_tensors(house: House, tmp_path: Path) -> None:
     """The library reads the same tensors, and finds its own hashes right; the safetensors file is gone."""

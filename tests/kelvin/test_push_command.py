@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import certifi
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -12,7 +14,7 @@ from contracts.control import StartProblem
 from contracts.errors import Forbidden
 from kelvin.client import Target
 from kelvin.push_command import push_command
-from tests.kelvin.doors import Doors
+from tests.kelvin.doors import Doors, answering
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_config
@@ -110,6 +112,27 @@ def test_a_dry_run_leaves_nothing(house: House, tmp_path: Path) -> None:
     assert {path.name for path in house.data.rglob("*") if path.is_file()} == {"attest.key", "attest.pub"}
     assert run(house, str(directory), "--name", "toy").stdout.splitlines()[-1] == version
     assert "this version is there already" in run(house, str(directory), "--name", "toy", "--dry-run").stdout
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"plan_id": 3}'])
+def test_answer_that_is_not_ours_is_no_wrong_usage(tmp_path: Path, body: bytes) -> None:
+    """A proxy or an installation of another version answered with 200: the command may be right."""
+    directory = Model().write(tmp_path / "model")
+    answer = httpx.Response(200, content=body)
+    done = CliRunner().invoke(push_command, [str(directory), "--name", "toy", "--json"], obj=answering(answer))
+    error = json.loads(done.stdout)["error"]
+    assert (done.exit_code, error["code"]) == (1, "unavailable")
+    assert error["message"].endswith("is the URL Kelvin's?")
+
+
+@pytest.mark.parametrize("what", ["ca", "key"])
+def test_file_that_can_not_be_read_is_an_object_too(tmp_path: Path, what: str) -> None:
+    """Here a directory."""
+    (tmp_path / "admin.key").write_text("kv_x\n")
+    ca, key = Path(certifi.where()), tmp_path / "admin.key"
+    target = Target(tmp_path, ca=tmp_path, key=key) if what == "ca" else Target(tmp_path, ca=ca, key=tmp_path)
+    done = CliRunner().invoke(push_command, [str(tmp_path), "--name", "toy", "--json"], obj=target)
+    assert (done.exit_code, json.loads(done.stdout)["error"]["code"]) == (1, "unavailable"), done.output
 
 
 def test_limits(house: House, tmp_path: Path) -> None:
