@@ -91,7 +91,7 @@ def _decode(table: bytes, chunks_end: int | None, pack: str) -> tuple[PackEntry,
     try:
         entries = decoder(tuple[PackEntry, ...]).decode(table)
     except BadJson as error:
-        raise Refused(PackCorrupt(pack, str(error)[:MAX_FAULT])) from error
+        raise Refused(PackCorrupt(pack, str(error))) from error
     fault = _find_fault(entries, chunks_end)
     if fault is None and msgspec.json.encode(entries) != table:
         fault = "its table is not in canonical form"
@@ -172,7 +172,7 @@ def decode_file_index(raw: bytes, pack: str) -> FileIndex:
     try:
         index = decoder(FileIndex).decode(raw)
     except BadJson as error:
-        raise Refused(PackCorrupt(pack, str(error)[:MAX_FAULT])) from error
+        raise Refused(PackCorrupt(pack, str(error))) from error
     fault = _find_index_fault(index)
     if fault is None and msgspec.json.encode(index, order="sorted") != raw:
         fault = "its index is not in canonical form"

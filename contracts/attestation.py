@@ -23,7 +23,7 @@ from msgspec import Meta
 from contracts.artifact_errors import AttestationInvalid
 from contracts.errors import Refused
 from contracts.jobs import SealAttestation
-from contracts.manifest import MAX_FAULT, Digest
+from contracts.manifest import Digest
 from contracts.wire import BadJson, Wire, decode_any, decoder
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
@@ -170,7 +170,7 @@ def open_envelope(raw: bytes, version: str) -> Opened:
         said = decoder(_Statement).decode(found.payload)
         again = msgspec.json.encode(decode_any(found.payload), order="sorted")
     except BadJson as error:
-        raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
+        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
     if msgspec.json.encode(found, order="sorted") != raw or again != found.payload:
         raise Refused(AttestationInvalid(version, "it is not in canonical form"))
     (signature,) = found.signatures
@@ -200,7 +200,7 @@ def read_origin(raw: bytes, version: str) -> tuple[Origin, str]:
     try:
         return decoder(Origin).decode(opened.predicate), opened.key_id
     except BadJson as error:
-        raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
+        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
 
 
 def short(key_id: str) -> str:
@@ -213,7 +213,7 @@ def _seal(raw: bytes, version: str) -> SealAttestation:
     try:
         seal = decoder(SealAttestation).decode(raw)
     except BadJson as error:
-        raise Refused(AttestationInvalid(version, f"it does not decode: {str(error)[:MAX_FAULT]}")) from error
+        raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
     if seal.version != version:
         raise Refused(AttestationInvalid(version, f"it speaks of version {seal.version}"))
     return seal

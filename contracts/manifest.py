@@ -138,7 +138,7 @@ def decode_manifest(raw: bytes, version: str) -> Manifest:
     try:
         manifest = decoder(Manifest).decode(raw)
     except BadJson as error:
-        raise Refused(ManifestCorrupt(version, str(error)[:MAX_FAULT])) from error
+        raise Refused(ManifestCorrupt(version, str(error))) from error
     if encode_manifest(manifest) != raw:
         raise Refused(ManifestCorrupt(version, "it is not in canonical form"))
     if (fault := find_fault(manifest)) is not None:

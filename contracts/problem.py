@@ -1,7 +1,7 @@
 """How a failure looks on the wire: OpenAI's error object, an SSE event, the Open Inference Protocol's, RFC 9457 problem
 details, between processes.
 
-The status of each failure is its own, see `errors.py`. Only this module makes a response of it.
+The status of each failure is its own, see `errors.py`. Bodies and headers are made here, and nowhere else.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Settings are read once, typed, and refused with the value: `KELVIN_QUEUE_LIMIT=-3: must be 1 or more`.
+"""Settings are read once, typed, and refused with the value: `KELVIN_QUEUE_REQUESTS=-3: must be 1 or more`.
 
 Pure: takes a mapping. Only a package's `settings.py` hands it the environment.
 """

@@ -67,7 +67,9 @@ def decoder(kind: type[T]) -> Decoder[T]:
     found: Decoder[T] | None = _built.get(kind)
     if found is None:
         with _building:
-            found = _built[kind] = Decoder(kind)
+            found = _built.get(kind)
+            if found is None:
+                found = _built[kind] = Decoder(kind)
     return found
 
 

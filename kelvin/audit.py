@@ -65,11 +65,11 @@ def verify_command(tenant: str | None, every: bool) -> None:
 
 
 @audit_command.command("expire")
-@_TENANT
+@click.option("--tenant", help="Of this tenant; '' is the installation. [default: of all]")
 def expire_command(tenant: str | None) -> None:
     """Let go now of what is older than its window; for operators. The installation does it every hour.
 
-    An entry's words go and its digest stays, so that the chain still holds. Without a tenant: of all.
+    An entry's words go and its digest stays, so that the chain still holds.
     """
     with target().door() as door:
         answer = door.post("/admin/v1/audit/expire", params=of_tenant(tenant))

@@ -1,4 +1,4 @@
-"""`kelvin doctor`: what this machine and this configuration cost, each finding with its mend. Changes nothing."""
+"""`kelvin doctor`: what this machine and this configuration cost, each finding with its mend. Mends nothing itself."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ _WIDTH: Final = 22
 
 
 def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iterator[Finding]:
-    """Yield the findings; the disk, which takes longest, is measured first.
+    """Yield the findings; the disk is measured first, before other checks make the machine busy.
 
     Raises PermissionError if a file of the data directory can't be looked at.
     """

@@ -388,7 +388,7 @@ def _ask_order(door: httpx.Client, path: str) -> dict[str, Any]:
 
 
 def _print_replaced(before: dict[str, Any] | None, found: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """A line for each replica that was replaced."""
+    """Print how many replicas were replaced, if that changed."""
     if not as_json and found["replaced"] and (before is None or found["replaced"] != before["replaced"]):
         click.echo(_replaced_of(found))
     return found

@@ -1,4 +1,7 @@
-"""Where an installation is and how it is reached. The only file of the command line that reads the environment."""
+"""Where an installation is, and what its supervisors and their processes are told.
+
+Read from the environment here alone, but for variables that stand for an option of a command: those click reads.
+"""
 
 import os
 from collections.abc import Mapping

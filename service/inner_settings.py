@@ -36,7 +36,7 @@ def read_between(env: Mapping[str, str], role: Role, listen: str | None = None, 
 
     `listen` names the setting with the address at which this process serves other hosts. With `any_port` its port may
     be 0 (the kernel chooses one), and its host must be an address that other hosts can reach. Raises BadSetting, also
-    if the certificate's files can't be used.
+    if the certificate's files can't be used. A runtime serves no health port: its pod's port is probed.
     """
     place = address(env, listen, any_port=any_port) if listen is not None and env.get(listen) else None
     if place is not None and any_port and place[0] in EVERYWHERE:

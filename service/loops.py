@@ -4,7 +4,8 @@ An exception that leaves a loop is a defect. It is logged and counted, and the l
 back-off. A process whose loop keeps failing is not ready: see `_Loop.is_failing` for the rule.
 
 An unavailable dependency is not a defect. A loop should expect it, wait and try again; if it doesn't, it is restarted
-all the same, but the process stays ready. Work that ends by itself is not a loop: start a task for it.
+all the same, but the process stays ready. Work that ends by itself may be started here, too, to be begun again after an
+unexpected error.
 """
 
 import asyncio

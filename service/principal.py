@@ -21,7 +21,9 @@ def principal_of(request: Request) -> Principal:
 
 
 def holder_of(scope: Scope) -> Callable[[Request], Principal]:
-    """The caller, whose key must allow `scope`. Usable as a FastAPI dependency. Raises Refused(Forbidden)."""
+    """Return a FastAPI dependency: the caller, whose key must allow `scope`. Raises Refused(Forbidden), and what
+    `principal_of` raises.
+    """
 
     def holder(request: Request) -> Principal:
         principal = principal_of(request)

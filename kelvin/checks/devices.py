@@ -1,6 +1,6 @@
 """Check what there may be beside the processor: an NVIDIA driver, torch's build, CRIU. torch is not imported.
 
-This version needs none of it.
+Of these a model needs torch alone.
 """
 
 import importlib.metadata

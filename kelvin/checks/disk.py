@@ -24,7 +24,7 @@ _BLOCK: Final = 4096
 
 
 def check_disk(data: Path, *, read_bytes: int = READ_BYTES, seconds: float = SECONDS) -> list[Finding]:
-    """Read rate, sync, room of the nearest directory above `data` that exists.
+    """Measure read rate, sync and room of `data`, or of the nearest directory above it that exists.
 
     With less than READ_ROOM_BYTES free, reading is not measured.
     """

@@ -20,7 +20,7 @@ from service.unix import SocketDirectory
 
 CONNECT_S: Final = 3.0
 STATED_RPO_S: Final = 300
-# Of 32 random bytes 30 are different on average; fewer than 16 are to be seen once in 10^10 keys.
+# Of 32 random bytes 30 are different on average; fewer than 16 are seen less than once in 10^14 keys.
 LEAST_DIFFERENT: Final = 16
 RANDOM_BYTES: Final = 32
 _KEYS: Final = ("admin.key", "default.key")
@@ -65,11 +65,13 @@ def judge_file(name: str, mode: int, *, owned: bool) -> Iterator[Finding]:
     """Permission bits of a file of secrets. `owned`: by whom the data directory belongs to."""
     if mode & 0o077:
         cost = "others of this machine can read it: whoever has it is you"
-        mend = f"chmod 0600 DATA/{name}, then make it anew (`kelvin keys rotate`), as it may have been read"
+        again = "then make it anew (`kelvin keys rotate`), as it" if name in _KEYS else "which"
+        mend = f"chmod 0600 DATA/{name}, {again} may have been read"
         yield Finding("secrets", Level.FAIL, f"{name} has mode {mode:04o}", cost, mend)
     if not owned:
         cost = "its owner can read and change it"
-        yield Finding("secrets", Level.WARN, f"{name} is another user's", cost, f"chown DATA/{name}")
+        mend = f"chown --reference=DATA DATA/{name}"
+        yield Finding("secrets", Level.WARN, f"{name} is another user's", cost, mend)
 
 
 def judge_key(name: str, different: int | None) -> Iterator[Finding]:
@@ -131,7 +133,7 @@ def _span(seconds: float) -> str:
 
 
 def is_running(data: Path) -> bool:
-    """Whether a control plane answers on its socket's path."""
+    """Return whether a control plane listens at its socket. It may hang all the same."""
     with suppress(OSError), closing(SocketDirectory(data / "run", is_ours=False)) as directory:
         directory.connect("control.sock", timeout_s=CONNECT_S).close()
         return True

@@ -259,7 +259,7 @@ class ChildGroup:
     async def end(self, ending: Collection[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
         """Signal these children, and kill them after `patience_s`. Return when they are gone, or the kernel holds one.
 
-        They leave the group, and do not come back by themselves.
+        They do not come back by themselves, and leave the group as they die.
         """
         for child in ending:
             child.is_kept = False
