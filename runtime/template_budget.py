@@ -25,8 +25,11 @@ _LAZY: Final = frozenset({"map", "reject", "rejectattr", "select", "selectattr"}
 _SHALLOW: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "items", "last", "length", "reverse",
                              "round"})  # fmt: skip
 _CONTAINERS: Final = (list, tuple, dict, range, set, KeysView, ValuesView, ItemsView, MappingProxyType)
-_WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)")
-_WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|[0-9]{5})")
+# A conversion may have a key, of any characters, before its width: `%(key)5d`. Then `*` is an error.
+_WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)|\)[-#0 +]*(?:[0-9]*\.)?[0-9]{5}")
+_PADDED_PERCENT: Final = re.compile(r"(?:%[^a-zA-Z%]*|\)[-#0 +]*(?:[0-9]*\.)?)[0-9]{2}")
+# Widths may be in any decimal digits. A field's index may hold a brace, which does not end the field: `{0[}]:5}`.
+_WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|\d{5}|\[[^\[\]{}]*\})")
 
 
 class TooMuchWork(TemplateRuntimeError):
@@ -246,7 +249,7 @@ def _spend_on_percent(template: str | bytes, values: object) -> None:
     text = template if isinstance(template, str) else template.decode("latin-1")
     if _WIDE_PERCENT.search(text):
         _refuse_width("%")
-    padding = MAX_WIDTH if re.search("%[^a-zA-Z%]*[0-9]{2}", text) else 8
+    padding = MAX_WIDTH if _PADDED_PERCENT.search(text) else 8
     spend_text(len(text) + text.count("%") * (written_size(values) + padding))
 
 

@@ -1,6 +1,7 @@
 """A chat template does bounded work for one conversation, whatever it says; the limits leave usual templates alone."""
 
 import time
+import tracemalloc
 
 import pytest
 
@@ -187,3 +188,45 @@ def test_budget_is_of_one_rendering() -> None:
     template = ChatTemplate("{% for i in range(90000) %}{{ i }}{% endfor %}", {})
     for _ in range(20):
         template.render(MESSAGES)
+
+
+WIDE = {
+    "a number": "{{ '%200000000d' % 1 }}",
+    "a number by name": "{{ '%(a)200000000d' % {'a': 1} }}",
+    "a number by a name with parentheses": "{{ '%(a(b)c)200000000d' % {'a(b)c': 1} }}",
+    "a precise number by name": "{{ '%(a)1.200000000d' % {'a': 1} }}",
+    "many padded numbers by name": "{{ ('%(a)9999d' * 20000) % {'a': 1} }}",
+    "a filter by name": "{{ '%(a)200000000d' | format(a=1) }}",
+    "a field": "{{ '{:200000000}'.format(1) }}",
+    "a field in Arabic digits": "{{ '{:\u0662\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660}'.format(1) }}",
+    "a field behind a brace": "{{ '{0[}]:200000000}'.format({'}': 1}) }}",
+    "a field behind a bracket and a brace": "{{ '{0[[}]:200000000}'.format({'[}': 1}) }}",
+}
+
+
+@pytest.mark.parametrize("source", [pytest.param(source, id=name) for name, source in WIDE.items()])
+def test_wide_format_is_refused_before_it_is_made(source: str) -> None:
+    """Each would take 200 MB, and the budget counts characters once they are there."""
+    template = ChatTemplate(source, {})
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused):
+            template.render(MESSAGES)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        pytest.param("{{ '%(a)08.3f (%(b)s)**' % {'a': 1.5, 'b': 2} }}", "0001.500 (2)**", id="conversions with keys"),
+        pytest.param("{{ '**(%s)** %5d' % ('x', 7) }}", "**(x)**     7", id="conversions without keys"),
+        pytest.param(
+            "{{ '[INST] {0[role]:>6} [/INST]: {1}'.format(messages[0], 2) }}", "[INST]   user [/INST]: 2", id="fields"
+        ),
+    ],
+)
+def test_usual_formats_are_served(source: str, text: str) -> None:
+    """The control of what is refused as too wide."""
+    assert ChatTemplate(source, {}).render(MESSAGES) == text
