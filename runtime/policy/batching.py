@@ -12,7 +12,7 @@ CPU_TOKENS: Final = 2048
 CUDA_TOKENS: Final = 16384
 CAP_S: Final = 0.005  # beside a request's own milliseconds
 FIRST_S: Final = 0.0005
-LONG_S: Final = 2.0  # a tenth of what an engine that hangs is given
+LONG_S: Final = 2.0  # a tenth of KELVIN_STEP_S by default: a longer forward counts as one that hangs
 _SMOOTHING: Final = 0.2
 
 

@@ -11,6 +11,7 @@ ORDERS: Final[Rules] = {"/control": _CONTROLPLANE}
 
 RULES: Final[Rules] = {
     "/v1": frozenset({Role.ACTIVATOR}),
+    "/v2": frozenset({Role.ACTIVATOR}),
     "/control": _CONTROLPLANE,
     "/metrics": _CONTROLPLANE,
     "/healthz": frozenset(Role),

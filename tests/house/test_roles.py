@@ -5,6 +5,7 @@ from typing import Final
 
 import pytest
 
+from contracts.kinds import PATHS
 from contracts.roles import Role, Rules, may_ask
 from controlplane.policy.roles import RULES as CONTROL
 from controlplane.policy.roles import SOCKET_ALONE
@@ -29,7 +30,8 @@ def test_every_route_has_a_rule(tmp_path: Path) -> None:
     control, snapshotter = of_services(tmp_path, _paths)
     assert _unruled(CONTROL, control) == SOCKET_ALONE
     assert _unruled(SNAPSHOTTER, snapshotter) == set()
-    assert _unruled(RUNTIME, _paths(build_control_app())) == set()
+    asked = {path for paths in PATHS.values() for path in paths}
+    assert _unruled(RUNTIME, asked | _paths(build_control_app())) == set()
     for rules, paths in ((CONTROL, control), (SNAPSHOTTER, snapshotter)):
         assert [rule for rule in rules if not any(f"{path}/".startswith(f"{rule}/") for path in paths)] == []
 
@@ -47,6 +49,7 @@ def test_every_route_has_a_rule(tmp_path: Path) -> None:
         pytest.param(SNAPSHOTTER, "/push/v1/plans", {Role.ACTIVATOR}, id="pushes"),
         pytest.param(SNAPSHOTTER, "/internal/v1/seals", {Role.RUNTIME}, id="seals"),
         pytest.param(RUNTIME, "/v1/chat/completions", {Role.ACTIVATOR}, id="requests"),
+        pytest.param(RUNTIME, "/v2/infer", {Role.ACTIVATOR}, id="predictions"),
         pytest.param(RUNTIME, "/control/bind", {Role.CONTROLPLANE}, id="what a runtime does"),
     ],
 )
