@@ -120,7 +120,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a request asks for. None is "as the version defaults"."""
+    """What a request asks for. None is "as the version defaults", but for `max_tokens`: see `fit_output`."""
 
     prompt: Prompt
     model: str | None
@@ -163,15 +163,14 @@ def decode_chat(raw: bytes) -> Ask:
 def decode_completion(raw: bytes) -> Ask:
     """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
     request = convert(openai_body(raw), _CompletionRequest)
-    wanted = COMPLETION_DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-    return _ask(request, _one_prompt(request.prompt), "max_tokens", wanted)
+    return _ask(request, _one_prompt(request.prompt), "max_tokens", request.max_tokens)
 
 
 def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int, ceiling: Ceiling = NO_CEILING) -> int:
-    """Tokens that the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
+    """Return how many tokens the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
 
-    Without a wish it is as many as the version and the caller's tenant allow and its positions leave room for; a cap
-    cuts either short.
+    A chat without a wish gets as many as the version and the caller's tenant allow and its positions leave room for; a
+    completion gets COMPLETION_DEFAULT_TOKENS of these at most. A cap cuts any answer short.
     """
     longest = min(limits.max_input_tokens, max_positions - 1)
     if prompt_tokens > longest:
@@ -183,7 +182,7 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int,
     if own < 1 and ceiling.context_tokens is not None:
         raise Refused(LimitExceeded(ask.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT))
     if ask.max_tokens is None:
-        return ceiling.capped(own)
+        return ceiling.capped(own if ask.is_chat else min(own, COMPLETION_DEFAULT_TOKENS))
     if ask.max_tokens > room:
         raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, room, "tokens"))
     if ask.max_tokens > own:

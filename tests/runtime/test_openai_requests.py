@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.ceiling import TENANT, Ceiling
+from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.errors import Failure, InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
 from runtime.openai_requests import Ask, ChatPrompt, TextPrompt, TokenPrompt, decode_chat, decode_completion, fit_output
@@ -87,10 +87,21 @@ def test_prompts(prompt: object, want: object) -> None:
     assert _text(prompt=prompt).prompt == want
 
 
-def test_text_completions_default_to_sixteen_tokens() -> None:
-    """As OpenAI's do."""
-    assert _text().max_tokens == 16
-    assert _text(max_tokens=3).max_tokens == 3
+@pytest.mark.parametrize(
+    ("wanted", "limits", "max_positions", "ceiling", "want"),
+    [
+        pytest.param(None, Limits(100, 50), 1000, NO_CEILING, 16, id="as OpenAI's do"),
+        pytest.param(None, Limits(100, 8), 1000, NO_CEILING, 8, id="or as many as the version allows"),
+        pytest.param(None, Limits(100, 50), 20, NO_CEILING, 10, id="or as positions are left"),
+        pytest.param(None, Limits(100, 50), 1000, Ceiling(output_tokens=5), 5, id="or as the tenant may"),
+        pytest.param(3, Limits(100, 50), 1000, NO_CEILING, 3, id="a wish"),
+    ],
+)
+def test_text_completions_default_to_sixteen_tokens(
+    wanted: int | None, limits: Limits, max_positions: int, ceiling: Ceiling, want: int
+) -> None:
+    """A default is no wish, so it is lowered where a wish would be refused. The prompt has ten tokens."""
+    assert fit_output(_text(max_tokens=wanted), 10, limits, max_positions, ceiling) == want
 
 
 CHAT_REFUSALS: list[Any] = [
