@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -231,8 +231,13 @@ def keeper(way: Way) -> Keep:
 
 
 async def _take(replica: Replica, own: Bind) -> None:
-    with suppress(Refused):  # the replica keeps what went wrong, and ends by it
+    """Bind. The replica keeps what went wrong, and ends by it."""
+    try:
         await replica.bind(own)
+    except Refused:
+        return
+    except Exception:
+        log.exception("bind")
 
 
 async def _end_with(replica: Replica, orphans: Orphans, ended: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from contracts.errors import Refused
 from contracts.gpu import Shown, Unhealthy
 from contracts.jobs import Pod
+from contracts.settings import BadSetting
 from runtime.gpu_watch import GpuWatch
 from runtime.settings import RuntimeSettings, from_environment, read_parked, read_pod, read_shown
 from service.listener import listen
@@ -53,6 +54,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
         log.error("can't listen", extra={"host": pod.host, "port": pod.port, "why": error.strerror})
         return BAD_SETTING_STATUS
     with ExitStack() as ladder:
+        ladder.enter_context(listener)
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
         devices = ladder.enter_context(opened_for(pod.device_class, shown))
         gpus = None if devices is None else GpuWatch(devices.look)
@@ -72,6 +74,9 @@ def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
                 ),
                 settings.lifeline_fd,
             )  # fmt: skip
+        except BadSetting as bad:  # an address that can't be listened on
+            log.error("can't listen", extra={"why": str(bad)})
+            return BAD_SETTING_STATUS
         except Refused as refused:
             log.error("ending", extra={"code": refused.failure.code, "why": refused.failure.message})
             return 1

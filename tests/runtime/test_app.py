@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.errors import Failure, NotFound, Refused, Unavailable
-from contracts.jobs import Bind, RuntimeReport, RuntimeState, SealAttestation
+from contracts.errors import Failure, Internal, NotFound, Refused, Unavailable
+from contracts.gpu import Shown
+from contracts.jobs import Bind, Pod, RuntimeReport, RuntimeState, SealAttestation
 from contracts.push import KeepSeal
-from runtime import app
+from runtime import app, pod, preload
 from runtime.app import keep_what_was_recorded
 from runtime.control_api import build_control_app
 from runtime.metering import create_meter_page
@@ -21,6 +22,9 @@ from runtime.replica import Replica
 from runtime.serving import Serving, Wiring
 from runtime.settings import RuntimeSettings
 from service.client import ServiceClient
+from service.inner_settings import ALONE
+from service.listener import listen
+from service.startup import BAD_SETTING_STATUS
 from service.unix import SocketDirectory
 from tests.eventually import eventually
 from tests.runtime.engine.scripted import DEADLINE_S, ScriptedEngine
@@ -58,6 +62,45 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
         stop.set()
         await serving
         directory.close()
+
+
+async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MemoryError, for one: no more than any failure of a restore, so that the pod ends with its status."""
+
+    def restore(bind: Bind, wiring: Wiring) -> Serving:
+        raise MemoryError
+
+    work = replace(fake_work(ScriptedEngine(saying("x"))), restore=restore)
+    monkeypatch.setattr(app, "work_over", lambda *_: work)
+    monkeypatch.setattr(app, "_WARM_AFTER_S", 3600.0)
+    directory = SocketDirectory(tmp_path / "run")
+    settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
+    meter = create_meter_page(settings.meters, "rt-1")
+    own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
+    with pytest.raises(Refused) as caught, directory.listen(NAME) as listener:
+        await app.serve("rt-1", settings, directory, listener, meter, build_control_app(), asyncio.Event(), pod=own)
+    assert caught.value.failure == Internal()
+    directory.close()
+
+
+@pytest.mark.parametrize(
+    ("is_taken", "status"),
+    [pytest.param(True, BAD_SETTING_STATUS, id="taken"), pytest.param(False, 1, id="the control")],
+)
+def test_pod_whose_address_is_taken_ends_as_by_a_bad_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool, status: int
+) -> None:
+    """So that its supervisor doesn't try again. The control goes on to its restore, which fails."""
+    monkeypatch.setattr(preload, "imports", lambda: None)
+    monkeypatch.setattr(pod, "_try_agent", lambda *_: SocketDirectory(tmp_path / "agent"))
+    monkeypatch.setattr(pod, "run_service", lambda serve, _: asyncio.run(serve(asyncio.Event())))
+    failure = Unavailable("the cache agent")
+    monkeypatch.setattr(app, "work_over", lambda *_: fake_work(ScriptedEngine(saying("x")), failure=failure))
+    with listen("127.0.0.1", 0) as taken:
+        health = taken.getsockname()[:2] if is_taken else None
+        settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, between=replace(ALONE, health=health))
+        own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
+        assert pod.run(settings, own, Shown()) == status
 
 
 SEAL = attestation_of(BIND.version)
