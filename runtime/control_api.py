@@ -171,6 +171,8 @@ class Orders:
             self._binding.add_done_callback(_seen)
         elif not _is_same(self._taken, take):
             raise Refused(Conflict("version", "another one is bound here; it must be released first"))
+        elif self._replica.failure is not None:
+            raise Refused(self._replica.failure)
         elif self._replica.state is RuntimeState.DRAINING:
             raise Refused(Unavailable("this pod"))
         assert self._binding is not None
@@ -260,7 +262,7 @@ def metrics_of(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:
     blocks = (("free", report.kv_blocks_free), ("used", report.kv_blocks_total - report.kv_blocks_free))
     telemetry.page.read("kelvin_kv_blocks", "KV blocks.", Kind.GAUGE, ("state",), lambda: by(blocks))
     sequences = (("running", report.running), ("waiting", report.waiting))
-    telemetry.page.read("kelvin_sequences", "Sequences in engines.", Kind.GAUGE, ("state",), lambda: by(sequences))
+    telemetry.page.read("kelvin_sequences", "Requests in engines.", Kind.GAUGE, ("state",), lambda: by(sequences))
     if gpus:
         _describe(telemetry.page, gpus)
     return telemetry.text()

@@ -332,3 +332,14 @@ async def test_who_asked_is_cut(tmp_path: Path) -> None:
         with pytest.raises(Refused) as caught:
             await orders.bind(TAKE)
         assert isinstance(caught.value.failure, Unavailable), "it ends"
+
+
+async def test_bind_after_a_failure_says_why(tmp_path: Path) -> None:
+    """Its first bind succeeded. One that asks again must not take the process for one that serves."""
+    async with parked(tmp_path) as (orders, replica, goes_on):
+        goes_on.set()
+        await orders.bind(TAKE)
+        replica.fail(Unavailable("the device"))
+        with pytest.raises(Refused) as caught:
+            await orders.bind(TAKE)
+        assert caught.value.failure == Unavailable("the device")
