@@ -116,7 +116,7 @@ class Replica:
             self._orders -= 1
 
     async def gate(self, job: GateJob) -> GateFacts:
-        """Examine an architecture; the standby is as before. Raises `Refused`."""
+        """Examine an architecture. It stays a standby, with bounded memory; its caller ends it. Raises `Refused`."""
         async with self._order():
             self._require(RuntimeState.STANDBY, "to examine a model")
             return await run_in_thread("gate", lambda: self._work.gate(job))
@@ -215,6 +215,7 @@ class Replica:
             self.meter.enter(Phase.RESTORE)
             as_before = msgspec.structs.replace(request, device_class=bind.device_class)  # what its life is billed by
             serving = await self._become_ready("wake", lambda wiring: kept.again(as_before, wiring))
+            self._bind = as_before
             self._kept = None
         return self._bound(serving, {} if had_weights else dict(serving.bytes_by_tier))
 
@@ -304,7 +305,7 @@ class Replica:
     def cut_off(self) -> None:
         """End what is still in flight, because the drain has lasted long enough."""
         if self._streams is not None:
-            self._streams.end_all(Unavailable("this replica"))
+            self._streams.abandon_all(Unavailable("this replica"))
         self.over.set()
 
     def fail(self, failure: Failure) -> None:

@@ -163,8 +163,13 @@ class Streams:
             if stream.released:
                 del self._streams[event.request_id]
 
+    def abandon_all(self, failure: Failure) -> None:
+        """Abandon all streams. The engine is told, and reports what each has cost."""
+        for stream in self._streams.values():
+            stream.abandon(failure)
+
     def end_all(self, failure: Failure) -> None:
-        """End all streams, because the engine is gone and will release nothing any more."""
+        """End all streams without the engine, which may never release them: it failed or hangs."""
         for stream in self._streams.values():
             stream.release()
             stream.abandon(failure)

@@ -195,6 +195,22 @@ async def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_
         await each.quiet()
 
 
+async def test_answer_that_a_drain_cuts_off_costs_what_was_computed(tmp_path: Path) -> None:
+    """The engine computes while its replica is cut off: the last frame counts the step that runs meanwhile."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        opening = asyncio.create_task(_opened(each))
+        each.engine.allow(3)
+        answer, decoder = await opening, FrameDecoder()
+        await frames_until(answer, decoder, 3)
+        each.replica.drain()
+        each.replica.cut_off()
+        each.engine.allow(1)
+        (last,) = decoder.feed(await answer.read())
+        assert (last.kind, last.counts.completion_tokens) == (FrameKind.FAILED, 4)
+        await each.told("r1", 0, recorded=True)
+        await each.quiet()
+
+
 async def _opened(each: Bench) -> aiohttp.ClientResponse:
     answer: aiohttp.ClientResponse = await each.open(body={"max_tokens": 100, "stream": False})
     return answer

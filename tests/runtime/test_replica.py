@@ -119,10 +119,11 @@ async def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_p
         with pytest.raises(Refused) as caught:
             await replica.wake(msgspec.structs.replace(BIND, **other))
         assert isinstance(caught.value.failure, Conflict)
-    bound = await replica.wake(msgspec.structs.replace(BIND, device_class="cpu-9"))
+    bound = await replica.wake(msgspec.structs.replace(BIND, device_class="cpu-9", threads=2))
     assert (bound.max_streams, bound.bytes_by_tier) == (8, {})
     assert meter_of(tmp_path) is Phase.IDLE
     assert replica.report().device_class == BIND.device_class, "a life is billed by one class"
+    assert replica.report().threads == 2, "those of the wake"
     assert replica.serving()[0].bind.device_class == BIND.device_class
     await replica.close()
 
