@@ -62,16 +62,17 @@ class Handover:
 
     def post(self, events: list[Event]) -> None:
         """In the engine's thread. Returns when there is room for more, or nobody listens any longer."""
-        while not self._places.acquire(timeout=_LOOK_S):
-            if self._closed:
-                return
+        while not (self._closed or self._places.acquire(timeout=_LOOK_S)):
+            pass
+        if self._closed:
+            return
         try:
             self._loop.call_soon_threadsafe(self._take, events)
         except RuntimeError:  # the loop is closed
             self._closed = True
 
     def close(self) -> None:
-        """From now on events are lost, and the engine never waits."""
+        """From now on events are lost, and no post waits. One that waits already returns within _LOOK_S."""
         self._closed = True
 
     def _take(self, events: list[Event]) -> None:

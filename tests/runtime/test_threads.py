@@ -107,3 +107,15 @@ def test_nobody_waits_for_a_loop_that_is_gone(monkeypatch: pytest.MonkeyPatch) -
     loop.close()
     handover.post(_batch(0))
     handover.post(_batch(1))  # there is no place, and it is known to be closed
+
+
+async def test_closed_handover_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far behind the loop is: the engine's thread has to end."""
+    monkeypatch.setattr(module, "_LOOK_S", 3600.0)
+    handover = Handover(asyncio.get_running_loop(), lambda _: None, max_batches=1)
+    handover.post(_batch(0))
+    handover.close()
+    poster = threading.Thread(target=handover.post, args=(_batch(1),), daemon=True)
+    poster.start()
+    poster.join(20)  # the loop stands still meanwhile
+    assert not poster.is_alive()
