@@ -211,13 +211,17 @@ def fork_orphan() -> Orphan | None:
 
 
 def _fork_and_tell(near: socket.socket, far: socket.socket) -> bool:
-    """In the process between: returns (True) only in the orphan; between ends here, whatever happens."""
+    """In the process between: returns (True) only in the orphan, once the zygote knows of it. Between ends here in any
+    case, and the orphan where the zygote has given up.
+    """
     pid = -1
     try:
         near.close()
         pid = os.fork()
         if pid == 0:
-            return True
+            if far.recv(1):
+                return True
+            _end(1)
         # Not reaped before this process has ended, so the pid is nobody else's yet.
         socket.send_fds(far, [b"%d" % pid], [os.pidfd_open(pid)])
         _end(0)
@@ -244,6 +248,11 @@ def _receive(near: socket.socket, between: int) -> Orphan:
         os.waitpid(between, 0)
     if not message or not fds:
         raise OSError("the process between ended without a birth")
+    try:
+        near.send(b"1")  # it may live: until then it waits
+    except OSError:
+        os.close(fds[0])
+        raise
     return Orphan(int(message), fds[0])
 
 
