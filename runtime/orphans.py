@@ -1,9 +1,9 @@
 """Requests whose activator went away: their records are written here, so that what was delivered is still charged.
 So are those of requests that another replica answered before us, as cancelled and with nothing delivered.
 
-Every request that cost something is kept here from the moment it leaves the engine until its activator's record is
-durable. Whether an activator lives is told by the lock on its spool, of one on another host by when it last asked for
-something. Where both write, the activator's stands.
+Every request whose answer was begun is kept here from the moment it leaves the engine until its activator's record is
+durable. One that is sent here again has one account, its last one. Whether an activator lives is told by the lock on
+its spool, of one on another host by when it last asked for something. Where both write, the activator's stands.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ class Orphans:
         """Keep the account of a request that has left the engine and whose record nobody has confirmed."""
         previous = self._kept.pop(account.request_id, None)
         if previous is None and len(self._kept) >= MAX_KEPT:
-            self._write(next(iter(self._kept)))
+            self._write(next(iter(self._kept)), why="too many requests without a record")
         loop = asyncio.get_running_loop()
         self._kept[account.request_id] = _Kept(account, loop.time() if lost else None)
         self._empty.clear()
@@ -179,7 +179,7 @@ class Orphans:
     async def flush(self) -> None:
         """Write what is kept, and return when all of it is durable or given up."""
         for request_id in list(self._kept):
-            self._write(request_id)
+            self._write(request_id, why="the replica ends")
         while self._writing:
             await asyncio.wait(self._writing)
 

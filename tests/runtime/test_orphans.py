@@ -183,8 +183,8 @@ async def test_activators_on_other_hosts_are_bounded() -> None:
     assert [record.request_id for record in records.records] == ["first"]
 
 
-async def test_the_pending_are_bounded() -> None:
-    """One more than may wait, and the oldest is written at once."""
+async def test_the_pending_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """One more than may wait, and the oldest is written at once. No activator was lost, and the log doesn't say so."""
     records = MemoryRecords()
     orphans = Orphans("rt1", records.append, _lives, grace_s=60)
     for number in range(module.MAX_KEPT + 1):
@@ -194,6 +194,8 @@ async def test_the_pending_are_bounded() -> None:
     assert [record.request_id for record in records.records] == ["r0"]
     await orphans.flush()
     assert len(records.records) == module.MAX_KEPT + 1
+    said = [record.message for record in caplog.records if record.name == module.__name__]
+    assert said == ["too many requests without a record", *["the replica ends"] * module.MAX_KEPT]
 
 
 async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
