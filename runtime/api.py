@@ -176,7 +176,7 @@ class ServingApi:
         except TimeoutError:
             if _due_s(limit) < call.deadline_s:
                 raise Refused(Cancelled()) from None
-            raise Refused(DeadlineExceeded(call.timeout_s, "reading the request")) from None
+            raise Refused(DeadlineExceeded(call.timeout_s, "reading, filtering or encoding the request")) from None
         finally:
             if self._preparing.get(call.request_id) is limit:  # a retry may have taken the name
                 del self._preparing[call.request_id]

@@ -22,6 +22,7 @@ from runtime.answer import Feed, Progress
 from runtime.dependencies import READER
 from runtime.engine.interface import Failed, Finished
 from runtime.stream import Stream
+from service.first import disconnected
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,7 @@ class Exchange:
 
 async def watch_connection(receive: Receive, exchange: Exchange) -> None:
     """Cancel in the engine as soon as the other side is gone. The body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await disconnected(receive)
     if not exchange.ended:
         exchange.disconnected = True
         exchange.stream.abandon(Cancelled())

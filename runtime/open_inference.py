@@ -97,9 +97,7 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
 def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:
     for name, value in (parameters or {}).items():
         if name in _UNSUPPORTED and value not in (False, None, 0):
-            raise refused(
-                f"{where}.{name}", str(value)[:80], "is not supported: tensors are JSON, and come and go whole"
-            )
+            raise refused(f"{where}.{name}", str(value)[:80], "is not supported")
         if name == "schema_hash" and signature is not None:
             if not isinstance(value, str):
                 raise refused(f"{where}.schema_hash", str(value)[:80], "must be a text")

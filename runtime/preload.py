@@ -1,4 +1,6 @@
-"""Everything that a standby or runtime will ever import, imported once, before any of them exists.
+"""All that a standby or runtime will ever import, imported once, before any of them exists.
+
+ONNX Runtime alone is imported after the fork, see `predictor/session.py`.
 
 What is missing here is imported by each child while a request waits; a test looks for that.
 """

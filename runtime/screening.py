@@ -80,7 +80,10 @@ class FilterProcess:
         self._unseen += texts
 
     async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
-        """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`. Repeating it is harmless."""
+        """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`.
+
+        A question whose answer is lost is asked again, and what it counts is counted again.
+        """
         if not self._unseen:
             return await self._ask(question, timeout_s, guest)
         unseen, self._unseen = self._unseen, 0

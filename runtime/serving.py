@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 CHAT: Final = "/v1/chat/completions"
 # Longer prompts are rendered and encoded beside the loop, one at a time: a megabyte takes tenths of a second.
+# A template may take its whole budget for a short chat, about a second of the loop. It slows replicas of its own
+# version alone.
 INLINE_CHARACTERS: Final = 4096
 _PROMPTS_WAITING: Final = 1024  # bounds memory; deadlines bound the wait
 _PROMPTS_WAITING_OF_TENANT: Final = 256
@@ -55,7 +57,7 @@ class Encoding:
         """Work of a larger size than `longest_inline` is done in the thread."""
         self._longest_inline = longest_inline
         self._executor = ThreadPoolExecutor(1, "encode")
-        self._lock = FairLock("the list of long prompts", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
+        self._lock = FairLock("the queue of long inputs", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
 
     def __repr__(self) -> str:
         return f"<Encoding {self._lock!r}>"

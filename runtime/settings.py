@@ -1,4 +1,4 @@
-"""The environment of the zygote and of what it forks: read here, once, before torch is imported."""
+"""The environment of a zygote and what it forks, or of a pod. Read here, once, before torch is imported."""
 
 import os
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _ONE_THREAD: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """What every process forked from one zygote shares."""
+    """What every process forked from one zygote shares. A pod has the same."""
 
     data: Path
     lifeline_fd: int | None

@@ -18,6 +18,7 @@ from runtime import app
 from runtime.memory import go_first_when_memory_runs_out
 from runtime.metering import create_meter_page
 from runtime.settings import RuntimeSettings
+from service.born import socket_name
 from service.log import configure_logging
 from service.processes import born_ns
 from service.run import run_service
@@ -26,11 +27,6 @@ from service.unix import SocketDirectory
 log = logging.getLogger(__name__)
 
 _STANDARD_FDS: Final = frozenset({0, 1, 2})
-
-
-def socket_name(runtime_id: str) -> str:
-    """Where in the run directory a standby or runtime of this id listens."""
-    return f"rt-{runtime_id}.sock"
 
 
 def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoReturn:

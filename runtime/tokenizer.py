@@ -119,7 +119,8 @@ def _chat_template(
 
 
 def check_text(codec: TextCodec, vocab_size: int) -> None:
-    """Every id that a text, a special token or a conversation may have is a row of the embedding.
+    """Check that the model has a row for every special token, stop id and token of a conversation, and as many rows as
+    there are tokens. Ids may have gaps: `check_vocabulary` checks each, and is slow.
 
     Raises `Refused(ArtifactRejected)` naming file and token.
     """

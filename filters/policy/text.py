@@ -66,7 +66,8 @@ def without_invisible(folded: str) -> tuple[str, list[int] | None]:
 
 # Longer runs (base64, long lists of numbers) are cut: the end of each part is looked at with the next one.
 LIMIT: Final = 1024
-LONGEST: Final = 320  # characters that one match may have: an e-mail address (RFC 5321, 4.5.3.1: 64 + 1 + 255)
+# Characters of the longest valid match, an e-mail address (RFC 5321, 4.5.3.1: 64 + 1 + 255). A longer one may be cut.
+LONGEST: Final = 320
 
 _WORD: Final = r"0-9A-Za-z\u00c0-\u024f\u0370-\u052f.!#$%&'*+/=?^_`{|}~@:\-()" + INVISIBLE
 _GAP: Final = f"[ {INVISIBLE}]{{1,3}}"

@@ -1,7 +1,7 @@
 """What an engine takes and gives: requests, events, and the surface that its thread drives.
 
-No torch and no numpy here, whose arrays pass through: the API side and its tests import this file alone. Text, streams
-and deadlines are theirs; the engine knows token ids.
+No torch and no numpy here: arrays pass through as Any. Of an engine the API side imports this file, and the thread that
+drives it. Text, streams and deadlines are the API side's; the engine knows token ids.
 """
 
 from collections.abc import Mapping
@@ -156,12 +156,12 @@ class Engine(Protocol):
 
     @property
     def running(self) -> int:
-        """Requests that hold KV blocks."""
+        """Requests that hold KV blocks; of an engine without any, all requests inside."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Requests admitted that hold none yet."""
+        """Requests admitted that hold no KV blocks yet; of an engine without any, 0."""
         ...
 
     @property
