@@ -147,10 +147,10 @@ async def test_tries_of_an_apply_share_its_time(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each conflict comes just in time: the row of the table bounds all tries together."""
-    monkeypatch.setattr(dependencies, "CLUSTER", replace(dependencies.CLUSTER, timeout_s=0.2))
+    monkeypatch.setattr(dependencies, "CLUSTER", replace(dependencies.CLUSTER, timeout_s=1.0))
     async with connected(server, tmp_path) as it:
-        server.fail(*[Fault(409, delay_s=0.15)] * 3)
-        assert await trouble(it.apply(config_map("a"))) == Unreachable("no answer within 0.2 s")
+        server.fail(*[Fault(409, delay_s=0.6)] * 3)
+        assert await trouble(it.apply(config_map("a"))) == Unreachable("no answer within 1 s")
 
 
 async def test_a_call_that_is_cut_leaves_nothing(server: ApiServer, tmp_path: Path) -> None:
