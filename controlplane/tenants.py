@@ -22,7 +22,7 @@ from controlplane.policy.access import TenantState, check_empty, check_move
 from controlplane.policy.trail import Action
 from controlplane.store import Database
 
-MAX_TENANTS: Final = 10_000  # as many as the activator makes certificates for
+MAX_TENANTS: Final = 10_000  # that are not deleted: as many as the activator makes certificates for
 TELL_S: Final = 1.0  # for every activator to be told of an end
 _ACTIONS: Final = {TenantState.ACTIVE: Action.TENANT_RESUMED, TenantState.SUSPENDED: Action.TENANT_SUSPENDED}
 
@@ -65,7 +65,9 @@ class TenantStore:
         return await self._database.read(lambda connection: _one(connection, tenant, now_s))
 
     async def create(self, by: Actor, tenant: str, now_s: int) -> Tenant:
-        """Raises Refused: InvalidRequest for what can't be a tenant's name, Conflict where the name is or was given."""
+        """Raises Refused: InvalidRequest for what can't be a tenant's name, Conflict where the name is or was given,
+        CapacityExceeded.
+        """
         tenant_name(tenant)
 
         def write(connection: Connection) -> Tenant:
@@ -74,7 +76,8 @@ class TenantStore:
             if before is not None:
                 rule = "was deleted, and its name is not given again" if before == TenantState.DELETED else "exists"
                 raise Refused(Conflict(f"tenant '{tenant}'", rule))
-            count = connection.execute(select(func.count()).select_from(table)).scalar_one()
+            there = select(func.count()).select_from(table).where(table.c.state != TenantState.DELETED)
+            count = connection.execute(there).scalar_one()
             if count >= MAX_TENANTS:
                 raise Refused(CapacityExceeded("tenants", count + 1, MAX_TENANTS))
             insert_tenant(connection, by, tenant, now_s)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from contracts.audit import AuditWindows
 from contracts.control import Principal
-from contracts.errors import Refused
+from contracts.errors import NotFound, Refused
 from controlplane import dependencies, schema
 from controlplane.audit import INSTALLATION, Actor, Event, days_of, events, expire, record, set_days, tenants_of
 from controlplane.clock import Clock, ClockSteps
@@ -66,8 +66,7 @@ class Trail:
             now_s = self._clock.wall_s()
 
             def write(connection: Connection) -> None:
-                known = select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == tenant)  # a deleted one, too
-                if connection.execute(known).first() is not None:
+                if _is_known(connection, tenant):
                     record(connection, by, now_s, tenant, action, tenant)
 
             await self._database.write(write)
@@ -106,8 +105,11 @@ class Trail:
         """Empty expired entries of one tenant, or of all, each tenant in a transaction of its own. Their digests stay.
         Return how many were emptied, by tenant, without zeros.
 
-        An unexpected error of one tenant does not stop the others if all are expired. Raises Refused.
+        An unexpected error of one tenant does not stop the others if all are expired. Raises Refused: NotFound for a
+        tenant that never was.
         """
+        if tenant and not await self._database.read(lambda connection: _is_known(connection, tenant)):
+            raise Refused(NotFound("tenant", tenant[:63]))
         tenants = [tenant] if tenant is not None else await self._database.read(tenants_of)
         found: dict[str, int] = {}
         for each in tenants:
@@ -164,6 +166,12 @@ class Trail:
             except Refused as refused:  # a full disk, a lock that another process holds
                 log.error("the audit's old entries are still there", extra={"error": str(refused)})
                 wait_s = RETRY_S
+
+
+def _is_known(connection: Connection, tenant: str) -> bool:
+    """Return whether there is such a tenant, or was one."""
+    query = select(schema.tenants.c.tenant).where(schema.tenants.c.tenant == tenant)
+    return connection.execute(query).first() is not None
 
 
 def _windows(connection: Connection, tenant: str) -> AuditWindows:

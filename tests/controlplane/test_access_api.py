@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.control import Feed, TenantLimits, TenantRow
-from controlplane import keys
+from controlplane import keys, tenants
 from tests.controlplane.door import ACME, OPERATOR, Door, ask, feed, opened, push
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -332,3 +332,27 @@ async def test_rotation_makes_no_more_keys_than_a_tenant_may_have(data: Path, mo
         await ask(door, ACME, "POST", again, {"overlap_s": 0}, status=201)
         states = [each["state"] for each in (await ask(door, ACME, "GET", "/keys"))["keys"]]
         assert sorted(states) == ["active", "active", "expired"]
+
+
+async def test_deleted_tenants_take_no_place(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there were, as many can be made as may exist at once. One more is refused."""
+    monkeypatch.setattr(tenants, "MAX_TENANTS", 3)
+    async with opened(data) as door:
+        for number in range(4):
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": f"gone-{number}"}, status=201)
+            await ask(door, OPERATOR, "DELETE", f"/tenants/gone-{number}", status=204)
+        for tenant in ("acme", "globex"):
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": tenant}, status=201)
+        refused = await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "one-more"}, status=507)
+        assert refused["code"] == "capacity_exceeded"
+
+
+async def test_audit_of_an_unknown_tenant_does_not_expire(data: Path) -> None:
+    """A name that was mistyped is said to be none. The audit of a deleted tenant is there, and expires."""
+    async with opened(data) as door:
+        await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "gone"}, status=201)
+        await ask(door, OPERATOR, "DELETE", "/tenants/gone", status=204)
+        assert await ask(door, OPERATOR, "POST", "/audit/expire?tenant=gone") == {"entries": {}}
+        assert await ask(door, OPERATOR, "POST", "/audit/expire?tenant=") == {"entries": {}}
+        refused = await ask(door, OPERATOR, "POST", "/audit/expire?tenant=nobody", status=404)
+        assert refused["code"] == "not_found"
