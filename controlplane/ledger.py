@@ -41,14 +41,13 @@ from controlplane.policy.standing import Conflict, Known, Placement, place_lifet
 from controlplane.request_rows import Groups, Name, book_all, kin_of, known_requests, request_row, set_standing
 from controlplane.store import Database
 from controlplane.totals import Totals
-from controlplane.usage_batches import Unreadable
+from controlplane.usage_batches import Unreadable, check_size
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R", RequestRecord, LifetimeRecord)
 
-MAX_BATCH: Final = 5_000
 _LIFETIME_FIELDS: Final = LifetimeRecord.__struct_fields__
 _lifetime_values: Final = attrgetter(*(column.name for column in LIFETIME_VALUES))
 _POSITION: Final = upserts(
@@ -93,7 +92,7 @@ class Ledger:
 
         Raises Refused(InvalidRequest) for too many.
         """
-        _check_size(batch.records)
+        check_size(len(batch.records) + len(unreadable))
         enter = partial(self._noted, append_requests, records=batch.records, unreadable=unreadable)
         self._tell(await self._write(enter, repeated=True), unreadable)
 
@@ -102,13 +101,13 @@ class Ledger:
 
         Raises Refused(InvalidRequest) for too many.
         """
-        _check_size(batch.records)
+        check_size(len(batch.records) + len(unreadable))
         enter = partial(self._noted, append_lifetimes, records=batch.records, unreadable=unreadable)
         self._tell(await self._write(enter, repeated=True), unreadable)
 
     async def note_lives(self, batch: LivesSoFar, now_us: int) -> None:
         """How replicas have lived so far, at `now_us` by the wall. Raises Refused(InvalidRequest)."""
-        _check_size(batch.records)
+        check_size(len(batch.records))
         _check_sources(batch.records)
         note = partial(open_lives.note, records=batch.records, now_us=now_us)
         await self._database.write(note, repeated=True)
@@ -343,11 +342,6 @@ def timeline_of(connection: Connection, tenant: str, request_id: str) -> Timelin
         cold=any(stamp.stage in _COLD for stamp in stamps),
         stamps=stamps,
     )
-
-
-def _check_size(records: Sequence[RequestRecord | LifetimeRecord]) -> None:
-    if len(records) > MAX_BATCH:
-        raise Refused(InvalidRequest("records", str(len(records)), f"must be at most {MAX_BATCH}"))
 
 
 def _check_sources(records: Sequence[LifetimeRecord]) -> None:

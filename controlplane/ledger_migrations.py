@@ -231,7 +231,6 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(9, "no empty totals", _no_empty_totals),
     Migration(10, "journal position", _journal_position),
 )
-LEDGER_SCHEMA: Final = len(STEPS)
 
 
 def ensure_ledger(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:

@@ -18,13 +18,14 @@ from controlplane.nul import check_json
 
 R = TypeVar("R", RequestRecord, LifetimeRecord)
 
+MAX_BATCH: Final = 5_000  # records
 UNKNOWN: Final = "unknown"
 _NAMES: Final = ("request_id", "runtime_id")
 _TIMES: Final = ("ended_at_us", "died_at_us")
 
 
 class Unreadable(Wire, frozen=True):
-    """An unreadable usage record: its bytes, the reason, and the fields that could be read all the same.
+    """A usage record that the ledger keeps aside: its bytes, the reason, and the fields that could be read.
 
     `tenant` is None, `source` empty and `sequence` 0 if unknown.
     """
@@ -45,9 +46,11 @@ class _Batch(Fact, frozen=True):
 def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tuple[R, ...], tuple[Unreadable, ...]]:
     """Return the batch's records and its unreadable ones.
 
-    Raises Refused(InvalidRequest) if the body is no batch, or has a record of a newer program.
+    Raises Refused(InvalidRequest) if the body is no batch, has too many records, or has one of a newer program.
     """
-    raws = [bytes(raw) for raw in decode(body, _Batch).records]
+    found = decode(body, _Batch).records
+    check_size(len(found))
+    raws = [bytes(raw) for raw in found]
     records, unreadable = split(raws, kind, now_us)
     for each in unreadable:
         if newer := _fields_of_newer_program(each.raw, kind):
@@ -59,6 +62,12 @@ def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tup
         unreadable += [describe(msgspec.json.encode(record), reason, now_us) for record in ours]
         records = [record for record in records if not record.source.startswith(CUT)]
     return tuple(records), tuple(unreadable)
+
+
+def check_size(records: int) -> None:
+    """Raise Refused(InvalidRequest) if a batch of so many records is too large."""
+    if records > MAX_BATCH:
+        raise Refused(InvalidRequest("records", str(records), f"must be at most {MAX_BATCH}"))
 
 
 def split(raws: Sequence[bytes], kind: type[R], now_us: int) -> tuple[list[R], list[Unreadable]]:

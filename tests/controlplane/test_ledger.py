@@ -13,8 +13,8 @@ from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage, Stamp
 from contracts.usage import Origin, RequestRecord
-from controlplane.ledger import MAX_BATCH, Appended, Ledger, append_lifetimes, append_requests
-from controlplane.ledger_migrations import LEDGER_SCHEMA, NewerLedger
+from controlplane.ledger import Appended, Ledger, append_lifetimes, append_requests
+from controlplane.ledger_migrations import STEPS, NewerLedger
 from controlplane.ledger_schema import (
     conflicts,
     lifetime_records,
@@ -23,6 +23,7 @@ from controlplane.ledger_schema import (
     request_records,
     sources,
 )
+from controlplane.usage_batches import MAX_BATCH
 from tests.controlplane.billing_ground import charged, requests, rows
 from tests.controlplane.builders import World
 from tests.controlplane.usage_records import lifetime_record, request_record
@@ -205,6 +206,6 @@ async def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: 
     with closing(World(tmp_path)) as again:
         assert len(await rows(again.ledger, request_records)) == 1
         with again.database.engine.begin() as connection:
-            connection.execute(text("INSERT INTO ledger_schema VALUES (:next)"), {"next": LEDGER_SCHEMA + 1})
+            connection.execute(text("INSERT INTO ledger_schema VALUES (:next)"), {"next": len(STEPS) + 1})
     with pytest.raises(NewerLedger):
         World(tmp_path)

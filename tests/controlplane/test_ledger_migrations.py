@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, inspect, text
 
 from controlplane.dialects import in_byte_order
-from controlplane.ledger_migrations import LEDGER_SCHEMA, STEPS, NewerLedger, ensure_ledger
+from controlplane.ledger_migrations import STEPS, NewerLedger, ensure_ledger
 from controlplane.ledger_schema import metadata, request_records
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
@@ -131,6 +131,6 @@ def test_a_step_that_fails_leaves_the_old_ledger(old: Engine, monkeypatch: pytes
 def test_a_newer_ledger_is_refused(fresh: Engine) -> None:
     """An older program does not touch what it does not know."""
     with fresh.begin() as connection:
-        connection.execute(text("INSERT INTO ledger_schema VALUES (:number)"), {"number": LEDGER_SCHEMA + 1})
+        connection.execute(text("INSERT INTO ledger_schema VALUES (:number)"), {"number": len(STEPS) + 1})
     with pytest.raises(NewerLedger, match=f"has schema {len(STEPS) + 1}"):
         ensure_ledger(fresh)

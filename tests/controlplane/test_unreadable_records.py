@@ -11,12 +11,12 @@ import pytest
 
 from contracts.control import RequestBatch, batch_of
 from contracts.deadline import Deadline
-from contracts.errors import Refused, Unavailable
+from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.usage import RequestRecord
 from contracts.wire import encode
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import conflicts
-from controlplane.usage_batches import read_batch
+from controlplane.usage_batches import MAX_BATCH, read_batch
 from spool.frame import MAX_RECORD_BYTES
 from spool.journal import Journal
 from spool.shipper import Shipper
@@ -114,3 +114,13 @@ async def test_record_of_newer_program_waits_for_its_program(data: Path) -> None
         status, problem = await door.ask("POST", "/internal/v1/usage/requests", body)
         assert (status, problem["code"]) == (400, "invalid_request")
         assert "the field 'surprise', of a newer program" in problem["detail"]
+
+
+async def test_batch_of_too_many_unreadable_records_is_refused(ledger: Ledger) -> None:
+    """With the number and the limit, before one of them is looked at. So many as are allowed are kept aside."""
+    records = [b"%d" % number for number in range(MAX_BATCH + 1)]
+    with pytest.raises(Refused) as caught:
+        await post(ledger, *records)
+    assert caught.value.failure == InvalidRequest("records", str(MAX_BATCH + 1), f"must be at most {MAX_BATCH}")
+    await post(ledger, *records[:-1])
+    assert ledger.kept_aside == MAX_BATCH
