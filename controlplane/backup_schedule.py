@@ -89,8 +89,8 @@ class BackupLoop:
             self._stop.set()
 
     async def once(self) -> Path | None:
-        """Make a backup and return its file. Return None if nothing was written since the newest one. Raises Refused,
-        OSError.
+        """Make a backup and return its file. Return None if nothing was written since the newest one, or if `run` ends.
+        Raises Refused, OSError.
         """
         if self._now() == self._state and await asyncio.to_thread(self._touch_newest):
             self.done_at_s = time.time()
@@ -102,7 +102,10 @@ class BackupLoop:
         except Stopped:
             return None
         self._state, self.done_at_s = state, time.time()
-        await asyncio.to_thread(self._thin)
+        try:
+            await asyncio.to_thread(self._thin)
+        except OSError as error:  # the backup is whole, and the next one thins again
+            log.warning("the journal can't be trimmed", extra={"place": str(self._place), "error": repr(error)})
         log.info("backup", extra={"file": path.name, "bytes": size, "journal_after": moment.journal_after})
         return path
 

@@ -21,7 +21,7 @@ from controlplane.backup_place import backups_in, claim_place, name_of
 from controlplane.backup_schedule import open_backups
 from controlplane.backups import DATABASE, back_up_stopped
 from controlplane.clock import SystemClock
-from controlplane.journal import extent_of
+from controlplane.journal import LedgerJournal, extent_of
 from controlplane.ledger import Ledger
 from controlplane.policy.retention import DAY_S, NEWEST
 from controlplane.store import open_database
@@ -84,6 +84,23 @@ async def test_old_backup_that_cannot_be_removed_costs_only_itself(
         assert extent_of(world.place).trimmed == 1
         assert len(backups_in(world.place)) <= NEWEST + NEWEST
         assert any(stuck.name in str(each.__dict__) for each in caplog.records)
+
+
+async def test_backup_is_whole_though_the_journal_cannot_be_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says that the trim failed, and not that there is no backup."""
+
+    def fails(_: LedgerJournal, after: int) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(LedgerJournal, "trim", fails)
+    async with installed(tmp_path) as world:
+        loop = world.backup_loop()
+        for number in range(1, NEWEST + 1):
+            await world.enter(number)
+            assert await loop.once() is not None
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ["the journal can't be trimmed"]
 
 
 @pytest.mark.parametrize("is_ahead_at_start", [False, True], ids=["for a while", "at the start"])
