@@ -48,10 +48,8 @@ def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...],
     A mark stands from before the first change until after the last one is durable. Where it stands already, an earlier
     call was cut, and what lies there is half of each: it may be replaced.
     """
-    there = sorted({entry.name for entry in data.iterdir()} - _OURS - {_FOREIGN})
+    check_data(data, replace=replace)
     mark = data / MARK
-    if there and not replace and not mark.exists():
-        raise NotEmpty(f"{data} is not empty ({', '.join(there[:5])}): restore into another one, or say --replace")
     _check_closed(staging)
     for path in (staging / DATABASE, *(staging / name for name in FILES)):
         if path.exists():
@@ -70,6 +68,13 @@ def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...],
     mark.unlink()
     sync(data)
     return tuple(placed), None if aside is None else str(aside)
+
+
+def check_data(data: Path, *, replace: bool) -> None:
+    """Raise NotEmpty if something is in the data directory that may not be replaced."""
+    there = sorted({entry.name for entry in data.iterdir()} - _OURS - {_FOREIGN})
+    if there and not replace and not (data / MARK).exists():
+        raise NotEmpty(f"{data} is not empty ({', '.join(there[:5])}): restore into another one, or say --replace")
 
 
 def _move_aside(data: Path) -> Path | None:

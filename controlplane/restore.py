@@ -1,8 +1,8 @@
 """`python -m controlplane.restore SOURCE DATA`: a backup, and the journal behind it, as a data directory again.
 
-All is unpacked, put together and verified beside what is there; then names are changed, between two marks. Cut before
-them, nothing has happened; cut between them, `kelvin up` refuses to start, and the same command ends it. `placing.py`
-does that, and with `--database` puts what was put together into an empty database instead.
+All is unpacked, put together and verified beside what is there. Then a mark is set, names are changed, and the mark is
+removed. Cut before it is set, nothing has happened; cut while it is there, `kelvin up` refuses to start, and the same
+command ends it. `placing.py` does that, and with `--database` fills an empty database instead.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from controlplane.ledger import append_lifetimes, append_requests, keep_aside
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import IN_USE, UNKNOWN, journal_position
 from controlplane.migrations import NewerDatabase
-from controlplane.placing import STAGING, CannotRestore, check_empty, fill, place, place_file
+from controlplane.placing import STAGING, CannotRestore, check_data, check_empty, fill, place, place_file
 from controlplane.postgres_place import BadPlace, PostgresPlace, parse_place
 from controlplane.program import reporting
 from controlplane.store import Database, open_database
@@ -60,6 +60,8 @@ def restore(
     is_checked = data is None and database is None
     if database is not None:
         check_empty(database)
+    if data is not None and data.exists():
+        check_data(data, replace=replace)
     with _staging(data, database) as staging:
         taken, index, passed_over = _unpacked(source, staging)
         with closing(_opened(staging / DATABASE)) as restored:

@@ -1,4 +1,4 @@
-"""A backup of a control plane at work comes back whole: verified, then placed between two marks, or not at all."""
+"""A backup of a control plane at work comes back whole: verified, then placed while a mark stands, or not at all."""
 
 import asyncio
 import errno
@@ -303,6 +303,9 @@ def test_a_mount_is_an_empty_data_directory(made: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "photos").mkdir(parents=True)
     with pytest.raises(placing.NotEmpty, match="photos"):
         back(made, tmp_path / "other")
+    with pytest.raises(placing.NotEmpty, match="photos"):
+        back(tmp_path / "missing.backup", tmp_path / "other")  # before the backup is read, which takes long
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["photos"]
 
 
 async def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
