@@ -150,6 +150,10 @@ class Autoscaler:
         """See `Minimums.check`."""
         self._minimums.check(model, scale)
 
+    def least(self, model: Model, version: Version) -> int:
+        """See `Minimums.least`."""
+        return self._minimums.least(model, version)
+
     async def run(self) -> None:
         """Tick until cancelled, on a fixed beat. A missed beat is skipped."""
         self._takeover.begin(self._now_s())

@@ -117,7 +117,8 @@ def _version(
     level, since_us, device_class = _level(table, key)
     bill = economy.bill(model, version, device_class)
     steps, idle_s = plan(bill.rungs), autoscaler.gaps.idle_s(key, now_us / 1e6)
-    after = None if idle_s is None else _after(model, level, steps, idle_s)
+    least = autoscaler.least(model, version)
+    after = None if idle_s is None else _after(model, version, least, level, steps, idle_s)
     restores = {
         Level.WARM: Restore(0.0, 0),
         Level.ASLEEP: bill.wake,
@@ -171,11 +172,15 @@ def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str
     return level, found.since_us, found.device_class or ANY_CLASS
 
 
-def _after(model: Model, level: Level, steps: Sequence[Step], idle_s: float) -> Step | None:
-    """What follows the level, should nobody ask; None where nothing does."""
-    if level is Level.ZERO or model.scale.min:
+def _after(
+    model: Model, version: Version, least: int, level: Level, steps: Sequence[Step], idle_s: float
+) -> Step | None:
+    """Return what follows the level if nobody asks; None if nothing does. `least` is the minimum that holds now."""
+    if level is Level.ZERO or least:
         return None
     patience_s = model.scale.window_s + model.scale.grace_s
+    if version.registration.version not in model.named:
+        return Step(Level.ZERO, patience_s)
     match model.scale.idle:
         case "auto":
             return next_step(steps, idle_s)
