@@ -39,7 +39,7 @@ class LastRestore:
 
 
 class Outcomes:
-    """Listens to the actuator. Holds one entry per version that was ever tried."""
+    """Listens to the actuator. What is known of deleted versions goes when another one is tried."""
 
     def __init__(self, registry: Registry, feed: FeedHub, tasks: Tasks) -> None:
         self._registry = registry
@@ -103,20 +103,20 @@ class Outcomes:
             known = self.problem(key)
             if known is not None and known.reason == "crash_loop":
                 self.set_problem(key, problem_of(crash_loop(record.exit_status)))
-            if key in self._last:  # Bounded: one entry per version that was tried here.
+            if key in self._last:
                 self._exits[key] = record.exit_status
 
     def ready(self, replica: Replica) -> None:
         """Record a restore that succeeded: the version's bytes are good."""
         assert replica.key is not None
-        self._last[replica.key] = LastRestore(replica.restore, None)
+        self._tried(replica.key, LastRestore(replica.restore, None))
         self._exits.pop(replica.key, None)
         self.clear_problem(replica.key)
         self._note(replica.key, VersionEvent.RESTORED, None)
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
         """Record a restore that failed. The version is faulty only if the failure is about its bytes."""
-        self._last[key] = LastRestore((), (failure.code, failure.message))
+        self._tried(key, LastRestore((), (failure.code, failure.message)))
         problem = problem_of(failure)
         if problem.reason == "crash_loop" and problem.exit_status is None:
             problem = problem_of(crash_loop(self._exits.get(key)))
@@ -128,6 +128,14 @@ class Outcomes:
         """Await the record of its end if the replica ended unexpectedly. A death says nothing about the version."""
         if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING):
             self._awaited.append(replica.runtime_id)
+
+    def _tried(self, key: VersionKey, last: LastRestore) -> None:
+        if key not in self._last:
+            for gone in [each for each in {*self._last, *self._deaths} if self._registry.find(each) is None]:
+                self._last.pop(gone, None)
+                self._exits.pop(gone, None)
+                self._deaths.pop(gone, None)
+        self._last[key] = last
 
     def _note(self, key: VersionKey, event: VersionEvent, fault: str | None) -> None:
         self._tasks.start(self._registry.note(key, event, fault), f"note {event} of {key}")

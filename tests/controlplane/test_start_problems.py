@@ -131,3 +131,14 @@ async def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:
         assert problems(feed) == {}
         outcomes.failed(key(), Unavailable("the zygote"))  # its start was under way
         assert problems(feed) == {}
+
+
+async def test_nothing_is_kept_of_deleted_versions(tmp_path: Path) -> None:
+    """At the latest when another version is tried. So memory does not grow with models that come and go."""
+    async with outcomes_of(tmp_path) as (outcomes, _, registry):
+        outcomes.lost(Replica("r1", ReplicaState.READY, 0, key=key()))
+        outcomes.exited([lifetime(-9)])
+        outcomes.failed(key(), Unavailable("the zygote"))
+        await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
+        outcomes.ready(Replica("r2", ReplicaState.READY, 0, key=key("other")))
+        assert (outcomes.last(key()), outcomes.last_death(key())) == (None, None)
