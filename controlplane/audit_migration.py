@@ -3,13 +3,12 @@
 Frozen like every step of `migrations`.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection, text
-
-from controlplane.chains import AUDIT, Chains
-from controlplane.policy.trail import Said, kept, window_of
 
 _COLUMNS: Final = (
     "changed TEXT NOT NULL DEFAULT '{}'",
@@ -45,6 +44,11 @@ _BEFORE_S: Final = {
     "postgresql": "CAST(CAST(let.changed AS json) #>> '{before_s,1}' AS BIGINT)",
 }
 _GROWS: Final = "NEW.tenant = OLD.tenant AND NEW.links = OLD.links + 1"
+_FORM: Final = "kelvin audit 1"
+_WINDOWS: Final = {  # by the word of an action before its point
+    "access": "access", "key": "keys", "model": "models", "version": "models", "cache": "models", "tenant": "tenants",
+    "month": "billing", "prices": "billing", "audit": "trail",
+}  # fmt: skip
 
 
 class Guard(NamedTuple):
@@ -101,15 +105,23 @@ def chain_audit(connection: Connection) -> None:
 
 
 def _chain_rows(connection: Connection) -> None:
-    chains = Chains(connection, AUDIT)
+    ends: dict[str, tuple[int, bytes]] = {}
     place = text(
         "UPDATE audit SET window_name = :window, link = :link, digest = :digest, chain = :chain "
         "WHERE sequence = :sequence"
     )
     for row in connection.execute(text("SELECT * FROM audit ORDER BY sequence")).mappings().all():
-        name, window = (row["tenant"],), window_of(row["action"])
-        digest = Said(**{field: row[field] for field in _EMPTIED}).digest()
-        linked = chains.add(name, kept(chains.next_link(name), row["at_s"], window, digest))
-        placed = {"window": str(window), "digest": digest, **linked._asdict()}
+        tenant, window = row["tenant"], _WINDOWS[row["action"].partition(".")[0]]
+        digest = _digest(b"", _FORM, *(row[field] for field in _EMPTIED)).hex()
+        links, end = ends.get(tenant) or (0, _digest(b"", _FORM, tenant))
+        link, chain = links + 1, _digest(end, links + 1, row["at_s"], window, digest)
+        ends[tenant] = link, chain
+        placed = {"window": window, "link": link, "digest": digest, "chain": chain.hex()}
         connection.execute(place, {**placed, "sequence": row["sequence"]})
-    chains.write()
+    for tenant, (links, end) in ends.items():
+        made = text("INSERT INTO audit_chains (tenant, links, chain) VALUES (:tenant, :links, :chain)")
+        connection.execute(made, {"tenant": tenant, "links": links, "chain": end.hex()})
+
+
+def _digest(before: bytes, *values: str | int) -> bytes:
+    return hashlib.sha256(before + msgspec.json.encode(values)).digest()
