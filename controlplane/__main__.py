@@ -22,7 +22,7 @@ def main() -> None:
         configure_logging("controlplane", log_level())
         settings = load()
         if only_checks():
-            book_of(settings)
+            book_of(settings.price_book)
             if isinstance(settings.database, Path):
                 sys.stderr.write(describe_kept_aside(settings.database))
             return

@@ -60,7 +60,7 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     Adoption comes before the socket: the first snapshot of the feed already names what serves. Raises BadSetting.
     """
     clock = clock or SystemClock()
-    book = book_of(settings)
+    book = book_of(settings.price_book)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_private(settings.data)
     async with open_health(settings.between, stop) as health:

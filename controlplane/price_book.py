@@ -11,7 +11,6 @@ from contracts.names import DEVICE_CLASS_RULE, is_device_class
 from contracts.settings import BadSetting
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices, PriceBook, Prices
-from controlplane.settings import Settings
 
 MAX_MICROS = 10**15  # a billion per unit
 MAX_FAULT = 400  # characters of what is wrong: a value may be long
@@ -36,14 +35,14 @@ def load_price_book(path: Path) -> PriceBook:
         raise BadPriceBook(f"{path.name}: is not UTF-8 (byte {error.start})") from error
 
 
-def book_of(settings: Settings) -> PriceBook:
-    """The prices. Raises BadSetting."""
-    if settings.price_book is None:
+def book_of(path: Path | None) -> PriceBook:
+    """Return the prices of a file, or those that are shipped. Raises BadSetting."""
+    if path is None:
         return default_price_book()
     try:
-        return load_price_book(settings.price_book)
+        return load_price_book(path)
     except BadPriceBook as bad:
-        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book), str(bad)) from bad
+        raise BadSetting("KELVIN_PRICE_BOOK", str(path), str(bad)) from bad
 
 
 def parse_price_book(text: str, name: str) -> PriceBook:

@@ -7,7 +7,9 @@ or was bound once never takes anything else: one that sleeps wakes to the versio
 from enum import StrEnum
 from typing import Final
 
-from controlplane.policy.lifecycle import IllegalMove
+
+class IllegalMove(ValueError):
+    """The event can't happen in that state; the state stays as it was."""
 
 
 class ReplicaState(StrEnum):

@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from controlplane.policy.lifecycle import IllegalMove
-from controlplane.policy.replica_life import SLEEPING, ReplicaEvent, ReplicaState
+from controlplane.policy.replica_life import SLEEPING, IllegalMove, ReplicaEvent, ReplicaState
 from controlplane.replicas import UNBOUND, NoSlot, Replica, ReplicaTable, Start
 from tests.controlplane.builders import key
 

@@ -143,7 +143,7 @@ class MachineWorld(World):
             price_book=None,
         )  # fmt: skip
         self.machine.drain_s = self.settings.drain_s
-        self.book = book_of(self.settings)
+        self.book = book_of(self.settings.price_book)
         self.load: dict[VersionKey, float] = {}  # requests at once that callers have
         self.silent_s = 0.0  # until when the second activator is not back
         self.fault_s = self.loop.time()  # until when something may be missing because of a fault
