@@ -1,8 +1,8 @@
-"""What changes of models and tenants, by whichever door: in the stores first, then whoever decides is told.
+"""Change models and tenants, and have the decider look again.
 
-The admin API and a cluster's objects both come by here. Every step of a deletion may be repeated: what a crash cut off,
-the same call goes on with. The books are not touched: the ledger's rows stay, and so do the store's bytes until a
-collection.
+The admin API and a cluster's objects both make these changes here. What the decider need not hear of goes to its store
+alone. Every step of a deletion may be repeated: what a crash cut off, the same call goes on with. The books are not
+touched: the ledger's rows stay, and so do the store's bytes until a collection.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Time as the shells of the control plane see it. Policies take `now` as an argument; tests bring their own clock."""
+"""Clocks for the parts that decide by time. Policies take `now` as an argument; tests bring their own clock."""
 
 import asyncio
 import time

@@ -76,8 +76,8 @@ def prices_of(text: str) -> PriceBook:
     return decoder(PriceBook).decode(text)
 
 
-def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> str:
-    """Close the month of this bill; the chain's last digest."""
+def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> None:
+    """Close the month of this bill."""
     assert report.closed_at_us is not None
     row: dict[str, str | int] = {
         "tenant": report.tenant,
@@ -90,7 +90,6 @@ def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> st
     place = chains.add((report.tenant, report.month), (Kind.CLOSING, *values))
     connection.execute(insert(closings).values({**row, "month": report.month, **place._asdict()}))
     chains.write()
-    return place.chain
 
 
 def closing_entry(connection: Connection, report: BillingReport) -> Closing:

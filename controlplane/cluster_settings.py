@@ -11,6 +11,7 @@ from contracts.errors import Refused
 from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class
 from contracts.settings import BadSetting
 from controlplane.policy.knative_service import (
+    DEVICE_RULE,
     FEATURES,
     HOST_PATH,
     IMAGE_RULE,
@@ -177,7 +178,7 @@ def _cache(env: Mapping[str, str], name: str) -> str | None:
 def _device(env: Mapping[str, str], name: str) -> str | None:
     value = env.get(name)
     if value and not value.startswith("nvidia.com/"):
-        raise BadSetting(name, value, "must be nvidia.com/gpu or nvidia.com/mig-…")
+        raise BadSetting(name, value, DEVICE_RULE)
     return value or None
 
 

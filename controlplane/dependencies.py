@@ -8,8 +8,8 @@ ZYGOTE: Final = Dependency(
     "zygote",
     "a new standby",
     10.0,
-    "as many births at once as standbys lack; looked at again each second",
-    "parked standbys take versions; who finds none parked waits 20 s, then `unavailable`",
+    "a birth at once for each start or job that waits, others as cores are spare; 0.1 to 1 s after a failed one",
+    "parked standbys take versions; a start that finds none waits 20 s, a job 30 s, then `unavailable`",
     "kelvin_standbys",
 )
 RESTORE: Final = Dependency(
@@ -33,7 +33,7 @@ REPORTS: Final = Dependency(
     "what a replica says of itself while it drains or parks",
     2.0,
     "asked again until its time to drain is over",
-    "likewise",
+    "it gets no new requests, and is ended then",
     "kelvin_replicas",
 )
 ADOPTION: Final = Dependency(
@@ -56,7 +56,7 @@ SIBLINGS: Final = Dependency(
     "siblings",
     "health, metrics and tiers of the other processes",
     1.0,
-    "none: asked when somebody asks",
+    "none: asked when somebody asks, about wrong memory each 2 s",
     "shown as away; starts are forecast by what was measured",
     "kelvin_up",
 )

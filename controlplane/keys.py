@@ -98,7 +98,9 @@ class KeyStore:
         return await self._database.read(read)
 
     async def create(self, by: Actor, tenant: str, grant: Grant, lives_s: int | None, now_s: int) -> tuple[Key, str]:
-        """A new key and its text, which nobody can be told again. Raises Refused as `check_grant`; NotFound."""
+        """A new key and its text, which nobody can be told again. Raises Refused: as `check_grant`, NotFound,
+        CapacityExceeded.
+        """
         grant = check_grant(by, tenant, grant)
         text = new_key_text()
         key_id, digest = parse_key_text(text)

@@ -128,7 +128,7 @@ sources = Table(
 conflicts = Table(
     "ledger_conflicts",
     metadata,
-    Column("digest", String(64), primary_key=True),  # SHA-256 of the record: a repeat is not another conflict
+    Column("digest", String(64), primary_key=True),  # see `arrivals.Conflicts`: a repeat is not another conflict
     Column("tenant", String(63)),
     Column("subject", String(300), nullable=False),
     Column("at_us", BigInteger, nullable=False),

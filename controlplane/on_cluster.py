@@ -142,4 +142,4 @@ async def on_cluster(
 
 
 def _unheard(records: tuple[RequestRecord, ...]) -> None:
-    """Nothing is foretold here, so that nothing is learned of what was."""
+    """Do nothing: on a cluster no time to the first token is foretold, so none is learned."""

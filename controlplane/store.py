@@ -214,7 +214,7 @@ class Database:
         migrate(engine)
         ensure_ledger(engine)
         self.engine = engine
-        self.writes = 0  # transactions that changed something
+        self.writes = 0  # transactions, of a file only those that changed something
         self.on_superseded: Callable[[], None] = lambda: None  # memory and database differ: the process has to restart
         self._postgres = postgres
         self._reading = engine if postgres is None else postgres.reading

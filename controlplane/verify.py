@@ -1,6 +1,6 @@
 """Recompute a ledger's chains, charges, totals and closed bills from its rows, and report the first difference.
 
-Nothing that is kept beside the rows is trusted. Rows are streamed, each read once; what is kept meanwhile is a
+Nothing that is kept beside the rows is trusted. Rows are streamed; what is kept meanwhile is a
 `Recount`. Of each chain the first difference is named: after it, nothing holds. `soundness_of` is over every chain that
 there is, the audit's too.
 """

@@ -1,10 +1,10 @@
-"""How warm an idle model is kept: each level costs so much a second, and so much to wake from. Pure.
+"""How warm an idle model is kept: each level costs so much a second, and so much to wake from.
 
 Ski rental with several slopes: after `t` idle seconds the level is the one that would have been cheapest had the pause
 ended now, the lower envelope of `hold x t + wake`. Whatever the pauses are, that costs at most twice what somebody
 would pay who knew their lengths (Irani, Shukla, Gupta: Online strategies for dynamic power management, 2003): what is
 held costs just the envelope, and waking from the level that is reached costs no more than the envelope there. Amounts
-are micro-units, times seconds.
+are micro-units, times seconds. Pure but for the state of `Gaps`.
 """
 
 from collections import OrderedDict, deque

@@ -1,7 +1,7 @@
-"""How starts and jobs drew on the pool of standbys of one device class, as far back as it is remembered. Pure.
+"""How starts and jobs drew on the pool of standbys of one device class, as far back as it is remembered.
 
 Kept are the rate of takes, how long it takes until one that was taken is made up for, and how many were outstanding
-at each take. Times are seconds of one clock; the caller says what time it is.
+at each take. Times are seconds of one clock; the caller says what time it is. Pure but for the state of `Demand`.
 """
 
 from collections import deque

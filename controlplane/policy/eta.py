@@ -1,7 +1,8 @@
-"""How long a start would take: from its bytes by tier, the tiers' measured rates, and how its steps went before. Pure.
+"""How long a start would take: from its bytes by tier, the tiers' measured rates, and how its steps went before.
 
 A start is a process and bytes side by side, then the lease's own part, the bind, and (for a caller) the first batch.
-Each step is learned per version, else from versions of about its size, else a figure that is stated here.
+Each step is learned per version, else from versions of about its size, else a figure that is stated here. Pure but for
+the state of `History`.
 """
 
 from collections import OrderedDict

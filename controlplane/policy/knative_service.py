@@ -49,7 +49,8 @@ SCALE: Final = frozenset(
     )
 )  # fmt: skip
 STORE_RULE: Final = "must be s3://BUCKET/PREFIX, which pods can reach; push to an S3 store and name that one here"
-IMAGE_RULE: Final = "must be an image: REGISTRY/NAME@sha256:DIGEST"
+IMAGE_RULE: Final = "must be an image's name, such as REGISTRY/NAME@sha256:DIGEST"
+DEVICE_RULE: Final = "must be nvidia.com/gpu, or another resource of nvidia.com/"
 ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # of config-autoscaler: a Revision may begin without a pod
 
 _Json = dict[str, Any]
@@ -354,7 +355,7 @@ def _resources(version: PodVersion, cluster: Cluster) -> dict[str, dict[str, str
     limits = {"memory": memory, "ephemeral-storage": disk}  # a core that nobody wants may be taken
     if cluster.device is not None:
         if not cluster.device.startswith(_NVIDIA):
-            raise Refused(InvalidRequest("device", cluster.device, "must be nvidia.com/gpu or nvidia.com/mig-…"))
+            raise Refused(InvalidRequest("device", cluster.device, DEVICE_RULE))
         limits[cluster.device] = needed[cluster.device] = "1"
     return {"requests": needed, "limits": limits}
 
