@@ -38,7 +38,7 @@ class Replicas(Protocol):
         ...
 
     def is_present(self, key: VersionKey) -> bool:
-        """Whether something of it runs or is about to, which keeps its version from being deleted."""
+        """Whether a process runs it, or is about to, that would outlive it. Such a version is not deleted."""
         ...
 
 
