@@ -1,34 +1,25 @@
-"""A forward over a model and its KV pool: where attention layers meet the pool, and whose piece fails if it raises.
+"""The attention that is registered with transformers, and the backend that computes it.
 
 One function is registered with transformers, and there is one backend per model. The backend hangs on the attention
 modules themselves, not on keyword arguments (some architectures drop those) nor on a global (two engines in a process
 would share it).
 """
 
-import logging
 import time
-from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from runtime.engine.batch import Batch, Piece, build
-
 ATTENTION: Final = "kelvin"
 _BACKEND: Final = "kelvin_backend"
-_log = logging.getLogger(__name__)
 
 
 class AttentionBackend(Protocol):
     """Owns the KV pool of every layer. Single-threaded, but `attended_s` may be read from any thread."""
 
     attended_s: float  # CLOCK_MONOTONIC, when the last layer began its attention; 0 before the first
-
-    def begin(self, batch: Batch) -> None:
-        """Prepare what all layers of the coming forward share."""
-        ...
 
     def attend(
         self,
@@ -87,52 +78,3 @@ def _attention(
     backend.attended_s = time.monotonic()
     layer: int = module.layer_idx  # type: ignore[assignment]
     return backend.attend(layer, query, key, value, scaling, sliding_window), None
-
-
-class DeviceLost(Exception):
-    """The device reports an error that outlives the call: nothing computed in this process can be trusted."""
-
-
-class ModelRunner:
-    """One model and its KV pool."""
-
-    def __init__(self, module: nn.Module, backend: AttentionBackend, device: torch.device) -> None:
-        attach(module, backend)
-        self._module = module
-        self._backend = backend
-        self._device = device
-
-    @property
-    def progressed_s(self) -> float:
-        """See `interface.Engine`."""
-        return self._backend.attended_s
-
-    def run(self, pieces: Sequence[Piece]) -> list[torch.Tensor | None]:
-        """Logits [piece.logits, V] of each piece; None for one that raised, alone too.
-
-        A forward that raises is repeated piece by piece: what it wrote to the pool is written again, the same. Raises
-        DeviceLost.
-        """
-        try:
-            return list(self._forward(pieces))
-        except torch.AcceleratorError as error:
-            raise DeviceLost from error
-        except Exception:
-            if len(pieces) == 1:
-                _log.exception("a forward of one piece failed")
-                return [None]
-            _log.warning("a forward of %d pieces failed; repeating them one by one", len(pieces), exc_info=True)
-            return [self.run([piece])[0] for piece in pieces]
-
-    @torch.inference_mode()
-    def _forward(self, pieces: Sequence[Piece]) -> tuple[torch.Tensor, ...]:
-        batch = build(pieces, self._device)
-        self._backend.begin(batch)
-        answer = self._module(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logits_rows,
-        )
-        logits: torch.Tensor = answer.logits[0]
-        return torch.split(logits, [piece.logits for piece in pieces])

@@ -19,7 +19,6 @@ from contracts.jobs import GateFacts, Probe
 from contracts.traffic_errors import Overloaded
 from runtime import probe as known_answers
 from runtime.binding import BoundModel
-from runtime.engine.attention import AttentionBackend, DeviceLost, ModelRunner
 from runtime.engine.batch import LiveSequence, Piece, slots_of
 from runtime.engine.interface import (
     Cancelled,
@@ -32,6 +31,7 @@ from runtime.engine.interface import (
     Request,
     Sampling,
 )
+from runtime.engine.model_runner import BatchBackend, DeviceLost, ModelRunner
 from runtime.engine.sampler import Choice, choose
 from runtime.engine.sdpa import SdpaBackend
 from runtime.engine.varlen import VarlenBackend, find_varlen, serves
@@ -43,7 +43,7 @@ _RETRY_AFTER_S: Final = 1.0
 OWNER_PART: Final = 8  # 1/8 of the KV blocks is reserved for the version's owner against guests
 
 
-def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> BatchBackend:
     """The attention for this device, over a pool of `blocks` blocks."""
     varlen = find_varlen() if device.type == "cuda" else None
     if varlen is None or not serves(facts, dtype, torch.cuda.get_device_capability(device)):

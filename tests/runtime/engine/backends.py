@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 
 from contracts.jobs import GateFacts
-from runtime.engine.attention import AttentionBackend
 from runtime.engine.batch import Batch, Piece, build, slots_of
+from runtime.engine.model_runner import BatchBackend
 from runtime.policy.blocks import blocks_for
 
 FACTS = GateFacts(
@@ -96,7 +96,7 @@ class Replay:
             self.blocks += 2 * count
 
     def step(
-        self, backend: AttentionBackend, shares: list[tuple[int, int, int]], window: int | None, layer: int = 0
+        self, backend: BatchBackend, shares: list[tuple[int, int, int]], window: int | None, layer: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Shares are (sequence, start, count). What the backend gives, and what is right; [T, H, D] each."""
         pieces = [Piece((0,) * count, start, self.slots[i], 1) for i, start, count in shares]
