@@ -157,6 +157,8 @@ class Throttler:
         line = self._lines.get(key)
         if line is None or line.is_asleep:
             return Standing.ASLEEP
+        if self._clock() >= line.review_s:  # a credit may have ended since the last request
+            self.slots.grant(key, line)
         return Standing.ROOM if line.free and not len(line.waiting) else Standing.FULL
 
     def outlook(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Outlook:

@@ -313,3 +313,19 @@ async def test_a_version_at_its_credit_has_no_room() -> None:
     assert here.throttler.standing(KEY) is Standing.FULL
     here.release(replica)
     assert here.throttler.standing(KEY) is Standing.ROOM
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["after a refusal", "while an answer goes on"])
+async def test_a_credit_that_has_ended_leaves_room(is_refused: bool) -> None:
+    """Also if nobody has asked for the version since: requests go to the one before it while it has no room."""
+    clock = Clock()
+    here = SlotWorld(replica_row("a", 4), clock=clock)
+    replica = await here.take()
+    if is_refused:
+        here.throttler.report_full(replica, 1)
+        here.release(replica, tokens=0)
+    else:
+        here.throttler.report_began(replica, 1)
+    assert here.throttler.standing(KEY) is Standing.FULL
+    clock.now_s += 3.0
+    assert here.throttler.standing(KEY) is Standing.ROOM
