@@ -137,7 +137,7 @@ def key_file(path: Path, *, replace: bool) -> Iterator[Callable[[str], None]]:
     Yields what writes the key: whole or not at all, mode 0600. It raises DoorClosed if the file was made meanwhile, and
     `replace` is False.
     """
-    if path.exists() and not replace:
+    if os.path.lexists(path) and not replace:  # a link that leads nowhere has the name, too
         raise DoorClosed(f"{path} exists; a new key does not replace it")
     with contextlib.ExitStack() as stack:
         try:

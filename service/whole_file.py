@@ -1,12 +1,17 @@
 """A file that is there whole or not at all, with its mode from the first moment, and durable once it is there."""
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+_NO_LINKS: Final = frozenset(
+    {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+)  # link(2): FAT, some of a network or in user space
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +25,30 @@ class Draft:
     def keep(self, *, replace: bool = True, durable: bool = True) -> None:
         """Give the file its name. If `durable`, content, name and mode survive a power cut on return.
 
-        Raises OSError; FileExistsError if another file has the name and `replace` is False.
+        Raises OSError; FileExistsError if another file has the name and `replace` is False. On a file system without
+        hard links, one that takes the name at that very moment is replaced all the same.
         """
         self.file.flush()
         if durable:
             os.fsync(self.file.fileno())
+        if not (replace or self._is_linked()):
+            if os.path.lexists(self._target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self._target))
+            replace = True
         if replace:
             self._path.rename(self._target)
-        else:
-            os.link(self._path, self._target)
         if durable:
             sync(self._target.parent)
+
+    def _is_linked(self) -> bool:
+        """Give the file its name beside the draft's. Return False where the file system has no hard links."""
+        try:
+            os.link(self._path, self._target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return False
+        return True
 
 
 @contextmanager

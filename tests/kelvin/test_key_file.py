@@ -1,9 +1,11 @@
 """The file of a new key: private, whole, never in place of another by accident, and tried before the key is made."""
 
+import errno
+import os
 import resource
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,35 @@ def test_a_file_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
         with pytest.raises(DoorClosed, match=r"new\.key was made meanwhile.*revoke"):
             write("secret")
     assert path.read_text() == "another's"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_that_leads_nowhere_has_the_name(tmp_path: Path) -> None:
+    """It is found before the key exists, which would have no file."""
+    path = tmp_path / "new.key"
+    path.symlink_to(tmp_path / "away" / "new.key")
+    with pytest.raises(DoorClosed, match=r"new\.key exists"), key_file(path, replace=False):
+        raise AssertionError
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_key_has_its_file_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """As on FAT. What is there is kept all the same."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "new.key"
+    with key_file(path, replace=False) as write:
+        if is_there:
+            path.write_text("another's")
+        with pytest.raises(DoorClosed) if is_there else nullcontext():
+            write("secret")
+    assert path.read_text() == ("another's" if is_there else "secret\n")
     assert list(tmp_path.iterdir()) == [path]
 
 
