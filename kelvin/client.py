@@ -76,7 +76,8 @@ class Target:
 
     def _read(self, name: str, default: str) -> str:
         path = self.data / name
-        return path.read_text("latin-1").strip() if path.exists() else default
+        with naming(path):
+            return path.read_text("latin-1").strip() if path.exists() else default
 
 
 def _address(url: str) -> httpx.URL:
@@ -99,7 +100,8 @@ def _trusting(ca: Path) -> ssl.SSLContext:
 
 
 def _secret(key: Path) -> str:
-    text = key.read_text("latin-1").strip()
+    with naming(key):
+        text = key.read_text("latin-1").strip()
     if not text or not text.isascii() or not text.isprintable() or " " in text:
         raise DoorClosed(f"key file {key} holds no API key; it must be one line, as `kelvin keys create` prints it")
     return text

@@ -174,6 +174,15 @@ def test_bad_key_file_is_named(data: Path, key: bytes) -> None:
     assert f"key file {data / 'admin.key'} holds no API key" in text
 
 
+@pytest.mark.parametrize("name", ["admin.key", "url"])
+def test_file_whose_bytes_can_not_be_read_is_named(data: Path, name: str) -> None:
+    """As on a disk that fails: the kernel's error has no name of a file."""
+    (data / name).unlink(missing_ok=True)
+    (data / name).symlink_to("/proc/self/mem")
+    code, text = _run("status", "--data", str(data), "--ca", certifi.where())
+    assert (code, f"{data / name}: Input/output error" in text) == (1, True)
+
+
 @pytest.mark.parametrize("command", ["status", "up", "logs"])
 @pytest.mark.parametrize(
     ("place", "why"),
