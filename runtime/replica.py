@@ -142,9 +142,16 @@ class Replica:
             self._require(RuntimeState.STANDBY, "to take a version")
             self._move(RuntimeState.RESTORING)
             self._bind = request
-            self.meter.identify(
-                tenant=request.tenant, model=request.model, version=request.version, device_class=request.device_class
-            )
+            try:
+                self.meter.identify(
+                    tenant=request.tenant,
+                    model=request.model,
+                    version=request.version,
+                    device_class=request.device_class,
+                )
+            except Exception:
+                self.fail(Internal())
+                raise
             serving = await self._become_ready("restore", lambda wiring: self._work.restore(request, wiring))
         return self._bound(serving, dict(serving.bytes_by_tier))
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from contracts.artifact_errors import ProbeFailed
@@ -79,6 +80,21 @@ async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, mon
     own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
     with pytest.raises(Refused) as caught, directory.listen(NAME) as listener:
         await app.serve("rt-1", settings, directory, listener, meter, build_control_app(), asyncio.Event(), pod=own)
+    assert caught.value.failure == Internal()
+    directory.close()
+
+
+async def test_defect_before_a_pods_restore_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for a version for ever, which nobody gives it."""
+    monkeypatch.setattr(app, "work_over", lambda *_: fake_work(ScriptedEngine(saying("x"))))
+    monkeypatch.setattr(app, "_WARM_AFTER_S", 3600.0)
+    directory = SocketDirectory(tmp_path / "run")
+    settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
+    meter = create_meter_page(settings.meters, "rt-1")
+    own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=msgspec.structs.replace(BIND, model="m" * 65))
+    with pytest.raises(Refused) as caught, directory.listen(NAME) as listener:
+        async with asyncio.timeout(10):
+            await app.serve("rt-1", settings, directory, listener, meter, build_control_app(), asyncio.Event(), pod=own)
     assert caught.value.failure == Internal()
     directory.close()
 
