@@ -25,9 +25,11 @@ _LAZY: Final = frozenset({"map", "reject", "rejectattr", "select", "selectattr"}
 _SHALLOW: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "items", "last", "length", "reverse",
                              "round"})  # fmt: skip
 _CONTAINERS: Final = (list, tuple, dict, range, set, KeysView, ValuesView, ItemsView, MappingProxyType)
+_WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)")
+_PADDED_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*[0-9]{2}")
 # A conversion may have a key, of any characters, before its width: `%(key)5d`. Then `*` is an error.
-_WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)|\)[-#0 +]*(?:[0-9]*\.)?[0-9]{5}")
-_PADDED_PERCENT: Final = re.compile(r"(?:%[^a-zA-Z%]*|\)[-#0 +]*(?:[0-9]*\.)?)[0-9]{2}")
+_WIDE_KEYED: Final = re.compile(r"\)[-#0 +]*(?:[0-9]*\.)?[0-9]{5}")
+_PADDED_KEYED: Final = re.compile(r"\)[-#0 +]*(?:[0-9]*\.)?[0-9]{2}")
 # Widths may be in any decimal digits. A field's index may hold a brace, which does not end the field: `{0[}]:5}`.
 _WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|\d{5}|\[[^\[\]{}]*\})")
 
@@ -247,9 +249,11 @@ def spend_on_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[
 
 def _spend_on_percent(template: str | bytes, values: object) -> None:
     text = template if isinstance(template, str) else template.decode("latin-1")
-    if _WIDE_PERCENT.search(text):
+    has_keys = "%(" in text
+    if _WIDE_PERCENT.search(text) or (has_keys and _WIDE_KEYED.search(text)):
         _refuse_width("%")
-    padding = MAX_WIDTH if _PADDED_PERCENT.search(text) else 8
+    is_padded = _PADDED_PERCENT.search(text) or (has_keys and _PADDED_KEYED.search(text))
+    padding = MAX_WIDTH if is_padded else 8
     spend_text(len(text) + text.count("%") * (written_size(values) + padding))
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import signal
 import socket
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -279,6 +280,8 @@ def _ready(settings: UpSettings) -> Ready:
 
 def door_url(host: str, port: int) -> str:
     """Return where commands on this machine reach the door: at localhost, or at the one address that it has."""
+    with suppress(ValueError):  # a name
+        host = str(ipaddress.ip_address(host))  # in one form: `::0` is `::`
     return url_of("localhost" if host in (*EVERYWHERE, "127.0.0.1", "::1") else host, port)
 
 

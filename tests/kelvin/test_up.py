@@ -65,6 +65,7 @@ async def test_slow_start_says_what_it_waits_for(
         pytest.param("127.0.0.1", "https://localhost:8443", id="the default"),
         pytest.param("0.0.0.0", "https://localhost:8443", id="every address"),
         pytest.param("::", "https://localhost:8443", id="every address of version 6"),
+        pytest.param("::0", "https://localhost:8443", id="the same in another form"),
         pytest.param("127.0.0.2", "https://127.0.0.2:8443", id="another address"),
         pytest.param("fd00::1", "https://[fd00::1]:8443", id="another address of version 6"),
         pytest.param("door.example", "https://door.example:8443", id="a name"),

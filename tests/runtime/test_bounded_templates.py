@@ -222,6 +222,7 @@ def test_wide_format_is_refused_before_it_is_made(source: str) -> None:
     [
         pytest.param("{{ '%(a)08.3f (%(b)s)**' % {'a': 1.5, 'b': 2} }}", "0001.500 (2)**", id="conversions with keys"),
         pytest.param("{{ '**(%s)** %5d' % ('x', 7) }}", "**(x)**     7", id="conversions without keys"),
+        pytest.param("{{ '(UTC) 20241231: %s' % 'x' }}", "(UTC) 20241231: x", id="a number behind a parenthesis"),
         pytest.param(
             "{{ '[INST] {0[role]:>6} [/INST]: {1}'.format(messages[0], 2) }}", "[INST]   user [/INST]: 2", id="fields"
         ),
