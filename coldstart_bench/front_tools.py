@@ -89,7 +89,7 @@ def on_core(core: int) -> Iterator[None]:
 def nginx(binary: str, at: Path, port: int, upstream_port: int) -> Iterator[None]:
     """As a TLS proxy on that port until the block ends, with a certificate as ours are (P-256)."""
     make_certificate(at)
-    command = [sys.executable, "-m", _FLOOR, "nginx", binary, str(at), str(port), str(upstream_port)]
+    command = [sys.executable, "-P", "-m", _FLOOR, "nginx", binary, str(at), str(port), str(upstream_port)]
     with service(command, environment(), at / "said", lambda: _listens(port), "nginx"):
         yield
 
@@ -104,7 +104,7 @@ def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: s
     words = ["wrk", binary, str(at), url, str(connections), str(seconds), body, key]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", _FLOOR, *words],
+            [sys.executable, "-P", "-m", _FLOOR, *words],
             env=environment(),
             capture_output=True,
             text=True,

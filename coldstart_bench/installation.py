@@ -81,7 +81,7 @@ def run_command(
 
     Raises InstallationFailed where that takes longer than `limit_s`.
     """
-    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(data)]
+    command = [sys.executable, "-P", "-m", "kelvin.main", *words, "--data", str(data)]
     environment = {**os.environ, **(settings or {})}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)
@@ -253,7 +253,7 @@ class Installation:
     def pid_of(self, module: str) -> int:
         """Return the supervisor's child that runs `python -m MODULE`. Raises InstallationFailed if none does."""
         for pid, words in sorted(children(self.pid).items()):
-            if words[1:3] == ["-m", module]:
+            if words[1:4] == ["-P", "-m", module]:
                 return pid
         raise InstallationFailed(f"no {module} runs")
 
@@ -288,7 +288,7 @@ class Up:
         """`program` is run as `kelvin`, and `prefix` is a command that runs it. Its standard error is appended to the
         file `errors`; None: to a temporary file. `said` reads it.
         """
-        words = [*prefix, sys.executable, "-m", program, "up", "--data", str(data), "--port", str(port), *options]
+        words = [*prefix, sys.executable, "-P", "-m", program, "up", "--data", str(data), "--port", str(port), *options]
         # Nobody would read a pipe, and a full one stops who writes.
         self._errors: IO[bytes] = tempfile.TemporaryFile() if errors is None else errors.open("ab+")  # noqa: SIM115
         self._process = subprocess.Popen(

@@ -135,7 +135,7 @@ def _pod(
 ) -> Iterator[int]:
     at = ground.place / name
     at.mkdir()
-    command = [sys.executable, "-m", "kelvin.main", "runtime", *words, "--threads", "1", "--store", ground.store]
+    command = [sys.executable, "-P", "-m", "kelvin.main", "runtime", *words, "--threads", "1", "--store", ground.store]
     command += ["--host", HOST, "--port", str(port), "--data", str(at / "data")]
     environment = {**os.environ, **ground.settings, **more}
     try:

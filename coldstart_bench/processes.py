@@ -53,7 +53,7 @@ def peak_of(module: str) -> int:
     """The most resident memory in bytes (VmHWM) of a `python -m MODULE` below this process, 0 where there is none."""
     found, peak = _all(), 0
     for pid, (parent, words) in found.items():
-        if words[1:3] == ["-m", module]:
+        if words[1:4] == ["-P", "-m", module]:
             while parent not in (0, os.getpid()):
                 parent = found[parent][0] if parent in found else 0
             if parent:
@@ -279,7 +279,7 @@ def pss_of(pid: int) -> int:
 
 def runtimes_below(supervisor: int) -> list[int]:
     """Standbys, runtimes and the zygote itself: children of the supervisor that are forks of one program."""
-    return [pid for pid, words in children(supervisor).items() if words[1:3] == ["-m", "runtime.zygote"]]
+    return [pid for pid, words in children(supervisor).items() if words[1:4] == ["-P", "-m", "runtime.zygote"]]
 
 
 class Watch:

@@ -42,7 +42,7 @@ class Program:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `_end`
         self._unread = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"coldstart_bench.loaders.{name}", *arguments],
+            [sys.executable, "-P", "-m", f"coldstart_bench.loaders.{name}", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -180,7 +180,7 @@ def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = Fal
 
 def program_output(module: str, *arguments: str | Path) -> str:
     """Its output. Raises PeerFailed with the last of its words."""
-    return _output([sys.executable, "-m", module, *map(str, arguments)], module)
+    return _output([sys.executable, "-P", "-m", module, *map(str, arguments)], module)
 
 
 def _output(command: Sequence[str], name: str, environment: Mapping[str, str] | None = None) -> str:

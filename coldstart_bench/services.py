@@ -49,7 +49,7 @@ def service(
 def activator(data: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[int]:
     """Ready, until the block ends; its process id. Raises InstallationFailed with its last words."""
     environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port), **(settings or {})}
-    command = [sys.executable, "-m", "activator"]
+    command = [sys.executable, "-P", "-m", "activator"]
     with service(command, environment, data / "log", lambda: asyncio.run(_is_ready(data)), "the activator") as pid:
         yield pid
 

@@ -226,7 +226,7 @@ def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator
         "AWS_SECRET_ACCESS_KEY": "bench",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    command = [sys.executable, "-m", "weightcache"]
+    command = [sys.executable, "-P", "-m", "weightcache"]
     with service(command, environment, data / "log", (data / "run" / "cache.sock").exists, "a cache agent"):
         yield data / "run"
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 WAIT_S: Final = 10.0  # for an answer
 ABANDONED_S: Final = 60.0  # after the last who asked
 RUNNING_LIMIT: Final = 3
-PROGRAM: Final = (sys.executable, "-m", "controlplane.examine")
+PROGRAM: Final = (sys.executable, "-P", "-m", "controlplane.examine")
 _LINE_BYTES: Final = 16 << 20
 
 Key = tuple[str, str, str | None]

@@ -25,7 +25,7 @@ from coldstart_bench.programs import Program, make_model
 
 TINYLM = Path(__file__).parent / "tinylm" / "model"
 SIZE_BYTES = 500_000_000
-KELVIN = [sys.executable, "-m", "kelvin.main"]
+KELVIN = [sys.executable, "-P", "-m", "kelvin.main"]
 
 
 def say(text: str) -> None:

@@ -34,7 +34,7 @@ def _passed_on(name: str, what: str) -> click.Command:
     """A command whose words are the bench's own, `--help` too."""
 
     def run(arguments: tuple[str, ...]) -> None:
-        words = [sys.executable, "-m", "coldstart_bench", name, *arguments]
+        words = [sys.executable, "-P", "-m", "coldstart_bench", name, *arguments]
         os.execv(sys.executable, words)  # noqa: S606 - who ends the command ends the bench, and waits for its end
 
     return click.Command(

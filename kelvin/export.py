@@ -46,7 +46,7 @@ from snapshotter.policy.tensors_index import (
 )
 
 LIBRARY_S: Final = 4 * 3600.0
-PROGRAM: Final = ("-m", "snapshotter.tensorizer_file")
+PROGRAM: Final = ("-P", "-m", "snapshotter.tensorizer_file")
 _NOT_INSTALLED: Final = 3
 _BLOCK: Final = 8 << 20
 RECEIVERS: Final = 4

@@ -237,7 +237,7 @@ def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise:
 
     The program holds `locks`, descriptors of ours, until it ends: if this process is killed, the program goes on.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-P", "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, check=False, pass_fds=locks)
     _check_ended(done.returncode, done.stderr, otherwise)
     return decode(done.stdout, kind, what=f"report of {module}")
@@ -245,7 +245,7 @@ def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise:
 
 def written(module: str, arguments: Sequence[str], *, otherwise: str, locks: Sequence[int] = ()) -> Iterator[bytes]:
     """Run a module and yield what it writes, as it comes. Raises as `reported`, at the end."""
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-P", "-m", module, *arguments]
     with (
         tempfile.TemporaryFile() as said,  # nobody reads it meanwhile: a pipe would fill, and stop who writes
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, pass_fds=locks) as process,

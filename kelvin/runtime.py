@@ -152,7 +152,7 @@ def _runtime_id() -> str:
 def cache_command(tenant: str, store: str | None, data: Path) -> None:
     """Keep a tenant's versions on this node, for every `kelvin runtime --cache DATA/run`, until SIGTERM."""
     environment = agent_environment(data, tenant, store)
-    os.execve(sys.executable, [sys.executable, "-m", "weightcache"], environment)  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "weightcache"], environment)  # noqa: S606
 
 
 @click.command("engine")

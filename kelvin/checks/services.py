@@ -30,7 +30,7 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
         (
             name,
             subprocess.Popen(
-                [sys.executable, "-m", name, CHECK],
+                [sys.executable, "-P", "-m", name, CHECK],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

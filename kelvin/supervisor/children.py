@@ -167,7 +167,7 @@ class Child:
         """
         with _sink(logs, self.spec.name) as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.spec.module],
+                [sys.executable, "-P", "-m", self.spec.module],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

@@ -250,7 +250,7 @@ class Ground:
         module = _MODULES[which]
         for child in self._children():
             words = _words(child)
-            if len(words) == 3 and words[2].endswith(module) and child.pid not in metered:
+            if len(words) == 4 and words[3].endswith(module) and child.pid not in metered:
                 return child
         raise NotSo(f"no {which} runs")
 

@@ -49,7 +49,7 @@ def supervisor(installation: Installation) -> psutil.Process:
 def services(installation: Installation) -> dict[str, psutil.Process]:
     """The services that live, by module."""
     named = [(command(process), process) for process in supervisor(installation).children()]
-    return {words[2]: process for words, process in named if len(words) == 3}
+    return {words[3]: process for words, process in named if len(words) == 4}
 
 
 def mapped(installation: Installation, library: str) -> dict[str, bool]:

@@ -107,9 +107,9 @@ def test_processes_that_see_keys_leave_no_core(kelvin: Installation) -> None:
     for process in _family():
         with contextlib.suppress(psutil.Error, OSError):
             command = process.cmdline()
-            if len(command) == 3 and command[1] == "-m":
+            if len(command) == 4 and command[1:3] == ["-P", "-m"]:
                 lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
-                limits[command[2]] = next(line.split()[4:6] for line in lines if line.startswith("Max core file size"))
+                limits[command[3]] = next(line.split()[4:6] for line in lines if line.startswith("Max core file size"))
     assert limits["activator"] == limits["controlplane"] == ["0", "0"]
     assert kelvin.model("llama")["model"] == "llama"
 

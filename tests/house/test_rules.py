@@ -36,6 +36,11 @@ def test_no_route_reads_a_body_without_a_bound() -> None:
     assert [path for path in others if ".body()" in path.read_text()] == []
 
 
+def test_child_processes_import_nothing_of_the_current_directory() -> None:
+    """`python -P`: a user's own folder may be called like one of our packages."""
+    assert [path for path in PRODUCT if 'executable, "-m"' in path.read_text()] == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [

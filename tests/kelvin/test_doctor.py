@@ -242,6 +242,15 @@ def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
     assert "services" not in [finding.check for finding in found]
 
 
+def test_services_are_not_imported_from_the_current_directory(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own folder may be called like a service."""
+    (data / "weightcache").mkdir()
+    (data / "weightcache" / "__init__.py").write_text("raise SystemExit('not the cache agent')")
+    monkeypatch.chdir(data)
+    found = list(check_services({**os.environ, "KELVIN_DATA": str(data)}))
+    assert [finding.seen for finding in found if finding.level is Level.FAIL] == []
+
+
 def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine imports take longer than the check waits: that is uncertain, and says nothing of settings."""
     stuck = data / "stuck"

@@ -44,9 +44,9 @@ def commands(objects: list[Json]) -> list[str]:
     found = []
     for each in containers(objects):
         words = [*each.get("command", ()), *each.get("args", ())]
-        if words[:2] == ["python", "-m"] and len(words) == 3:
-            if not (ROOT / words[2] / "__main__.py").exists():
-                found.append(f"{each['name']}: no program {words[2]}")
+        if words[:3] == ["python", "-P", "-m"] and len(words) == 4:
+            if not (ROOT / words[3] / "__main__.py").exists():
+                found.append(f"{each['name']}: no program {words[3]}")
         elif words[:1] == ["kelvin"]:
             found += _refused(each["name"], words[1:])
         else:
@@ -102,8 +102,8 @@ def test_commands() -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        pytest.param(["python", "-m", "activater"], "x: no program activater", id="no such program"),
-        pytest.param(["python", "-m", "activator", "--fast"], "x: ['python'", id="an argument of a process"),
+        pytest.param(["python", "-P", "-m", "activater"], "x: no program activater", id="no such program"),
+        pytest.param(["python", "-P", "-m", "activator", "--fast"], "x: ['python'", id="an argument of a process"),
         pytest.param(["kelvin", "serve"], "x: No such command", id="no such command"),
         pytest.param(["kelvin", "status", "--fast"], "x: No such option", id="no such option"),
         pytest.param(["sh", "-c", "true"], "x: ['sh'", id="somebody else's"),
