@@ -4,7 +4,7 @@ from functools import partial
 
 from activator.settings import from_environment
 from service.log import configure_logging
-from service.private import keep_secrets
+from service.private import protect_memory
 from service.run import run_service
 from service.settings import log_level
 from service.startup import only_checks, raise_descriptors, refusing_bad_settings
@@ -12,7 +12,7 @@ from service.startup import only_checks, raise_descriptors, refusing_bad_setting
 
 def main() -> None:
     """Exits with 0 after a drain, with 2 for a bad setting."""
-    keep_secrets()
+    protect_memory()
     raise_descriptors()
     with refusing_bad_settings():
         configure_logging("activator", log_level())

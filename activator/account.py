@@ -5,12 +5,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from activator.budgets import OK, Hold, is_charged
+from activator.budgets import OK, BudgetReservation, is_charged
 from contracts.control import Principal, StartProblem, TimelineAnswer
 from contracts.frames import Counts
 from contracts.timeline import Timeline
 from contracts.trace import TraceContext
-from contracts.usage import Origin, RequestRecord
+from contracts.usage import RecordOrigin, RequestRecord
 
 
 class Degraded(NamedTuple):
@@ -38,7 +38,7 @@ class Account(msgspec.Struct):
     cold: bool = False
     seen: Counts = msgspec.field(default_factory=Counts)
     delivered_tokens: int = 0  # of the answer; computed tokens if a non-streamed answer was cancelled for its caller
-    hold: Hold | None = None  # of its tenant's budget
+    budget_reservation: BudgetReservation | None = None  # of its tenant's budget
     is_settled: bool = False
     is_recorded: bool = False  # durably
     outcome: str | None = None  # once it is settled, or that is known otherwise
@@ -53,7 +53,7 @@ class Account(msgspec.Struct):
         """Return whether its answer may be replayed: it is successful, durably recorded and fully filtered."""
         return self.outcome == OK and self.is_recorded and not self.unfiltered
 
-    def answer(self) -> TimelineAnswer:
+    def snapshot_timeline(self) -> TimelineAnswer:
         """Return the timeline as it stands."""
         return TimelineAnswer(
             request_id=self.request_id,
@@ -71,7 +71,7 @@ class Account(msgspec.Struct):
         """
         return RequestRecord(
             request_id=self.request_id,
-            origin=Origin.ACTIVATOR,
+            origin=RecordOrigin.ACTIVATOR,
             source=source,
             sequence=0,  # the spool's to give
             tenant=self.principal.tenant,

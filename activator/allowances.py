@@ -4,57 +4,63 @@ body is known, and at its end. A tenant without such limits costs a test for Non
 
 from collections.abc import Awaitable
 
-from activator.budgets import Budgets
-from activator.call import Call
+from activator.budgets import TenantBudgets
+from activator.call import InferenceRequest
 from activator.exchange import Exchange
 from activator.policy.body import Estimate
-from activator.rates import Rates
-from activator.shares import Entrance, Place
+from activator.rates import RateLimits
+from activator.shares import ConcurrencyLimiter, Permit
 from contracts.control import TenantLimits
 
 
-class Allowances:
+class TenantLimiter:
     """The limits of all tenants: requests at once, rates and budgets."""
 
-    def __init__(self, entrance: Entrance, rates: Rates, budgets: Budgets) -> None:
-        self._entrance = entrance
+    def __init__(self, concurrency_limiter: ConcurrencyLimiter, rates: RateLimits, budgets: TenantBudgets) -> None:
+        self._entrance = concurrency_limiter
         self._rates = rates
         self._budgets = budgets
 
     def __repr__(self) -> str:
-        return f"<Allowances {self._rates!r} {self._budgets!r}>"
+        return f"<TenantLimiter {self._rates!r} {self._budgets!r}>"
 
-    def place(self, tenant: str, own: TenantLimits) -> Awaitable[Place]:
+    def acquire_permit(self, tenant: str, tenant_limits: TenantLimits) -> Awaitable[Permit]:
         """Return a block that counts one more request of the tenant. Raises Refused(TenantBusy)."""
-        return self._entrance.enter(tenant, own.requests)
+        return self._entrance.enter(tenant, tenant_limits.requests)
 
-    async def enter(self, exchange: Exchange, tenant: str, own: TenantLimits) -> None:
+    async def enter(self, exchange: Exchange, tenant: str, tenant_limits: TenantLimits) -> None:
         """Check limits before the body is read. Raises Refused: BudgetSpent, RateLimited."""
-        if own.budget_micros is not None:
-            self._budgets.check(tenant, own.budget_micros)
-        if own.rpm is not None or own.tpm is not None:
-            await self._rates.enter(exchange.rates, tenant, own)
+        if tenant_limits.budget_micros is not None:
+            self._budgets.check(tenant, tenant_limits.budget_micros)
+        if tenant_limits.rpm is not None or tenant_limits.tpm is not None:
+            await self._rates.enter(exchange.rates, tenant, tenant_limits)
 
-    async def reserve(self, call: Call, most: Estimate) -> None:
+    async def reserve(self, inference_request: InferenceRequest, most: Estimate) -> None:
         """Reserve what the request may take, in place of what it held before. Call `settle` at its end.
 
         A limit per minute catches up with a prompt that was longer than estimated; a budget can't. Raises as `enter`,
         and TooLargeForRate, BudgetAway.
         """
-        tenant, own = call.account.principal.tenant, call.own
-        if own.budget_micros is not None:
-            if call.account.hold is not None:
-                call.account.hold.release()
-            call.account.hold = await self._budgets.hold(tenant, own.budget_micros, most.longest, most.output)
-        if own.tpm is not None and most.tokens:
-            if call.reserved is not None:
-                call.reserved.settle(0)
-            call.reserved = await self._rates.reserve(call.exchange.rates, tenant, own.tpm, most.tokens)
+        tenant, tenant_limits = inference_request.account.principal.tenant, inference_request.tenant_limits
+        if tenant_limits.budget_micros is not None:
+            if inference_request.account.budget_reservation is not None:
+                inference_request.account.budget_reservation.release()
+            inference_request.account.budget_reservation = await self._budgets.hold(
+                tenant, tenant_limits.budget_micros, most.longest, most.output
+            )
+        if tenant_limits.tpm is not None and most.tokens:
+            if inference_request.token_reservation is not None:
+                inference_request.token_reservation.settle(0)
+            inference_request.token_reservation = await self._rates.reserve(
+                inference_request.exchange.rates, tenant, tenant_limits.tpm, most.tokens
+            )
 
-    def settle(self, call: Call) -> None:
+    def settle(self, inference_request: InferenceRequest) -> None:
         """Settle a request that has ended. Its record is durable, or it has none."""
-        if call.account.hold is not None:
-            call.account.hold.release()  # nothing, where there is a record
-        if call.reserved is not None:
+        if inference_request.account.budget_reservation is not None:
+            inference_request.account.budget_reservation.release()  # nothing, where there is a record
+        if inference_request.token_reservation is not None:
             # A replica finds out that a prompt is too long by encoding it: that work counts.
-            call.reserved.settle(call.computed_tokens or call.encoded_in_vain)
+            inference_request.token_reservation.settle(
+                inference_request.computed_tokens or inference_request.rejected_prompt_tokens
+            )

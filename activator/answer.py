@@ -12,11 +12,11 @@ from typing import Final
 from activator import dependencies
 from activator.account import Account
 from activator.exchange import ClientGone, Exchange, Headers, now_us
-from activator.policy.expected import UNKNOWN, Outlook
-from activator.usage import Usage
+from activator.policy.expected import UNKNOWN, WaitEstimate
+from activator.usage import UsageRecords
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Counts
-from contracts.ladder import TOLD
+from contracts.ladder import DEGRADED_HEADER
 from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, headers_of, openai_error, sse_error
 from contracts.timeline import Stage
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
@@ -33,18 +33,18 @@ _JSON: Final = OPENAI_CONTENT_TYPE.encode()
 DONE: Final = b"data: [DONE]\n\n"
 
 
-class Answer:
+class ClientResponse:
     """Used by one task, but for the heartbeats, which end before anything else is written."""
 
     def __init__(
         self,
         exchange: Exchange,
         account: Account,
-        usage: Usage,
+        usage: UsageRecords,
         hold_s: float,
         stage: Callable[[], str],
         form: ErrorForm = openai_error,
-        outlook: Callable[[], Outlook] = lambda: UNKNOWN,
+        wait_estimate: Callable[[], WaitEstimate] = lambda: UNKNOWN,
     ) -> None:
         self._exchange = exchange
         self._account = account
@@ -52,32 +52,32 @@ class Answer:
         self._hold_s = hold_s
         self._stage = stage
         self._form = form
-        self._outlook = outlook
+        self._outlook = wait_estimate
         self._timer: asyncio.TimerHandle | None = None
-        self._heart: asyncio.Task[None] | None = None
-        self._said = False  # the client has some of it
-        self._held = b""  # the whole answer, where it doesn't stream; else its last event
+        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._has_started = False  # the client has some of it
+        self._buffered = b""  # the whole answer, where it doesn't stream; else its last event
         self._is_charged = False  # for all of it; or it may be, as the disk has not said
 
-    def hold(self) -> None:
+    def defer_head(self) -> None:
         """Begin to hold the head back: for `hold_s` a failure is answered with its own status. Idempotent."""
-        if self._account.stream and self._timer is None and self._heart is None:
-            self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._start_heart)
+        if self._account.stream and self._timer is None and self._heartbeat_task is None:
+            self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._start_heartbeats)
 
-    async def pass_on(self, data: bytes, completion_tokens: int) -> None:
+    async def relay_data(self, data: bytes, completion_tokens: int) -> None:
         """Send bytes of the replica. On return the client's socket has them, and the tokens count as delivered."""
         if not self._account.stream:
-            self._held += data
+            self._buffered += data
             return
-        if self._held:
-            data = self._held + data
-        self._held = DONE if data.endswith(DONE) else b""
-        if self._held:
+        if self._buffered:
+            data = self._buffered + data
+        self._buffered = DONE if data.endswith(DONE) else b""
+        if self._buffered:
             data = data[: -len(DONE)]
         if data:
-            if not self._said:
-                self._said = True
-                await self._commit()
+            if not self._has_started:
+                self._has_started = True
+                await self._ensure_head_sent()
             await self._exchange.write(data)
         self._account.delivered_tokens = completion_tokens
 
@@ -85,9 +85,9 @@ class Answer:
         """Drop what a replica sent, so that another one can answer from the beginning. Return False if the client has
         some of it.
         """
-        if self._said:
+        if self._has_started:
             return False
-        self._held = b""
+        self._buffered = b""
         self._account.seen, self._account.delivered_tokens = Counts(), 0
         return True
 
@@ -95,13 +95,13 @@ class Answer:
         """The replica has said all. Raises Refused where the record can't be made durable, ClientGone."""
         account, exchange = self._account, self._exchange
         if account.stream:
-            await self._commit()
+            await self._ensure_head_sent()
             await self._settle()
-            await exchange.finish(self._timeline() + self._held)
+            await exchange.finish(self._timeline() + self._buffered)
             return
         account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
-        head = [*self._head(_JSON), (b"content-length", str(len(self._held)).encode())]
-        late = self._held
+        head = [*self._head(_JSON), (b"content-length", str(len(self._buffered)).encode())]
+        late = self._buffered
         if len(late) > AT_ONCE:
             await exchange.start(200, head)
             await exchange.write(late[:-1])
@@ -114,16 +114,16 @@ class Answer:
             await exchange.start(200, head)
         await exchange.finish(late)
 
-    async def repeated(self, outcome: str, status: int) -> None:
+    async def settle_replay(self, outcome: str, status: int) -> None:
         """Another request's answer goes out here, to its last byte but one: settle, at no charge. Raises Refused."""
-        self._exchange.see_through(dependencies.SPOOL.timeout_s)
+        self._exchange.shield_from_disconnect(dependencies.SPOOL.timeout_s)
         self._account.timeline.stamp(Stage.DONE, now_us())
         self._account.outcome = outcome
         await self._usage.settle(self._account, status=status)
 
     async def _settle(self) -> None:
         """From here on the record stands, whether or not the client stays for the rest, and its time is over."""
-        self._exchange.see_through(dependencies.SPOOL.timeout_s)
+        self._exchange.shield_from_disconnect(dependencies.SPOOL.timeout_s)
         self._account.timeline.stamp(Stage.DONE, now_us())
         self._is_charged = True
         try:
@@ -136,7 +136,7 @@ class Answer:
 
     async def fail(self, failure: Failure) -> None:
         """End the answer with a failure: with its status while the head is held, else as the stream's last event."""
-        await self.still()
+        await self.stop_heartbeats()
         self._exchange.connection.unwatch()
         if self._is_charged:  # who is told of a failure asks again, and pays again
             log.error("an answer is cut whose record may stand", extra={"request_id": self._account.request_id})
@@ -155,9 +155,9 @@ class Answer:
         else:  # a length was promised: only a broken connection tells the truth
             self._exchange.connection.abort()
 
-    async def leave(self, failure: Failure) -> None:
+    async def settle_disconnected(self, failure: Failure) -> None:
         """Settle the account of a request whose client has left."""
-        await self.still()
+        await self.stop_heartbeats()
         await self._settle_failed(failure, None)
 
     async def _settle_failed(self, failure: Failure, status: int | None) -> None:
@@ -174,10 +174,10 @@ class Answer:
         except (Refused, TimeoutError) as error:  # it failed already; that it goes unrecorded is all there is to say
             log.error("no usage record", extra={"request_id": account.request_id, "error": repr(error)})
 
-    async def _commit(self) -> None:
+    async def _ensure_head_sent(self) -> None:
         """The first bytes of the replica: no more heartbeats, and the head if it is still held."""
         self._account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
-        await self.still()
+        await self.stop_heartbeats()
         if not self._exchange.started:
             await self._exchange.start(200, self._head(_SSE))
 
@@ -190,17 +190,17 @@ class Answer:
         if self._account.version is not None:
             head.append((b"x-kelvin-version", self._account.version.encode()))
         if self._account.degraded is not None:
-            head.append((TOLD.encode(), self._account.degraded.told.encode()))
+            head.append((DEGRADED_HEADER.encode(), self._account.degraded.told.encode()))
         return head
 
     def _timeline(self) -> bytes:
-        return b": timeline " + encode(self._account.answer()) + b"\n\n"
+        return b": timeline " + encode(self._account.snapshot_timeline()) + b"\n\n"
 
-    def _start_heart(self) -> None:
+    def _start_heartbeats(self) -> None:
         self._timer = None
-        self._heart = asyncio.create_task(self._beat())
+        self._heartbeat_task = asyncio.create_task(self._send_heartbeats())
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Commit 200, then say every second that we live, until told to be still."""
         try:
             await self._exchange.start(200, self._head(_SSE))
@@ -212,12 +212,12 @@ class Answer:
         except ClientGone:
             return  # the request's own task is told by the connection
 
-    async def still(self) -> None:
+    async def stop_heartbeats(self) -> None:
         """No heartbeat is written once this returns; a write is never cut in two."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        heart, self._heart = self._heart, None
+        heart, self._heartbeat_task = self._heartbeat_task, None
         if heart is not None:
             heart.cancel()
             await asyncio.wait((heart,))
@@ -225,7 +225,7 @@ class Answer:
                 log.error("the heartbeat failed", exc_info=error)
 
 
-def internal(error: BaseException, request_id: str) -> Failure:
+def log_internal_error(error: BaseException, request_id: str) -> Failure:
     """A defect of ours: logged under the request's id, told as no more than that."""
     log.error("unforeseen failure", exc_info=error, extra={"request_id": request_id})
     return Internal()

@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from activator.kept_answers import OwnAnswers
-from activator.policy.once import Asked, Kept
+from activator.kept_answers import LocalAnswerStore
+from activator.policy.once import AnswerKey, KeptAnswer
 from service.first import first
 from service.unix import SocketDirectory
 
@@ -76,7 +76,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 class HandoverSender:
     """The old activator's side. Used on one event loop. `running` lists the keys whose requests run here."""
 
-    def __init__(self, answers: OwnAnswers, running: Callable[[], list[Running]]) -> None:
+    def __init__(self, answers: LocalAnswerStore, running: Callable[[], list[Running]]) -> None:
         self._answers = answers
         self._running = running
         self._successors: dict[_Queue, asyncio.StreamWriter] = {}  # the next activator, and failed attempts at one
@@ -104,9 +104,9 @@ class HandoverSender:
         for running in self._running():
             queue.put_nowait(running)
         queue.put_nowait(Complete())
-        self._answers.on_end = self._report_end
+        self._answers.on_claim_ended = self._report_end
 
-    def _report_end(self, asked: Asked, kept: Kept | None) -> None:
+    def _report_end(self, asked: AnswerKey, kept: KeptAnswer | None) -> None:
         if kept is None:
             self._send(Freed(asked.name))
         else:
@@ -160,14 +160,14 @@ async def _write_all(queue: _Queue, writer: asyncio.StreamWriter) -> None:
 class HandoverReceiver:
     """The new activator's side. Connect before accepting requests: from then on the old activator decides on keys."""
 
-    def __init__(self, answers: OwnAnswers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, answers: LocalAnswerStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._answers = answers
         self._reader = reader
         self._writer = writer
-        answers.decides.clear()
+        answers.has_authority.clear()
 
     @classmethod
-    async def connect(cls, answers: OwnAnswers, directory: SocketDirectory) -> "HandoverReceiver | None":
+    async def connect(cls, answers: LocalAnswerStore, directory: SocketDirectory) -> "HandoverReceiver | None":
         """Return None if no activator is there."""
         try:
             reader, writer = await asyncio.open_unix_connection(directory.address(SOCKET))
@@ -185,13 +185,13 @@ class HandoverReceiver:
                             log.warning("the old activator hands over in another format", extra={"is": version})
                             break
                     case Answer(tenant, name, fingerprint, sealed, age_s):
-                        self._answers.inherit(tenant, name, Kept(fingerprint, sealed, age_s))
+                        self._answers.inherit(tenant, name, KeptAnswer(fingerprint, sealed, age_s))
                     case Running(name, fingerprint):
                         self._answers.add_elsewhere(name, fingerprint)
                     case Freed(name):
                         self._answers.remove_elsewhere(name)
                     case Complete():
-                        self._answers.decides.set()
+                        self._answers.has_authority.set()
         except (OSError, msgspec.MsgspecError, RecursionError) as error:
             log.warning("the handover of idempotency keys broke off", extra={"error": repr(error)[:400]})
         finally:

@@ -12,59 +12,59 @@ from typing import Final
 
 import msgspec
 
-from activator.allowances import Allowances
+from activator.allowances import TenantLimiter
 from activator.answers_handover import HandoverReceiver, HandoverSender
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
-from activator.authority import Authority, BadAuthority
+from activator.authority import BadCertificateAuthority, CertificateAuthority
 from activator.backlogs import Backlogs
-from activator.budgets import Budgets
+from activator.budgets import TenantBudgets
 from activator.cache import ResponseCache
-from activator.call import Sender
+from activator.call import UpstreamRequestFactory
 from activator.certificate_files import BadCertificate, CertificateFiles
-from activator.certificates import Certificates
+from activator.certificates import ServerCertificates
 from activator.completions import Completions
-from activator.counting import open_rates
-from activator.door import Door
-from activator.errands import Errands
+from activator.counting import open_limit_counters
+from activator.door import FrontDoorApp
+from activator.errands import BackgroundTasks
 from activator.exchange import new_request_id
-from activator.feed import FeedClient, from_afar, with_pods
+from activator.feed import FeedClient, with_pod_addresses, with_remote_addresses
 from activator.firewall import Firewall
-from activator.gate import Gate
+from activator.gate import ListenerState
 from activator.health import describe, health, readiness
 from activator.heap import HeapTrimmer
 from activator.hedges import Hedges
-from activator.in_place import InPlace
-from activator.kept_answers import OwnAnswers
+from activator.in_place import KnativeDataPath
+from activator.kept_answers import LocalAnswerStore
 from activator.key_uses import KeyUses
 from activator.keys import VersionKey
-from activator.ladder import Ladders
+from activator.ladder import Degradation
 from activator.last_feed import LastFeed
-from activator.lists import Lists
-from activator.meters import Meters
-from activator.oidc import open_tokens
-from activator.once import Once
+from activator.lists import LookupRoutes
+from activator.meters import RequestMetrics
+from activator.oidc import open_token_verifier
+from activator.once import Idempotency
 from activator.once_key import NAME as ONCE_KEY
-from activator.once_key import BadOnceKey, ensure_once_key
+from activator.once_key import BadIdempotencySecret, ensure_idempotency_secret
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.policy.retries import LIMITS as RETRY_LIMITS
-from activator.policy.retries import Budgets as RetryBudgets
-from activator.proving import Proving
-from activator.proxy import Upstreams
-from activator.reporter import Reporter
+from activator.policy.retries import RetryBudgets
+from activator.proving import ReadinessProber
+from activator.proxy import ReplicaSessions
+from activator.reporter import LoadReporter
 from activator.server import listen_for, listen_plain, serve_plain, serve_tls
 from activator.settings import ActivatorSettings
-from activator.shared_answers import SharedAnswers
-from activator.shares import Room
-from activator.sinks import choose_sink
-from activator.slots import Peers
-from activator.stand_in import StandIn
-from activator.table import Table
+from activator.shared_answers import RedisAnswerStore
+from activator.shares import SharedCapacity
+from activator.sinks import choose_report_sink
+from activator.slots import ActivatorPeers
+from activator.stand_in import FallbackScaler
+from activator.table import RoutingTable
 from activator.throttler import Throttler
 from activator.timelines import Timelines
-from activator.under_way import UnderWay
-from activator.usage import Endings, Usage, poster
+from activator.under_way import InFlightRequests
+from activator.usage import CompletionLog, UsageRecords, ledger_poster
 from activator.wake import Waker
 from contracts.control import Feed
 from contracts.deadline import Deadline
@@ -72,8 +72,8 @@ from contracts.roles import Role
 from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.first import first
-from service.inner import open_inner
-from service.loops import PROCESS, Body, Loops
+from service.inner import open_internal_server
+from service.loops import PROCESS_HEALTH, Body, Loops
 from service.private import make_private
 from service.run import Stop
 from service.unix import SocketDirectory
@@ -98,115 +98,122 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
     make_private(settings.data)
     authority = _authority(settings)
     files = _certificate_files(settings)
-    certificates = Certificates(authority, settings.domain, files, settings.host)
-    async with AsyncExitStack() as ladder:
-        telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
+    certificates = ServerCertificates(authority, settings.domain, files, settings.host)
+    async with AsyncExitStack() as stack:
+        telemetry = await stack.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
-        ladder.callback(directory.close)
+        stack.callback(directory.close)
         on_cluster = settings.autoscaler is not None  # replicas are pods, and Knative scales them
-        inward = open_inner(directory, settings.between, Role.ACTIVATOR, pods=on_cluster)
-        among = await ladder.enter_async_context(inward)
-        describe_certificates(telemetry.page, lambda: {**certificates.ends(), **among.ends()})
-        ways = among.ways
-        is_apart = is_remote(settings.between.control)  # from the control plane, and from what it decides on
-        to_control = ways.to(settings.between.control, Role.CONTROLPLANE)
-        control = ServiceClient.by(to_control, "the control plane")
-        ladder.push_async_callback(control.close)
+        inward = open_internal_server(directory, settings.peer_settings, Role.ACTIVATOR, pods=on_cluster)
+        peer_server = await stack.enter_async_context(inward)
+        describe_certificates(telemetry.page, lambda: {**certificates.ends(), **peer_server.ends()})
+        connector_factory = peer_server.connector_factory
+        is_apart = is_remote(settings.peer_settings.control)  # from the control plane, and from what it decides on
+        to_control = connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)
+        control = ServiceClient.from_connector(to_control, "the control plane")
+        stack.push_async_callback(control.close)
         # Calls of the push and admin APIs last as long as their callers like. See `Passthrough` for their bound.
-        to_snapshotter = ways.to(settings.between.snapshotter, Role.SNAPSHOTTER)
-        snapshotter = ServiceClient.by(to_snapshotter, "the snapshotter", limit=0)
-        ladder.push_async_callback(snapshotter.close)
-        inner = ServiceClient.by(to_control, "the control plane", limit=0)  # no caller takes the feed's place
-        ladder.push_async_callback(inner.close)
+        to_snapshotter = connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
+        snapshotter = ServiceClient.from_connector(to_snapshotter, "the snapshotter", limit=0)
+        stack.push_async_callback(snapshotter.close)
+        inner = ServiceClient.from_connector(
+            to_control, "the control plane", limit=0
+        )  # no caller takes the feed's place
+        stack.push_async_callback(inner.close)
         spool = Spool.open(settings.spools, name)
-        ladder.push_async_callback(asyncio.to_thread, spool.close)
-        post = poster(control)
-        shipper = await ladder.enter_async_context(Shipper(spool, post))
-        ladder.push_async_callback(_flush, shipper)
-        counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
-        errands = Errands()
-        upstreams = Upstreams(ways, errands)
-        ladder.push_async_callback(upstreams.close)
-        ladder.push_async_callback(errands.close)
+        stack.push_async_callback(asyncio.to_thread, spool.close)
+        post = ledger_poster(control)
+        shipper = await stack.enter_async_context(Shipper(spool, post))
+        stack.push_async_callback(_flush, shipper)
+        counted = await stack.enter_async_context(open_limit_counters(settings.redis, name, telemetry.page))
+        background_tasks = BackgroundTasks()
+        replica_sessions = ReplicaSessions(connector_factory, background_tasks)
+        stack.push_async_callback(replica_sessions.close)
+        stack.push_async_callback(background_tasks.close)
 
-        table, timelines, under_way = Table(), Timelines(), UnderWay()
-        told = choose_sink(
-            settings.autoscaler, control, name, table.revisions.of, lambda: table.revisions.pools, counted.alive,
-            telemetry.page,
+        table, timelines, under_way = RoutingTable(), Timelines(), InFlightRequests()
+        load_reporting = choose_report_sink(
+            settings.autoscaler, control, name, table.revisions.of, lambda: table.revisions.pools,
+            counted.activator_count, telemetry.page,
         )  # fmt: skip
-        backlogs = Backlogs(table.backlog_s, lambda key: throttler.queued(key), lambda key: throttler.pace(key))
-        reporter = Reporter(told.sink, backlogs)
+        backlogs = Backlogs(table.backlog_s, lambda key: throttler.queued(key), lambda key: throttler.throughput(key))
+        reporter = LoadReporter(load_reporting.sink, backlogs)
 
-        def decided(line: Feed) -> None:
+        def on_own_start(line: Feed) -> None:
             line = msgspec.structs.replace(line, revision=table.revision)
             apply(line)
-            last.learned(line)
+            last.record_own_line(line)
 
-        stand_in = StandIn(
-            reporter.poke, directory,
+        stand_in = FallbackScaler(
+            reporter.send_wake, directory,
             is_heard=lambda: feed.connected,
-            machine=lambda: table.machine if last.counts() and not (is_apart or on_cluster) else None,
-            tell=decided, asked_us=lambda key: waker.poked_us(key), page=telemetry.page,
+            machine=lambda: table.machine if last.is_fresh() and not (is_apart or on_cluster) else None,
+            publish_line=on_own_start, asked_us=lambda key: waker.wake_sent_us(key), page=telemetry.page,
         )  # fmt: skip
-        ladder.push_async_callback(stand_in.close)
-        waker = Waker(stand_in.poke)
-        ladder.push_async_callback(waker.close)
-        peers = Peers(name, counted.names, settings.subsets)
+        stack.push_async_callback(stand_in.close)
+        waker = Waker(stand_in.send_wake)
+        stack.push_async_callback(waker.close)
+        peers = ActivatorPeers(name, counted.names, settings.subsets)
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, peers=peers)
-        meters = Meters(telemetry.page)
-        usage = Usage(spool, timelines, ended=Endings(meters, telemetry))
-        budgets = Budgets(name, counted.budgets)
+        metrics = RequestMetrics(telemetry.page)
+        usage = UsageRecords(spool, timelines, ended=CompletionLog(metrics, telemetry))
+        budgets = TenantBudgets(name, counted.budgets)
         tenants = asyncio.Event()
 
-        proving = Proving(ways, lambda row: act(Feed(revision=table.revision, replicas=(row,))), telemetry.page)
-        ladder.push_async_callback(proving.close)
+        proving = ReadinessProber(
+            connector_factory, lambda row: apply_line(Feed(revision=table.revision, replicas=(row,))), telemetry.page
+        )
+        stack.push_async_callback(proving.close)
 
         def apply(line: Feed) -> None:
-            act(proving.take(line))
+            apply_line(proving.take(line))
 
-        def act(line: Feed) -> None:
+        def apply_line(line: Feed) -> None:
             throttler.apply(line)  # who waits goes first
             table.apply(line)
             budgets.apply(line)
             if line.full or line.removed_replicas:
-                upstreams.retain(throttler.addresses())
+                replica_sessions.retain(throttler.addresses())
             if line.tenants:
                 tenants.set()
 
         last = LastFeed(directory, table, settings.feed_age_s)
 
-        def hear(line: Feed) -> None:
-            line = from_afar(line) if is_apart else with_pods(line) if on_cluster else line
+        def on_feed_line(line: Feed) -> None:
+            line = with_remote_addresses(line) if is_apart else with_pod_addresses(line) if on_cluster else line
             apply(line)
-            last.heard(line)
+            last.record_heard_line(line)
 
-        feed = FeedClient(control, hear, name)
+        feed = FeedClient(control, on_feed_line, name)
         limits, uses = settings.request, KeyUses(control)
-        tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
-        authenticator = Authenticator(table, uses, tokens, counts=last.counts)
-        sender, retries = Sender(upstreams, usage.source), RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
-        hedges = Hedges(throttler, sender, retries, meters) if settings.hedges else None
-        attempts = Attempts(throttler, sender, retries, meters, hedges)
-        answers, store = OwnAnswers(settings.once), counted.store
-        of_keys = answers if store is None else SharedAnswers(store, "once", settings.once, answers)
-        cached = OwnAnswers(settings.cache) if store is None else SharedAnswers(store, "cache", settings.cache)
+        tokens = await stack.enter_async_context(open_token_verifier(settings.issuers, telemetry.page))
+        authenticator = Authenticator(table, uses, tokens, is_fresh=last.is_fresh)
+        request_factory, retries = (
+            UpstreamRequestFactory(replica_sessions, usage.source),
+            RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS),
+        )
+        hedges = Hedges(throttler, request_factory, retries, metrics) if settings.hedges else None
+        attempts = Attempts(throttler, request_factory, retries, metrics, hedges)
+        answers, store = LocalAnswerStore(settings.once), counted.store
+        of_keys = answers if store is None else RedisAnswerStore(store, "once", settings.once, answers)
+        cached = LocalAnswerStore(settings.cache) if store is None else RedisAnswerStore(store, "cache", settings.cache)
         secret = _once_key(settings)
-        cache = ResponseCache(secret, cached, settings.cache, errands, telemetry.page)
-        once = Once(secret, of_keys, settings.once, telemetry.page)
+        cache = ResponseCache(secret, cached, settings.cache, background_tasks, telemetry.page)
+        once = Idempotency(secret, of_keys, settings.once, telemetry.page)
         handover = HandoverSender(answers, once.running)
-        ladder.push_async_callback(handover.close)
+        stack.push_async_callback(handover.close)
         # Activators with a shared store know the same keys already.
         receiver = await HandoverReceiver.connect(answers, directory) if store is None else None
-        ladder.push_async_callback(once.close)
-        allowances = Allowances(counted.entrance, counted.rates, budgets)
+        stack.push_async_callback(once.close)
+        tenant_limiter = TenantLimiter(counted.concurrency_limiter, counted.rates, budgets)
         asked = settings.firewall
         firewall = (
             None
             if asked is None
-            else await ladder.enter_async_context(Firewall(asked.socket, asked.within_s, asked.unanswered, meters))
+            else await stack.enter_async_context(Firewall(asked.socket, asked.within_s, asked.unanswered, metrics))
         )
-        unread = Room(limits.requests, "the room for unread request bodies", "requests")
-        door = Door(
+        unread = SharedCapacity(limits.requests, "the room for unread request bodies", "requests")
+        door = FrontDoorApp(
             Completions(
                 authenticator,
                 table,
@@ -215,55 +222,57 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
                 attempts,
                 usage,
                 limits,
-                allowances,
+                tenant_limiter,
                 under_way,
                 once,
                 cache,
-                Ladders(table, throttler, reporter, cache.last),
+                Degradation(table, throttler, reporter, cache.last),
                 unread,
             ),
-            Lists(authenticator, table, timelines, inner, under_way, unread),
+            LookupRoutes(authenticator, table, timelines, inner, under_way, unread),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table, unread),
             settings.domain,
             limits,
-            meters,
+            metrics,
             firewall,
         )
         describe(telemetry.page, door, throttler, shipper, feed, last, answers)
         listener = listen_for(settings.host, settings.port, settings.listener_fd)
-        ladder.callback(listener.close)
+        stack.callback(listener.close)
         plain = None if settings.data_path is None else listen_plain(*settings.data_path)
         if plain is not None:
-            ladder.callback(plain.close)
+            stack.callback(plain.close)
         own = directory.listen_unpublished(SOCKET)
-        ladder.callback(directory.discard_unpublished, SOCKET)
-        ladder.callback(own.close)
+        stack.callback(directory.discard_unpublished, SOCKET)
+        stack.callback(own.close)
         log.info("listening", extra={"host": settings.host, "port": listener.getsockname()[1], "source": name})
 
-        gate = Gate(certificates.listener, settings.edge, meters)
+        listener_state = ListenerState(certificates.listener, settings.edge, metrics)
 
-        def relieve() -> None:
-            gate.relieved = True
+        def on_replaced() -> None:
+            listener_state.is_replaced = True
             stop.set()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, relieve)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, on_replaced)
 
-        def is_ready(is_told: Callable[[], bool] = told.is_heard) -> bool:
-            knows = feed.synced.is_set() and last.counts()
-            return knows and is_told() and not stop.is_set() and not PROCESS.failing()
+        def is_ready(is_told: Callable[[], bool] = load_reporting.is_heard) -> bool:
+            knows = feed.synced.is_set() and last.is_fresh()
+            return knows and is_told() and not stop.is_set() and not PROCESS_HEALTH.failing()
 
         # All activators lose the autoscaler at once, and round our door there is no other way.
-        is_open = partial(is_ready, told.was_heard)
-        well = health(is_ready, is_open, lambda: readiness(feed, last, told.is_heard() if on_cluster else None))
-        fronts = [serve_tls(door, gate, listener, stop, settings.drain_s)]
+        is_open = partial(is_ready, load_reporting.was_heard)
+        well = health(
+            is_ready, is_open, lambda: readiness(feed, last, load_reporting.is_heard() if on_cluster else None)
+        )
+        fronts = [serve_tls(door, listener_state, listener, stop, settings.drain_s)]
         if plain is not None:
-            in_place = InPlace(door, table.revisions, is_ready)
-            fronts.append(serve_plain(in_place, gate, plain, stop, settings.drain_s))
+            in_place = KnativeDataPath(door, table.revisions, is_ready)
+            fronts.append(serve_plain(in_place, listener_state, plain, stop, settings.drain_s))
         background: dict[str, Body] = {
             "publish": lambda: _publish(directory, is_ready),
             "feed": feed.run,
-            "kept feed": lambda: feed.begin_without(last.try_load, apply),
+            "kept feed": lambda: feed.start_from_last_feed(last.try_load, apply),
             "feed file": last.run,
             "reporter": reporter.run,
             "key uses": uses.run,
@@ -273,7 +282,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             "response cache": cache.run,
             "leftover spools": lambda: ship_leftovers(settings.spools, post),
             **counted.loops,
-            **told.loops,
+            **load_reporting.loops,
             "certificates": lambda: certificates.follow(table.tenants, tenants),
             "heap": HeapTrimmer().run,
             **({} if tokens is None else {"issuers": tokens.run}),
@@ -282,7 +291,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         await _while_serving(
             background,
             _serve(settings, fronts, feed, stop),
-            lambda ended: among.serve(telemetry.exposing(well), own, {}, ended, 1),
+            lambda ended: peer_server.serve(telemetry.with_metrics_route(well), own, {}, ended, 1),
         )
 
 
@@ -297,9 +306,11 @@ async def _publish(directory: SocketDirectory, is_ready: Callable[[], bool]) -> 
     directory.publish(SOCKET)
 
 
-async def _hand_over(handover: HandoverSender, answers: OwnAnswers, directory: SocketDirectory, stop: Stop) -> None:
+async def _hand_over(
+    handover: HandoverSender, answers: LocalAnswerStore, directory: SocketDirectory, stop: Stop
+) -> None:
     """Once this activator decides on idempotency keys, let the next one connect. Hand over to it at `stop`."""
-    await answers.decides.wait()
+    await answers.has_authority.wait()
     await handover.listen(directory)
     await stop.wait()
     handover.hand_over()
@@ -330,17 +341,17 @@ def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
         raise BadSetting("KELVIN_CERTIFICATES", str(settings.certificates), str(bad)) from bad
 
 
-def _authority(settings: ActivatorSettings) -> Authority:
+def _authority(settings: ActivatorSettings) -> CertificateAuthority:
     try:
-        return Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
-    except BadAuthority as bad:
+        return CertificateAuthority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
+    except BadCertificateAuthority as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
 
 
 def _once_key(settings: ActivatorSettings) -> bytes:
     try:
-        return ensure_once_key(settings.data / ONCE_KEY)
-    except BadOnceKey as bad:
+        return ensure_idempotency_secret(settings.data / ONCE_KEY)
+    except BadIdempotencySecret as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
 
 

@@ -10,21 +10,21 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
-Question = Coroutine[Any, Any, None]
+StoreQuery = Coroutine[Any, Any, None]
 
 CLOSE_S: Final = 1.0
 AT_ONCE: Final = 8  # renewals: they must not take as long as a lease lasts, and others need connections, too
 
 
-class Away(Exception):
+class StoreUnavailable(Exception):
     """No answer in time, or an error; whether the command was heard, nobody knows."""
 
 
-class Full(Away):
+class StoreFull(StoreUnavailable):
     """The store answers, and has no room for what was to be kept. The command was not sent."""
 
 
-class Asking:
+class SingleFlight:
     """Questions under way, by name. `waiting` counts for each name the units that its waiting callers want."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Asking:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Asking {len(self._tasks)}>"
+        return f"<SingleFlight {len(self._tasks)}>"
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -40,8 +40,8 @@ class Asking:
     def __contains__(self, name: object) -> bool:
         return name in self._tasks
 
-    async def until(
-        self, name: str, units: int, decide: Callable[[bool], T | None], ask: Callable[[int], Question]
+    async def ask_until_decided(
+        self, name: str, units: int, decide: Callable[[bool], T | None], ask: Callable[[int], StoreQuery]
     ) -> T:
         """Return what `decide` says once that is not None, and ask the store before it decides again.
 
@@ -59,7 +59,7 @@ class Asking:
                     del self.waiting[name]
         return found
 
-    async def tend(self, names: Iterable[str], due: Callable[[str], Question | None]) -> None:
+    async def tend(self, names: Iterable[str], due: Callable[[str], StoreQuery | None]) -> None:
         """Ask what is due for each name, AT_ONCE at a time, as nobody waits for it. A name with a question under way is
         left out.
         """
@@ -78,18 +78,18 @@ class Asking:
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
-    def _start(self, name: str, question: Question) -> "asyncio.Task[None]":
+    def _start(self, name: str, question: StoreQuery) -> "asyncio.Task[None]":
         task = self._tasks[name] = asyncio.ensure_future(self._asked(name, question))
         return task
 
-    async def _asked(self, name: str, question: Question) -> None:
+    async def _asked(self, name: str, question: StoreQuery) -> None:
         try:
             await question
         finally:
             del self._tasks[name]
 
 
-async def each(every_s: float, tend: Callable[[], Awaitable[None]]) -> None:
+async def run_every(every_s: float, tend: Callable[[], Awaitable[None]]) -> None:
     """Call `tend` every `every_s` seconds, until cancelled."""
     while True:
         await asyncio.sleep(every_s)

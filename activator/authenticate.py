@@ -13,10 +13,10 @@ from typing import Never
 
 from activator.exchange import Exchange
 from activator.key_uses import KeyUses
-from activator.oidc import MAX_TOKEN, Tokens
-from activator.policy.guesses import Guesses, Penalty, source_of
-from activator.table import Table
-from contracts.control import Principal, Scope, allows
+from activator.oidc import MAX_TOKEN, TokenVerifier
+from activator.policy.guesses import FailedAuthLimiter, Penalty, source_of
+from activator.table import RoutingTable
+from contracts.control import Principal, Scope, scope_allows
 from contracts.errors import Forbidden, Refused, TenantSuspended, Unauthenticated, Unavailable
 from contracts.traffic_errors import TooManyFailures
 
@@ -30,19 +30,19 @@ class Authenticator:
 
     def __init__(
         self,
-        table: Table,
+        table: RoutingTable,
         uses: KeyUses,
-        tokens: Tokens | None = None,
-        guesses: Guesses | None = None,
+        tokens: TokenVerifier | None = None,
+        failed_auth_limiter: FailedAuthLimiter | None = None,
         *,
-        counts: Callable[[], bool] = lambda: True,
+        is_fresh: Callable[[], bool] = lambda: True,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._table = table
         self._uses = uses
         self._tokens = tokens
-        self._guesses = guesses or Guesses()
-        self._counts = counts
+        self._guesses = failed_auth_limiter or FailedAuthLimiter()
+        self._is_fresh = is_fresh
         self._wall_s = wall_s
 
     def __repr__(self) -> str:
@@ -54,7 +54,7 @@ class Authenticator:
         Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a good one; Unavailable before the feed and
         once it is too old, and where an issuer's keys can't be had.
         """
-        if not self._table.revision or not self._counts():  # every key would look wrong, or a revoked one good
+        if not self._table.revision or not self._is_fresh():  # every key would look wrong, or a revoked one good
             raise Refused(Unavailable("the table of keys"))
         authorization = exchange.header(b"authorization")
         now_s = self._wall_s()
@@ -69,7 +69,7 @@ class Authenticator:
                 await self._refuse(exchange)
         if self._table.is_suspended(principal.tenant):
             raise Refused(TenantSuspended())
-        if any(allows(principal.scopes, each) for each in (scope, *others)):
+        if any(scope_allows(principal.scopes, each) for each in (scope, *others)):
             return principal
         raise Refused(Forbidden(scope, others))
 
@@ -93,16 +93,16 @@ class Authenticator:
         if penalty.is_first:
             log.warning("an address shows many keys that are not good", extra={"source": source})
         if not self._guesses.try_hold(source):
-            exchange.last = True
+            exchange.closes_connection = True
             return
         try:
-            with exchange.leaving_ends():
+            with exchange.cancel_on_disconnect():
                 await asyncio.sleep(penalty.hold_s)
         finally:
-            self._guesses.let_go(source)
+            self._guesses.release_hold(source)
 
 
-def find(table: Table, authorization: bytes | None, now_s: float) -> Principal | None:
+def find(table: RoutingTable, authorization: bytes | None, now_s: float) -> Principal | None:
     """Whose key it is; None for everything that is no good one."""
     key = bearer(authorization, MAX_KEY)
     return None if key is None else table.principal(key, now_s)

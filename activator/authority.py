@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from service.certificate import load_pair
-from service.whole_file import write_whole
+from service.whole_file import write_atomic
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 397
@@ -29,7 +29,7 @@ _NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kelvin local 
 log = logging.getLogger(__name__)
 
 
-class BadAuthority(ValueError):
+class BadCertificateAuthority(ValueError):
     """The CA's files can't be used. The text says which one, why, and what to do. Neither is ever overwritten."""
 
 
@@ -37,7 +37,7 @@ def utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-class Authority:
+class CertificateAuthority:
     """Signs leaves, dated by `now`. Blocking: call it where blocking is allowed."""
 
     def __init__(
@@ -56,18 +56,22 @@ class Authority:
     @classmethod
     def load_or_make(
         cls, certificate_path: Path, key_path: Path, now: Callable[[], datetime.datetime] = utc_now
-    ) -> "Authority":
-        """The CA of these files, made where neither exists. Raises BadAuthority, OSError."""
+    ) -> "CertificateAuthority":
+        """The CA of these files, made where neither exists. Raises BadCertificateAuthority, OSError."""
         if not key_path.exists() and not certificate_path.exists():
             _make_ca(certificate_path, key_path, now())
         elif not certificate_path.exists():
-            write_whole(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)  # killed between the two
+            write_atomic(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)  # killed between the two
         if not key_path.exists():
-            raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: {_OTHER_CA}")
+            raise BadCertificateAuthority(
+                f"{certificate_path.name} is there, its key {key_path.name} is not: {_OTHER_CA}"
+            )
         key = _load_key(key_path)
         certificate = _load_certificate(certificate_path)
         if certificate.public_key() != key.public_key():
-            raise BadAuthority(f"{certificate_path.name} and {key_path.name} do not belong together: {_OTHER_CA}")
+            raise BadCertificateAuthority(
+                f"{certificate_path.name} and {key_path.name} do not belong together: {_OTHER_CA}"
+            )
         authority = cls(certificate, key, certificate_path, now)
         authority.renew_if_due()
         return authority
@@ -84,7 +88,7 @@ class Authority:
             return
         pem = _self_signed(self._key, now)
         try:
-            write_whole(self._path, pem, 0o644)
+            write_atomic(self._path, pem, 0o644)
         except OSError as error:
             if not self._is_logged:
                 log.error("the CA's certificate is not valid and can't be made again", extra={"error": str(error)})
@@ -121,8 +125,8 @@ class Authority:
 def _make_ca(certificate_path: Path, key_path: Path, now: datetime.datetime) -> None:
     """Key first: a certificate without its key could not be mended."""
     key = ec.generate_private_key(ec.SECP256R1())
-    write_whole(key_path, _pem(key), 0o600)
-    write_whole(certificate_path, _self_signed(key, now), 0o644)
+    write_atomic(key_path, _pem(key), 0o600)
+    write_atomic(certificate_path, _self_signed(key, now), 0o644)
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey, now: datetime.datetime) -> bytes:
@@ -175,9 +179,9 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
-        raise BadAuthority(f"{path.name} holds no private key that can be read: {_OTHER_CA}") from None
+        raise BadCertificateAuthority(f"{path.name} holds no private key that can be read: {_OTHER_CA}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise BadAuthority(f"{path.name} does not hold an elliptic-curve key: {_OTHER_CA}")
+        raise BadCertificateAuthority(f"{path.name} does not hold an elliptic-curve key: {_OTHER_CA}")
     return key
 
 
@@ -188,4 +192,4 @@ def _load_certificate(path: Path) -> x509.Certificate:
         what = (
             "restore it from a backup, or remove it: the next start makes it again from its key, for the same callers"
         )
-        raise BadAuthority(f"{path.name} holds no certificate that can be read: {what}") from None
+        raise BadCertificateAuthority(f"{path.name} holds no certificate that can be read: {what}") from None

@@ -20,7 +20,7 @@ from activator import dependencies
 from activator.keys import VersionKey, key_of
 from activator.stat_wire import RevisionStat, encode_stats, message_class
 from contracts.control import ConcurrencyStat, RevisionRow
-from service.way import HostWay
+from service.way import HostConnector
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ TIMEOUT_S: Final = dependencies.AUTOSCALER.timeout_s  # of the handshake, of sen
 SILENCE_S: Final = 10.0  # it answers pings, or it is away; as Knative's own activator has it
 FIRST_BACKOFF_S: Final = 0.1
 LAST_BACKOFF_S: Final = 2.0
-MORE: Final = 1.3
+BACKOFF_FACTOR: Final = 1.3
 AT_ONCE: Final = 1000  # stats of one message
-_AWAY: Final = (aiohttp.ClientError, OSError, TimeoutError)
+_CONNECTION_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class AutoscalerLink:
@@ -46,12 +46,12 @@ class AutoscalerLink:
         self._revision_of = revision_of
         self._open: _Connection | None = None
         self.was_open = False  # ever
-        self._owed: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
-        self._nowhere: set[VersionKey] = set()  # asked for, without a Revision
+        self._unsent_zeros: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
+        self._without_revision: set[VersionKey] = set()  # asked for, without a Revision
         message_class()  # read now, off nobody's way
 
     def __repr__(self) -> str:
-        return f"<AutoscalerLink {self._url} {'connected' if self.is_open else 'AWAY'} owed={len(self._owed)}>"
+        return f"<AutoscalerLink {self._url} {'connected' if self.is_open else 'AWAY'} owed={len(self._unsent_zeros)}>"
 
     @property
     def is_open(self) -> bool:
@@ -60,24 +60,24 @@ class AutoscalerLink:
 
     @property
     def session(self) -> object | None:
-        """See reporter.Sink."""
+        """See reporter.ReportSink."""
         return None if self._open is None or self._open.stream.closed else self._open.stream
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """See reporter.Sink; of a version that no Revision is known for, False."""
+        """See reporter.ReportSink; of a version that no Revision is known for, False."""
         if not self.is_open:
-            self._owe(stats)
+            self._keep_zeros(stats)
             return False
-        told = list(self._told(stats))
+        told = list(self._to_revision_stats(stats))
         is_sent = False
         try:
-            is_sent = await self.tell(told)
+            is_sent = await self.send_revision_stats(told)
         finally:
             if not is_sent:
-                self._owe(stats)
+                self._keep_zeros(stats)
         return is_sent and len(told) == len(stats)
 
-    async def tell(self, told: Iterable[RevisionStat]) -> bool:
+    async def send_revision_stats(self, told: Iterable[RevisionStat]) -> bool:
         """Whether it was taken. Nothing of it is kept, where nobody hears."""
         connection, left = self._open, iter(told)
         if connection is None or connection.stream.closed:
@@ -86,7 +86,7 @@ class AutoscalerLink:
             async with asyncio.timeout(TIMEOUT_S):
                 while some := list(islice(left, AT_ONCE)):
                     await connection.stream.send_bytes(encode_stats(self._pod, some))
-        except _AWAY as error:
+        except _CONNECTION_ERRORS as error:
             log.warning("Knative's autoscaler takes nothing", extra={"error": repr(error)})
             if self._open is connection:
                 self._open = None
@@ -97,16 +97,16 @@ class AutoscalerLink:
     async def run(self) -> None:
         """Stay connected until cancelled."""
         pause_s, lines = FIRST_BACKOFF_S, list[socket.socket]()
-        connector = HostWay(self._url, None).connector(0, lines.append)
+        connector = HostConnector(self._url, None).connector(0, lines.append)
         async with aiohttp.ClientSession(connector=connector) as session:
             while True:
                 was_open = False
                 try:
                     was_open = await self._follow(session, lines)
-                except _AWAY as error:
+                except _CONNECTION_ERRORS as error:
                     if pause_s == FIRST_BACKOFF_S:
                         log.warning("Knative's autoscaler is away", extra={"url": self._url, "error": repr(error)})
-                pause_s = FIRST_BACKOFF_S if was_open else min(LAST_BACKOFF_S, pause_s * MORE)
+                pause_s = FIRST_BACKOFF_S if was_open else min(LAST_BACKOFF_S, pause_s * BACKOFF_FACTOR)
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
 
     async def _follow(self, session: aiohttp.ClientSession, lines: list[socket.socket]) -> bool:
@@ -124,7 +124,7 @@ class AutoscalerLink:
         self.was_open = True
         log.info("Knative's autoscaler hears us", extra={"url": self._url})
         try:
-            owed, self._owed = tuple(self._owed.values()), {}
+            owed, self._unsent_zeros = tuple(self._unsent_zeros.values()), {}
             if owed:
                 await self.send(owed)
             async for _ in heard:
@@ -135,26 +135,26 @@ class AutoscalerLink:
         log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": heard.close_code})
         return True
 
-    def _owe(self, stats: tuple[ConcurrencyStat, ...]) -> None:
+    def _keep_zeros(self, stats: tuple[ConcurrencyStat, ...]) -> None:
         """They were not told, or maybe not."""
         for stat in stats:
             key = key_of(stat)
             if stat.concurrency or stat.requests:
-                self._owed.pop(key, None)
+                self._unsent_zeros.pop(key, None)
             else:
-                self._owed[key] = stat
+                self._unsent_zeros[key] = stat
 
-    def _told(self, stats: Iterable[ConcurrencyStat]) -> Iterable[RevisionStat]:
+    def _to_revision_stats(self, stats: Iterable[ConcurrencyStat]) -> Iterable[RevisionStat]:
         for stat in stats:
             key = key_of(stat)
             row = self._revision_of(key)
             if row is not None:
-                self._nowhere.discard(key)
+                self._without_revision.discard(key)
                 yield RevisionStat(row.namespace, row.name, stat.concurrency, stat.requests)
             elif not stat.concurrency:
-                self._nowhere.discard(key)
-            elif key not in self._nowhere:  # said once, however often who waits has it told
-                self._nowhere.add(key)
+                self._without_revision.discard(key)
+            elif key not in self._without_revision:  # said once, however often who waits has it told
+                self._without_revision.add(key)
                 log.warning("a version is asked for that has no Revision", extra={"version": str(key)})
 
 
@@ -174,7 +174,7 @@ class _Connection:
     async def leave(self) -> None:
         """In order within its time, else not; nothing of it stays open, also where this is cancelled."""
         try:
-            with suppress(*_AWAY):
+            with suppress(*_CONNECTION_ERRORS):
                 async with asyncio.timeout(TIMEOUT_S):
                     await self.stream.close()
         finally:

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from activator.keys import VersionKey
-from activator.policy.ask import Ask
-from activator.policy.concurrency import Inside, weighed
-from activator.policy.expected import Measured, Pace
+from activator.policy.ask import QueuedRequest
+from activator.policy.concurrency import RequestProgress, weighed
+from activator.policy.expected import MeasuredThroughput, Throughput
 from activator.policy.fair import cost
 
-KEPT: Final = 4096  # versions whose pace is remembered while they are at zero
+MAX_REMEMBERED_VERSIONS: Final = 4096  # versions whose pace is remembered while they are at zero
 
 
-class Work(Protocol):
-    """A request. Its `ask` is known while it is inside."""
+class RunningRequest(Protocol):
+    """A request. Its `queued_request` is known while it is inside."""
 
-    ask: Ask | None
+    queued_request: QueuedRequest | None
 
     @property
     def computed_tokens(self) -> int:
@@ -33,22 +33,22 @@ class Backlogs:
         self,
         backlog_s: Callable[[VersionKey], float] = lambda _: 0.0,
         queued: Callable[[VersionKey], int] = lambda _: 0,
-        pace: Callable[[VersionKey], Pace | None] = lambda _: None,
+        throughput: Callable[[VersionKey], Throughput | None] = lambda _: None,
     ) -> None:
         self._backlog_s = backlog_s
         self._queued = queued
-        self._pace = pace
-        self._inside: dict[VersionKey, dict[int, Work]] = {}
-        self._measured: OrderedDict[VersionKey, Measured] = OrderedDict()  # who was measured last is last
+        self._pace = throughput
+        self._inside: dict[VersionKey, dict[int, RunningRequest]] = {}
+        self._measured: OrderedDict[VersionKey, MeasuredThroughput] = OrderedDict()  # who was measured last is last
 
     def __repr__(self) -> str:
         return f"<Backlogs inside={sum(map(len, self._inside.values()))} measured={len(self._measured)}>"
 
-    def enter(self, key: VersionKey, work: Work) -> None:
+    def enter(self, key: VersionKey, work: RunningRequest) -> None:
         """It waits for the version, or runs at it, until it leaves."""
         self._inside.setdefault(key, {})[id(work)] = work
 
-    def leave(self, key: VersionKey, work: Work) -> None:
+    def leave(self, key: VersionKey, work: RunningRequest) -> None:
         """It has ended, one way or another."""
         inside = self._inside[key]
         del inside[id(work)]
@@ -61,25 +61,25 @@ class Backlogs:
         if backlog_s <= 0:
             return concurrency
         inside = (
-            Inside(cost(work.ask.tokens), work.computed_tokens)
+            RequestProgress(cost(work.queued_request.tokens), work.computed_tokens)
             for work in self._inside.get(key, {}).values()
-            if work.ask is not None
+            if work.queued_request is not None
         )
         return weighed(concurrency, inside, self._queued(key), self._measure(key), backlog_s)
 
     def check_integrity(self) -> None:
         """No version is kept of which nothing is inside; what is remembered is bounded."""
         assert all(self._inside.values())
-        assert len(self._measured) <= KEPT
+        assert len(self._measured) <= MAX_REMEMBERED_VERSIONS
 
-    def _measure(self, key: VersionKey) -> Measured | None:
+    def _measure(self, key: VersionKey) -> MeasuredThroughput | None:
         """As it is now; else as it was when it was known last, as of a version that comes from zero."""
-        pace = self._pace(key)
-        measured = None if pace is None else pace.measured()
+        throughput = self._pace(key)
+        measured = None if throughput is None else throughput.measured()
         if measured is None:
             return self._measured.get(key)
         self._measured[key] = measured
         self._measured.move_to_end(key)
-        if len(self._measured) > KEPT:
+        if len(self._measured) > MAX_REMEMBERED_VERSIONS:
             self._measured.popitem(last=False)
         return measured

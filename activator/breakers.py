@@ -12,7 +12,7 @@ from typing import Final
 
 from activator.keys import VersionKey
 from activator.line import Replica
-from activator.policy.breaker import Breaker, BreakerLimits, State
+from activator.policy.breaker import BreakerLimits, BreakerState, CircuitBreaker
 from contracts.artifact_errors import (
     AttestationInvalid,
     ChunkCorrupt,
@@ -40,17 +40,17 @@ _NOT_ITS_FAULT: Final = frozenset({Overloaded.code})  # the machine is full
 Version = tuple[str, str]  # tenant, version
 
 
-class Breakers:
+class VersionBreakers:
     """Of versions that failed since they last answered; nothing is kept of any other."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._limits = BreakerLimits(FAILURES, longest_s=longest_s)
         # Breaker, code of the last failure, and whether a retry may help against that failure.
-        self._failing: dict[Version, tuple[Breaker, str, bool]] = {}
+        self._failing: dict[Version, tuple[CircuitBreaker, str, bool]] = {}
         self.openings: Counter[str] = Counter()  # by that code
 
     def __repr__(self) -> str:
-        return f"<Breakers failing={len(self._failing)}>"
+        return f"<VersionBreakers failing={len(self._failing)}>"
 
     def __len__(self) -> int:
         return len(self._failing)
@@ -66,7 +66,7 @@ class Breakers:
         if code in _NOT_ITS_FAULT:
             return
         known = self._failing.get((tenant, version))
-        breaker = Breaker(self._limits) if known is None else known[0]
+        breaker = CircuitBreaker(self._limits) if known is None else known[0]
         self._failing[tenant, version] = breaker, code, retryable
         if breaker.failed(now_s, at_once=code in INTEGRITY):
             self.openings[code] += 1
@@ -87,21 +87,21 @@ class Breakers:
             breaker, code, retryable = known
             raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why, retryable))
 
-    def enter(self, key: VersionKey, who: object, now_s: float) -> None:
+    def enter(self, key: VersionKey, request: object, now_s: float) -> None:
         """Record that a request waits for a start, as the trial if the breaker is half-open. Raises
         Refused(BreakerOpen).
         """
         self.check(key, now_s)
         if (known := self._failing.get((key.tenant, key.version))) is not None:
-            known[0].enter(who, now_s)
+            known[0].enter(request, now_s)
 
-    def leave(self, key: VersionKey, who: object) -> None:
+    def leave(self, key: VersionKey, request: object) -> None:
         """Record that the request no longer waits."""
         if (known := self._failing.get((key.tenant, key.version))) is not None:
-            known[0].leave(who)
+            known[0].leave(request)
 
 
-class Resting:
+class ReplicaBreakers:
     """Of all replicas. A breaker lies with its replica from the first failure until an answer begins. `reopened` is
     called when one may be tried.
     """
@@ -113,13 +113,13 @@ class Resting:
         self.openings: Counter[str] = Counter()  # by the failure's code
 
     def __repr__(self) -> str:
-        return f"<Resting openings={self.openings.total()}>"
+        return f"<ReplicaBreakers openings={self.openings.total()}>"
 
     def failed(self, replica: Replica, code: str) -> bool:
         """Give it nothing for a while. False where that was known, or it is gone."""
         if replica.gone:
             return False
-        replica.breaker = replica.breaker or Breaker(self._limits)
+        replica.breaker = replica.breaker or CircuitBreaker(self._limits)
         if not replica.breaker.failed(self._clock()):
             return False
         self.openings[code] += 1
@@ -137,7 +137,7 @@ class Resting:
         breaker, now = replica.breaker, self._clock()
         if replica.gone or breaker is None:
             return
-        if breaker.state(now) is State.OPEN:
+        if breaker.state(now) is BreakerState.OPEN:
             asyncio.get_running_loop().call_later(breaker.remaining_s(now), self._look, replica)
         else:
             self._reopened(replica)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from activator.policy.budget import Spent
+from activator.policy.budget import TenantSpending
 from contracts.control import Feed
 from contracts.errors import Refused
 from contracts.spending import TokenPrices
@@ -19,10 +19,10 @@ def is_charged(outcome: str | None, completion_tokens: int) -> bool:
     return outcome == OK or completion_tokens > 0
 
 
-class Leases(Protocol):
+class BudgetLeases(Protocol):
     """What this one of several activators may spend."""
 
-    async def cover(self, tenant: str, spent: Spent, budget_micros: int, micros: int) -> None:
+    async def cover(self, tenant: str, spent: TenantSpending, budget_micros: int, micros: int) -> None:
         """Returns in the moment in which what is leased covers a request that may cost so much: who holds it does so
         without waiting. Raises Refused: BudgetSpent, BudgetAway. Cancelling leaves nothing behind.
         """
@@ -33,12 +33,12 @@ class Leases(Protocol):
         ...
 
 
-class Hold:
+class BudgetReservation:
     """What a request may cost, until its record says what it did, or there will be none. One of both, once."""
 
     __slots__ = ("_held_micros", "_prices", "_spent")
 
-    def __init__(self, spent: Spent, prices: TokenPrices, held_micros: int) -> None:
+    def __init__(self, spent: TenantSpending, prices: TokenPrices, held_micros: int) -> None:
         self._spent = spent
         self._prices = prices
         self._held_micros: int | None = held_micros
@@ -60,19 +60,21 @@ class Hold:
             self._spent.release(held)
 
 
-class Budgets:
+class TenantBudgets:
     """Of all tenants of which the feed tells that they have one. `source` is our spool's name; `leases`: where other
     activators spend of the same budgets.
     """
 
-    def __init__(self, source: str, leases: Leases | None = None, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, source: str, leases: BudgetLeases | None = None, wall_s: Callable[[], float] = time.time
+    ) -> None:
         self._source = source
         self._leases = leases
         self._wall_s = wall_s
-        self._spent: dict[str, Spent] = {}
+        self._spent: dict[str, TenantSpending] = {}
 
     def __repr__(self) -> str:
-        return f"<Budgets tenants={len(self._spent)}>"
+        return f"<TenantBudgets tenants={len(self._spent)}>"
 
     def apply(self, line: Feed) -> None:
         """Take over what the ledger says; requests under way stay held."""
@@ -81,7 +83,7 @@ class Budgets:
             told = {row.tenant for row in line.spending}
             self._spent = {name: each for name, each in self._spent.items() if name in told or each.held_micros}
         for row in line.spending:
-            self._of(row.tenant).told(row)
+            self._of(row.tenant).apply_ledger_row(row)
         for tenant in line.removed_tenants:
             self._spent.pop(tenant, None)
         if self._leases is not None:
@@ -93,7 +95,9 @@ class Budgets:
         if not self._of(tenant).try_hold(budget_micros, 0, self._now_us()):
             raise Refused(BudgetSpent(budget_micros))
 
-    async def hold(self, tenant: str, budget_micros: int, prompt_tokens: int, completion_tokens: int) -> Hold:
+    async def hold(
+        self, tenant: str, budget_micros: int, prompt_tokens: int, completion_tokens: int
+    ) -> BudgetReservation:
         """Hold the most that a request may cost. Raises as `check`, and BudgetAway. Cancelling leaves nothing held."""
         spent = self._of(tenant)
         prices = _FREE if spent.row is None else spent.row.prices
@@ -102,12 +106,12 @@ class Budgets:
             await self._leases.cover(tenant, spent, budget_micros, micros)
         if not spent.try_hold(budget_micros, micros, self._now_us()):
             raise Refused(BudgetSpent(budget_micros, micros))
-        return Hold(spent, prices, micros)
+        return BudgetReservation(spent, prices, micros)
 
-    def _of(self, tenant: str) -> Spent:
+    def _of(self, tenant: str) -> TenantSpending:
         found = self._spent.get(tenant)
         if found is None:
-            found = self._spent[tenant] = Spent(self._source)
+            found = self._spent[tenant] = TenantSpending(self._source)
         return found
 
     def _now_us(self) -> int:

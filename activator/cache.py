@@ -12,21 +12,21 @@ from typing import Final
 from starlette.types import Message
 
 from activator.account import Degraded
-from activator.answer import Answer
-from activator.asking import each
-from activator.call import Call
-from activator.errands import Errands
+from activator.answer import ClientResponse
+from activator.asking import run_every
+from activator.call import InferenceRequest
+from activator.errands import BackgroundTasks
 from activator.exchange import Exchange, Headers, now_us
-from activator.kept_answers import TEND_S, AnswerStore, OwnAnswers
-from activator.once_key import Content, Sealer
+from activator.kept_answers import TEND_S, AnswerStore, LocalAnswerStore
+from activator.once_key import Sealer, StoredResponse
 from activator.policy.body import is_greedy
-from activator.policy.once import Asked, OnceLimits, asked
-from activator.shares import Room, Taken
+from activator.policy.once import AnswerKey, AnswerStoreLimits, derive_answer_key
+from activator.shares import CapacityPermit, SharedCapacity
 from activator.tape import OF_THE_MOMENT, replay
 from contracts.errors import InvalidRequest, Refused
-from contracts.ladder import OLDEST_S, TOLD
+from contracts.ladder import DEGRADED_HEADER, MAX_CACHED_AGE_S
 from contracts.timeline import Stage
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 HEADER: Final = b"x-kelvin-cache"
 ALLOW: Final = b"allow"
@@ -36,37 +36,39 @@ PUT_S: Final = 2.0  # the store's own deadline is far below it
 _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", HEADER))
 
 
-class Answers:
+class SealedAnswerStore:
     """What is kept, of whichever tenant: sealed before it goes there, opened when it comes from there."""
 
-    def __init__(self, secret: bytes, limits: OnceLimits, kept: AnswerStore, errands: Errands) -> None:
+    def __init__(
+        self, secret: bytes, limits: AnswerStoreLimits, kept: AnswerStore, background_tasks: BackgroundTasks
+    ) -> None:
         self._secret = secret
         self._sealer = Sealer(secret)
         self.kept = kept
-        self._errands = errands
+        self._errands = background_tasks
         self.answer_bytes = limits.answer_bytes  # of the largest body that is kept
-        self.given = Room(limits.nbytes, "the room for cached answers that are given", "bytes")
+        self.capacity = SharedCapacity(limits.nbytes, "the room for cached answers that are given", "bytes")
 
     def __repr__(self) -> str:
-        return f"<Answers {self.kept!r}>"
+        return f"<SealedAnswerStore {self.kept!r}>"
 
-    def name(self, call: Call, version: str) -> Asked | None:
+    def name(self, inference_request: InferenceRequest, version: str) -> AnswerKey | None:
         """What the request's answer is kept under; None where it may differ from one time to the next."""
-        if not is_greedy(call.body, call.path):
+        if not is_greedy(inference_request.body, inference_request.path):
             return None
-        ceiling = ",".join(f"{name}={value}" for name, value in call.ceiling.headers())
-        entry = call.entry  # its name is in the answer; in the body only where the URL has none
-        named = (call.path, entry.tenant, entry.model, version, ceiling)
-        what = [*(each.encode() for each in named), call.body]
-        return asked(self._secret, call.account.principal.tenant, None, what)
+        ceiling = ",".join(f"{name}={value}" for name, value in inference_request.ceiling.headers())
+        entry = inference_request.entry  # its name is in the answer; in the body only where the URL has none
+        named = (inference_request.path, entry.tenant, entry.model, version, ceiling)
+        what = [*(each.encode() for each in named), inference_request.body]
+        return derive_answer_key(self._secret, inference_request.account.principal.tenant, None, what)
 
-    async def find(self, what: Asked) -> tuple[Content, float] | None:
+    async def find(self, what: AnswerKey) -> tuple[StoredResponse, float] | None:
         """What is kept, whole, and for how many seconds it has been."""
         found = await self.kept.find(what)
         content = None if found is None else self._sealer.open(what, found.sealed)
         return None if found is None or content is None else (content, found.age_s)
 
-    def put(self, what: Asked, content: Content) -> None:
+    def put(self, what: AnswerKey, content: StoredResponse) -> None:
         """Keep it soon, where it is not too large. The request that it is of does not wait for that."""
         if len(content.body) <= self.answer_bytes:
             self._errands.start(self.kept.publish(what, None, self._sealer.seal(what, content)), PUT_S)
@@ -77,10 +79,17 @@ class ResponseCache:
     they are for when things are away.
     """
 
-    def __init__(self, secret: bytes, answers: AnswerStore, limits: OnceLimits, errands: Errands, page: Page) -> None:
-        self._answers = Answers(secret, limits, answers, errands)
-        last = OwnAnswers(replace(limits, ttl_s=OLDEST_S))
-        self.last = Answers(secret, limits, last, errands)  # of models whose ladder gives it again
+    def __init__(
+        self,
+        secret: bytes,
+        answers: AnswerStore,
+        limits: AnswerStoreLimits,
+        background_tasks: BackgroundTasks,
+        page: MetricsPage,
+    ) -> None:
+        self._answers = SealedAnswerStore(secret, limits, answers, background_tasks)
+        last = LocalAnswerStore(replace(limits, ttl_s=MAX_CACHED_AGE_S))
+        self.last = SealedAnswerStore(secret, limits, last, background_tasks)  # of models whose ladder gives it again
         self._asked = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
         )
@@ -89,22 +98,22 @@ class ResponseCache:
     def __repr__(self) -> str:
         return f"<ResponseCache {self._answers!r} last={self.last!r}>"
 
-    def open(self, call: Call, version: str) -> "Caching | None":
+    def open(self, inference_request: InferenceRequest, version: str) -> "CacheableRequest | None":
         """For a request that allows it, and whose answer may be kept. Raises Refused(InvalidRequest)."""
-        value = call.exchange.header(HEADER)
+        value = inference_request.exchange.header(HEADER)
         if value is None:
             return None
         if value != ALLOW:
             raise Refused(InvalidRequest(HEADER.decode(), f"({len(value)} bytes)", "must be allow"))
-        what = self._answers.name(call, version)
+        what = self._answers.name(inference_request, version)
         if what is None:
             self._asked.add(("bypass",))
             return None
-        return Caching(self._answers, what, self._found)
+        return CacheableRequest(self._answers, what, self._found)
 
     async def run(self) -> None:
         """Forget what has ended, also while nobody asks."""
-        await each(TEND_S, self._tend)
+        await run_every(TEND_S, self._tend)
 
     async def _tend(self) -> None:
         await self._answers.kept.tend()
@@ -117,10 +126,12 @@ class ResponseCache:
         return self._answers.kept.nbytes + self.last.kept.nbytes
 
 
-class Caching:
+class CacheableRequest:
     """One request that may be answered out of what is kept, or adds to it."""
 
-    def __init__(self, answers: Answers, what: Asked, tell: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(
+        self, answers: SealedAnswerStore, what: AnswerKey, tell: Callable[[bool], None] = lambda _: None
+    ) -> None:
         """`tell` is told whether something was found, by who asks for the cache."""
         self._answers = answers
         self._what = what
@@ -131,50 +142,61 @@ class Caching:
         self._nbytes = 0
         self._is_whole = False
 
-    async def try_answer(self, exchange: Exchange, call: Call, answer: Answer) -> bool:
+    async def try_answer(
+        self, exchange: Exchange, inference_request: InferenceRequest, client_response: ClientResponse
+    ) -> bool:
         """Whether it was answered; otherwise what goes to the client is overheard. Raises Refused, ClientGone."""
         found = await self._answers.find(self._what)
         self._tell(found is not None)
         if found is None:
-            self.listen(exchange, [(HEADER, b"miss")])
+            self.record_response(exchange, [(HEADER, b"miss")])
             return False
-        with self._room(found[0], call):
-            call.account.timeline.stamp(Stage.ROUTED, now_us())
-            await replay(exchange, found[0], [(HEADER, b"hit")], lambda status: answer.repeated(CACHED, status))
+        with self._hold_capacity(found[0], inference_request):
+            inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
+            await replay(
+                exchange, found[0], [(HEADER, b"hit")], lambda status: client_response.settle_replay(CACHED, status)
+            )
         return True
 
-    async def try_last(self, call: Call, answer: Answer, within_s: float) -> bool:
+    async def try_old_answer(
+        self, inference_request: InferenceRequest, client_response: ClientResponse, within_s: float
+    ) -> bool:
         """Whether it was answered by what is at most so old: a step of a ladder. Raises as `try_answer`."""
         found = await self._answers.find(self._what)
         if found is None or found[1] > within_s:
             return False
-        await answer.still()
-        if call.exchange.started:
+        await client_response.stop_heartbeats()
+        if inference_request.exchange.started:
             return False
-        account, age = call.account, int(found[1])
-        with self._room(found[0], call):
+        account, age = inference_request.account, int(found[1])
+        with self._hold_capacity(found[0], inference_request):
             account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
             account.timeline.stamp(Stage.ROUTED, now_us())
-            marks: Headers = [(TOLD.encode(), b"cached"), (b"age", str(age).encode())]
-            await replay(call.exchange, found[0], marks, lambda status: answer.repeated(CACHED, status))
+            marks: Headers = [(DEGRADED_HEADER.encode(), b"cached"), (b"age", str(age).encode())]
+            await replay(
+                inference_request.exchange,
+                found[0],
+                marks,
+                lambda status: client_response.settle_replay(CACHED, status),
+            )
         return True
 
-    def listen(self, exchange: Exchange, marks: Headers) -> None:
+    def record_response(self, exchange: Exchange, marks: Headers) -> None:
         """From now on, for `keep`; the head has those lines, too."""
-        exchange.overhear(self._hear, marks)
+        exchange.tap_response(self._record_message, marks)
 
-    def keep(self, call: Call) -> None:
+    def keep(self, inference_request: InferenceRequest) -> None:
         """After the end: keep a right answer."""
-        account = call.account
+        account = inference_request.account
         if self._is_whole and account.is_repeatable and self._status == 200:
-            content = Content(account.request_id, self._status, self._headers, b"".join(self._parts))
+            content = StoredResponse(account.request_id, self._status, self._headers, b"".join(self._parts))
             self._answers.put(self._what, content)
 
-    def _room(self, content: Content, call: Call) -> Taken:
+    def _hold_capacity(self, content: StoredResponse, inference_request: InferenceRequest) -> CapacityPermit:
         """Return a block that holds room for the answer, all of which is held until a slow client has it."""
-        return self._answers.given.take(call.account.principal.tenant, len(content.body))
+        return self._answers.capacity.take(inference_request.account.principal.tenant, len(content.body))
 
-    def _hear(self, message: Message) -> None:
+    def _record_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._headers = [

@@ -10,49 +10,49 @@ from activator.exchange import Exchange
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.policy.affinity import Affinity, read_affinity, read_session
-from activator.policy.ask import Ask, Rank, read_rank
-from activator.policy.body import Body, read_body
+from activator.policy.ask import PriorityClass, QueuedRequest, read_priority_class
+from activator.policy.body import RequestBody, read_body
 from activator.policy.traffic import ModelEntry, which_model
-from activator.proxy import Told, Upstream, Upstreams
-from activator.rates import Reservation
-from activator.routes import Complete
-from activator.table import Table, reach
-from contracts.ceiling import NO_CEILING, Ceiling
+from activator.proxy import ReplicaSessions, UpstreamHeaders, UpstreamRequest
+from activator.rates import TokenReservation
+from activator.routes import RunInference
+from activator.table import RoutingTable, authorize_model
+from contracts.ceiling import NO_TOKEN_LIMITS, TokenLimits
 from contracts.control import Principal, TenantLimits
 from contracts.deadline import Deadline
 from contracts.errors import InvalidRequest, Refused
-from contracts.kinds import PATHS
+from contracts.kinds import ROUTES_BY_KIND
 from contracts.names import ModelReference
 from contracts.timeline import Timeline
 
 WAITING: Final = frozenset({"restoring", "queued"})  # stages without a slot
 
 
-class Call(msgspec.Struct):
+class InferenceRequest(msgspec.Struct):
     """What was asked, and how far it has come."""
 
     exchange: Exchange
     path: str
     body: bytes
-    wanted: Body  # what is read of it
-    rank: Rank
+    parsed_body: RequestBody  # what is read of it
+    priority_class: PriorityClass
     affinity: Affinity | None
     reference: ModelReference
     entry: ModelEntry
     account: Account
     deadline: Deadline
-    own: TenantLimits  # its tenant's
+    tenant_limits: TenantLimits  # its tenant's
     schemas: tuple[str, ...] = ()  # hashes that the caller expects
     stage: str = "admitting"
     key: VersionKey | None = None  # once it is known which version answers
-    ask: Ask | None = None  # once it is known what it takes
+    queued_request: QueuedRequest | None = None  # once it is known what it takes
     dispatched_us: int = 0
-    ceiling: Ceiling = NO_CEILING  # what its tenant may use of what the version allows
-    reserved: Reservation | None = None  # of its tenant's tokens for this minute
-    upstream: Upstream | None = None  # at the replica that the record will name
-    encoded_in_vain: int = 0  # tokens of the prompt, by the last replica that refused it
+    ceiling: TokenLimits = NO_TOKEN_LIMITS  # what its tenant may use of what the version allows
+    token_reservation: TokenReservation | None = None  # of its tenant's tokens for this minute
+    upstream: UpstreamRequest | None = None  # at the replica that the record will name
+    rejected_prompt_tokens: int = 0  # tokens of the prompt, by the last replica that refused it
 
-    def who_of(self, entry: ModelEntry) -> str | None:
+    def split_key(self, entry: ModelEntry) -> str | None:
         """By whom a version is chosen where several share a model: its session's name, else its key. None: only one."""
         if not entry.split:
             return None
@@ -69,23 +69,25 @@ class Call(msgspec.Struct):
         return self.deadline.remaining_s(time.monotonic())
 
 
-def open_call(
+def parse_inference_request(
     exchange: Exchange,
-    asked: Complete,
+    request_route: RunInference,
     raw: bytes,
     principal: Principal,
-    own: TenantLimits,
-    table: Table,
+    tenant_limits: TenantLimits,
+    table: RoutingTable,
     deadline_s: float,
-) -> Call:
+) -> InferenceRequest:
     """Of a request whose body was read. Raises Refused: InvalidRequest; ModelNotFound for what the caller may not call.
 
-    `own` is the tenant's, `deadline_s` the installation's.
+    `tenant_limits` is the tenant's, `deadline_s` the installation's.
     """
-    body, most_s = read_body(raw, asked.path), own.deadline_max_s
-    reference = which_model(asked.target.model, body.model if asked.named is None else asked.named)
-    entry = reach(table, principal, asked.target.tenant, reference)
-    if body.stream and asked.path in PATHS["embed"]:
+    body, most_s = read_body(raw, request_route.path), tenant_limits.deadline_max_s
+    reference = which_model(
+        request_route.target.model, body.model if request_route.named is None else request_route.named
+    )
+    entry = authorize_model(table, principal, request_route.target.tenant, reference)
+    if body.stream and request_route.path in ROUTES_BY_KIND["embed"]:
         raise Refused(InvalidRequest("stream", "true", "embeddings are not streamed"))
     account = Account(
         request_id=exchange.request_id,
@@ -96,50 +98,50 @@ def open_call(
         timeline=Timeline(exchange.arrived_us),
         caller=exchange.caller,
     )
-    return Call(
+    return InferenceRequest(
         exchange,
-        asked.path,
+        request_route.path,
         raw,
         body,
-        read_rank(exchange.header(b"x-kelvin-priority"), own.priority),
+        read_priority_class(exchange.header(b"x-kelvin-priority"), tenant_limits.priority),
         read_affinity(principal.tenant, exchange.header(b"x-kelvin-session"), body.prefix),
         reference,
         entry,
         account,
         exchange.deadline(deadline_s if most_s is None else min(deadline_s, most_s)),
-        own,
-        _schemas(exchange, asked, body),
+        tenant_limits,
+        _schemas(exchange, request_route, body),
     )
 
 
-def _schemas(exchange: Exchange, asked: Complete, body: Body) -> tuple[str, ...]:
+def _schemas(exchange: Exchange, request_route: RunInference, body: RequestBody) -> tuple[str, ...]:
     """Of a prediction, the hashes of schemas that header and parameters name: each must hold."""
-    if asked.named is None:
+    if request_route.named is None:
         return ()
     header = exchange.header(b"x-kelvin-schema-hash")
     given = (None if header is None else header.decode("latin-1"), body.schema_hash)
     return tuple(each for each in given if each is not None)
 
 
-class Sender:
+class UpstreamRequestFactory:
     """Send a request to one replica of its version; `source` is the spool that owes the records."""
 
-    def __init__(self, upstreams: Upstreams, source: str) -> None:
-        self._upstreams = upstreams
+    def __init__(self, replica_sessions: ReplicaSessions, source: str) -> None:
+        self._upstreams = replica_sessions
         self._source = source
 
     def __repr__(self) -> str:
-        return f"<Sender {self._source}>"
+        return f"<UpstreamRequestFactory {self._source}>"
 
-    def send(self, key: VersionKey, call: Call, replica: Replica) -> Upstream:
+    def send(self, key: VersionKey, inference_request: InferenceRequest, replica: Replica) -> UpstreamRequest:
         """`async with` it."""
-        account = call.account
+        account = inference_request.account
         caller = account.principal
-        remaining_ms = call.deadline.remaining_ms(time.monotonic())
+        remaining_ms = inference_request.deadline.remaining_ms(time.monotonic())
         guest = None if caller.tenant == key.tenant else caller.tenant
         degraded = None if account.degraded is None else account.degraded.recorded
-        told = Told(
-            account.request_id, caller.key_id, self._source, remaining_ms, replica.wants, call.ceiling, guest,
-            account.once, degraded,
+        told = UpstreamHeaders(
+            account.request_id, caller.key_id, self._source, remaining_ms, replica.wanted_slots,
+            inference_request.ceiling, guest, account.once, degraded,
         )  # fmt: skip
-        return self._upstreams.send(replica, call.path, call.body, told)
+        return self._upstreams.send(replica, inference_request.path, inference_request.body, told)

@@ -65,11 +65,11 @@ class CertificateFiles:
         self._now = now
         self._pairs: dict[Path, _Pair] = {}
         self._by_name: dict[str, list[_Pair]] = {}
-        self._told: set[str] = set()
+        self._logged_reasons: set[str] = set()
         found = _load(directory, {})
         if not found.pairs:
             raise next(iter(found.wrong.values()))
-        self._take(found)
+        self._replace_pairs(found)
 
     def __repr__(self) -> str:
         return f"<CertificateFiles {self._directory} names={len(self._by_name)}>"
@@ -94,19 +94,19 @@ class CertificateFiles:
         best = max((*exact, *wildcard), key=order, default=None)
         return None if best is None else best.context
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Reload what has changed. Removed pairs are dropped, unless all are gone."""
         try:
             found = await asyncio.to_thread(_load, self._directory, self._pairs)
         except BadCertificate as bad:
-            self._tell([bad])
+            self._log_new_reasons([bad])
             return
         if found.pairs:
-            self._take(found)
+            self._replace_pairs(found)
         else:
-            self._tell(list(found.wrong.values()))
+            self._log_new_reasons(list(found.wrong.values()))
 
-    def _take(self, found: _Found) -> None:
+    def _replace_pairs(self, found: _Found) -> None:
         if found.pairs != self._pairs:
             by_name: dict[str, list[_Pair]] = {}
             for pair in found.pairs.values():
@@ -114,20 +114,20 @@ class CertificateFiles:
                     by_name.setdefault(name, []).append(pair)
             self._pairs, self._by_name = found.pairs, by_name
             log.info("certificates were read", extra={"names": len(by_name)})
-        self._tell(list(found.wrong.values()))
+        self._log_new_reasons(list(found.wrong.values()))
 
-    def _tell(self, wrong: list[BadCertificate]) -> None:
+    def _log_new_reasons(self, wrong: list[BadCertificate]) -> None:
         """Log each reason when it appears."""
         reasons = {str(bad) for bad in wrong}
-        for reason in sorted(reasons - self._told):
+        for reason in sorted(reasons - self._logged_reasons):
             log.warning("a certificate stays as it was", extra={"why": reason})
-        self._told = reasons
+        self._logged_reasons = reasons
 
     async def follow(self) -> None:
         """Look every LOOK_AGAIN_S seconds until cancelled."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
-            await self.look()
+            await self.reload_if_changed()
 
 
 def _pairs(directory: Path) -> Iterator[tuple[Path, Path]]:

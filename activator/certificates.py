@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from activator.authority import BACKDATED, LEAF_DAYS, Authority
+from activator.authority import BACKDATED, LEAF_DAYS, CertificateAuthority
 from activator.certificate_files import CertificateFiles
 
 MAX_TENANTS: Final = 10_000
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _IssuedContext:
     context: ssl.SSLContext
     made: datetime.datetime
 
 
-class Certificates:
+class ServerCertificates:
     """The listener's context, and those behind it. Used from one event loop."""
 
     def __init__(
         self,
-        authority: Authority,
+        authority: CertificateAuthority,
         domain: str,
         files: CertificateFiles | None = None,
         host: str = "localhost",
@@ -47,14 +47,14 @@ class Certificates:
         self._host = host
         self._domain = domain
         self._files = files
-        self._by_tenant: dict[str, _Shown] = {}
+        self._by_tenant: dict[str, _IssuedContext] = {}
         self._tenants: Callable[[], AbstractSet[str]] = frozenset
         self._default = self._make(None)
         self.listener = self._default.context
         self.listener.sni_callback = self._choose
 
     def __repr__(self) -> str:
-        return f"<Certificates {self._domain} tenants={len(self._by_tenant)}>"
+        return f"<ServerCertificates {self._domain} tenants={len(self._by_tenant)}>"
 
     def ends(self) -> dict[str, datetime.datetime]:
         """Until when callers take what is shown: the `authority`, the first of its `leaves`, and of the `files`."""
@@ -102,19 +102,19 @@ class Certificates:
                 log.error("a certificate can't be made", extra={"error": str(error)})
                 pause_s = try_again_s
 
-    def _is_due(self, shown: _Shown | None) -> bool:
+    def _is_due(self, shown: _IssuedContext | None) -> bool:
         """Return whether it must be made: it is missing, old, or not valid yet because the clock was ahead when it was
         made.
         """
         return shown is None or not -BACKDATED <= self._authority.now() - shown.made <= RENEW_AFTER
 
-    def _make(self, tenant: str | None) -> _Shown:
+    def _make(self, tenant: str | None) -> _IssuedContext:
         made = self._authority.now()
         if tenant is None:
             context = self._authority.context(*_names_of(self._host))
         else:
             context = self._authority.context([f"*.{tenant}.{self._domain}"], [])
-        return _Shown(context, made)
+        return _IssuedContext(context, made)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         """What a file is for; MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name and none the default one."""
@@ -126,7 +126,7 @@ class Certificates:
         shown = self._leaf(inner.rpartition(".")[2]) if inner != name and inner.count(".") == 1 else None
         tls.context = (shown or self._default).context
 
-    def _leaf(self, tenant: str) -> _Shown | None:
+    def _leaf(self, tenant: str) -> _IssuedContext | None:
         """A tenant's; of one that was heard of a moment ago it is made here: a few milliseconds, once."""
         shown = self._by_tenant.get(tenant)
         if shown is None and len(self._by_tenant) < MAX_TENANTS and tenant in self._tenants():

@@ -4,32 +4,32 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from activator.allowances import Allowances
-from activator.answer import Answer, internal
+from activator.allowances import TenantLimiter
+from activator.answer import ClientResponse, log_internal_error
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
 from activator.cache import HEADER as CACHE
 from activator.cache import ResponseCache
-from activator.call import WAITING, Call, open_call
+from activator.call import WAITING, InferenceRequest, parse_inference_request
 from activator.exchange import ClientGone, Exchange, RequestLimits, now_us
 from activator.keys import VersionKey, key_of
-from activator.ladder import Ladders
-from activator.once import Once
-from activator.policy.ask import Ask
+from activator.ladder import Degradation
+from activator.once import Idempotency
+from activator.policy.ask import QueuedRequest
 from activator.policy.body import ceiling_of, estimate
-from activator.policy.expected import UNKNOWN, Outlook, for_caller
+from activator.policy.expected import UNKNOWN, WaitEstimate, redact_for_caller
 from activator.policy.once import HEADER
-from activator.policy.traffic import ModelEntry, Standing, answering, find_version, resolve
-from activator.reporter import Reporter
-from activator.routes import Complete
-from activator.shares import Room
-from activator.table import Table
+from activator.policy.traffic import Availability, ModelEntry, choose_version, find_version, resolve
+from activator.reporter import LoadReporter
+from activator.routes import RunInference
+from activator.shares import SharedCapacity
+from activator.table import RoutingTable
 from activator.throttler import Throttler
-from activator.under_way import UnderWay
-from activator.usage import Usage
+from activator.under_way import InFlightRequests
+from activator.usage import UsageRecords
 from contracts.control import Scope, StartProblem, VersionRow
 from contracts.errors import BodyTooLarge, ModelNotFound, Refused, Unavailable
-from contracts.kinds import INFER, PATHS, other_kind
+from contracts.kinds import INFER_PATH, ROUTES_BY_KIND, wrong_kind_failure
 from contracts.problem import open_inference_error, openai_error
 from contracts.signature import check_schema
 from contracts.timeline import Stage
@@ -42,18 +42,18 @@ class Completions:
     def __init__(
         self,
         authenticator: Authenticator,
-        table: Table,
+        table: RoutingTable,
         throttler: Throttler,
-        reporter: Reporter,
+        reporter: LoadReporter,
         attempts: Attempts,
-        usage: Usage,
+        usage: UsageRecords,
         limits: RequestLimits,
-        allowances: Allowances,
-        under_way: UnderWay,
-        once: Once,
+        tenant_limiter: TenantLimiter,
+        under_way: InFlightRequests,
+        once: Idempotency,
         cache: ResponseCache,
-        ladders: Ladders,
-        unread: Room,
+        ladders: Degradation,
+        unread: SharedCapacity,
     ) -> None:
         """`unread` has a place for each request that waits for its body."""
         self._authenticator = authenticator
@@ -63,80 +63,100 @@ class Completions:
         self._attempts = attempts
         self._usage = usage
         self._limits = limits
-        self._allowances = allowances
+        self._allowances = tenant_limiter
         self._under_way = under_way
         self._once = once
         self._cache = cache
         self._ladders = ladders
         self._unread = unread
-        self._room = Room(limits.body_bytes_in_all, "the room for request bodies", "bytes")
+        self._room = SharedCapacity(limits.body_bytes_in_all, "the room for request bodies", "bytes")
 
-    async def serve(self, exchange: Exchange, asked: Complete) -> None:
+    async def serve(self, exchange: Exchange, request_route: RunInference) -> None:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
-        own = self._table.limits(principal.tenant)
-        body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
-        place = await self._allowances.place(principal.tenant, own)
+        tenant_limits = self._table.limits(principal.tenant)
+        body_bytes = self._limits.body_bytes if tenant_limits.body_bytes is None else tenant_limits.body_bytes
+        place = await self._allowances.acquire_permit(principal.tenant, tenant_limits)
         with place, self._room.take(principal.tenant, exchange.body_bound(body_bytes)) as taken:
-            await self._allowances.enter(exchange, principal.tenant, own)
+            await self._allowances.enter(exchange, principal.tenant, tenant_limits)
             raw = await exchange.read_body(body_bytes, self._limits.body_s, self._unread, principal.tenant)
             taken.shrink(len(raw))
-            call = open_call(exchange, asked, raw, principal, own, self._table, self._limits.deadline_s)
+            inference_request = parse_inference_request(
+                exchange, request_route, raw, principal, tenant_limits, self._table, self._limits.deadline_s
+            )
             if exchange.header(HEADER) is None:
-                await self._work(call)
+                await self._work(inference_request)
             else:
-                await self._once.serve(call, self._work, self._serve)
+                await self._once.serve(inference_request, self._work, self._serve)
 
-    async def _work(self, call: Call) -> None:
+    async def _work(self, inference_request: InferenceRequest) -> None:
         """Run it, whoever hears the answer."""
         try:
-            await self._serve(call, self._run)
+            await self._serve(inference_request, self._run)
         finally:
-            self._allowances.settle(call)
-            if call.upstream is not None and call.account.is_recorded:
-                call.upstream.recorded()
+            self._allowances.settle(inference_request)
+            if inference_request.upstream is not None and inference_request.account.is_recorded:
+                inference_request.upstream.recorded()
 
-    async def _serve(self, call: Call, body: Callable[[Call, Answer], Awaitable[None]]) -> None:
+    async def _serve(
+        self, inference_request: InferenceRequest, body: Callable[[InferenceRequest, ClientResponse], Awaitable[None]]
+    ) -> None:
         """Answer it with what `body` says; however that ends, there is an answer and a record."""
-        exchange = call.exchange
-        form = open_inference_error if call.path == INFER else openai_error
+        exchange = inference_request.exchange
+        form = open_inference_error if inference_request.path == INFER_PATH else openai_error
 
-        def outlook() -> Outlook:
-            if call.key is None or call.ask is None or call.stage not in WAITING:
+        def wait_estimate() -> WaitEstimate:
+            if (
+                inference_request.key is None
+                or inference_request.queued_request is None
+                or inference_request.stage not in WAITING
+            ):
                 return UNKNOWN
-            return self._throttler.outlook(call.key, call.ask, call.deadline)
+            return self._throttler.wait_estimate(
+                inference_request.key, inference_request.queued_request, inference_request.deadline
+            )
 
-        answer = Answer(exchange, call.account, self._usage, self._limits.hold_s, lambda: call.stage, form, outlook)
-        entry = self._under_way.enter(call.account, exchange.own_id)
+        client_response = ClientResponse(
+            exchange,
+            inference_request.account,
+            self._usage,
+            self._limits.hold_s,
+            lambda: inference_request.stage,
+            form,
+            wait_estimate,
+        )
+        entry = self._under_way.enter(inference_request.account, exchange.own_id)
         try:
-            with exchange.leaving_ends(call.remaining_s()) as task, entry.on(task):
-                await body(call, answer)
+            with exchange.cancel_on_disconnect(inference_request.remaining_s()) as task, entry.bind_task(task):
+                await body(inference_request, client_response)
         except Refused as refused:
-            self._note_problem(call, outlook())
-            await answer.fail(refused.failure)
+            self._note_problem(inference_request, wait_estimate())
+            await client_response.fail(refused.failure)
         except TimeoutError:
             waited_s = (now_us() - exchange.arrived_us) / 1e6
-            problem = self._note_problem(call, outlook())
-            await answer.fail(DeadlineExceeded(waited_s, call.stage, "" if problem is None else problem.message))
+            problem = self._note_problem(inference_request, wait_estimate())
+            await client_response.fail(
+                DeadlineExceeded(waited_s, inference_request.stage, "" if problem is None else problem.message)
+            )
         except ClientGone:
-            await answer.leave(Cancelled())
+            await client_response.settle_disconnected(Cancelled())
         except asyncio.CancelledError:  # the drain's time is over; what is left to do is bounded, and must be done
             if (current := asyncio.current_task()) is not None:
                 current.uncancel()
-            await answer.fail(Unavailable("this activator"))
+            await client_response.fail(Unavailable("this activator"))
         except Exception as error:
-            await answer.fail(internal(error, exchange.request_id))
+            await client_response.fail(log_internal_error(error, exchange.request_id))
         finally:
             self._under_way.leave(entry)
 
-    def _note_problem(self, call: Call, seen: Outlook) -> StartProblem | None:
+    def _note_problem(self, inference_request: InferenceRequest, seen: WaitEstimate) -> StartProblem | None:
         """Record for the timeline why no replica started, as far as the caller may read it."""
-        if seen.problem is not None and call.key is not None:
-            is_owner = call.account.principal.tenant == call.key.tenant
-            call.account.start_problem = for_caller(seen.problem, is_owner)
-        return call.account.start_problem
+        if seen.problem is not None and inference_request.key is not None:
+            is_owner = inference_request.account.principal.tenant == inference_request.key.tenant
+            inference_request.account.start_problem = redact_for_caller(seen.problem, is_owner)
+        return inference_request.account.start_problem
 
-    async def _run(self, call: Call, answer: Answer) -> None:
+    async def _run(self, inference_request: InferenceRequest, client_response: ClientResponse) -> None:
         """Answer the request at the version that its reference names.
 
         While the request waits, the version may be deleted or the alias moved. Then the reference is resolved again,
@@ -144,83 +164,124 @@ class Completions:
         """
         while True:
             try:
-                row = self._resolve(call)
-                caching = None if call.exchange.header(CACHE) is None else self._cache.open(call, row.version)
-                if caching is not None and await caching.try_answer(call.exchange, call, answer):
+                row = self._resolve(inference_request)
+                caching = (
+                    None
+                    if inference_request.exchange.header(CACHE) is None
+                    else self._cache.open(inference_request, row.version)
+                )
+                if caching is not None and await caching.try_answer(
+                    inference_request.exchange, inference_request, client_response
+                ):
                     return
-                if self._ladders.holds(call):
-                    await self._ladders.serve(call, row, answer, lambda row: self._at(row, call, answer))
+                if self._ladders.may_degrade(inference_request):
+                    await self._ladders.serve(
+                        inference_request,
+                        row,
+                        client_response,
+                        lambda row: self._serve_version(row, inference_request, client_response),
+                    )
                 else:
-                    await self._at(row, call, answer)
-                if caching is not None and call.account.degraded is None:
-                    caching.keep(call)
+                    await self._serve_version(row, inference_request, client_response)
+                if caching is not None and inference_request.account.degraded is None:
+                    caching.keep(inference_request)
                 return
             except Refused as refused:
-                if not isinstance(refused.failure, ModelNotFound) or not self._try_update(call):
+                if not isinstance(refused.failure, ModelNotFound) or not self._try_update(inference_request):
                     raise
 
-    def _try_update(self, call: Call) -> bool:
+    def _try_update(self, inference_request: InferenceRequest) -> bool:
         """Update the model's entry. Return whether the reference names another version now."""
-        entry = self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
-        if entry is None or call.exchange.started or _named(call, entry) in (None, _named(call, call.entry)):
+        entry = self._table.find_callable_model(
+            inference_request.account.principal.tenant, inference_request.entry.tenant, inference_request.entry.model
+        )
+        if (
+            entry is None
+            or inference_request.exchange.started
+            or _named(inference_request, entry) in (None, _named(inference_request, inference_request.entry))
+        ):
             return False
-        call.entry = entry
+        inference_request.entry = entry
         return True
 
-    def _is_current(self, call: Call, key: VersionKey) -> bool:
+    def _is_current(self, inference_request: InferenceRequest, key: VersionKey) -> bool:
         """Return whether the request still goes to that version: it exists, and the reference still names it.
 
         Once the client has the head, the version only has to exist.
         """
-        entry = self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
-        if entry is call.entry:
+        entry = self._table.find_callable_model(
+            inference_request.account.principal.tenant, inference_request.entry.tenant, inference_request.entry.model
+        )
+        if entry is inference_request.entry:
             return True
         if entry is None or find_version(entry, key.version) is None:
             return False
-        return call.exchange.started or _named(call, entry) == _named(call, call.entry)
+        return inference_request.exchange.started or _named(inference_request, entry) == _named(
+            inference_request, inference_request.entry
+        )
 
-    def _resolve(self, call: Call) -> VersionRow:
+    def _resolve(self, inference_request: InferenceRequest) -> VersionRow:
         """Return the version that answers. Raises Refused if it doesn't take such a request."""
-        row = resolve(call.reference, call.entry, call.who_of(call.entry))
-        if call.entry.meanwhile and call.reference.alias is not None:
-            row = answering(row, call.entry, self._standing)
-        call.account.version = row.version
-        if call.path not in PATHS[row.kind]:
-            raise Refused(other_kind(call.reference.model, row.kind))
+        row = resolve(
+            inference_request.reference, inference_request.entry, inference_request.split_key(inference_request.entry)
+        )
+        if inference_request.entry.meanwhile and inference_request.reference.alias is not None:
+            row = choose_version(row, inference_request.entry, self._availability)
+        inference_request.account.version = row.version
+        if inference_request.path not in ROUTES_BY_KIND[row.kind]:
+            raise Refused(wrong_kind_failure(inference_request.reference.model, row.kind))
         if row.signature is not None:
-            for given in call.schemas:
+            for given in inference_request.schemas:
                 check_schema(given, row.signature)
-        if len(call.body) > row.limits.max_body_bytes:
+        if len(inference_request.body) > row.limits.max_body_bytes:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
         if (refusal := self._usage.refusal) is not None:  # take on nothing that could not be recorded
             raise Refused(refusal)
-        call.ceiling = ceiling_of(call.wanted, call.own)
+        inference_request.ceiling = ceiling_of(inference_request.parsed_body, inference_request.tenant_limits)
         return row
 
-    def _standing(self, row: VersionRow) -> Standing:
-        return self._throttler.standing(key_of(row))
+    def _availability(self, row: VersionRow) -> Availability:
+        return self._throttler.availability(key_of(row))
 
-    async def _at(self, row: VersionRow, call: Call, answer: Answer) -> None:
+    async def _serve_version(
+        self, row: VersionRow, inference_request: InferenceRequest, client_response: ClientResponse
+    ) -> None:
         """Answer it at that version. Raises Refused."""
-        key = call.key = key_of(row)
-        nbytes = len(call.body)
-        tenant, most = call.account.principal.tenant, estimate(call.wanted, nbytes, row, call.ceiling)
-        ask = call.ask = Ask(tenant, nbytes, most.tokens, call.rank, call.affinity, call.own.weight or 1)
-        await self._allowances.reserve(call, most)
-        call.account.timeline.stamp(Stage.ROUTED, now_us())
+        key = inference_request.key = key_of(row)
+        nbytes = len(inference_request.body)
+        tenant, most = (
+            inference_request.account.principal.tenant,
+            estimate(inference_request.parsed_body, nbytes, row, inference_request.ceiling),
+        )
+        queued_request = inference_request.queued_request = QueuedRequest(
+            tenant,
+            nbytes,
+            most.tokens,
+            inference_request.priority_class,
+            inference_request.affinity,
+            inference_request.tenant_limits.weight or 1,
+        )
+        await self._allowances.reserve(inference_request, most)
+        inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
         # A version at zero is told by waking it: two stats would be added up.
-        self._reporter.began(key, self._throttler.is_asleep, call)
+        self._reporter.begin_request(key, self._throttler.is_asleep, inference_request)
         try:
-            answer.hold()
-            await self._attempts.serve(key, ask, call, answer, partial(self._is_current, call, key))
-            await answer.complete()
+            client_response.defer_head()
+            await self._attempts.serve(
+                key,
+                queued_request,
+                inference_request,
+                client_response,
+                partial(self._is_current, inference_request, key),
+            )
+            await client_response.complete()
         finally:
-            self._reporter.ended(key, call)
+            self._reporter.end_request(key, inference_request)
 
 
-def _named(call: Call, entry: ModelEntry) -> str | None:
+def _named(inference_request: InferenceRequest, entry: ModelEntry) -> str | None:
     """Return the version that the request's reference names in `entry`, or None."""
     try:
-        return resolve(call.reference, entry, call.who_of(entry)).version
+        return resolve(inference_request.reference, entry, inference_request.split_key(entry)).version
     except Refused:
         return None

@@ -5,42 +5,42 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from activator.rates import REQUESTS, TOKENS, Rates
-from activator.shared_quotas import SharedBudgets, SharedPlaces
-from activator.shared_rates import Shared
-from activator.shares import Entrance, Shares
+from activator.rates import REQUESTS, TOKENS, RateLimits
+from activator.shared_quotas import SharedBudgetLeases, SharedConcurrencyLimiter
+from activator.shared_rates import RedisRateCounter
+from activator.shares import ConcurrencyLimiter, LocalConcurrencyLimiter
 from contracts.settings import BadSetting
 from service.loops import Body
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 if TYPE_CHECKING:
     from activator.shared_store import RedisStore
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class LimitCounters:
     """The limits, and what must run for them."""
 
-    rates: Rates
-    entrance: Entrance
+    rates: RateLimits
+    concurrency_limiter: ConcurrencyLimiter
     store: "RedisStore | None" = None
-    budgets: SharedBudgets | None = None
+    budgets: SharedBudgetLeases | None = None
     loops: Mapping[str, Body] = field(default_factory=dict)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the activators that share the store, as far as is known; () without a store."""
         return () if self.store is None else self.store.names
 
-    def alive(self) -> int | None:
+    def activator_count(self) -> int | None:
         """How many activators share the store, this one included; None where nobody can say it now."""
         return self.store.members if self.store is not None and self.store.is_up else None
 
 
 @asynccontextmanager
-async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Counted]:
+async def open_limit_counters(url: str | None, name: str, page: MetricsPage) -> AsyncIterator[LimitCounters]:
     """As the settings say. Raises BadSetting. The library is imported only where there is a Redis."""
     if url is None:
-        yield Counted(Rates(), Shares())
+        yield LimitCounters(RateLimits(), LocalConcurrencyLimiter())
         return
     try:
         from activator.shared_store import open_store
@@ -53,14 +53,18 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
         help = "Whether Redis answers but refuses writes: it is full, read-only or can't save."
         page.gauge("kelvin_redis_refuses_writes", help, lambda: store.write_refusal is not None)
         page.gauge("kelvin_redis_members", "Activators that share Redis.", lambda: store.members)
-        requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
-        budgets = SharedBudgets(store)
+        requests, tokens, places = (
+            RedisRateCounter(store, REQUESTS),
+            RedisRateCounter(store, TOKENS),
+            SharedConcurrencyLimiter(store),
+        )
+        budgets = SharedBudgetLeases(store)
         loops: dict[str, Body] = {
             "redis members": store.run, "request rates": requests.run, "token rates": tokens.run,
             "places": places.run, "budgets": budgets.run,
         }  # fmt: skip
         try:
-            yield Counted(Rates(requests, tokens), places, store, budgets, loops)
+            yield LimitCounters(RateLimits(requests, tokens), places, store, budgets, loops)
         finally:
             await budgets.close()
             await places.close()

@@ -8,52 +8,52 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from activator.answer import internal
+from activator.answer import log_internal_error
 from activator.completions import Completions
 from activator.edge_connection import EXTENSION
 from activator.exchange import ClientGone, Connection, Exchange, RequestLimits
 from activator.firewall import Firewall
-from activator.lists import Lists
-from activator.meters import Meters
+from activator.lists import LookupRoutes
+from activator.meters import RequestMetrics
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
-from activator.refusal import rendered
+from activator.refusal import render_error
 from activator.routes import (
-    Asked,
     CancelRequest,
-    Complete,
-    Inward,
     ListModels,
+    NoRoute,
+    PassthroughRoute,
+    RequestRoute,
+    RunInference,
     ShowPredictor,
     ShowServer,
     ShowTimeline,
-    Wrong,
     host_of,
     route,
 )
 from contracts.errors import Failure, Refused, Unavailable
-from contracts.trace import within
+from contracts.trace import outgoing_trace_context
 from contracts.traffic_errors import Overloaded
 from service.cause import begin
 
 log = logging.getLogger(__name__)
 
-KEPT: Final = 512  # routes: callers ask for the same few
-SHORT: Final = 256  # bytes of path and host: what is kept is bounded, whatever strangers send
+ROUTE_CACHE_SIZE: Final = 512  # routes: callers ask for the same few
+CACHEABLE_BYTES: Final = 256  # bytes of path and host: what is kept is bounded, whatever strangers send
 
 
-class Door:
+class FrontDoorApp:
     """Every request enters here."""
 
     def __init__(
         self,
         completions: Completions,
-        lists: Lists,
+        lists: LookupRoutes,
         passthrough: Passthrough,
         open_inference: OpenInference,
         domain: str,
         limits: RequestLimits,
-        meters: Meters,
+        metrics: RequestMetrics,
         firewall: Firewall | None = None,
     ) -> None:
         self._completions = completions
@@ -61,25 +61,25 @@ class Door:
         self._passthrough = passthrough
         self._open_inference = open_inference
         self._domain = domain
-        self._known_route = lru_cache(KEPT)(route)
+        self._known_route = lru_cache(ROUTE_CACHE_SIZE)(route)
         self._limits = limits
-        self._meters = meters
+        self._metrics = metrics
         self._firewall = firewall
         self.inside = 0
 
     def __repr__(self) -> str:
-        return f"<Door inside={self.inside}/{self._limits.requests}>"
+        return f"<FrontDoorApp inside={self.inside}/{self._limits.requests}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection = scope["extensions"][EXTENSION]
         exchange = Exchange(scope, receive, send, connection, self._limits.stall_s)
-        begin(exchange.request_id, within(exchange.caller, exchange.request_id))
+        begin(exchange.request_id, outgoing_trace_context(exchange.caller, exchange.request_id))
         self.inside += 1
         try:
-            asked = self._asked(exchange)
+            request_route = self._route_of(exchange)
             if self._firewall is not None:
                 await self._firewall.check(exchange)
-            await self._serve(exchange, asked)
+            await self._serve(exchange, request_route)
         except Refused as refused:
             await self._refuse(exchange, refused.failure)
         except ClientGone:
@@ -89,44 +89,44 @@ class Door:
                 task.uncancel()
             await self._refuse(exchange, Unavailable("this activator"))
         except Exception as error:
-            await self._refuse(exchange, internal(error, exchange.request_id))
+            await self._refuse(exchange, log_internal_error(error, exchange.request_id))
         finally:
             self.inside -= 1
 
-    def _asked(self, exchange: Exchange) -> Asked:
+    def _route_of(self, exchange: Exchange) -> RequestRoute:
         host = host_of(exchange.hosts)
         if isinstance(host, Failure):
             raise Refused(host)
         exchange.check_headers()
         if self.inside > self._limits.requests:
             raise Refused(Overloaded("this activator", self._limits.requests, 1.0, "requests"))
-        is_short = len(exchange.path) + len(host) <= SHORT
+        is_short = len(exchange.path) + len(host) <= CACHEABLE_BYTES
         return (self._known_route if is_short else route)(exchange.method, exchange.path, host, self._domain)
 
-    def _serve(self, exchange: Exchange, asked: Asked) -> Awaitable[None]:
-        match asked:
-            case Complete():
-                return self._completions.serve(exchange, asked)
+    def _serve(self, exchange: Exchange, request_route: RequestRoute) -> Awaitable[None]:
+        match request_route:
+            case RunInference():
+                return self._completions.serve(exchange, request_route)
             case ListModels():
-                return self._lists.models(exchange, asked)
+                return self._lists.models(exchange, request_route)
             case ShowTimeline():
-                return self._lists.timeline(exchange, asked)
+                return self._lists.timeline(exchange, request_route)
             case CancelRequest():
-                return self._lists.cancel(exchange, asked)
+                return self._lists.cancel(exchange, request_route)
             case ShowServer():
-                return self._open_inference.server(exchange, asked)
+                return self._open_inference.server(exchange, request_route)
             case ShowPredictor():
-                return self._open_inference.model(exchange, asked)
-            case Inward(service):
+                return self._open_inference.model(exchange, request_route)
+            case PassthroughRoute(service):
                 return self._passthrough.serve(exchange, service)
-            case Wrong(failure):
+            case NoRoute(failure):
                 raise Refused(failure)
 
     async def _refuse(self, exchange: Exchange, failure: Failure) -> None:
         """Count a request that left no record. Answer it, unless an answer has begun."""
-        self._meters.refused(failure)
+        self._metrics.refused(failure)
         if exchange.started:
             exchange.connection.abort()
             return
-        status, kind, body, headers = rendered(failure, exchange.path, exchange.request_id)
+        status, kind, body, headers = render_error(failure, exchange.path, exchange.request_id)
         await exchange.respond(status, kind, body, headers)

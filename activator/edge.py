@@ -12,11 +12,11 @@ from typing import Any, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from activator.edge_http import HttpProtocol
-from activator.gate import Gate
+from activator.edge_http import Http1Protocol
+from activator.gate import ListenerState
 
 
-def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
+def tls_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol]:
     """What uvicorn takes for its protocol class; it only ever calls it."""
 
     def make(
@@ -25,23 +25,25 @@ def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return Edge(gate, HttpProtocol(gate, config, server_state, app_state, _loop))
+        return TlsHandshakeProtocol(
+            listener_state, Http1Protocol(listener_state, config, server_state, app_state, _loop)
+        )
 
     return cast(type[asyncio.Protocol], make)
 
 
-class Edge(asyncio.Protocol):
+class TlsHandshakeProtocol(asyncio.Protocol):
     """One connection until its handshake has ended; afterwards only its count is kept here."""
 
-    def __init__(self, gate: Gate, http: HttpProtocol) -> None:
-        self._gate = gate
+    def __init__(self, listener_state: ListenerState, http: Http1Protocol) -> None:
+        self._listener_state = listener_state
         self._http = http
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = cast(asyncio.Transport, transport)
         peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
-        may, self._source = self._gate.try_enter(peer[0], self._loop.time())
+        may, self._source = self._listener_state.try_enter(peer[0], self._loop.time())
         if not may:
             raw.abort()
             return
@@ -54,10 +56,10 @@ class Edge(asyncio.Protocol):
             self._loop.start_tls(
                 raw,
                 self._http,
-                self._gate.context,
+                self._listener_state.context,
                 server_side=True,
-                ssl_handshake_timeout=self._gate.limits.handshake_s,
-                ssl_shutdown_timeout=self._gate.limits.handshake_s,
+                ssl_handshake_timeout=self._listener_state.limits.handshake_s,
+                ssl_shutdown_timeout=self._listener_state.limits.handshake_s,
             ),
         )
         waiter = self._handshake.send(None)
@@ -76,40 +78,40 @@ class Edge(asyncio.Protocol):
 
     def _finish(self, _: object) -> None:
         """The handshake has ended; this runs before the first request is decrypted."""
-        self._gate.shaken()
+        self._listener_state.handshake_ended()
         try:
             self._handshake.send(None)
         except StopIteration as end:
             tls: asyncio.Transport = end.value
         except (OSError, asyncio.CancelledError):
-            self._closed()
+            self._on_closed()
             self._raw.abort()
             return
         inner = cast(Any, self._raw).get_protocol()
         if self._raw.is_closing() or inner is None:
-            self._closed()
+            self._on_closed()
             return
-        cast(Any, self._raw).set_protocol(_Drain(inner, self._http, self._closed))
+        cast(Any, self._raw).set_protocol(_DrainObserver(inner, self._http, self._on_closed))
         self._http.connection_made(tls)
         # high=0 would never resume in uvloop: it pauses at a size of `high` or more.
         tls.set_write_buffer_limits(high=1, low=0)
 
-    def _closed(self) -> None:
-        self._gate.left(self._source)
+    def _on_closed(self) -> None:
+        self._listener_state.connection_closed(self._source)
 
 
-class _Drain(asyncio.BufferedProtocol):
+class _DrainObserver(asyncio.BufferedProtocol):
     """Between the socket and uvloop's TLS: passes everything on, and tells when the socket took the last byte."""
 
-    def __init__(self, inner: Any, http: HttpProtocol, closed: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, http: Http1Protocol, closed: Callable[[], None]) -> None:
         for passed_on in ("get_buffer", "buffer_updated", "eof_received", "pause_writing"):
             setattr(self, passed_on, getattr(inner, passed_on))  # no frame of ours on the way of each read
         self._inner = inner
         self._http = http
-        self._closed = closed
+        self._on_closed = closed
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed()
+        self._on_closed()
         self._inner.connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -117,12 +119,12 @@ class _Drain(asyncio.BufferedProtocol):
         self._http.raw_drained()
 
 
-def plain_protocol(gate: Gate) -> type[asyncio.Protocol]:
+def plain_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol]:
     """What uvicorn takes for its protocol class; it only ever calls it."""
-    return cast(type[asyncio.Protocol], partial(PlainProtocol, gate))
+    return cast(type[asyncio.Protocol], partial(PlainHttp1Protocol, listener_state))
 
 
-class PlainProtocol(HttpProtocol):
+class PlainHttp1Protocol(Http1Protocol):
     """One connection without TLS, for a port that only a cluster's inside reaches: the same bounds, the same known
     delivery. The socket itself is what `edge_http` writes to.
     """
@@ -132,18 +134,18 @@ class PlainProtocol(HttpProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = cast(asyncio.Transport, transport)
         peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
-        self._may_enter, self.source = self._gate.try_enter(peer[0], self._loop.time())
+        self._may_enter, self.source = self._listener_state.try_enter(peer[0], self._loop.time())
         if not self._may_enter:
             raw.abort()
             return
-        self._gate.shaken()  # there is no handshake
+        self._listener_state.handshake_ended()  # there is no handshake
         self.raw = raw
         super().connection_made(raw)
         raw.set_write_buffer_limits(high=1, low=0)  # as behind TLS
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._may_enter:
-            self._gate.left(self.source)
+            self._listener_state.connection_closed(self.source)
         super().connection_lost(exc)
 
     def unaccepted(self) -> int:

@@ -11,33 +11,35 @@ from typing import Final, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from activator.edge_cycle import Cycle
-from activator.gate import EdgeLimits, Gate
+from activator.edge_cycle import RequestResponseCycle
+from activator.gate import ConnectionLimits, ListenerState
 from activator.policy.edge_rates import is_padded, is_slow
 from contracts.errors import Unavailable
 
 EXTENSION: Final = "kelvin.connection"
 
 
-class EdgeConnection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """From the end of its TLS handshake on. A base and no part, so that no frame is on the way of each write."""
 
     raw: asyncio.Transport  # below TLS; set by the edge, as the next
     source: str | None  # whom the connection counts for; None: one of our own
 
-    def __init__(self, gate: Gate, config: Config, server_state: ServerState, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, listener_state: ListenerState, config: Config, server_state: ServerState, loop: asyncio.AbstractEventLoop
+    ) -> None:
         if not config.loaded:
             config.load()
         self._app = config.loaded_app
         self._loop = loop
         self._server = server_state
-        self._gate = gate
-        self._limits = gate.limits
+        self._listener_state = listener_state
+        self._limits = listener_state.limits
         self._is_open = False
         self.is_full = False
         self._taken = asyncio.Event()  # set each time that something left, and when the client goes
         self._gone: Callable[[], None] | None = None
-        self._idle_s = gate.limits.idle_s
+        self._idle_s = listener_state.limits.idle_s
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -46,24 +48,24 @@ class EdgeConnection(asyncio.Protocol):
         """The server ends: finish what is under way."""
 
     @abstractmethod
-    def _idled(self) -> None:
+    def _on_idle(self) -> None:
         """Nothing was asked for as long as may be."""
 
     def unaccepted(self) -> int:
         """Bytes of what was sent that the client-side socket has not taken."""
         return self.raw.get_write_buffer_size() + self._transport.get_write_buffer_size()
 
-    def is_here(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the client can be told anything more."""
         return self._is_open and not self._transport.is_closing()
 
     def is_accepted(self) -> bool:
         """Whether the socket has taken all of the answer so far, and the client is there."""
-        return self.unaccepted() == 0 and self.is_here()
+        return self.unaccepted() == 0 and self.is_connected()
 
     async def accepted(self) -> bool:
         """Wait until it has; False where the client has gone."""
-        while self.is_here():
+        while self.is_connected():
             if self.is_accepted():
                 return True
             self._taken.clear()
@@ -74,34 +76,34 @@ class EdgeConnection(asyncio.Protocol):
         """Call `gone` once if the client goes before the answer is complete, or has gone already."""
         self._gone = gone
         if not self._is_open:
-            self._loop.call_soon(lambda: self._went(is_answered=False))
+            self._loop.call_soon(lambda: self._client_left(is_answered=False))
 
     def unwatch(self, gone: Callable[[], None] | None = None) -> None:
         """The request is over, or nobody needs to be told; with `gone` that one, and not who watches by now."""
         if gone is None or gone == self._gone:
             self._gone = None
 
-    def _went(self, *, is_answered: bool) -> None:
+    def _client_left(self, *, is_answered: bool) -> None:
         """The client has gone; who watches is told unless it had all."""
         gone, self._gone = self._gone, None
         if gone is not None and not is_answered:
             gone()
 
-    def _serve(self, cycle: Cycle) -> None:
+    def _serve(self, cycle: RequestResponseCycle) -> None:
         """Have the request served as soon as it may begin."""
-        self._gate.porch.enter(_Guest(self, cycle))
+        self._listener_state.request_starter.enter(_PendingRequest(self, cycle))
 
-    def begin(self, cycle: Cycle) -> None:
+    def begin(self, cycle: RequestResponseCycle) -> None:
         """Start the task that serves the request."""
         self._server.tasks.add(self._loop.create_task(cycle.run(self._app)))
 
-    def refuse(self, cycle: Cycle) -> None:
+    def refuse(self, cycle: RequestResponseCycle) -> None:
         """Answer what nothing behind the edge has seen: the drain's time is over."""
         over = Unavailable("this activator")
-        self._gate.meters.refused(over)
+        self._listener_state.metrics.refused(over)
         cycle.refuse(over)
 
-    def left(self) -> None:
+    def task_ended(self) -> None:
         """The task that served a request ends."""
         task = asyncio.current_task(self._loop)
         assert task is not None
@@ -115,7 +117,7 @@ class EdgeConnection(asyncio.Protocol):
         self._peer = transport.get_extra_info("peername")
         self._server.connections.add(self)  # type: ignore[arg-type]
         self._is_open = True
-        if self._gate.relieved:
+        if self._listener_state.is_replaced:
             self._idle_s = self._limits.lame_duck_s
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -161,7 +163,7 @@ class EdgeConnection(asyncio.Protocol):
         if left_s > 0:
             self._idle_timer = self._loop.call_later(left_s, self._judge_idle)
         else:
-            self._idled()
+            self._on_idle()
 
     def _stop_idle_timer(self) -> None:
         if self._idle_timer is not None:
@@ -169,12 +171,12 @@ class EdgeConnection(asyncio.Protocol):
             self._idle_timer = None
 
 
-class _Guest:
-    """A request before its task; see gate.Guest."""
+class _PendingRequest:
+    """A request before its task; see gate.PendingRequest."""
 
     __slots__ = ("_connection", "_cycle")
 
-    def __init__(self, connection: EdgeConnection, cycle: Cycle) -> None:
+    def __init__(self, connection: ClientConnection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
         self._cycle = cycle
 
@@ -196,7 +198,7 @@ class _Guest:
             self._connection.refuse(self._cycle)
 
 
-class BodyPace:
+class BodyRateMonitor:
     """How the bodies of one connection come: how they are framed, and whether slower than a body may while nobody but
     its sender holds it up. What is slow or padded is `policy/edge_rates`'s to say.
 
@@ -205,7 +207,7 @@ class BodyPace:
 
     def __init__(
         self,
-        limits: EdgeLimits,
+        limits: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         is_held: Callable[[], bool],
         is_late: Callable[[], None],
@@ -224,7 +226,7 @@ class BodyPace:
         """So much was read behind the head."""
         self._raw_bytes += nbytes
 
-    def came(self, nbytes: int) -> None:
+    def record_body_bytes(self, nbytes: int) -> None:
         """So much of it was the body."""
         self._bytes += nbytes
         self._was_held = self._was_held or self._is_held()

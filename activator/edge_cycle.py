@@ -14,7 +14,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Scope
 
 from activator.exchange import ARRIVED, NAMED, arrival
-from activator.refusal import rendered
+from activator.refusal import render_error
 from contracts.errors import Failure
 
 log = logging.getLogger(__name__)
@@ -23,14 +23,14 @@ READ_AHEAD: Final = 64 << 10  # bytes of a body that wait here; more are left to
 _STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 _WITHOUT_BODY: Final = (204, 304)
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
-_INVITATION: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED: Final = (
     b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 21\r\nx-request-id: %b\r\nconnection: close\r\n\r\nInternal Server Error"
 )
 
 
-class Wire(Protocol):
+class ConnectionWriter(Protocol):
     """The connection, as its cycle uses it: one request's at a time."""
 
     @property
@@ -46,11 +46,11 @@ class Wire(Protocol):
         """Go on."""
         ...
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Until it is not full, or the client has gone."""
         ...
 
-    def left(self) -> None:
+    def task_ended(self) -> None:
         """Called by the task that served the request, as the last that it does."""
         ...
 
@@ -66,12 +66,12 @@ class Wire(Protocol):
         """End now, whatever waits to be sent."""
         ...
 
-    def answered(self) -> None:
+    def response_completed(self) -> None:
         """The answer is complete."""
         ...
 
 
-class Cycle:
+class RequestResponseCycle:
     """Used by the one task that serves the request, and told by the connection what came of its body.
 
     The body of an answer has the length that was promised, or is chunked; in HTTP/1.0 it ends with its connection
@@ -80,19 +80,20 @@ class Cycle:
 
     __slots__ = (
         "_bodiless", "_chunked", "_head", "_is_end_news", "_is_unframed", "_parts", "_size", "_unsent", "_waiter",
-        "_wire", "disconnected", "invites", "keep_alive", "more_body", "response_complete", "response_started", "scope",
+        "_writer", "disconnected", "expects_continue", "keep_alive", "more_body", "response_complete",
+        "response_started", "scope",
     )  # fmt: skip
 
-    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, invites: bool) -> None:
-        """`invites`: the client waits to be asked for the body (RFC 9110, 10.1.1)."""
+    def __init__(self, writer: ConnectionWriter, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        """`expects_continue`: the client waits to be asked for the body (RFC 9110, 10.1.1)."""
         self.scope = scope
         self.keep_alive = keep_alive
-        self.invites = invites
+        self.expects_continue = expects_continue
         self.disconnected = False
         self.more_body = True
         self.response_started = False
         self.response_complete = False
-        self._wire = wire
+        self._writer = writer
         self._parts: list[bytes] = []
         self._size = 0  # of these
         self._is_end_news = False  # that it was all is to be told yet
@@ -111,27 +112,27 @@ class Cycle:
             log.error("the application failed", exc_info=error)
         if not self.response_complete and not self.disconnected:
             self._fail()
-        self._wire.left()
+        self._writer.task_ended()
 
     def refuse(self, failure: Failure) -> None:
         """In the place of `run`: answered here, and the connection ends with it."""
         request_id: str = self.scope[NAMED]
-        status, kind, body, more = rendered(failure, self.scope["raw_path"], request_id)
+        status, kind, body, more = render_error(failure, self.scope["raw_path"], request_id)
         named, length = (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))
         self._begin(status, [named, (b"content-type", kind), length, *more, (b"connection", b"close")])
-        self.response_started, self.invites = True, False
+        self.response_started, self.expects_continue = True, False
         self._send_body(body, more_body=False)
 
     # What the connection tells.
 
-    def take(self, body: bytes) -> None:
+    def add_body(self, body: bytes) -> None:
         """Bytes of the body."""
         if self.response_complete:
             return
         self._parts.append(body)
         self._size += len(body)
         if self._size > READ_AHEAD:
-            self._wire.pause_body()
+            self._writer.pause_body()
         if self._waiter is not None:
             self._wake()
 
@@ -141,7 +142,7 @@ class Cycle:
         if self._waiter is not None:
             self._wake()
 
-    def lost(self) -> None:
+    def mark_disconnected(self) -> None:
         """The client has gone."""
         self.disconnected = not self.response_complete
         if self._waiter is not None:
@@ -151,15 +152,21 @@ class Cycle:
 
     def try_body(self) -> bytes | None:
         """What has come of the body since the last time, where that is the rest of it, and no word is owed before."""
-        if self.more_body or not self._is_end_news or self.invites or self.disconnected or self.response_complete:
+        if (
+            self.more_body
+            or not self._is_end_news
+            or self.expects_continue
+            or self.disconnected
+            or self.response_complete
+        ):
             return None
-        return self._come()
+        return self._take_body()
 
     async def receive(self) -> Message:
         """What has come of the body since the last time, as soon as there is something to tell."""
-        if self.invites:
-            self.invites = False
-            self._wire.write(_INVITATION)
+        if self.expects_continue:
+            self.expects_continue = False
+            self._writer.write(_CONTINUE)
         while not (self._parts or self._is_end_news or self.disconnected or self.response_complete):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -168,18 +175,18 @@ class Cycle:
                 self._waiter = None
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": self._come(), "more_body": self.more_body}
+        return {"type": "http.request", "body": self._take_body(), "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
         """The head, then the body in pieces. Says nothing of a client that has gone."""
-        if self._wire.is_full and not self.disconnected:
-            await self._wire.drained()
+        if self._writer.is_full and not self.disconnected:
+            await self._writer.wait_until_drained()
         if self.disconnected:
             return
         if message["type"] == "http.response.start":
             assert not self.response_started
             self._begin(message["status"], message["headers"])
-            self.response_started, self.invites = True, False
+            self.response_started, self.expects_continue = True, False
         else:
             assert self.response_started
             assert not self.response_complete
@@ -189,11 +196,11 @@ class Cycle:
         """The application ended before its answer: a 500, or a cut where some of it was sent."""
         if not self.response_started or self._head is not None:  # nothing was sent
             self.response_started = True
-            self._wire.write(_FAILED % self.scope[NAMED].encode())
+            self._writer.write(_FAILED % self.scope[NAMED].encode())
         elif self._is_unframed:
-            self._wire.abort()  # an end in good order would be that of the body
+            self._writer.abort()  # an end in good order would be that of the body
             return
-        self._wire.end()
+        self._writer.end()
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head is known. Raises ValueError of one that can't be sent."""
@@ -235,20 +242,20 @@ class Cycle:
                 raise ValueError("the body is not as long as was promised")
             data = head + body
         if data:
-            self._wire.write(data)
+            self._writer.write(data)
         if not more_body:
             self.response_complete = True
             if self._waiter is not None:
                 self._wake()
             if not self.keep_alive:
-                self._wire.end()
-            self._wire.answered()
+                self._writer.end()
+            self._writer.response_completed()
 
-    def _come(self) -> bytes:
+    def _take_body(self) -> bytes:
         """What has come, which is taken with that."""
         parts, self._parts, self._size = self._parts, [], 0
         self._is_end_news = False
-        self._wire.resume_body()
+        self._writer.resume_body()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _wake(self) -> None:

@@ -12,12 +12,12 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from activator.alarm import Alarm
-from activator.edge_connection import EXTENSION, BodyPace, EdgeConnection
-from activator.edge_cycle import Cycle, scope_of
+from activator.alarm import DeadlineTimer
+from activator.edge_connection import EXTENSION, BodyRateMonitor, ClientConnection
+from activator.edge_cycle import RequestResponseCycle, scope_of
 from activator.exchange import NAMED, new_request_id
-from activator.gate import Gate
-from activator.refusal import closing, malformed, too_large
+from activator.gate import ListenerState
+from activator.refusal import closing_response, head_too_large_response, malformed
 from contracts.traffic_errors import DeadlineExceeded
 
 MALFORMED: Final = b"Invalid HTTP request received."
@@ -26,20 +26,20 @@ MALFORMED: Final = b"Invalid HTTP request received."
 _REQUEST_LINE: Final = re.compile(rb"(?:\r\n)?(?!CONNECT )[!-~]+ [!\"$-~]+ HTTP/1\.[01]\r\n")
 
 
-class HttpProtocol(EdgeConnection):
+class Http1Protocol(ClientConnection):
     """One connection, from the end of its TLS handshake on."""
 
     def __init__(
         self,
-        gate: Gate,
+        listener_state: ListenerState,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(gate, config, server_state, _loop or asyncio.get_running_loop())
+        super().__init__(listener_state, config, server_state, _loop or asyncio.get_running_loop())
         self._parser = self._new_parser()
-        self._cycle: Cycle | None = None
+        self._cycle: RequestResponseCycle | None = None
         self._is_paused = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -49,10 +49,10 @@ class HttpProtocol(EdgeConnection):
         self._request_line = b""  # the head read so far, until its first line is complete
         self._may_begin = False  # whether the next message begins with the data that is read now
         self._head_timer: asyncio.TimerHandle | None = None
-        self._pace = BodyPace(gate.limits, self._loop, self._is_body_held, self._body_is_late)
+        self._pace = BodyRateMonitor(listener_state.limits, self._loop, self._is_body_held, self._body_is_late)
         self._body_bytes = 0  # that came with the last read, of a body that is not whole
         self._ignoring = False
-        self.alarm = Alarm(goes_on=True)
+        self.alarm = DeadlineTimer(is_persistent=True)
         self._extensions = {EXTENSION: self}
 
     # Called by the application.
@@ -86,7 +86,7 @@ class HttpProtocol(EdgeConnection):
             self._is_paused = False
             self._transport.resume_reading()
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until the client has taken the responses so far. One that takes nothing is cut: it would hold its next
         request inside for ever.
         """
@@ -96,7 +96,7 @@ class HttpProtocol(EdgeConnection):
         except TimeoutError:
             self.abort()
 
-    def answered(self) -> None:
+    def response_completed(self) -> None:
         self._server.total_requests += 1
         if self._transport.is_closing():
             return
@@ -117,8 +117,8 @@ class HttpProtocol(EdgeConnection):
         self._pace.stop()
         self.alarm.close()
         if self._cycle is not None:
-            self._cycle.lost()
-        self._went(is_answered=self._is_answered())
+            self._cycle.mark_disconnected()
+        self._client_left(is_answered=self._is_answered())
 
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
@@ -175,11 +175,11 @@ class HttpProtocol(EdgeConnection):
                 self._head_read = 0
                 return  # Only empty lines came. Anything else would be a pipelined request, which is ignored.
             if self._head_read > self._limits.head_bytes:
-                self._refuse(too_large(self._request_id()), 431)
+                self._refuse(head_too_large_response(self._request_id()), 431)
             elif self._head_read and self._head_timer is None:
                 self._start_head_timer()
             return
-        self._pace.came(self._body_bytes)
+        self._pace.record_body_bytes(self._body_bytes)
         self._body_bytes = 0
         if self._pace.is_padded:
             self._refuse_malformed(b"The body is framed at too great length.")
@@ -193,7 +193,7 @@ class HttpProtocol(EdgeConnection):
         begun, the next one carries the announcement.
         """
         busy = self._busy()
-        if self._gate.relieved:
+        if self._listener_state.is_replaced:
             if busy is not None:
                 busy.keep_alive = busy.keep_alive and busy.response_started
             self._lame_duck()
@@ -241,11 +241,14 @@ class HttpProtocol(EdgeConnection):
         if self._head_timer is not None:
             self._stop_head_timer()
         url = self._url
-        if self.source is not None and (busy := self._gate.asks(self.source, self._loop.time())) is not None:
-            self._refuse(closing(busy, url, self._request_id()), None)
+        if (
+            self.source is not None
+            and (busy := self._listener_state.check_request_rate(self.source, self._loop.time())) is not None
+        ):
+            self._refuse(closing_response(busy, url, self._request_id()), None)
             return
         if self._is_head_too_large():  # a read may hold more than both
-            self._refuse(too_large(self._request_id()), 431)
+            self._refuse(head_too_large_response(self._request_id()), 431)
             return
         if not url.startswith(b"/") and self._names_another_host():
             self._ignoring = True
@@ -275,13 +278,15 @@ class HttpProtocol(EdgeConnection):
         if not is_old and b"expect" in dict(headers):  # few requests have one: faster than a loop over all headers
             expected = [value.lower() for name, value in headers if name == b"expect"]
         # The answer of a connection that may not stay says so.
-        may_stay = not is_old and parser.should_keep_alive() and not self._gate.relieved
-        self._cycle = Cycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
+        may_stay = not is_old and parser.should_keep_alive() and not self._listener_state.is_replaced
+        self._cycle = RequestResponseCycle(
+            self, scope, keep_alive=may_stay, expects_continue=b"100-continue" in expected
+        )
         self._serve(self._cycle)
 
     def on_body(self, body: bytes) -> None:
         if not self._ignoring and self._cycle is not None:
-            self._cycle.take(body)
+            self._cycle.add_body(body)
             self._body_bytes += len(body)
 
     def on_message_complete(self) -> None:
@@ -295,7 +300,7 @@ class HttpProtocol(EdgeConnection):
                 if self._cycle.response_complete:
                     self._transport.close()
 
-    def _busy(self) -> Cycle | None:
+    def _busy(self) -> RequestResponseCycle | None:
         """Return the request whose response is not complete yet."""
         cycle = self._cycle
         return None if cycle is None or cycle.response_complete else cycle
@@ -330,7 +335,7 @@ class HttpProtocol(EdgeConnection):
     def _refuse(self, answer: bytes, malformed: int | None) -> None:
         self._ignoring = True
         if malformed is not None:
-            self._gate.meters.malformed(malformed)
+            self._listener_state.metrics.malformed(malformed)
         self._transport.write(answer)
         self._transport.close()
 
@@ -342,7 +347,7 @@ class HttpProtocol(EdgeConnection):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _idled(self) -> None:
+    def _on_idle(self) -> None:
         self._transport.close()
 
     def _head_is_late(self) -> None:
@@ -351,7 +356,7 @@ class HttpProtocol(EdgeConnection):
 
     def _is_body_held(self) -> bool:
         """Return whether we hold up the body: reading is paused, or `100 Continue` was not sent yet."""
-        return self._is_paused or (self._cycle is not None and self._cycle.invites)
+        return self._is_paused or (self._cycle is not None and self._cycle.expects_continue)
 
     def _body_is_late(self) -> None:
         if self._transport.is_closing():
@@ -360,5 +365,5 @@ class HttpProtocol(EdgeConnection):
             self.raw.abort()
         else:
             late = DeadlineExceeded(self._limits.head_s, "reading the request's body")
-            self._gate.meters.refused(late)
-            self._refuse(closing(late, self._url, self._request_id()), None)
+            self._listener_state.metrics.refused(late)
+            self._refuse(closing_response(late, self._url, self._request_id()), None)

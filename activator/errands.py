@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Coroutine
 
 
-class Errands:
+class BackgroundTasks:
     """Tasks with an owner, each with a bound in time. One that fails is logged by asyncio's own handler."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Errands running={len(self._running)}>"
+        return f"<BackgroundTasks running={len(self._running)}>"
 
     def start(self, errand: Coroutine[object, object, None], timeout_s: float) -> "asyncio.Task[None]":
         """Run it for at most `timeout_s`."""

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from activator.alarm import Alarm
-from activator.shares import Room
+from activator.alarm import DeadlineTimer
+from activator.shares import SharedCapacity
 from contracts.deadline import Deadline
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
-from contracts.numbers import whole_number
+from contracts.numbers import parse_whole_number
 from contracts.trace import TraceContext, parse
 from contracts.traffic_errors import DeadlineExceeded
 
@@ -42,7 +42,7 @@ class ClientGone(Exception):
 class Connection(Protocol):
     """The client's connection, as the edge puts it into the scope."""
 
-    alarm: Alarm  # of the request that is under way
+    alarm: DeadlineTimer  # of the request that is under way
 
     def unaccepted(self) -> int:
         """Bytes that the socket has not taken."""
@@ -125,9 +125,28 @@ class Exchange:
     """One request and its response, used by one task. Each write returns when the client's socket has taken it."""
 
     __slots__ = (
-        "_more", "_receive", "_repeats", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller",
-        "connection", "header", "headers", "hosts", "last", "method", "own_id", "path", "peer", "query", "rates",
-        "request_id", "standing", "started",
+        "_more",
+        "_receive",
+        "_repeats",
+        "_send",
+        "_stall_s",
+        "arrived_at_us",
+        "arrived_us",
+        "base_headers",
+        "caller",
+        "closes_connection",
+        "connection",
+        "header",
+        "headers",
+        "hosts",
+        "method",
+        "own_id",
+        "path",
+        "peer",
+        "query",
+        "rates",
+        "request_id",
+        "started",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
@@ -149,31 +168,31 @@ class Exchange:
         if self._repeats:  # else no loop over all headers
             self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id: str = scope[NAMED]
-        self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
-        self.rates: Headers = []  # the tenant's limits per minute, and what `overhear` adds
+        self.base_headers: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
+        self.rates: Headers = []  # the tenant's limits per minute, and what `tap_response` adds
         own = first.get(b"x-request-id")
         self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's name for it
         if self.own_id is not None:
-            self.standing.append((b"x-client-request-id", self.own_id))
+            self.base_headers.append((b"x-client-request-id", self.own_id))
         self.started = False
         self.caller: TraceContext | None = None
         if b"traceparent" in first:
             given = [value for name, value in self.headers if name == b"traceparent"]
             self.caller = parse(given[0]) if len(given) == 1 else None  # several count as none
         self.peer: str = (scope.get("client") or ("",))[0]  # the socket's: what headers claim is not looked at
-        self.last = False  # whether the connection ends with this answer
+        self.closes_connection = False  # whether the connection ends with this answer
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path[:60]!r}>"
 
-    def through(self, send: Send, connection: Connection) -> "Exchange":
+    def with_destination(self, send: Send, connection: Connection) -> "Exchange":
         """Return the same request with another destination for its response. Its body must have been read.
 
         The destination adds the headers that name the caller.
         """
         other = copy.copy(self)
         other._send, other.connection = send, connection
-        other.standing, other.rates, other.last = [], [], False
+        other.base_headers, other.rates, other.closes_connection = [], [], False
         return other
 
     def check_headers(self) -> None:
@@ -187,7 +206,7 @@ class Exchange:
                 if count > 1 and (name in _ONCE_ONLY or name.startswith(b"x-kelvin-")):
                     failure = InvalidRequest(name[:80].decode("latin-1"), f"({count} headers)", "send exactly one")
         if failure is not None:
-            self.last = True
+            self.closes_connection = True
             raise Refused(failure)
 
     def deadline(self, seconds: float) -> Deadline:
@@ -197,12 +216,12 @@ class Exchange:
         """
         raw = self.header(b"x-kelvin-deadline-ms")
         if raw is not None:
-            if (milliseconds := whole_number(raw, 12)) is None:
+            if (milliseconds := parse_whole_number(raw, 12)) is None:
                 raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
             seconds = min(seconds, milliseconds / 1000)
         return Deadline.after(seconds, self.arrived_us / 1e6)
 
-    def overhear(self, ear: Callable[[Message], None], marks: Headers) -> None:
+    def tap_response(self, ear: Callable[[Message], None], marks: Headers) -> None:
         """Call `ear` with each message before it is sent. Add `marks` to the headers of the response."""
         send = self._send
         self.rates = [*(line for line in self.rates if line not in marks), *marks]
@@ -213,7 +232,7 @@ class Exchange:
 
         self._send = told
 
-    async def read_body(self, limit_bytes: int, within_s: float, unread: Room, tenant: str) -> bytes:
+    async def read_body(self, limit_bytes: int, within_s: float, unread: SharedCapacity, tenant: str) -> bytes:
         """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread` meanwhile.
 
         Raises Refused: BodyTooLarge, DeadlineExceeded, Overloaded; ClientGone.
@@ -272,32 +291,32 @@ class Exchange:
         length = self.header(b"content-length")
         if length is None:
             return
-        if (nbytes := whole_number(length)) is None:
+        if (nbytes := parse_whole_number(length)) is None:
             raise Refused(InvalidRequest("content-length", repr(length[:20]), "must be a whole number"))
         if nbytes > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
 
-    def see_through(self, within_s: float) -> None:
+    def shield_from_disconnect(self, within_s: float) -> None:
         """Finish the request even if the client leaves. It gets at least `within_s` more seconds."""
         self.connection.unwatch()
-        self.connection.alarm.put_off(time.monotonic() + within_s)
+        self.connection.alarm.extend_to(time.monotonic() + within_s)
 
-    def leaving_ends(self, within_s: float | None = None) -> "Stay":
+    def cancel_on_disconnect(self, within_s: float | None = None) -> "ClientCancelScope":
         """Return a context manager that cancels its block if the client leaves or the time is over.
 
         The block raises ClientGone or TimeoutError then.
         """
-        return Stay(self.connection, within_s)
+        return ClientCancelScope(self.connection, within_s)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Awaitable[None]:
         """Send the head of the response. The connection closes after it if a part of the body was not read."""
         self.started = True
-        closing: Headers = [(b"connection", b"close")] if self._more or self.last else []
+        closing: Headers = [(b"connection", b"close")] if self._more or self.closes_connection else []
         return self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*self.standing, *self.rates, *headers, *closing],
+                "headers": [*self.base_headers, *self.rates, *headers, *closing],
             }
         )
 
@@ -329,7 +348,7 @@ class Exchange:
         await self.finish(body)
 
 
-class Stay:
+class ClientCancelScope:
     """A block that ends when the client leaves or its time is over: one watcher and one timer, whatever it waits for.
 
     Both cancel its task, as `asyncio.timeout` does. A cancellation from elsewhere passes through.

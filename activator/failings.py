@@ -4,7 +4,7 @@ from typing import Final
 
 from activator.breakers import INTEGRITY
 from activator.line import Replica
-from activator.proxy import Declined, Lost
+from activator.proxy import UpstreamLost, UpstreamRejected
 from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Failure, Internal, Refused, Unavailable
@@ -13,25 +13,27 @@ from contracts.problem import WireFailure, from_wire
 from contracts.traffic_errors import ReplicaLost
 from contracts.wire import BadJson, decoder
 
-ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
+RETRYABLE_CODES: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
 
 
-def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Declined) -> None:
+def report_replica_failure(
+    throttler: Throttler, replica: Replica, failed: Refused | UpstreamLost | UpstreamRejected
+) -> None:
     """Report a failed attempt to the throttler if it says something of the replica: that it has ended, is full, is lost
     or drains, or that its weights or the version's files are damaged. Other refusals are no fault of the replica's.
     """
-    if isinstance(failed, Lost) and failed.has_ended:
+    if isinstance(failed, UpstreamLost) and failed.has_ended:
         throttler.report_ended(replica)
         return
-    if isinstance(failed, Declined) and failed.is_full:
+    if isinstance(failed, UpstreamRejected) and failed.is_full:
         throttler.report_full(replica, failed.credit or 1)
         return
-    code = ReplicaLost.code if isinstance(failed, Lost) else failed.failure.code
-    if code in INTEGRITY or code in ELSEWHERE or code == ReplicaLost.code:
+    code = ReplicaLost.code if isinstance(failed, UpstreamLost) else failed.failure.code
+    if code in INTEGRITY or code in RETRYABLE_CODES or code == ReplicaLost.code:
         throttler.report_failed(replica, code)
 
 
-def failure_of(frame: Frame) -> Failure:
+def decode_failure(frame: Frame) -> Failure:
     """Return the failure that a FAILED frame names."""
     try:
         return from_wire(decoder(WireFailure).decode(frame.payload))

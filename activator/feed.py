@@ -11,8 +11,8 @@ import aiohttp
 import msgspec
 
 from activator import dependencies
-from contracts.control import READER, Feed
-from contracts.doubling import Doubling
+from contracts.control import READER_HEADER, Feed
+from contracts.doubling import ExponentialBackoff
 from contracts.errors import Refused
 from contracts.wire import BadJson, decoder
 from service.client import ServiceClient
@@ -24,7 +24,7 @@ SILENCE_S: Final = dependencies.FEED.timeout_s  # three heartbeats
 MAX_LINE: Final = 256 << 20
 PATIENCE_S: Final = 1.0  # with the control plane, at the start
 LAST_BACKOFF_S: Final = 1.0
-BACKOFF: Final = Doubling(0.05, LAST_BACKOFF_S)
+BACKOFF: Final = ExponentialBackoff(0.05, LAST_BACKOFF_S)
 
 
 class BrokenFeed(Exception):
@@ -39,7 +39,7 @@ class FeedClient:
     def __init__(self, control: ServiceClient, apply: Callable[[Feed], None], name: str) -> None:
         self._control = control
         self._apply = apply
-        self._headers = {READER: name}
+        self._headers = {READER_HEADER: name}
         self.synced = asyncio.Event()
         self.connected = False
 
@@ -60,7 +60,7 @@ class FeedClient:
                 self.connected = False
             await asyncio.sleep(BACKOFF.after(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
 
-    async def begin_without(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
+    async def start_from_last_feed(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
         """Go on from what `load` finds, where the control plane says nothing for a moment. Its own word replaces it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
@@ -92,13 +92,13 @@ class FeedClient:
         raise BrokenFeed("it ended")
 
 
-def from_afar(line: Feed) -> Feed:
+def with_remote_addresses(line: Feed) -> Feed:
     """Return the line for an activator on another host: only replicas that other hosts can reach, at that address."""
     reached = (msgspec.structs.replace(row, address=row.url) for row in line.replicas if row.url)
     return msgspec.structs.replace(line, replicas=tuple(reached))
 
 
-def with_pods(line: Feed) -> Feed:
+def with_pod_addresses(line: Feed) -> Feed:
     """Return the line for an activator on the control plane's host: a replica without a socket there is a pod, reached
     by its URL.
     """

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import aiohttp
 
 from activator.exchange import Exchange
-from activator.meters import Meters
+from activator.meters import RequestMetrics
 from contracts.errors import Refused, Unavailable
 from contracts.traffic_errors import FirewallRefused
 from contracts.wire import Wire, decode, encode
@@ -23,7 +23,7 @@ _TYPE: Final = {"content-type": "application/json"}
 Unanswered = Literal["refuse", "allow"]
 
 
-class Question(Wire, frozen=True):
+class FirewallRequest(Wire, frozen=True):
     """Body of `POST /v1/verdict`. Bytes that are no ASCII stand as the characters of Latin-1 with their numbers."""
 
     request_id: str
@@ -33,7 +33,7 @@ class Question(Wire, frozen=True):
     headers: tuple[tuple[str, int], ...]  # each one's name in lower case, and the bytes of its value
 
 
-class Verdict(Wire, frozen=True):
+class FirewallVerdict(Wire, frozen=True):
     """The answer, with status 200. Anything else is none."""
 
     verdict: Literal["allow", "refuse"]
@@ -46,11 +46,11 @@ class _NoAnswer(Exception):
 class Firewall:
     """Connections are kept; the other side may restart at any time. `async with` it."""
 
-    def __init__(self, socket: Path, within_s: float, unanswered: Unanswered, meters: Meters) -> None:
+    def __init__(self, socket: Path, within_s: float, unanswered: Unanswered, metrics: RequestMetrics) -> None:
         self._socket = socket
         self._within_s = within_s
         self._unanswered = unanswered
-        self._meters = meters
+        self._metrics = metrics
         connector = aiohttp.UnixConnector(path=str(socket), limit=CALLS)
         self._session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
@@ -70,19 +70,19 @@ class Firewall:
     async def check(self, exchange: Exchange) -> None:
         """Return where it may pass. Raises Refused: FirewallRefused, Unavailable without an answer; ClientGone."""
         try:
-            with exchange.leaving_ends(self._within_s):
+            with exchange.cancel_on_disconnect(self._within_s):
                 verdict = await self._ask(encode(question_of(exchange)))
         except TimeoutError:
             self._without("late")
         except _NoAnswer as none:
             self._without(str(none))
         else:
-            self._meters.firewall(verdict)
+            self._metrics.firewall(verdict)
             if verdict == "refuse":
                 raise Refused(FirewallRefused())
 
     def _without(self, why: str) -> None:
-        self._meters.firewall(why)
+        self._metrics.firewall(why)
         if self._unanswered == "refuse":
             raise Refused(Unavailable("the firewall"))
 
@@ -111,12 +111,12 @@ class Firewall:
                     raise _NoAnswer("garbage")
             if answer.status != 200:
                 raise _NoAnswer("garbage")
-            return decode(raw, Verdict, what="the firewall's verdict").verdict
+            return decode(raw, FirewallVerdict, what="the firewall's verdict").verdict
 
 
-def question_of(exchange: Exchange) -> Question:
+def question_of(exchange: Exchange) -> FirewallRequest:
     """All that it is told."""
-    return Question(
+    return FirewallRequest(
         request_id=exchange.request_id,
         method=exchange.method,
         path=exchange.path.decode("latin-1"),

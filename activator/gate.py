@@ -6,17 +6,17 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from activator.meters import Meters
-from activator.policy.edge_rates import Addresses, AddressLimits
+from activator.meters import RequestMetrics
+from activator.policy.edge_rates import AddressLimiter, AddressLimits
 from contracts.traffic_errors import AddressBusy
 
 K = TypeVar("K")
 V = TypeVar("V")
-ROUND: Final = 8  # a millisecond or so of them
+STARTS_PER_TICK: Final = 8  # a millisecond or so of them
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeLimits:
+class ConnectionLimits:
     """What a client may cost before it is known: bytes and seconds of a connection."""
 
     head_bytes: int
@@ -31,7 +31,7 @@ class EdgeLimits:
     stall_s: float = 20.0  # a client that takes nothing for so long is cut
 
 
-class Guest(Protocol):
+class PendingRequest(Protocol):
     """A request. Nothing of it is asked where it need not wait."""
 
     @property
@@ -52,7 +52,7 @@ class Guest(Protocol):
         ...
 
 
-class Porch:
+class RequestStarter:
     """Limit how many requests start in one iteration of the event loop.
 
     After a stall, hundreds of requests are readable at once. Starting them all would delay replies from replicas,
@@ -62,29 +62,29 @@ class Porch:
     The queue is round-robin over client addresses, then over credentials of one address, then first come, first served.
     """
 
-    def __init__(self, most: int = ROUND) -> None:
+    def __init__(self, most: int = STARTS_PER_TICK) -> None:
         self._most = most
         self._left = most  # of this round
-        self._lines: OrderedDict[str | None, OrderedDict[bytes, deque[Guest]]] = OrderedDict()
+        self._queues: OrderedDict[str | None, OrderedDict[bytes, deque[PendingRequest]]] = OrderedDict()
         self._count = 0
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Porch waiting={self._count}{' closed' if self._is_closed else ''}>"
+        return f"<RequestStarter waiting={self._count}{' closed' if self._is_closed else ''}>"
 
-    def enter(self, guest: Guest) -> None:
+    def enter(self, pending_request: PendingRequest) -> None:
         """Begin it now, or in one of the next rounds."""
         if self._is_closed:
-            guest.refuse()
+            pending_request.refuse()
             return
         if self._left == self._most:
-            asyncio.get_running_loop().call_soon(self._next_round)
+            asyncio.get_running_loop().call_soon(self._next_tick)
         if self._left:
             self._left -= 1
-            guest.try_begin()
+            pending_request.try_begin()
         else:
-            lines = self._lines.setdefault(guest.source, OrderedDict())
-            lines.setdefault(guest.credential(), deque()).append(guest)
+            lines = self._queues.setdefault(pending_request.source, OrderedDict())
+            lines.setdefault(pending_request.credential(), deque()).append(pending_request)
             self._count += 1
 
     def close(self) -> None:
@@ -93,73 +93,73 @@ class Porch:
         while self._count:
             self._next().refuse()
 
-    def _next_round(self) -> None:
+    def _next_tick(self) -> None:
         self._left = self._most
         if self._count:
-            asyncio.get_running_loop().call_soon(self._next_round)
+            asyncio.get_running_loop().call_soon(self._next_tick)
         while self._left and self._count:
             self._left -= self._next().try_begin()
 
-    def _next(self) -> Guest:
-        source, lines = next(iter(self._lines.items()))
+    def _next(self) -> PendingRequest:
+        source, lines = next(iter(self._queues.items()))
         credential, line = next(iter(lines.items()))
-        guest = line.popleft()
+        pending_request = line.popleft()
         self._count -= 1
-        _turn(lines, credential, is_empty=not line)
-        _turn(self._lines, source, is_empty=not lines)
-        return guest
+        _rotate(lines, credential, is_empty=not line)
+        _rotate(self._queues, source, is_empty=not lines)
+        return pending_request
 
 
 @dataclass(slots=True)
-class Gate:
+class ListenerState:
     """Used from one event loop."""
 
     context: ssl.SSLContext
-    limits: EdgeLimits
-    meters: Meters
-    addresses: Addresses = field(init=False)
-    porch: Porch = field(default_factory=Porch)
+    limits: ConnectionLimits
+    metrics: RequestMetrics
+    addresses: AddressLimiter = field(init=False)
+    request_starter: RequestStarter = field(default_factory=RequestStarter)
     open: int = 0
-    shaking: int = 0  # of these, within their handshake
-    relieved: bool = False  # another process accepts from now on: we end as a lame duck
+    handshakes: int = 0  # of these, within their handshake
+    is_replaced: bool = False  # another process accepts from now on: we end as a lame duck
 
     def __post_init__(self) -> None:
-        self.addresses = Addresses(self.limits.address)
+        self.addresses = AddressLimiter(self.limits.address)
 
     def try_enter(self, address: str, now_s: float) -> tuple[bool, str | None]:
         """Whether a connection may come in, and the source that it counts for; None for one of our own."""
         source = self.addresses.source(address)
         if self.open >= self.limits.connections:
-            self.meters.cut("all")
+            self.metrics.cut("all")
             return False, None
         if source is not None and not self.addresses.try_open(source, now_s):
-            self.meters.cut("address")
+            self.metrics.cut("address")
             return False, None
         self.open += 1
-        self.shaking += 1
+        self.handshakes += 1
         return True, source
 
-    def asks(self, source: str, now_s: float) -> AddressBusy | None:
+    def check_request_rate(self, source: str, now_s: float) -> AddressBusy | None:
         """Count a request of a source; why it may not pass, and that is counted here too."""
-        wait_s = self.addresses.asks(source, now_s)
+        wait_s = self.addresses.check_request_rate(source, now_s)
         if wait_s is None:
             return None
         busy = AddressBusy(wait_s)
-        self.meters.refused(busy)
+        self.metrics.refused(busy)
         return busy
 
-    def shaken(self) -> None:
+    def handshake_ended(self) -> None:
         """A handshake has ended, one way or the other."""
-        self.shaking -= 1
+        self.handshakes -= 1
 
-    def left(self, source: str | None) -> None:
+    def connection_closed(self, source: str | None) -> None:
         """A connection that was let in is over."""
         self.open -= 1
         if source is not None:
             self.addresses.closed(source)
 
 
-def _turn(lines: OrderedDict[K, V], whose: K, *, is_empty: bool) -> None:
+def _rotate(lines: OrderedDict[K, V], whose: K, *, is_empty: bool) -> None:
     """It was their turn: they are the last now, where they have more."""
     if is_empty:
         del lines[whose]

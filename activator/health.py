@@ -7,14 +7,14 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from activator.door import Door
+from activator.door import FrontDoorApp
 from activator.feed import FeedClient
-from activator.kept_answers import OwnAnswers
+from activator.kept_answers import LocalAnswerStore
 from activator.last_feed import LastFeed
 from activator.throttler import Throttler
 from contracts.wire import Wire, encode
 from spool import Shipper
-from telemetry.policy.instruments import Kind, Page
+from telemetry.policy.instruments import MetricKind, MetricsPage
 from telemetry.policy.labels import outcome_of
 
 WITHOUT_AUTOSCALER: Final = b"exclude=autoscaler"
@@ -58,13 +58,13 @@ def readiness(feed: FeedClient, last: LastFeed, autoscaler: bool | None = None) 
 
 
 def describe(
-    page: Page,
-    door: Door,
+    page: MetricsPage,
+    door: FrontDoorApp,
     throttler: Throttler,
     shipper: Shipper,
     feed: FeedClient,
     last: LastFeed,
-    answers: OwnAnswers,
+    answers: LocalAnswerStore,
 ) -> None:
     """Add gauges of who is inside, who waits, what is not shipped yet. Each is read when the page is."""
     page.gauge("kelvin_requests_inside", "Requests of any kind under way.", lambda: door.inside)
@@ -74,36 +74,39 @@ def describe(
     page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
     page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
     help = "Answers that this process keeps for their Idempotency-Key; with a Redis most are there."
-    page.gauge("kelvin_kept_answers", help, lambda: len(answers.shelf))
+    page.gauge("kelvin_kept_answers", help, lambda: len(answers.cache))
     page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.nbytes)
     help = "Breakers that opened, of a replica or a version, by the last failure's code."
-    page.read("kelvin_breaker_openings_total", help, Kind.COUNTER, ("of", "why"), lambda: _openings(throttler))
+    page.read("kelvin_breaker_openings_total", help, MetricKind.COUNTER, ("of", "why"), lambda: _openings(throttler))
     page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
     help = "Requests that got no slot although they had time, by why and how urgent they were."
-    page.read("kelvin_requests_shed_total", help, Kind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
+    page.read("kelvin_requests_shed_total", help, MetricKind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
     page.read(
         "kelvin_replica_refusals_total", "Requests that a full replica refused, and that waited again.",
-        Kind.COUNTER, (), lambda: {(): throttler.refusals},
+        MetricKind.COUNTER, (), lambda: {(): throttler.refusals},
     )  # fmt: skip
     help = "Replicas that other activators use, too, by whether this one prefers them."
     page.read(
-        "kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",),
+        "kelvin_shared_replicas", help, MetricKind.GAUGE, ("preferred",),
         lambda: {("yes" if preferred else "no",): count for preferred, count in throttler.slots.preferences().items()},
     )  # fmt: skip
     help = "Since the control plane was last heard."
-    page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))
+    page.read("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last.age_s()))
 
 
 def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
     found: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for of, openings in (("replica", throttler.resting.openings), ("version", throttler.breakers.openings)):
+    for of, openings in (("replica", throttler.replica_breakers.openings), ("version", throttler.breakers.openings)):
         for why, count in openings.items():
             found[of, outcome_of(why)] += count
     return found
 
 
 def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
-    return {(why.value, rank.name.lower()): count for (why, rank), count in throttler.shedding.counts.items()}
+    return {
+        (why.value, priority_class.name.lower()): count
+        for (why, priority_class), count in throttler.shedding.counts.items()
+    }
 
 
 def _age(seconds: float) -> dict[tuple[str, ...], float]:

@@ -34,28 +34,28 @@ class HeapTrimmer:
         self._resident = resident
         self._trim = trim
         self._least = self._after_trim = resident()
-        self._pause = self._looks_left = 1
+        self._pause = self._checks_left = 1
 
     def __repr__(self) -> str:
         return f"<HeapTrimmer least={self._least >> 20} MiB>"
 
-    def look(self) -> None:
+    def trim_if_grown(self) -> None:
         """Trim if the process has grown, or if it stayed large after the last trim."""
         resident = self._resident()
         self._least = min(self._least, resident)
         if resident <= self._least + GROWN_BYTES:
             return
-        self._looks_left -= 1
+        self._checks_left -= 1
         if resident > self._after_trim + GROWN_BYTES:
             self._pause = 1
-        elif self._looks_left > 0:
+        elif self._checks_left > 0:
             return
         self._trim()
         self._after_trim = self._resident()
-        self._looks_left, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
+        self._checks_left, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
 
     async def run(self) -> None:
         """Look every LOOK_S seconds, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            self.trim_if_grown()

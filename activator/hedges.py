@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
-from activator.call import Call, Sender
+from activator.call import InferenceRequest, UpstreamRequestFactory
 from activator.exchange import now_us
-from activator.failings import blame, failure_of
+from activator.failings import decode_failure, report_replica_failure
 from activator.keys import VersionKey
 from activator.line import Replica
-from activator.meters import Meters
-from activator.policy.ask import Ask
-from activator.policy.hedge import LIMITS, FirstFrames, HedgeLimits, hedge_after_s
-from activator.policy.retries import Budgets
-from activator.proxy import Declined, Lost, Upstream
+from activator.meters import RequestMetrics
+from activator.policy.ask import QueuedRequest
+from activator.policy.hedge import LIMITS, FirstFrameLatencies, HedgeLimits, hedge_after_s
+from activator.policy.retries import RetryBudgets
+from activator.proxy import UpstreamLost, UpstreamRejected, UpstreamRequest
 from activator.throttler import Slot, Throttler
 from contracts.frames import Frame, FrameKind
 
@@ -33,83 +33,85 @@ NEITHER: Final = "neither"
 WITHHELD: Final = "withheld"  # the budget is spent
 
 
-class Outrun(Exception):
+class HedgeWon(Exception):
     """The second replica began the answer."""
 
 
-class Second:
+class HedgeAttempt:
     """The second attempt at a request, in a task of its own, which keeps slot and connection for as long as the request
-    needs them. Starts at once. `begun` is called with its first frame, unless it was ended before.
+    needs them. Starts at once. `on_begun` is called with its first frame, unless it was ended before.
     """
 
-    def __init__(self, throttler: Throttler, slot: Slot, upstream: Upstream, begun: Callable[[], None]) -> None:
+    def __init__(
+        self, throttler: Throttler, slot: Slot, upstream: UpstreamRequest, on_begun: Callable[[], None]
+    ) -> None:
         self.slot = slot
         self.upstream = upstream
         self.sent_us = now_us()
         self.frames: list[Frame] | None = None  # the first ones
-        self.is_lead = False  # its answer is passed on
+        self.is_winner = False  # its answer is passed on
         self._throttler = throttler
-        self._begun = begun
+        self._on_begun = on_begun
         loop = asyncio.get_running_loop()
-        self._let_go: asyncio.Future[None] = loop.create_future()
-        self._known = asyncio.Event()
+        self._released: asyncio.Future[None] = loop.create_future()
+        self._outcome_known = asyncio.Event()
         self._task = loop.create_task(self._run(), name="second")
         self._task.add_done_callback(self._ended)
 
     def __repr__(self) -> str:
-        return f"<Second begun={self.frames is not None} lead={self.is_lead} over={self._task.done()}>"
+        return f"<HedgeAttempt begun={self.frames is not None} lead={self.is_winner} over={self._task.done()}>"
 
-    async def known(self) -> None:
+    async def wait_outcome(self) -> None:
         """Until it has begun an answer, or has come to nothing."""
-        await self._known.wait()
+        await self._outcome_known.wait()
 
     def end(self) -> None:
         """Its answer was passed on, or won't be: then its replica is told that. Returns at once. Idempotent."""
-        if self.is_lead:
-            if not self._let_go.done():
-                self._let_go.set_result(None)
+        if self.is_winner:
+            if not self._released.done():
+                self._released.set_result(None)
         elif not self._task.done():
-            self.upstream.disown()
+            self.upstream.abandon()
             self._task.cancel()
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Until nothing is left of it."""
         await asyncio.wait((self._task,))
-        if self.upstream.telling is not None:
-            await asyncio.wait((self.upstream.telling,))
+        if self.upstream.cancel_task is not None:
+            await asyncio.wait((self.upstream.cancel_task,))
 
     async def _run(self) -> None:
         replica = self.slot.replica
         try:
             async with self.upstream:
                 self._throttler.report_began(replica, self.upstream.credit)
-                frames = await self.upstream.some()
-                while not speaks(frames):
-                    frames = await self.upstream.some()
+                frames = await self.upstream.read_frames()
+                while not has_begun_answer(frames):
+                    frames = await self.upstream.read_frames()
                 if frames[-1].kind is FrameKind.FAILED:  # the first replica may do better
-                    self.upstream.disown()
-                    raise Declined(failure_of(frames[-1]))
+                    self.upstream.abandon()
+                    raise UpstreamRejected(decode_failure(frames[-1]))
                 self.frames = frames
-                self._known.set()
-                self._begun()
-                await self._let_go
-        except (Lost, Declined) as failed:
-            blame(self._throttler, replica, failed)
+                self._outcome_known.set()
+                self._on_begun()
+                await self._released
+        except (UpstreamLost, UpstreamRejected) as failed:
+            report_replica_failure(self._throttler, replica, failed)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """By itself or not, also where it was ended before its first step."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("unforeseen failure", exc_info=error)
-        self._known.set()
-        if self.is_lead:
+        self._outcome_known.set()
+        if self.is_winner:
             self.slot.release()
         else:
-            self.slot.outrun(self.upstream.telling)
+            self.slot.release_after(self.upstream.cancel_task)
 
 
-def speaks(frames: Sequence[Frame]) -> bool:
+def has_begun_answer(frames: Sequence[Frame]) -> bool:
     """Whether an answer has begun: more than a beat, or one that counts a token (of an answer that doesn't stream)."""
-    return any(frame.kind is not FrameKind.BEAT or frame.counts.completion_tokens for frame in frames)
+    return any(frame.kind is not FrameKind.HEARTBEAT or frame.counts.completion_tokens for frame in frames)
 
 
 class Hedges:
@@ -120,164 +122,209 @@ class Hedges:
     def __init__(
         self,
         throttler: Throttler,
-        sender: Sender,
-        budgets: Budgets[tuple[str, VersionKey]],
-        meters: Meters,
+        request_factory: UpstreamRequestFactory,
+        budgets: RetryBudgets[tuple[str, VersionKey]],
+        metrics: RequestMetrics,
         limits: HedgeLimits = LIMITS,
     ) -> None:
         self._throttler = throttler
-        self._sender = sender
+        self._request_factory = request_factory
         self._budgets = budgets
-        self._meters = meters
-        self._frames = FirstFrames[tuple[VersionKey, bool]](limits)
+        self._metrics = metrics
+        self._frames = FirstFrameLatencies[tuple[VersionKey, bool]](limits)
 
     def __repr__(self) -> str:
         return f"<Hedges {self._frames!r}>"
 
-    def race(self, key: VersionKey, ask: Ask, call: Call, replica: Replica, first: Upstream) -> "Race | None":
+    def open_hedged_request(
+        self,
+        key: VersionKey,
+        queued_request: QueuedRequest,
+        inference_request: InferenceRequest,
+        replica: Replica,
+        first: UpstreamRequest,
+    ) -> "HedgedRequest | None":
         """For an attempt that is about to be sent; None where there is no other replica that could be asked."""
-        return Race(self, key, ask, call, replica, first) if self._throttler.has_several(key) else None
+        return (
+            HedgedRequest(self, key, queued_request, inference_request, replica, first)
+            if self._throttler.has_several(key)
+            else None
+        )
 
-    def after_s(self, key: VersionKey, call: Call) -> float | None:
+    def after_s(self, key: VersionKey, inference_request: InferenceRequest) -> float | None:
         """When to ask a second replica."""
-        late_after_s = self._frames.late_after_s((key, call.account.stream))
-        return hedge_after_s(late_after_s, call.remaining_s(), is_cold=call.account.cold)
+        late_after_s = self._frames.late_after_s((key, inference_request.account.stream))
+        return hedge_after_s(late_after_s, inference_request.remaining_s(), is_cold=inference_request.account.cold)
 
-    def try_second(self, race: "Race", key: VersionKey, ask: Ask, call: Call, than: Replica) -> Second | None:
+    def try_hedge(
+        self,
+        hedged_request: "HedgedRequest",
+        key: VersionKey,
+        queued_request: QueuedRequest,
+        inference_request: InferenceRequest,
+        excluded_replica: Replica,
+    ) -> HedgeAttempt | None:
         """Under way, where a slot is free and the budget has one."""
-        slot = self._throttler.try_other(key, ask, call.deadline, than)
+        slot = self._throttler.try_take_slot_elsewhere(
+            key, queued_request, inference_request.deadline, excluded_replica
+        )
         if slot is None:
             return None
-        if not self._budgets.try_spend((ask.tenant, key), time.monotonic()):
-            slot.outrun(None)
-            self.came(ask, call, WITHHELD)
+        if not self._budgets.try_spend((queued_request.tenant, key), time.monotonic()):
+            slot.release_after(None)
+            self.record_outcome(queued_request, inference_request, WITHHELD)
             return None
-        return Second(self._throttler, slot, self._sender.send(key, call, slot.replica), race.second_began)
+        return HedgeAttempt(
+            self._throttler,
+            slot,
+            self._request_factory.send(key, inference_request, slot.replica),
+            hedged_request.on_second_begun,
+        )
 
-    def took(self, key: VersionKey, call: Call, since_us: int) -> None:
+    def record_first_frame(self, key: VersionKey, inference_request: InferenceRequest, since_us: int) -> None:
         """The first frame of a request that was sent then."""
-        if not call.account.cold:
-            self._frames.took((key, call.account.stream), (now_us() - since_us) / 1e6)
+        if not inference_request.account.cold:
+            self._frames.record_first_frame((key, inference_request.account.stream), (now_us() - since_us) / 1e6)
 
-    def came(self, ask: Ask, call: Call, first: str) -> None:
+    def record_outcome(self, queued_request: QueuedRequest, inference_request: InferenceRequest, first: str) -> None:
         """What a late request came to."""
-        call.account.hedged = first
-        self._meters.hedged((ask.tenant, call.account.model), first)
+        inference_request.account.hedged = first
+        self._metrics.hedged((queued_request.tenant, inference_request.account.model), first)
 
 
-class Race:
-    """One attempt, and the second one that it may get. `with` it around the first one: raises Outrun where the second
+class HedgedRequest:
+    """One attempt, and the second one that it may get. `with` it around the first one: raises HedgeWon where the second
     one was sooner. `end` it in any case.
     """
 
     __slots__ = (
-        "_ask", "_before", "_call", "_first", "_hedges", "_is_asked", "_is_counted", "_is_inside", "_key", "_replica",
-        "_second", "_since_us", "_task", "_timer",
+        "_before",
+        "_first",
+        "_has_won",
+        "_hedges",
+        "_inference_request",
+        "_is_counted",
+        "_is_inside",
+        "_key",
+        "_queued_request",
+        "_replica",
+        "_second",
+        "_since_us",
+        "_task",
+        "_timer",
     )  # fmt: skip
 
     def __init__(
-        self, hedges: Hedges, key: VersionKey, ask: Ask, call: Call, replica: Replica, first: Upstream
+        self,
+        hedges: Hedges,
+        key: VersionKey,
+        queued_request: QueuedRequest,
+        inference_request: InferenceRequest,
+        replica: Replica,
+        first: UpstreamRequest,
     ) -> None:
         self._hedges = hedges
         self._key = key
-        self._ask = ask
-        self._call = call
+        self._queued_request = queued_request
+        self._inference_request = inference_request
         self._replica = replica
         self._first = first
-        self._since_us = call.dispatched_us
+        self._since_us = inference_request.dispatched_us
         self._timer: asyncio.TimerHandle | None = None
-        self._second: Second | None = None
-        self._is_inside = self._is_asked = self._is_counted = False
+        self._second: HedgeAttempt | None = None
+        self._is_inside = self._has_won = self._is_counted = False
 
     def __enter__(self) -> None:
         self._is_inside = True
-        after_s = self._hedges.after_s(self._key, self._call)
+        after_s = self._hedges.after_s(self._key, self._inference_request)
         if after_s is not None:
             task = asyncio.current_task()
             assert task is not None
             self._task, self._before = task, task.cancelling()
-            self._timer = asyncio.get_running_loop().call_later(after_s, self._late)
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._on_late)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_inside = False
-        self._no_timer()
-        if not self._is_asked:
+        self._cancel_timer()
+        if not self._has_won:
             return
         self._task.uncancel()
         if kind is not asyncio.CancelledError or self._task.cancelling() <= self._before:  # else others ended it, too
-            raise Outrun from None
+            raise HedgeWon from None
 
-    def spoke(self) -> None:
+    def on_first_byte(self) -> None:
         """The first attempt's answer begins, and is passed on."""
-        self._hedges.took(self._key, self._call, self._since_us)
+        self._hedges.record_first_frame(self._key, self._inference_request, self._since_us)
         self.end(FIRST)
 
-    def second_began(self) -> None:
+    def on_second_begun(self) -> None:
         """It is passed on, unless the first attempt is over: then it waits to be asked for."""
-        if self._is_inside and not self._first.is_left:
-            self._pass_on()
-            self._first.disown()
-            self._is_asked = True
+        if self._is_inside and not self._first.is_closed:
+            self._promote()
+            self._first.abandon()
+            self._has_won = True
             self._task.cancel()
 
-    async def second(self) -> Second | None:
+    async def second(self) -> HedgeAttempt | None:
         """For a first attempt that is over without an answer: the second one, where there is one and it begins."""
         second = self._second
         if second is None:
             return None
-        if not second.is_lead:
-            await second.known()
+        if not second.is_winner:
+            await second.wait_outcome()
             if second.frames is None:
                 return None
-            self._pass_on()
-        self._name(second)  # whatever became of the first one meanwhile
+            self._promote()
+        self._attribute_to(second)  # whatever became of the first one meanwhile
         return second
 
     def end(self, first: str = NEITHER) -> None:
         """No second attempt from now on; one that is not passed on ends, one that is is over. Idempotent."""
-        self._no_timer()
+        self._cancel_timer()
         second = self._second
         if second is None:
             return
-        if not second.is_lead:
+        if not second.is_winner:
             self._count(first)
         second.end()
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Once nothing is left of a second attempt, and a replica that was outrun knows it."""
         if self._second is not None:
-            await self._second.ended()
-        if self._first.telling is not None:
-            await asyncio.wait((self._first.telling,))
+            await self._second.wait_ended()
+        if self._first.cancel_task is not None:
+            await asyncio.wait((self._first.cancel_task,))
 
-    def _late(self) -> None:
+    def _on_late(self) -> None:
         self._timer = None
-        if not self._first.is_left:
-            self._second = self._hedges.try_second(self, self._key, self._ask, self._call, self._replica)
+        if not self._first.is_closed:
+            self._second = self._hedges.try_hedge(
+                self, self._key, self._queued_request, self._inference_request, self._replica
+            )
 
-    def _pass_on(self) -> None:
+    def _promote(self) -> None:
         second = self._second
         assert second is not None
-        second.is_lead = True
-        self._name(second)
-        self._hedges.took(self._key, self._call, self._since_us)
+        second.is_winner = True
+        self._attribute_to(second)
+        self._hedges.record_first_frame(self._key, self._inference_request, self._since_us)
         self._count(SECOND)
 
-    def _name(self, second: Second) -> None:
+    def _attribute_to(self, second: HedgeAttempt) -> None:
         """In the record, and to whom it is told that this is durable."""
-        call = self._call
-        call.upstream = second.upstream
-        call.account.runtime_id = second.upstream.runtime_id or second.slot.replica.row.runtime_id
-        call.dispatched_us = second.sent_us
+        inference_request = self._inference_request
+        inference_request.upstream = second.upstream
+        inference_request.account.runtime_id = second.upstream.runtime_id or second.slot.replica.row.runtime_id
+        inference_request.dispatched_us = second.sent_us
 
     def _count(self, first: str) -> None:
         if not self._is_counted:
             self._is_counted = True
-            self._hedges.came(self._ask, self._call, first)
+            self._hedges.record_outcome(self._queued_request, self._inference_request, first)
 
-    def _no_timer(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from activator.exchange import NAMED
-from activator.policy.data_path import Said, answer_to_probe, revision_of
-from activator.refusal import rendered
+from activator.policy.data_path import ProbeResponse, answer_to_probe, parse_revision
+from activator.refusal import render_error
 from activator.revisions import Revisions
 from contracts.errors import ModelNotFound
 
 
-class InPlace:
+class KnativeDataPath:
     """An ASGI application before the door."""
 
     def __init__(self, door: ASGIApp, revisions: Revisions, is_ready: Callable[[], bool]) -> None:
@@ -24,27 +24,27 @@ class InPlace:
         self._is_ready = is_ready
 
     def __repr__(self) -> str:
-        return f"<InPlace {self._revisions}>"
+        return f"<KnativeDataPath {self._revisions}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         said = answer_to_probe(headers, is_ready=self._is_ready())
         if said is not None:
-            await _say(scope, send, said)
+            await _respond(scope, send, said)
             return
-        named = revision_of(headers)
+        named = parse_revision(headers)
         key = None if named is None else self._revisions.version(*named)
         if key is None:
             failure = ModelNotFound("a Revision" if named is None else f"{named[0][:63]}/{named[1][:63]}")
-            status, kind, body, more = rendered(failure, scope["raw_path"], scope[NAMED])
-            await _say(scope, send, Said(status, body, ((b"content-type", kind), *more)))
+            status, kind, body, more = render_error(failure, scope["raw_path"], scope[NAMED])
+            await _respond(scope, send, ProbeResponse(status, body, ((b"content-type", kind), *more)))
             return
         # As the path form of the door has it. A body that names another model is refused there.
         raw_path = f"/{key.tenant}/{key.model}@{key.version}".encode() + scope["raw_path"]
         await self._door({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
 
 
-async def _say(scope: Scope, send: Send, said: Said) -> None:
+async def _respond(scope: Scope, send: Send, said: ProbeResponse) -> None:
     named, length = (b"x-request-id", scope[NAMED].encode()), (b"content-length", b"%d" % len(said.body))
     headers = [named, length, *said.headers]
     await send({"type": "http.response.start", "status": said.status, "headers": headers})

@@ -14,7 +14,7 @@ from yarl import URL
 from activator.policy.claims import Issuer
 from activator.policy.key_sets import KINDS
 from contracts.control import Scope
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.settings import BadSetting
 from contracts.wire import convert
 
@@ -24,7 +24,7 @@ _URL: Final = re.compile(r"https://[!-~]{1,2000}")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KeySetSource:
     """Where a key set is, and how long it counts."""
 
     url: str
@@ -38,7 +38,7 @@ class TrustedIssuer:
     """An issuer, and where its keys are."""
 
     issuer: Issuer
-    source: Source
+    source: KeySetSource
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -100,12 +100,12 @@ def _trusted(entry: _Entry, beside: Path) -> TrustedIssuer:
         scope_claim=entry.scope_claim,
         leeway_s=entry.leeway_s,
     )
-    return TrustedIssuer(issuer, Source(entry.jwks, _tls(entry.ca, beside), entry.refresh_s, entry.max_age_s))
+    return TrustedIssuer(issuer, KeySetSource(entry.jwks, _tls(entry.ca, beside), entry.refresh_s, entry.max_age_s))
 
 
 def _is_label(name: str) -> bool:
     try:
-        dns_label(name, "tenants")
+        require_dns_label(name, "tenants")
     except Exception:
         return False
     return True

@@ -13,8 +13,8 @@ import aiohttp
 import jwt
 
 from activator import dependencies
-from activator.issuers import Source
-from activator.policy.key_sets import Jwk, Name, usable
+from activator.issuers import KeySetSource
+from activator.policy.key_sets import Jwk, Name, usable_keys
 from contracts.errors import Refused, Unavailable
 from contracts.wire import decode_any
 
@@ -29,7 +29,7 @@ MAX_WAITING: Final = 1024  # requests per issuer: they are not authenticated yet
 class KeySet:
     """One issuer's. `run` is its one writer."""
 
-    def __init__(self, session: aiohttp.ClientSession, source: Source, algorithms: frozenset[str]) -> None:
+    def __init__(self, session: aiohttp.ClientSession, source: KeySetSource, algorithms: frozenset[str]) -> None:
         self._session = session
         self._source = source
         self._algorithms = algorithms
@@ -91,7 +91,7 @@ class KeySet:
 
     async def _fetch(self) -> bool:
         try:
-            found = usable(decode_any(await self._load()), self._algorithms)
+            found = usable_keys(decode_any(await self._load()), self._algorithms)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             cause = str(error) or type(error).__name__
             log.warning("an issuer's keys can't be had", extra={"url": self._source.url, "error": cause[:400]})

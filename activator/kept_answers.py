@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from activator.policy.once import Asked, Kept, OnceLimits, Shelf
+from activator.policy.once import AnswerCache, AnswerKey, AnswerStoreLimits, KeptAnswer
 
 TEND_S: Final = 3.0  # between two calls of `AnswerStore.tend`
-DECIDES_S: Final = 5.0  # how long a request with a key waits for the old activator to hand over
+HANDOVER_WAIT_S: Final = 5.0  # how long a request with a key waits for the old activator to hand over
 RETRY_S: Final = 1.0  # Retry-After where a key is in use elsewhere
 
 
 @dataclass(frozen=True, slots=True)
-class Mine:
+class Claimed:
     """Whoever claimed it runs the request, and publishes or releases. `token` tells this claim from others; where it
     `is_alone`, others could not be asked, and may run the same."""
 
@@ -27,14 +27,14 @@ class Mine:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class ClaimedElsewhere:
     """Another activator runs it."""
 
     fingerprint: bytes
     retry_after_s: float
 
 
-Claim = Mine | Kept | Elsewhere
+ClaimResult = Claimed | KeptAnswer | ClaimedElsewhere
 
 
 class AnswerStore(Protocol):
@@ -49,12 +49,12 @@ class AnswerStore(Protocol):
         """Return the bytes of what is kept in this process."""
         ...
 
-    async def find(self, asked: Asked) -> Kept | None:
+    async def find(self, asked: AnswerKey) -> KeptAnswer | None:
         """Return the answer that is kept under the name. Return None as well if the store can't be asked. Safe to
         cancel."""
         ...
 
-    async def claim(self, asked: Asked) -> Claim:
+    async def claim(self, asked: AnswerKey) -> ClaimResult:
         """Claim the name for a run, or return its kept answer, or that another activator runs it.
 
         The caller makes sure that runs of one name never overlap in one process. If cancelled, it may leave a claim
@@ -62,11 +62,11 @@ class AnswerStore(Protocol):
         """
         ...
 
-    async def publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+    async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
         """Keep the answer, and end the claim. Without a claim, replace what is kept. What is too large is not kept."""
         ...
 
-    async def release(self, asked: Asked, mine: Mine) -> None:
+    async def release(self, asked: AnswerKey, mine: Claimed) -> None:
         """End the claim with nothing kept. Of a claim that is not there any more, nothing."""
         ...
 
@@ -75,72 +75,74 @@ class AnswerStore(Protocol):
         ...
 
 
-class OwnAnswers:
+class LocalAnswerStore:
     """Answers in this process's memory. Used on one event loop. `clock` is monotonic seconds.
 
     Around a planned restart another activator may decide on keys: see `answers_handover.py`. Then a key that is not
     known here counts as in use elsewhere.
     """
 
-    def __init__(self, limits: OnceLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self.shelf = Shelf(limits)
+    def __init__(self, limits: AnswerStoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.cache = AnswerCache(limits)
         self._clock = clock
         self._elsewhere: dict[bytes, bytes] = {}  # key names whose requests run at the old activator -> fingerprints
-        self.decides = asyncio.Event()  # cleared while the activator before this one decides
-        self.decides.set()
+        self.has_authority = asyncio.Event()  # cleared while the activator before this one decides
+        self.has_authority.set()
         # Called when a claim of ours ends, with its kept answer if it has one. Set once the next activator decides.
-        self.on_end: Callable[[Asked, Kept | None], None] | None = None
+        self.on_claim_ended: Callable[[AnswerKey, KeptAnswer | None], None] | None = None
 
     def __repr__(self) -> str:
-        return f"<OwnAnswers {self.shelf!r} elsewhere={len(self._elsewhere)} decides={self.decides.is_set()}>"
+        return (
+            f"<LocalAnswerStore {self.cache!r} elsewhere={len(self._elsewhere)} decides={self.has_authority.is_set()}>"
+        )
 
     @property
     def nbytes(self) -> int:
         """See `AnswerStore`."""
-        return self.shelf.nbytes
+        return self.cache.nbytes
 
-    async def find(self, asked: Asked) -> Kept | None:
+    async def find(self, asked: AnswerKey) -> KeptAnswer | None:
         """See `AnswerStore`. Returns at once."""
-        return self.shelf.find(asked.tenant, asked.name, self._clock())
+        return self.cache.find(asked.tenant, asked.name, self._clock())
 
-    async def claim(self, asked: Asked) -> Claim:
+    async def claim(self, asked: AnswerKey) -> ClaimResult:
         """See `AnswerStore`."""
-        if not self.decides.is_set():
+        if not self.has_authority.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(DECIDES_S):
-                    await self.decides.wait()
+                async with asyncio.timeout(HANDOVER_WAIT_S):
+                    await self.has_authority.wait()
         if (kept := await self.find(asked)) is not None:
             return kept
         if (fingerprint := self._elsewhere.get(asked.name)) is not None:
-            return Elsewhere(fingerprint, RETRY_S)
-        if self.on_end is not None or not self.decides.is_set():
-            return Elsewhere(asked.fingerprint, RETRY_S)
-        return Mine()
+            return ClaimedElsewhere(fingerprint, RETRY_S)
+        if self.on_claim_ended is not None or not self.has_authority.is_set():
+            return ClaimedElsewhere(asked.fingerprint, RETRY_S)
+        return Claimed()
 
-    async def publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+    async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
         """See `AnswerStore`. Returns at once."""
-        kept = Kept(asked.fingerprint, sealed)
-        self.shelf.put(asked.tenant, asked.name, kept, self._clock())
-        if self.on_end is not None:
-            self.on_end(asked, kept)
+        kept = KeptAnswer(asked.fingerprint, sealed)
+        self.cache.put(asked.tenant, asked.name, kept, self._clock())
+        if self.on_claim_ended is not None:
+            self.on_claim_ended(asked, kept)
 
-    async def release(self, asked: Asked, mine: Mine) -> None:
+    async def release(self, asked: AnswerKey, mine: Claimed) -> None:
         """See `AnswerStore`."""
-        if self.on_end is not None:
-            self.on_end(asked, None)
+        if self.on_claim_ended is not None:
+            self.on_claim_ended(asked, None)
 
     async def tend(self) -> None:
         """See `AnswerStore`."""
-        self.shelf.tidy(self._clock())
+        self.cache.drop_expired(self._clock())
 
-    def all(self) -> list[tuple[str, bytes, Kept]]:
+    def all(self) -> list[tuple[str, bytes, KeptAnswer]]:
         """Return all kept answers with their tenants and names, the oldest first."""
-        return self.shelf.all(self._clock())
+        return self.cache.all(self._clock())
 
-    def inherit(self, tenant: str, name: bytes, kept: Kept) -> None:
+    def inherit(self, tenant: str, name: bytes, kept: KeptAnswer) -> None:
         """Keep an answer of the old activator, for the rest of its time."""
         self._elsewhere.pop(name, None)
-        self.shelf.put(tenant, name, kept, self._clock())
+        self.cache.put(tenant, name, kept, self._clock())
 
     def add_elsewhere(self, name: bytes, fingerprint: bytes) -> None:
         """Record that the key's request runs at the old activator."""
@@ -153,4 +155,4 @@ class OwnAnswers:
     def end_handover(self) -> None:
         """Record that the old activator has gone, and runs nothing."""
         self._elsewhere.clear()
-        self.decides.set()
+        self.has_authority.set()

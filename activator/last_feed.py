@@ -16,13 +16,13 @@ import msgspec
 from msgspec import Meta
 
 from activator import dependencies
-from activator.table import Table
+from activator.table import RoutingTable
 from contracts.control import Feed, ReplicaRow
 from contracts.wire import BadJson, Wire, decoder, encode
 from service.processes import boot_id
 from service.unix import SocketDirectory
 from service.way import is_remote
-from service.whole_file import remove_drafts, write_whole
+from service.whole_file import remove_pending_files, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LastFeed:
     def __init__(
         self,
         directory: SocketDirectory,
-        table: Table,
+        table: RoutingTable,
         max_age_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -75,18 +75,18 @@ class LastFeed:
         """Seconds since the control plane was last heard, by this process or the one before it; infinite before."""
         return float("inf") if self._heard_s is None else max(0.0, self._clock() - self._heard_s)
 
-    def counts(self) -> bool:
+    def is_fresh(self) -> bool:
         """Whether what was heard is young enough to let anybody in."""
         return self._heard_s is not None and self._clock() - self._heard_s <= self._max_age_s
 
-    def heard(self, line: Feed) -> None:
+    def record_heard_line(self, line: Feed) -> None:
         """The control plane said this now; a line without rows says that nothing changed."""
         self._heard_s = self._clock()
         self._follow(line)
         if line != Feed(revision=line.revision) or self._heard_s - self._written_s >= AGAIN_S:
             self._due.set()
 
-    def learned(self, line: Feed) -> None:
+    def record_own_line(self, line: Feed) -> None:
         """This is so, though the control plane did not say it: what is known is no younger for it."""
         self._follow(line)
         self._due.set()
@@ -115,7 +115,7 @@ class LastFeed:
 
     async def run(self) -> None:
         """Write what is due, until cancelled."""
-        await asyncio.to_thread(remove_drafts, self._path.parent, NAME)
+        await asyncio.to_thread(remove_pending_files, self._path.parent, NAME)
         while True:
             await self._due.wait()
             self._due.clear()
@@ -132,7 +132,7 @@ class LastFeed:
         self._written_s = self._clock()
         kept = _Kept(FORMAT, self._wall_s() - self.age_s(), feed, self._boot, self._heard_s)
         try:
-            await asyncio.to_thread(lambda: write_whole(self._path, encode(kept), 0o600))
+            await asyncio.to_thread(lambda: write_atomic(self._path, encode(kept), 0o600))
         except OSError as error:
             if not self._fails:
                 log.warning("the feed can't be kept", extra={"error": str(error)})

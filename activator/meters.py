@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 from activator.account import Account
 from contracts.errors import Failure
 from contracts.timeline import Stage
-from telemetry.policy.instruments import Labels, Page
-from telemetry.policy.labels import Cap, outcome_of
+from telemetry.policy.instruments import Labels, MetricsPage
+from telemetry.policy.labels import LabelCap, outcome_of
 
 MODELS: Final = 64  # named in labels; further ones are "other"
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-KEPT: Final = 1024  # sets of labels that are not made again for each request
+LABEL_CACHE_SIZE: Final = 1024  # sets of labels that are not made again for each request
 PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _WHOSE: Final = ("tenant", "model")
 _KINDS: Final = ("prompt", "cached", "completion")
@@ -26,12 +26,12 @@ class _Names(NamedTuple):
     tokens: tuple[Labels, ...]  # by kind
 
 
-class Meters:
+class RequestMetrics:
     """Instruments on one page."""
 
-    def __init__(self, page: Page) -> None:
-        self._cap = Cap(MODELS)
-        self._known = lru_cache(KEPT)(self._names)  # whoever has a name of its own keeps it
+    def __init__(self, page: MetricsPage) -> None:
+        self._cap = LabelCap(MODELS)
+        self._known = lru_cache(LABEL_CACHE_SIZE)(self._names)  # whoever has a name of its own keeps it
         self._requests = page.counter(
             "kelvin_requests_total",
             "Requests that left a record, by what came of them.",
@@ -92,17 +92,17 @@ class Meters:
 
     def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
         """Count an attempt that failed before the client had a byte. `then`: `again`, or why no other one followed."""
-        self._retries.add((*self._cap.fold(whose), outcome_of(failure), then))
+        self._retries.add((*self._cap.bounded(whose), outcome_of(failure), then))
 
     def hedged(self, whose: tuple[str, str], first: str) -> None:
         """A request of a tenant at a model was late at one replica, and which of two began its answer."""
-        self._hedges.add((*self._cap.fold(whose), first))
+        self._hedges.add((*self._cap.bounded(whose), first))
 
     def ended(self, account: Account, outcome: str, status: int) -> None:
         """A request ended, one way or another."""
         names = self._known(account.principal.tenant, account.model, outcome, status, account.cold)
         if account.degraded is not None:
-            asked = self._cap.fold((account.principal.tenant, account.degraded.asked))
+            asked = self._cap.bounded((account.principal.tenant, account.degraded.asked))
             self._degraded.add((*asked, account.degraded.step))
         self._requests.add(names.requests)
         at_us = account.timeline.at_us
@@ -123,7 +123,7 @@ class Meters:
             self._tokens.add(completion, account.delivered_tokens)
 
     def _names(self, tenant: str, model: str, outcome: str, status: int, is_cold: bool) -> _Names:
-        whose = self._cap.fold((tenant, model))
+        whose = self._cap.bounded((tenant, model))
         starts = (*whose, "cold" if is_cold else "warm")
         requests = (*whose, outcome_of(outcome), str(status), starts[-1])
         return _Names(whose, starts, requests, tuple([(*whose, kind) for kind in _KINDS]))

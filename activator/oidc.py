@@ -18,14 +18,14 @@ import jwt
 
 from activator.issuers import TrustedIssuer
 from activator.jwks import KeySet
-from activator.policy.claims import Issuer, Token, Why, judge, read
+from activator.policy.claims import Issuer, Token, TokenRefusal, read, verify_claims
 from activator.policy.key_sets import Name
 from contracts.control import Principal
 from service.loops import Loops
-from telemetry.policy.instruments import Kind, Page
+from telemetry.policy.instruments import MetricKind, MetricsPage
 
 MAX_TOKEN: Final = 16 << 10
-KEPT: Final = 4096  # verified tokens
+MAX_VERIFIED_TOKENS: Final = 4096  # verified tokens
 
 _signatures: Final = jwt.PyJWS(options={"enforce_minimum_key_length": True})  # RSA of 2048 bits or more
 
@@ -41,13 +41,13 @@ class _Verified:
     key: jwt.PyJWK
 
 
-class Tokens:
+class TokenVerifier:
     """Knows the issuers. Used on one event loop."""
 
     def __init__(
         self,
         issuers: Mapping[str, tuple[Issuer, KeySet]],
-        page: Page,
+        page: MetricsPage,
         *,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
@@ -56,10 +56,10 @@ class Tokens:
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # the one that came last is last
         self._refused = page.counter("kelvin_tokens_refused_total", "Signed tokens that are not good.", ("why",))
         help = "Since an issuer's keys were fetched."
-        page.read("kelvin_issuer_keys_age_seconds", help, Kind.GAUGE, ("issuer",), self._ages)
+        page.read("kelvin_issuer_keys_age_seconds", help, MetricKind.GAUGE, ("issuer",), self._ages)
 
     def __repr__(self) -> str:
-        return f"<Tokens issuers={len(self._issuers)} verified={len(self._verified)}>"
+        return f"<TokenVerifier issuers={len(self._issuers)} verified={len(self._verified)}>"
 
     async def principal(self, text: str) -> Principal | None:
         """Whom the token names; None where it is not good. Raises Refused(Unavailable) while that can't be known."""
@@ -70,7 +70,7 @@ class Tokens:
                 return known.principal
             del self._verified[digest]
         found = await self._verify(text, digest, now_s)
-        if isinstance(found, Why):
+        if isinstance(found, TokenRefusal):
             self._refused.add((found.value,))
             return None
         return found
@@ -83,26 +83,26 @@ class Tokens:
                 loops.start("issuer keys", keys.run, about=name, takes_readiness=False)
             await loops.wait()
 
-    async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | Why:
+    async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | TokenRefusal:
         """What costs least comes first; nothing of the token is believed before its signature is good."""
         if (token := read(text)) is None:
-            return Why.FORM
+            return TokenRefusal.FORM
         name = token.claims.get("iss")
         if not isinstance(name, str) or name not in self._issuers:
-            return Why.ISSUER
+            return TokenRefusal.ISSUER
         issuer, keys = self._issuers[name]
-        identity = judge(token, issuer, now_s)
-        if isinstance(identity, Why):
+        identity = verify_claims(token, issuer, now_s)
+        if isinstance(identity, TokenRefusal):
             return identity
         key = await keys.find((token.kid, token.algorithm))
         if key is None:
-            return Why.KEY
+            return TokenRefusal.KEY
         if not _is_signed(text, token, key):
-            return Why.SIGNATURE
+            return TokenRefusal.SIGNATURE
         self._verified[digest] = _Verified(
             identity.principal, identity.expires_at_s, keys, (token.kid, token.algorithm), key
         )
-        if len(self._verified) > KEPT:
+        if len(self._verified) > MAX_VERIFIED_TOKENS:
             self._verified.popitem(last=False)
         return identity.principal
 
@@ -121,7 +121,9 @@ def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
 
 
 @asynccontextmanager
-async def open_tokens(trusted: Sequence[TrustedIssuer], page: Page) -> AsyncIterator[Tokens | None]:
+async def open_token_verifier(
+    trusted: Sequence[TrustedIssuer], page: MetricsPage
+) -> AsyncIterator[TokenVerifier | None]:
     """None where nobody is trusted. Closes what fetches the keys."""
     if not trusted:
         yield None
@@ -130,4 +132,4 @@ async def open_tokens(trusted: Sequence[TrustedIssuer], page: Page) -> AsyncIter
         issuers = {
             each.issuer.name: (each.issuer, KeySet(session, each.source, each.issuer.algorithms)) for each in trusted
         }
-        yield Tokens(issuers, page)
+        yield TokenVerifier(issuers, page)

@@ -1,7 +1,7 @@
 """Requests with an `Idempotency-Key`: the first one runs, those beside it join it, those after it get its answer.
 
 The work belongs to a run, and lives as long as anybody listens to it. What may be kept is `policy/once`'s, the bytes
-are the `tape`'s, and how a request is answered is `completions`'.
+are the `broadcast`'s, and how a request is answered is `completions`'.
 """
 
 import asyncio
@@ -14,20 +14,28 @@ from typing import Final
 import msgspec
 
 from activator.account import Account
-from activator.answer import Answer
+from activator.answer import ClientResponse
 from activator.answers_handover import Running
-from activator.asking import each
+from activator.asking import run_every
 from activator.budgets import is_charged
-from activator.call import Call
+from activator.call import InferenceRequest
 from activator.exchange import ClientGone, Exchange, Headers, now_us
-from activator.kept_answers import TEND_S, AnswerStore, Claim, Elsewhere, Mine
-from activator.once_key import Content, Sealer
-from activator.policy.once import HEADER, Asked, Kept, OnceLimits, RunCounts, asked, read_key
-from activator.shares import Room as SharedRoom
-from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play, replay
+from activator.kept_answers import TEND_S, AnswerStore, Claimed, ClaimedElsewhere, ClaimResult
+from activator.once_key import Sealer, StoredResponse
+from activator.policy.once import (
+    HEADER,
+    AnswerKey,
+    AnswerStoreLimits,
+    KeptAnswer,
+    RunCounts,
+    derive_answer_key,
+    read_key,
+)
+from activator.shares import SharedCapacity
+from activator.tape import OF_THE_MOMENT, ByteBudget, Listener, ResponseBroadcast, play, replay
 from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
 
@@ -35,81 +43,92 @@ JOINED: Final = "joined"
 REPLAYED: Final = "replayed"
 GIVEN: Final = "the room for answers that are given again"
 RETRY_S: Final = 1.0
-AGAIN: Final = (b"idempotent-replayed", b"true")
-ALONE: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # other activators could not be asked
+REPLAYED_HEADER: Final = (b"idempotent-replayed", b"true")
+LOCAL_ONLY_HEADER: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # other activators could not be asked
 
-Work = Callable[[Call], Awaitable[None]]
-Body = Callable[[Call, Answer], Awaitable[None]]
-Follow = Callable[[Call, Body], Awaitable[None]]
+RequestRunner = Callable[[InferenceRequest], Awaitable[None]]
+ResponseWriter = Callable[[InferenceRequest, ClientResponse], Awaitable[None]]
+RunFollower = Callable[[InferenceRequest, ResponseWriter], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class SharedRun:
     """One request that runs for all callers who sent it."""
 
-    asked: Asked
+    asked: AnswerKey
     account: Account
-    tape: Tape
+    broadcast: ResponseBroadcast
     exchange: Exchange  # with the tape
-    claimed: "asyncio.Future[Claim]"
+    claimed: "asyncio.Future[ClaimResult]"
 
     @property
     def is_claimed(self) -> bool:
         """Return whether its key is ours to run."""
-        return self.claimed.done() and not self.claimed.cancelled() and isinstance(self.claimed.result(), Mine)
+        return self.claimed.done() and not self.claimed.cancelled() and isinstance(self.claimed.result(), Claimed)
 
     @property
-    def is_good(self) -> bool:
+    def is_replayable(self) -> bool:
         """Return whether its answer may be replayed from its beginning."""
-        return self.account.is_repeatable and self.tape.is_complete and self.tape.is_whole
+        return self.account.is_repeatable and self.broadcast.is_complete and self.broadcast.is_whole
 
 
-class Once:
+class Idempotency:
     """Serves requests that have a key. `close` ends what runs."""
 
-    def __init__(self, secret: bytes, answers: AnswerStore, limits: OnceLimits, page: Page) -> None:
+    def __init__(self, secret: bytes, answers: AnswerStore, limits: AnswerStoreLimits, page: MetricsPage) -> None:
         self._secret = secret
         self._sealer = Sealer(secret)
         self._answers = answers
         self._limits = limits
         self._run_counts = RunCounts()
-        self._room = Room(limits.nbytes)
-        self._given = SharedRoom(limits.nbytes, GIVEN, "bytes")  # each replay holds its whole answer
-        self._runs: dict[bytes, Run] = {}  # by name
+        self._room = ByteBudget(limits.nbytes)
+        self._replay_capacity = SharedCapacity(limits.nbytes, GIVEN, "bytes")  # each replay holds its whole answer
+        self._runs: dict[bytes, SharedRun] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
         page.gauge("kelvin_keyed_run_bytes", "Bytes of keyed runs' answers so far.", lambda: self._room.used_bytes)
         page.gauge("kelvin_keyed_runs", "Requests with an Idempotency-Key that run.", lambda: len(self._tasks))
 
     def __repr__(self) -> str:
-        return f"<Once runs={len(self._runs)} tasks={len(self._tasks)}>"
+        return f"<Idempotency runs={len(self._runs)} tasks={len(self._tasks)}>"
 
-    async def serve(self, call: Call, work: Work, follow: Follow) -> None:
+    async def serve(self, inference_request: InferenceRequest, work: RequestRunner, follow: RunFollower) -> None:
         """Run the request by `work`, or answer it from the run of an equal one by `follow`, which has an account of its
         own. Raises Refused for a malformed key, or if the deadline passes before the key is claimed; ClientGone.
         """
-        given = [value for name, value in call.exchange.headers if name == HEADER]
-        what = asked(self._secret, call.account.principal.tenant, read_key(given), _parts(call))
+        given = [value for name, value in inference_request.exchange.headers if name == HEADER]
+        what = derive_answer_key(
+            self._secret,
+            inference_request.account.principal.tenant,
+            read_key(given),
+            _fingerprint_parts(inference_request),
+        )
         run = self._runs.get(what.name)
         if run is not None and run.asked.fingerprint != what.fingerprint:
-            await follow(call, self._refusal(KeyReused()))
-        elif run is not None and not run.tape.can_be_joined:  # too large to be kept, or MAX_LISTENERS listen
-            await follow(call, self._refusal(KeyInUse(RETRY_S)))
+            await follow(inference_request, self._refusal(KeyReused()))
+        elif run is not None and not run.broadcast.can_be_joined:  # too large to be kept, or MAX_LISTENERS listen
+            await follow(inference_request, self._refusal(KeyInUse(RETRY_S)))
         else:
             is_first = run is None
-            await self._listen(run or self._begin(what, call, work), call, follow, is_first=is_first)
+            await self._serve_from_run(
+                run or self._start_run(what, inference_request, work), inference_request, follow, is_first=is_first
+            )
 
-    async def _listen(self, run: Run, call: Call, follow: Follow, *, is_first: bool) -> None:
-        how = REPLAYED if run.tape.ended else JOINED
-        with run.tape.listening() as listener:
-            claim = await _claim_of(run, call)
-            if isinstance(claim, Mine):
+    async def _serve_from_run(
+        self, run: SharedRun, inference_request: InferenceRequest, follow: RunFollower, *, is_first: bool
+    ) -> None:
+        how = REPLAYED if run.broadcast.ended else JOINED
+        with run.broadcast.listening() as listener:
+            claim = await _claim_of(run, inference_request)
+            if isinstance(claim, Claimed):
                 if is_first:
-                    await _lead(run, call.exchange, listener, ALONE if claim.is_alone else [])
+                    await _stream_to_owner(
+                        run, inference_request.exchange, listener, LOCAL_ONLY_HEADER if claim.is_alone else []
+                    )
                 else:
-                    await follow(call, self._repeat(listener, how, run.account.request_id))
+                    await follow(inference_request, self._stream_to_follower(listener, how, run.account.request_id))
                 return
-        await follow(call, self._without_running(run.asked, claim))
+        await follow(inference_request, self._answer_without_run(run.asked, claim))
 
     def running(self) -> list[Running]:
         """Return the keys whose requests run here."""
@@ -118,7 +137,7 @@ class Once:
 
     async def run(self) -> None:
         """Tend the kept answers and the claims, until cancelled."""
-        await each(TEND_S, self._answers.tend)
+        await run_every(TEND_S, self._answers.tend)
 
     async def close(self) -> None:
         """End what runs; each still writes its record."""
@@ -127,62 +146,68 @@ class Once:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _begin(self, what: Asked, call: Call, work: Work) -> Run:
-        account = call.account
-        account.once = "" if self._run_counts.are_enough(what.once, time.monotonic()) else what.once
+    def _start_run(self, what: AnswerKey, inference_request: InferenceRequest, work: RequestRunner) -> SharedRun:
+        account = inference_request.account
+        account.once = "" if self._run_counts.exceeds_free_runs(what.once, time.monotonic()) else what.once
 
         async def ended() -> None:
-            if run.is_good:
-                await self._keep(run)
+            if run.is_replayable:
+                await self._publish_response(run)
             else:  # who comes from now on does not join a failure
-                self._forget(run)
+                self._remove_run(run)
 
-        tape = Tape(self._limits.answer_bytes, self._room, ended=ended, deserted=lambda: self._forget(run))
-        inner = msgspec.structs.replace(call, exchange=call.exchange.through(tape.send, tape))
-        run = Run(what, account, tape, inner.exchange, asyncio.get_running_loop().create_future())
+        broadcast = ResponseBroadcast(
+            self._limits.answer_bytes, self._room, ended=ended, on_abandoned=lambda: self._remove_run(run)
+        )
+        inner = msgspec.structs.replace(
+            inference_request, exchange=inference_request.exchange.with_destination(broadcast.send, broadcast)
+        )
+        run = SharedRun(what, account, broadcast, inner.exchange, asyncio.get_running_loop().create_future())
         self._runs[what.name] = run
         task = asyncio.create_task(self._run(run, inner, work), name=f"once-{account.request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return run
 
-    async def _run(self, run: Run, call: Call, work: Work) -> None:
+    async def _run(self, run: SharedRun, inference_request: InferenceRequest, work: RequestRunner) -> None:
         try:
             claim = await self._answers.claim(run.asked)
             run.claimed.set_result(claim)
-            if isinstance(claim, Mine):
-                await self._work(run, claim, call, work)
+            if isinstance(claim, Claimed):
+                await self._run_claimed(run, claim, inference_request, work)
         finally:
-            self._forget(run)
+            self._remove_run(run)
             run.claimed.cancel()  # of nobody who knows it already
-            run.tape.close()
+            run.broadcast.close()
 
-    async def _work(self, run: Run, claim: Mine, call: Call, work: Work) -> None:
+    async def _run_claimed(
+        self, run: SharedRun, claim: Claimed, inference_request: InferenceRequest, work: RequestRunner
+    ) -> None:
         try:
-            await work(call)
+            await work(inference_request)
         finally:
             # A right answer counts as well: its caller can have it forgotten by asking for others, and run it again.
             if is_charged(run.account.outcome, run.account.delivered_tokens):
                 self._run_counts.note(run.asked.once, time.monotonic())
-            if not run.is_good:
+            if not run.is_replayable:
                 await self._answers.release(run.asked, claim)
 
-    async def _keep(self, run: Run) -> None:
+    async def _publish_response(self, run: SharedRun) -> None:
         """Before anybody hears the end: who has the whole answer can have it again, everywhere."""
-        claim, head = run.claimed.result(), run.tape.head
-        assert isinstance(claim, Mine)
+        claim, head = run.claimed.result(), run.broadcast.head
+        assert isinstance(claim, Claimed)
         assert head is not None
-        content = Content(run.account.request_id, head.status, head.headers, run.tape.content())
+        content = StoredResponse(run.account.request_id, head.status, head.headers, run.broadcast.content())
         await self._answers.publish(run.asked, claim, self._sealer.seal(run.asked, content))
 
-    def _forget(self, run: Run) -> None:
+    def _remove_run(self, run: SharedRun) -> None:
         if self._runs.get(run.asked.name) is run:
             del self._runs[run.asked.name]
 
-    def _without_running(self, what: Asked, claim: Kept | Elsewhere) -> Body:
+    def _answer_without_run(self, what: AnswerKey, claim: KeptAnswer | ClaimedElsewhere) -> ResponseWriter:
         if claim.fingerprint != what.fingerprint:
             return self._refusal(KeyReused())
-        if isinstance(claim, Elsewhere):
+        if isinstance(claim, ClaimedElsewhere):
             return self._refusal(KeyInUse(claim.retry_after_s))
         content = self._sealer.open(what, claim.sealed)
         if content is None:  # of another secret, or damaged: nobody can say what was answered
@@ -190,62 +215,79 @@ class Once:
             return self._refusal(KeyInUse(RETRY_S))
         return self._replay(content)
 
-    def _refusal(self, failure: KeyReused | KeyInUse) -> Body:
-        async def refuse(call: Call, answer: Answer) -> None:
+    def _refusal(self, failure: KeyReused | KeyInUse) -> ResponseWriter:
+        async def refuse(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
             self._repeats.add((failure.code,))
             raise Refused(failure)
 
         return refuse
 
-    def _replay(self, content: Content) -> Body:
-        async def send(call: Call, answer: Answer) -> None:
-            with self._given.take(call.account.principal.tenant, len(content.body)):
+    def _replay(self, content: StoredResponse) -> ResponseWriter:
+        async def send(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
+            with self._replay_capacity.take(inference_request.account.principal.tenant, len(content.body)):
                 self._repeats.add((REPLAYED,))
-                await replay(call.exchange, content, [AGAIN], lambda status: answer.repeated(REPLAYED, status))
+                await replay(
+                    inference_request.exchange,
+                    content,
+                    [REPLAYED_HEADER],
+                    lambda status: client_response.settle_replay(REPLAYED, status),
+                )
 
         return send
 
-    def _repeat(self, listener: Listener, how: str, of: str) -> Body:
-        async def repeat(call: Call, answer: Answer) -> None:
+    def _stream_to_follower(self, listener: Listener, how: str, of: str) -> ResponseWriter:
+        async def repeat(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
             marks: Headers = [(b"x-kelvin-repeat-of", of.encode())]
             if how == REPLAYED:
-                marks.append(AGAIN)
+                marks.append(REPLAYED_HEADER)
             self._repeats.add((how,))
             try:
-                await play(call.exchange, listener, marks, lambda status: answer.repeated(how, status))
+                await play(
+                    inference_request.exchange,
+                    listener,
+                    marks,
+                    lambda status: client_response.settle_replay(how, status),
+                )
             except ClientGone:  # the client, or the run: either way nothing more comes
-                call.exchange.connection.abort()
+                inference_request.exchange.connection.abort()
                 raise
 
         return repeat
 
 
-async def _lead(run: Run, exchange: Exchange, listener: Listener, marks: Headers) -> None:
+async def _stream_to_owner(run: SharedRun, exchange: Exchange, listener: Listener, marks: Headers) -> None:
     """The first one's answer: its account is the run's, and so is what comes of it."""
-    with exchange.leaving_ends():
+    with exchange.cancel_on_disconnect():
         await listener.head()
         known = [line for line in run.exchange.rates if line[0].startswith(OF_THE_MOMENT)]
         exchange.rates = list((dict(exchange.rates) | dict(known)).items())
         await play(exchange, listener, marks)
 
 
-async def _claim_of(run: Run, call: Call) -> Claim:
+async def _claim_of(run: SharedRun, inference_request: InferenceRequest) -> ClaimResult:
     """Wait for the run's claim. Raises Refused(DeadlineExceeded), ClientGone."""
     if run.claimed.done() and not run.claimed.cancelled():
         return run.claimed.result()
     try:
-        with call.exchange.leaving_ends(call.remaining_s()):
+        with inference_request.exchange.cancel_on_disconnect(inference_request.remaining_s()):
             await asyncio.wait((run.claimed,))
     except TimeoutError:
-        waited_s = (now_us() - call.exchange.arrived_us) / 1e6
+        waited_s = (now_us() - inference_request.exchange.arrived_us) / 1e6
         raise Refused(DeadlineExceeded(waited_s, "claiming its key")) from None
     if run.claimed.cancelled():
         raise ClientGone
     return run.claimed.result()
 
 
-def _parts(call: Call) -> list[bytes]:
+def _fingerprint_parts(inference_request: InferenceRequest) -> list[bytes]:
     """All that an answer depends on. Not when it must be there, nor who goes first."""
-    entry, reference = call.entry, call.reference
-    named = (call.path, entry.tenant, entry.model, reference.alias or "", reference.version_prefix or "", *call.schemas)
-    return [*(each.encode() for each in named), call.body]
+    entry, reference = inference_request.entry, inference_request.reference
+    named = (
+        inference_request.path,
+        entry.tenant,
+        entry.model,
+        reference.alias or "",
+        reference.version_prefix or "",
+        *inference_request.schemas,
+    )
+    return [*(each.encode() for each in named), inference_request.body]

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from activator.exchange import Headers
-from activator.policy.once import Asked
-from service.whole_file import drafted
+from activator.policy.once import AnswerKey
+from service.whole_file import pending_file
 
 NAME: Final = "once.key"  # in the data directory
 _BYTES: Final = 32
@@ -26,11 +26,11 @@ _NONCE: Final = 12  # of GCM (NIST SP 800-38D): random, as a tenant's key seals 
 _PURPOSE: Final = b"kelvin kept answer 1 "
 
 
-class BadOnceKey(ValueError):
+class BadIdempotencySecret(ValueError):
     """The file holds something else; it is never overwritten. The text says nothing of its content."""
 
 
-class Content(msgspec.Struct, frozen=True, array_like=True):
+class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
     """An answer as it was handed out, and the request that made it."""
 
     request_id: str
@@ -39,18 +39,18 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-_content: Final = msgspec.msgpack.Decoder(Content)
+_content: Final = msgspec.msgpack.Decoder(StoredResponse)
 
 
-def ensure_once_key(path: Path) -> bytes:
-    """The secret in `path`, made now where there is none. Raises BadOnceKey, OSError."""
+def ensure_idempotency_secret(path: Path) -> bytes:
+    """The secret in `path`, made now where there is none. Raises BadIdempotencySecret, OSError."""
     try:
         text = path.read_text("latin-1").strip()
     except FileNotFoundError:
-        with drafted(path, 0o600) as draft:
+        with pending_file(path, 0o600) as draft:
             draft.file.write(secrets.token_hex(_BYTES).encode() + b"\n")
             with suppress(FileExistsError):  # another activator has made it meanwhile
-                draft.keep(replace=False)
+                draft.commit(replace=False)
         text = path.read_text("latin-1").strip()
     try:
         key = bytes.fromhex(text)
@@ -58,7 +58,7 @@ def ensure_once_key(path: Path) -> bytes:
         key = b""
     if len(key) != _BYTES:
         what = "restore it from a backup, or remove it: what was asked before then runs again where it is repeated"
-        raise BadOnceKey(f"{path.name}: must hold {_BYTES * 2} hex digits; {what}")
+        raise BadIdempotencySecret(f"{path.name}: must hold {_BYTES * 2} hex digits; {what}")
     return key
 
 
@@ -71,13 +71,13 @@ class Sealer:
     def __repr__(self) -> str:
         return "<Sealer>"
 
-    def seal(self, asked: Asked, content: Content) -> bytes:
+    def seal(self, asked: AnswerKey, content: StoredResponse) -> bytes:
         """The answer as it may lie anywhere."""
         nonce = secrets.token_bytes(_NONCE)
         plain = msgspec.msgpack.encode(content)
         return nonce + self._of(asked.tenant).encrypt(nonce, plain, asked.name + asked.fingerprint)
 
-    def open(self, asked: Asked, sealed: bytes) -> Content | None:
+    def open(self, asked: AnswerKey, sealed: bytes) -> StoredResponse | None:
         """None for what was not sealed so: for another tenant, name or request, or with another secret."""
         try:
             plain = self._of(asked.tenant).decrypt(sealed[:_NONCE], sealed[_NONCE:], asked.name + asked.fingerprint)

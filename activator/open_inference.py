@@ -10,11 +10,11 @@ from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve, which_model
 from activator.routes import ShowPredictor, ShowServer, Target
-from activator.shares import Room
-from activator.table import Table, reach
+from activator.shares import SharedCapacity
+from activator.table import RoutingTable, authorize_model
 from contracts.control import Principal, Scope, VersionRow
 from contracts.errors import Refused
-from contracts.kinds import other_kind
+from contracts.kinds import wrong_kind_failure
 from contracts.names import ModelReference, parse_reference
 from contracts.wire import encode
 
@@ -27,38 +27,38 @@ _JSON: Final = b"application/json"
 class OpenInference:
     """Serves `/v2`, `/v2/health/…` and `/v2/models/M…`, except `infer`."""
 
-    def __init__(self, authenticator: Authenticator, table: Table, unread: Room) -> None:
+    def __init__(self, authenticator: Authenticator, table: RoutingTable, unread: SharedCapacity) -> None:
         """`unread` has a place for each request that waits for its body."""
         self._authenticator = authenticator
         self._table = table
         self._unread = unread
         self._version = importlib.metadata.version("kelvin-serving")
 
-    async def server(self, exchange: Exchange, asked: ShowServer) -> None:
+    async def server(self, exchange: Exchange, request_route: ShowServer) -> None:
         """Send the server's metadata, or that it is healthy.
 
         It is healthy here, since only an activator that knows models and keys can authenticate a caller. Raises Refused
         if the path names a model that the caller may not use.
         """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
-        if asked.target.model is not None:
-            self._find(principal, asked.target, parse_reference(asked.target.model))
-        if asked.health is None:
+        if request_route.target.model is not None:
+            self._find(principal, request_route.target, parse_reference(request_route.target.model))
+        if request_route.health is None:
             await self._answer(exchange, principal, {"name": NAME, "version": self._version, "extensions": ()})
         else:
-            await self._answer(exchange, principal, {asked.health: True})
+            await self._answer(exchange, principal, {request_route.health: True})
 
-    async def model(self, exchange: Exchange, asked: ShowPredictor) -> None:
+    async def model(self, exchange: Exchange, request_route: ShowPredictor) -> None:
         """Send what a version takes and returns, or that it is ready. A version with a name is ready: requests wake it.
 
         Raises Refused.
         """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
-        reference = which_model(asked.target.model, asked.named)
-        entry, row = self._find(principal, asked.target, reference)
+        reference = which_model(request_route.target.model, request_route.named)
+        entry, row = self._find(principal, request_route.target, reference)
         if row.signature is None:
-            raise Refused(other_kind(reference.model, row.kind))
-        if asked.ready:
+            raise Refused(wrong_kind_failure(reference.model, row.kind))
+        if request_route.ready:
             await self._answer(exchange, principal, {"name": entry.model, "ready": True})
             return
         signature = row.signature
@@ -77,7 +77,7 @@ class OpenInference:
 
     def _find(self, principal: Principal, target: Target, reference: ModelReference) -> tuple[ModelEntry, VersionRow]:
         """Return a model and its version. Another tenant's model without a grant counts as missing. Raises Refused."""
-        entry = reach(self._table, principal, target.tenant, reference)
+        entry = authorize_model(self._table, principal, target.tenant, reference)
         return entry, resolve(reference, entry)
 
     async def _answer(self, exchange: Exchange, caller: Principal, content: dict[str, object]) -> None:

@@ -54,11 +54,11 @@ class Passthrough:
         headers.append(("x-request-id", exchange.request_id))
         exchange.check_length(self._limits.upload_bytes)
         upload = _Upload(exchange, self._limits) if exchange.has_more else None
-        with self._counted(service, principal.tenant), exchange.leaving_ends():
+        with self._count_call(service, principal.tenant), exchange.cancel_on_disconnect():
             await self._pass(exchange, self._services[service], service, headers, upload)
 
     @contextmanager
-    def _counted(self, service: str, tenant: str) -> Iterator[None]:
+    def _count_call(self, service: str, tenant: str) -> Iterator[None]:
         """Count a call until the block ends. Raises `Refused(Overloaded)`."""
         who = service, tenant
         if self._calls[who] >= CALLS_OF_TENANT:
@@ -81,7 +81,7 @@ class Passthrough:
     ) -> None:
         query = b"?" + exchange.query if exchange.query else b""
         # `encoded`: the path goes on as it came; nothing in it is read as "one up".
-        url = URL(service.base + (exchange.path + query).decode("latin-1"), encoded=True)
+        url = URL(service.base_url + (exchange.path + query).decode("latin-1"), encoded=True)
         remaining_s = exchange.deadline(self._limits.deadline_s).remaining_s(time.monotonic())
         allowed_s = max(LEAST_S, remaining_s)  # 0 would be none
         connect_s = CONNECT_S[name]

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from activator.keys import VersionKey, key_of
-from activator.reporter import PERIOD_S, Sink
+from activator.reporter import PERIOD_S, ReportSink
 from activator.stat_wire import RevisionStat
 from contracts.control import ConcurrencyStat, PoolRow, RevisionRow
 
@@ -23,33 +23,33 @@ class PoolReporter:
 
     def __init__(
         self,
-        link: Sink,
-        tell: Callable[[Iterable[RevisionStat]], Awaitable[bool]],
-        control: Sink,
+        link: ReportSink,
+        send_revision_stats: Callable[[Iterable[RevisionStat]], Awaitable[bool]],
+        control: ReportSink,
         revision_of: Callable[[VersionKey], RevisionRow | None],
         pools: Callable[[], tuple[PoolRow, ...]],
-        alive: Callable[[], int | None],
+        activator_count: Callable[[], int | None],
     ) -> None:
-        """`link` is to Knative's autoscaler. `tell` tells that of Revisions, and returns whether it was taken. `alive`:
-        how many activators there are by now; None where only the feed has said it.
+        """`link` is to Knative's autoscaler. `send_revision_stats` tells that of Revisions, and returns whether it was
+        taken. `activator_count`: how many activators there are by now; None where only the feed has said it.
         """
         self._link = link
-        self._tell = tell
+        self._send_revision_stats = send_revision_stats
         self._control = control
         self._revision_of = revision_of
         self._pools = pools
-        self._alive = alive
+        self._activator_count = activator_count
 
     def __repr__(self) -> str:
         return f"<PoolReporter pools={len(self._pools())} {self._link!r}>"
 
     @property
     def session(self) -> object | None:
-        """See reporter.Sink."""
+        """See reporter.ReportSink."""
         return self._link.session
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """See reporter.Sink."""
+        """See reporter.ReportSink."""
         if not self._pools():
             return await self._link.send(stats)
         shared = tuple(each for each in stats if self._revision_of(key_of(each)) is None)
@@ -73,8 +73,10 @@ class PoolReporter:
             due = max(due + PERIOD_S, loop.time())  # never twice within one second
             await asyncio.sleep(due - loop.time())
             if pools := self._pools():
-                await self._tell([RevisionStat(row.namespace, row.name, self._share(row), 0) for row in pools])
+                await self._send_revision_stats(
+                    [RevisionStat(row.namespace, row.name, self._share(row), 0) for row in pools]
+                )
 
     def _share(self, row: PoolRow) -> float:
-        alive = self._alive()
-        return row.share if alive is None or not row.wanted else row.wanted / alive
+        activator_count = self._activator_count()
+        return row.share if activator_count is None or not row.wanted else row.wanted / activator_count

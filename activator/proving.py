@@ -19,19 +19,19 @@ from activator.upstream_http import Client
 from contracts.control import Feed, ReplicaRow
 from contracts.roles import Role
 from service.loops import Loops
-from service.way import Ways
-from telemetry.policy.instruments import Page
+from service.way import ConnectorFactory
+from telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = dependencies.POD.timeout_s
 AT_ONCE: Final = 64  # probes under way
 PATH: Final = "/healthz"
-QUEUE: Final = b"queue"  # what is asked for and read back: queue-proxy's name, and that of a runtime without one
+PROBE_TOKEN: Final = b"queue"  # what is asked for and read back: queue-proxy's name, and that of a runtime without one
 FIRST_S: Final = 0.025  # until it is asked again, at first
 LAST_S: Final = 1.0  # so that no start is seen to be over much later
 SHARE: Final = 0.02  # of the time that it has been asked for
-FIELDS: Final = (("k-network-probe", QUEUE.decode()), ("user-agent", "Knative-Activator-Probe"))
+FIELDS: Final = (("k-network-probe", PROBE_TOKEN.decode()), ("user-agent", "Knative-Activator-Probe"))
 
 
 def pause_s(asked_s: float) -> float:
@@ -49,19 +49,21 @@ class _Asked:
     task: "asyncio.Task[None]" = field(init=False)
 
 
-class Proving:
+class ReadinessProber:
     """Between the feed and who acts on it. Used on one event loop; what it does ends with `close`.
 
     `tell` takes the row of a pod that answered, as the feed would say it of a ready one.
     """
 
-    def __init__(self, ways: Ways, tell: Callable[[ReplicaRow], None], page: Page) -> None:
-        self._ways = ways
+    def __init__(
+        self, connector_factory: ConnectorFactory, tell: Callable[[ReplicaRow], None], page: MetricsPage
+    ) -> None:
+        self._ways = connector_factory
         self._tell = tell
         self._loops = Loops()
         self._asked: dict[str, _Asked] = {}
-        self._proven: dict[str, str] = {}  # by our own word alone: pod -> its address
-        self._used: set[str] = set()  # those, and what the feed called ready
+        self._proven_addresses: dict[str, str] = {}  # by our own word alone: pod -> its address
+        self._in_use: set[str] = set()  # those, and what the feed called ready
         self._room = asyncio.Semaphore(AT_ONCE)
         page.gauge(
             "kelvin_pods_probed",
@@ -70,25 +72,27 @@ class Proving:
         )
 
     def __repr__(self) -> str:
-        return f"<Proving asking={len(self._asked)} proven={len(self._proven)} used={len(self._used)}>"
+        return (
+            f"<ReadinessProber asking={len(self._asked)} proven={len(self._proven_addresses)} used={len(self._in_use)}>"
+        )
 
     def take(self, line: Feed) -> Feed:
         """Return the line without pods that have to answer first, and with pods that have answered."""
         present = {row.runtime_id for row in line.replicas}
-        gone = (self._asked.keys() | self._used) - present if line.full else set()
+        gone = (self._asked.keys() | self._in_use) - present if line.full else set()
         for runtime_id in (*gone, *line.removed_replicas):
             self._forget(runtime_id)
         rows, unready = [], []
         for row in line.replicas:
             name = row.runtime_id
-            if row.unproven and not row.draining and self._proven.get(name) != row.address:
-                if name in self._used:
+            if row.unproven and not row.draining and self._proven_addresses.get(name) != row.address:
+                if name in self._in_use:
                     unready.append(name)
                 self._ask(row)
-            elif not row.unproven or name in self._used:
+            elif not row.unproven or name in self._in_use:
                 if not row.unproven:
                     self._forget(name)
-                self._used.add(name)
+                self._in_use.add(name)
                 rows.append(msgspec.structs.replace(row, unproven=False) if row.unproven else row)
             else:
                 self._forget(name)  # it goes before it has ever answered
@@ -105,13 +109,13 @@ class Proving:
 
     def check_integrity(self) -> None:
         """Nobody is asked who is used; who was proven is used."""
-        assert not self._asked.keys() & self._used
-        assert self._proven.keys() <= self._used
+        assert not self._asked.keys() & self._in_use
+        assert self._proven_addresses.keys() <= self._in_use
         assert all(asked.row.unproven for asked in self._asked.values())
 
     def _forget(self, name: str) -> None:
-        self._used.discard(name)
-        self._proven.pop(name, None)
+        self._in_use.discard(name)
+        self._proven_addresses.pop(name, None)
         if (asked := self._asked.pop(name, None)) is not None:
             asked.task.cancel()
 
@@ -122,16 +126,16 @@ class Proving:
             return
         self._forget(row.runtime_id)
         asked = self._asked[row.runtime_id] = _Asked(row)
-        body = partial(self._until_it_answers, asked)
+        body = partial(self._probe_until_ready, asked)
         asked.task = self._loops.start("pod probe", body, about=row.runtime_id, takes_readiness=False)
 
-    async def _until_it_answers(self, asked: _Asked) -> None:
+    async def _probe_until_ready(self, asked: _Asked) -> None:
         name, began_s = asked.row.runtime_id, time.monotonic()
         try:
             client = Client(self._ways.to(asked.row.address, Role.RUNTIME))
             try:
                 while True:
-                    if await self._answers(client):
+                    if await self._is_ready(client):
                         break
                     await asyncio.sleep(pause_s(time.monotonic() - began_s))
             finally:
@@ -144,21 +148,21 @@ class Proving:
         log.info(
             "a pod takes requests", extra={"runtime_id": name, "asked_ms": round((time.monotonic() - began_s) * 1000)}
         )
-        self._proven[name] = asked.row.address
-        self._used.add(name)
+        self._proven_addresses[name] = asked.row.address
+        self._in_use.add(name)
         self._tell(msgspec.structs.replace(asked.row, unproven=False))
 
-    async def _answers(self, client: Client) -> bool:
+    async def _is_ready(self, client: Client) -> bool:
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     answer = await client.send("GET", PATH, fields=FIELDS)
                     try:
                         body = b""
-                        while len(body) <= len(QUEUE) and (part := await answer.some()):
+                        while len(body) <= len(PROBE_TOKEN) and (part := await answer.read_part()):
                             body += part
                     finally:
                         answer.release()
             except OSError:  # TimeoutError is one
                 return False
-        return answer.status == 200 and body == QUEUE
+        return answer.status == 200 and body == PROBE_TOKEN

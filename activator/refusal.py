@@ -25,7 +25,7 @@ _MALFORMED: Final = (
 )
 
 
-def rendered(failure: Failure, path: bytes, request_id: str) -> tuple[int, bytes, bytes, Headers]:
+def render_error(failure: Failure, path: bytes, request_id: str) -> tuple[int, bytes, bytes, Headers]:
     """Status, content type, body and further headers, but for the one that names the request.
 
     Problem details below the inner APIs, the Open Inference Protocol's form below its own, also where there is no such
@@ -41,9 +41,9 @@ def rendered(failure: Failure, path: bytes, request_id: str) -> tuple[int, bytes
     return status, OPENAI_CONTENT_TYPE.encode(), form(failure, request_id), headers
 
 
-def closing(failure: Failure, path: bytes, request_id: str) -> bytes:
+def closing_response(failure: Failure, path: bytes, request_id: str) -> bytes:
     """The whole answer to a request that nothing behind the edge has seen; the connection ends with it."""
-    status, kind, body, headers = rendered(failure, path, request_id)
+    status, kind, body, headers = render_error(failure, path, request_id)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(),
         b"x-request-id: " + request_id.encode(),
@@ -55,11 +55,11 @@ def closing(failure: Failure, path: bytes, request_id: str) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-def too_large(request_id: str) -> bytes:
-    """As `closing`, of a head that is not looked at."""
+def head_too_large_response(request_id: str) -> bytes:
+    """As `closing_response`, of a head that is not looked at."""
     return _TOO_LARGE % request_id.encode()
 
 
 def malformed(why: bytes, request_id: str) -> bytes:
-    """As `closing`, of what is no request."""
+    """As `closing_response`, of what is no request."""
     return _MALFORMED % (request_id.encode(), len(why), why)

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from activator.backlogs import Backlogs, Work
+from activator.backlogs import Backlogs, RunningRequest
 from activator.keys import VersionKey
-from activator.policy.concurrency import ANNOUNCEMENT, ConcurrencyMeter, Report
+from activator.policy.concurrency import ANNOUNCEMENT, ConcurrencyMeter, ConcurrencyReport
 from contracts.control import ConcurrencyStat
 from service.loops import Loops
 
 PERIOD_S: Final = 1.0
 
 
-class Sink(Protocol):
+class ReportSink(Protocol):
     """Tells the decider."""
 
     @property
@@ -33,13 +33,13 @@ class Sink(Protocol):
         ...
 
 
-class Reporter:
+class LoadReporter:
     """Meters of all versions. `run` is its loop. A report that can't be sent is dropped: the next second has another.
     `backlogs` may weigh the reported concurrency.
     """
 
     def __init__(
-        self, sink: Sink, backlogs: Backlogs | None = None, *, clock: Callable[[], float] = time.monotonic
+        self, sink: ReportSink, backlogs: Backlogs | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._sink = sink
         self._backlogs = backlogs or Backlogs()
@@ -51,9 +51,11 @@ class Reporter:
 
     def __repr__(self) -> str:
         running = sum(meter.running for meter in self._meters.values())
-        return f"<Reporter versions={len(self._meters)} running={running} {self._sink}>"
+        return f"<LoadReporter versions={len(self._meters)} running={running} {self._sink}>"
 
-    def began(self, key: VersionKey, is_told: Callable[[VersionKey], bool], work: Work | None = None) -> None:
+    def begin_request(
+        self, key: VersionKey, is_told: Callable[[VersionKey], bool], work: RunningRequest | None = None
+    ) -> None:
         """Count a request that arrived. The first one is reported at once, unless `is_told` says that a poke reports
         it. `work` is what is to be computed for it, if anything.
         """
@@ -71,13 +73,13 @@ class Reporter:
         else:
             meter.begin(now)
 
-    def ended(self, key: VersionKey, work: Work | None = None) -> None:
+    def end_request(self, key: VersionKey, work: RunningRequest | None = None) -> None:
         """It left."""
         if work is not None:
             self._backlogs.leave(key, work)
         self._meters[key].end(self._clock())
 
-    async def poke(self, key: VersionKey) -> bool:
+    async def send_wake(self, key: VersionKey) -> bool:
         """Report now that the version is wanted, and take that off the next report. Return whether the sink took it.
 
         Where the decider gets each second's reports one poke is enough, as reports say it from then on.
@@ -134,7 +136,7 @@ class Reporter:
                 await self._sink.send(stats)
 
 
-def _stat(key: VersionKey, report: Report) -> ConcurrencyStat:
+def _stat(key: VersionKey, report: ConcurrencyReport) -> ConcurrencyStat:
     return ConcurrencyStat(
         tenant=key.tenant,
         model=key.model,

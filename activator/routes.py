@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from contracts.errors import Failure, InvalidRequest, MethodNotAllowed, NotFound
-from contracts.kinds import INFER
+from contracts.kinds import INFER_PATH
 
 Verb = Literal["about", "ready", "infer"]
 COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
@@ -41,7 +41,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class RunInference:
     """A completion, chat, embeddings or prediction, as `path` of the runtime. A prediction's model is `named` by the
     rest of the path."""
 
@@ -92,20 +92,22 @@ class ShowPredictor:
 
 
 @dataclass(frozen=True, slots=True)
-class Inward:
+class PassthroughRoute:
     """Something of a process behind us, passed through: `admin` or `push`."""
 
     service: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class NoRoute:
     """Nothing that there is."""
 
     failure: Failure
 
 
-Asked = Complete | ListModels | ShowTimeline | CancelRequest | ShowServer | ShowPredictor | Inward | Wrong
+RequestRoute = (
+    RunInference | ListModels | ShowTimeline | CancelRequest | ShowServer | ShowPredictor | PassthroughRoute | NoRoute
+)
 
 
 def speaks_open_inference(path: bytes) -> bool:
@@ -113,25 +115,25 @@ def speaks_open_inference(path: bytes) -> bool:
     return _OPEN_INFERENCE.match(path) is not None
 
 
-def route(method: str, path: bytes, host: str, domain: str) -> Asked:
+def route(method: str, path: bytes, host: str, domain: str) -> RequestRoute:
     """`path` is as sent, without the query; `host` is `host_of`'s."""
     path = path.replace(b"%40", b"@")  # what client libraries escape of a name, and of OWNER/M
     if path.startswith(b"/v1/models/"):
         path = path.replace(b"%2F", b"/", 1)
     if _PLAIN.fullmatch(path) is None or any(part in (b".", b"..") for part in path.split(b"/")):
-        return Wrong(NotFound("route", path[:80].decode("latin-1")))
+        return NoRoute(NotFound("route", path[:80].decode("latin-1")))
     text = path.decode("ascii")
     for service in ("admin", "push"):
         if text.startswith(f"/{service}/v1/"):
-            return Inward(service)
+            return PassthroughRoute(service)
     target = _by_host(host, domain)
     if target is None:
         target, text = _by_path(text)
     if text in _ABOUT or text.startswith("/v2/"):
-        return _of_open_inference(method, text, target)
+        return _route_open_inference(method, text, target)
     if not text.startswith("/v1/"):
         return _no_route(text)
-    return _of_model(method, text, target)
+    return _route_v1(method, text, target)
 
 
 def host_of(values: list[bytes]) -> str | Failure:
@@ -159,7 +161,7 @@ def _by_path(path: str) -> tuple[Target, str]:
     return Target(), path
 
 
-def _no_route(path: str) -> Wrong:
+def _no_route(path: str) -> NoRoute:
     """Return the error of an unknown path. A path that a client of another provider asks for has a hint."""
     found = _MISPLACED.fullmatch(path)
     hint = ""
@@ -167,44 +169,44 @@ def _no_route(path: str) -> Wrong:
         hint = "the Responses API is not served; use /v1/chat/completions"
     elif found is not None:
         hint = f"did you mean '/v1{found[1]}'? The base URL of a client ends in /v1"
-    return Wrong(NotFound("route", path[:80], hint))
+    return NoRoute(NotFound("route", path[:80], hint))
 
 
-def _of_model(method: str, path: str, target: Target) -> Asked:
+def _route_v1(method: str, path: str, target: Target) -> RequestRoute:
     inner = path.removeprefix("/v1")
     if inner in COMPLETIONS:
-        return Complete(path, target) if method == "POST" else Wrong(MethodNotAllowed(method, ("POST",)))
+        return RunInference(path, target) if method == "POST" else NoRoute(MethodNotAllowed(method, ("POST",)))
     if found := _REQUEST.fullmatch(inner):
-        return CancelRequest(found[1], target) if method == "DELETE" else Wrong(MethodNotAllowed(method, ("DELETE",)))
-    asked: Asked | None = None
+        return CancelRequest(found[1], target) if method == "DELETE" else NoRoute(MethodNotAllowed(method, ("DELETE",)))
+    request_route: RequestRoute | None = None
     if inner == "/models":
-        asked = ListModels(target)
+        request_route = ListModels(target)
     elif found := _ANY_MODEL.fullmatch(inner):
-        asked = ListModels(target, found[1])
+        request_route = ListModels(target, found[1])
     elif found := _TIMELINE.fullmatch(inner):
-        asked = ShowTimeline(found[1], target)
-    if asked is None:
+        request_route = ShowTimeline(found[1], target)
+    if request_route is None:
         return _no_route(path)
-    return asked if method == "GET" else Wrong(MethodNotAllowed(method, ("GET",)))
+    return request_route if method == "GET" else NoRoute(MethodNotAllowed(method, ("GET",)))
 
 
-def _of_open_inference(method: str, path: str, target: Target) -> Asked:
+def _route_open_inference(method: str, path: str, target: Target) -> RequestRoute:
     inner = path.removeprefix("/v2")
-    asked: Asked | None = None
+    request_route: RequestRoute | None = None
     if path in _ABOUT:
-        asked = ShowServer(target)
+        request_route = ShowServer(target)
     elif inner in (_LIVE, _READY):
-        asked = ShowServer(target, "live" if inner == _LIVE else "ready")
+        request_route = ShowServer(target, "live" if inner == _LIVE else "ready")
     else:
         for pattern, verb in _OF_MODEL:
             if (found := pattern.fullmatch(inner)) is not None:
-                asked = _of_predictor(target, "@".join(found.groups()), verb)
-    if asked is None:
-        return Wrong(NotFound("route", path[:80]))
-    wanted = "POST" if isinstance(asked, Complete) else "GET"
-    return asked if method == wanted else Wrong(MethodNotAllowed(method, (wanted,)))
+                request_route = _route_predictor(target, "@".join(found.groups()), verb)
+    if request_route is None:
+        return NoRoute(NotFound("route", path[:80]))
+    wanted = "POST" if isinstance(request_route, RunInference) else "GET"
+    return request_route if method == wanted else NoRoute(MethodNotAllowed(method, (wanted,)))
 
 
-def _of_predictor(target: Target, named: str, verb: Verb) -> Asked:
+def _route_predictor(target: Target, named: str, verb: Verb) -> RequestRoute:
     """`named` is M, M@ALIAS or M@VERSION; a name with an alias and a version as well is no reference."""
-    return Complete(INFER, target, named) if verb == "infer" else ShowPredictor(target, named, verb == "ready")
+    return RunInference(INFER_PATH, target, named) if verb == "infer" else ShowPredictor(target, named, verb == "ready")

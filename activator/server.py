@@ -14,8 +14,8 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from activator.edge import edge_protocol, plain_protocol
-from activator.gate import Gate
+from activator.edge import plain_protocol_factory, tls_protocol_factory
+from activator.gate import ListenerState
 from contracts.settings import BadSetting
 from service.listener import listen
 from service.run import Stop
@@ -55,9 +55,9 @@ def listen_plain(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """Leaves signals to the service: uvicorn would raise them again after its shutdown, and end the process by them."""
 
-    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+    def __init__(self, config: uvicorn.Config, listener_state: ListenerState) -> None:
         super().__init__(config)
-        self._gate = gate
+        self._listener_state = listener_state
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,33 +65,37 @@ class _Server(uvicorn.Server):
 
     async def _wait_tasks_to_complete(self) -> None:
         try:
-            while self._gate.shaking:  # noqa: ASYNC110 -- accepted, and not yet among those that uvicorn polls likewise
+            while self._listener_state.handshakes:  # noqa: ASYNC110 -- accepted, and not yet among those that uvicorn polls likewise
                 await asyncio.sleep(SHAKING_S)
             await super()._wait_tasks_to_complete()
         except asyncio.CancelledError:  # the time is over, for every front: tasks are cancelled next, none may be new
-            self._gate.porch.close()
+            self._listener_state.request_starter.close()
             raise
 
 
-async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
+async def serve_tls(
+    app: ASGIApp, listener_state: ListenerState, listener: socket.socket, stop: Stop, drain_s: int
+) -> None:
     """Accept until `stop`, then finish requests for at most `drain_s` seconds. Then cancel the rest; what has not
     started is refused.
 
-    A process whose supervisor died (`stop.orphaned`) drains for ORPHAN_DRAIN_S only. With `gate.relieved` set before
-    `stop`, another process accepts from the same socket, and clients are told before their connection ends.
+    A process whose supervisor died (`stop.orphaned`) drains for ORPHAN_DRAIN_S only. With `listener_state.is_replaced`
+    set before `stop`, another process accepts from the same socket, and clients are told before their connection ends.
     """
-    await _serve(app, edge_protocol(gate), gate, listener, stop, drain_s)
+    await _serve(app, tls_protocol_factory(listener_state), listener_state, listener, stop, drain_s)
 
 
-async def serve_plain(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
+async def serve_plain(
+    app: ASGIApp, listener_state: ListenerState, listener: socket.socket, stop: Stop, drain_s: int
+) -> None:
     """As `serve_tls`, without TLS."""
-    await _serve(app, plain_protocol(gate), gate, listener, stop, drain_s)
+    await _serve(app, plain_protocol_factory(listener_state), listener_state, listener, stop, drain_s)
 
 
 async def _serve(
     app: ASGIApp,
     protocol: type[asyncio.Protocol],
-    gate: Gate,
+    listener_state: ListenerState,
     listener: socket.socket,
     stop: Stop,
     drain_s: int,
@@ -106,10 +110,10 @@ async def _serve(
         server_header=False,
         proxy_headers=False,  # who calls is told by keys, from where by the socket
         date_header=False,
-        timeout_keep_alive=gate.limits.idle_s,
+        timeout_keep_alive=listener_state.limits.idle_s,
         timeout_graceful_shutdown=drain_s,
     )
-    server = _Server(config, gate)
+    server = _Server(config, listener_state)
 
     async def end_with_stop() -> None:
         await stop.wait()

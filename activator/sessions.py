@@ -5,11 +5,11 @@ from contextlib import suppress
 from typing import Final
 
 from activator import dependencies
-from activator.errands import Errands
+from activator.errands import BackgroundTasks
 from activator.upstream_http import Client
 from contracts.usage import Receipt, Receipts
 from contracts.wire import encode
-from service.way import SocketWay, Way
+from service.way import Connector, SocketConnector
 
 MAX_RECEIPTS: Final = 256  # of 200 bytes at the most: what a replica reads of one body
 TOLD_S: Final = dependencies.RECEIPTS.timeout_s
@@ -18,7 +18,7 @@ _PATH: Final = "/v1/receipts"
 _JSON: Final = (("content-type", "application/json"),)
 
 
-class Desk:
+class ReceiptSender:
     """Tell a replica what was delivered and what is recorded: one call at a time, which tells of many.
 
     What was delivered goes at once: a replica charges by it if we die. That a record is durable only lets the replica
@@ -26,35 +26,35 @@ class Desk:
     ledger our record stands.
     """
 
-    def __init__(self, http: Client, errands: Errands, linger_s: float = LINGER_S) -> None:
+    def __init__(self, http: Client, background_tasks: BackgroundTasks, linger_s: float = LINGER_S) -> None:
         self._http = http
-        self._errands = errands
+        self._errands = background_tasks
         self._linger_s = linger_s
         self._due: dict[str, Receipt] = {}
-        self._telling: asyncio.Task[None] | None = None
+        self._send_task: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Desk due={len(self._due)}>"
+        return f"<ReceiptSender due={len(self._due)}>"
 
-    def tell(self, receipt: Receipt) -> None:
+    def queue_receipt(self, receipt: Receipt) -> None:
         """Soon; a later one of the same request takes its place."""
         self._due[receipt.request_id] = receipt
         if not receipt.recorded:
             self._urgent.set()
-        if self._telling is None:
-            self._begin()
+        if self._send_task is None:
+            self._start_sending()
 
     async def close(self) -> None:
         """Returns once what was to be told until now has been, or can't be."""
-        while self._telling is not None:
+        while self._send_task is not None:
             self._urgent.set()
-            await asyncio.wait((self._telling,))
+            await asyncio.wait((self._send_task,))
 
-    def _begin(self) -> None:
-        self._telling = self._errands.start(self._tell(), TOLD_S)
+    def _start_sending(self) -> None:
+        self._send_task = self._errands.start(self._send_receipts(), TOLD_S)
 
-    async def _tell(self) -> None:
+    async def _send_receipts(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._linger_s):
                 await self._urgent.wait()
@@ -69,20 +69,20 @@ class Desk:
         except OSError:
             return  # it is gone, or its session is closed
         finally:
-            self._telling = None
+            self._send_task = None
             if self._due:
-                self._begin()
+                self._start_sending()
 
 
-class Session:
+class ReplicaSession:
     """Connections to one replica."""
 
-    def __init__(self, way: Way, errands: Errands) -> None:
+    def __init__(self, way: Connector, background_tasks: BackgroundTasks) -> None:
         # Slots bound the connections; acknowledgements and cancellations need some beside them.
         self.http = Client(way)
-        self.is_on_this_host = isinstance(way, SocketWay)
-        self.desk = Desk(self.http, errands)
-        self.busy = 0
+        self.is_on_this_host = isinstance(way, SocketConnector)
+        self.receipt_sender = ReceiptSender(self.http, background_tasks)
+        self.active_requests = 0
         self._retired = False
 
     async def retire(self) -> None:
@@ -94,11 +94,11 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether it was to be closed and nobody uses it."""
-        return self._retired and self.busy == 0
+        return self._retired and self.active_requests == 0
 
     async def close(self) -> None:
         """Close once what was to be told has been. Cancelling closes at once."""
         try:
-            await self.desk.close()
+            await self.receipt_sender.close()
         finally:
             self.http.close()

@@ -9,17 +9,17 @@ from urllib.parse import urlsplit
 
 from activator.dependencies import FIREWALL
 from activator.exchange import RequestLimits
-from activator.gate import EdgeLimits
+from activator.gate import ConnectionLimits
 from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
-from activator.policy.bounds import Bound
+from activator.policy.bounds import QueueLimit
 from activator.policy.edge_rates import AddressLimits, networks
-from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS, OnceLimits
+from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS, AnswerStoreLimits
 from contracts import settings
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.roles import Role
-from service.inner_settings import ALONE, Between, address, read_between
-from telemetry.settings import OFF, TelemetrySettings
+from service.inner_settings import LOCAL_ONLY, PeerSettings, read_address, read_peer_settings
+from telemetry.settings import NO_TRACES, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
 MIB = 1 << 20
@@ -46,20 +46,20 @@ class ActivatorSettings:
     port: int
     domain: str
     drain_s: int
-    edge: EdgeLimits
+    edge: ConnectionLimits
     request: RequestLimits
     queue: QueueLimits
     certificates: Path | None = None  # a directory of those that somebody else issues
-    telemetry: TelemetrySettings = OFF
+    telemetry: TelemetrySettings = NO_TRACES
     issuers: tuple[TrustedIssuer, ...] = ()
     redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
     subsets: bool = True  # whether each of many activators prefers some replicas of a version
-    once: OnceLimits = DEFAULT_LIMITS
-    cache: OnceLimits = CACHE_LIMITS
+    once: AnswerStoreLimits = DEFAULT_LIMITS
+    cache: AnswerStoreLimits = CACHE_LIMITS
     firewall: FirewallSettings | None = None
     breaker_s: float = 30.0  # for which a breaker is open at the most
     hedges: bool = True  # whether a late request is sent to a second replica
-    between: Between = ALONE
+    peer_settings: PeerSettings = LOCAL_ONLY
     feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
     autoscaler: str | None = None  # Knative's, which is told what is asked for; None: the control plane decides
     data_path: tuple[str, int] | None = None  # where to listen in the place of Knative's activator
@@ -88,7 +88,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         port=settings.integer(env, "KELVIN_PORT", 8443, low=0, high=65535),
         domain=_domain(env),
         drain_s=settings.integer(env, "KELVIN_ACTIVATOR_DRAIN_S", 30, low=1, high=3600),
-        edge=EdgeLimits(
+        edge=ConnectionLimits(
             head_bytes=settings.integer(env, "KELVIN_HEAD_BYTES", 32 << 10, low=1024, high=MIB),
             head_s=settings.number(env, "KELVIN_HEAD_S", 5.0, low=0.05, high=60),
             handshake_s=settings.number(env, "KELVIN_HANDSHAKE_S", 5.0, low=0.05, high=60),
@@ -110,17 +110,17 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             requests=settings.integer(env, "KELVIN_REQUESTS", 4096, low=1),
         ),
         queue=QueueLimits(
-            per_version=Bound(
+            per_version=QueueLimit(
                 settings.integer(env, "KELVIN_QUEUE_REQUESTS", 1024, low=1),
                 settings.integer(env, "KELVIN_QUEUE_BYTES", 64 * MIB, low=1024),
                 settings.integer(env, "KELVIN_QUEUE_TOKENS", 8 << 20, low=1),
             ),
-            per_tenant=Bound(
+            per_tenant=QueueLimit(
                 settings.integer(env, "KELVIN_QUEUE_REQUESTS_PER_TENANT", 2048, low=1),
                 settings.integer(env, "KELVIN_QUEUE_BYTES_PER_TENANT", 128 * MIB, low=1024),
                 settings.integer(env, "KELVIN_QUEUE_TOKENS_PER_TENANT", 16 << 20, low=1),
             ),
-            in_all=Bound(
+            in_all=QueueLimit(
                 settings.integer(env, "KELVIN_QUEUE_REQUESTS_IN_ALL", 4096, low=1),
                 settings.integer(env, "KELVIN_QUEUE_BYTES_IN_ALL", 256 * MIB, low=1024),
                 settings.integer(env, "KELVIN_QUEUE_TOKENS_IN_ALL", 32 << 20, low=1),
@@ -128,7 +128,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             wait_s=settings.number(env, "KELVIN_QUEUE_S", 600.0, low=0.1, high=86400),
         ),
         certificates=_certificates(env),
-        once=OnceLimits(
+        once=AnswerStoreLimits(
             ttl_s=settings.number(env, "KELVIN_ONCE_S", 86_400.0, low=1, high=86_400),
             answer_bytes=settings.integer(env, "KELVIN_ONCE_ANSWER_BYTES", 4 * MIB, low=1024),
             tenant_answers=settings.integer(env, "KELVIN_ONCE_ANSWERS_PER_TENANT", 10_000, low=1),
@@ -144,11 +144,11 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         ),
         telemetry=read_telemetry(env),
         feed_age_s=settings.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
-        between=read_between(env, Role.ACTIVATOR),
+        peer_settings=read_peer_settings(env, Role.ACTIVATOR),
         redis=_redis(env),
         subsets=settings.choice(env, "KELVIN_SUBSETS", "auto", ("auto", "off")) == "auto",
         autoscaler=_autoscaler(env),
-        data_path=address(env, "KELVIN_ACTIVATOR_LISTEN") if env.get("KELVIN_ACTIVATOR_LISTEN") else None,
+        data_path=read_address(env, "KELVIN_ACTIVATOR_LISTEN") if env.get("KELVIN_ACTIVATOR_LISTEN") else None,
         firewall=_firewall(env),
         breaker_s=settings.number(env, "KELVIN_BREAKER_S", 30.0, low=1, high=3600),
         hedges=settings.choice(env, "KELVIN_HEDGE_REQUESTS", "on", ("on", "off")) == "on",
@@ -243,7 +243,7 @@ def _domain(env: Mapping[str, str]) -> str:
     domain = settings.text(env, "KELVIN_DOMAIN", "kelvin.localhost").lower()
     for label in domain.split("."):
         try:
-            dns_label(label, "KELVIN_DOMAIN")
+            require_dns_label(label, "KELVIN_DOMAIN")
         except Exception:
             raise settings.BadSetting("KELVIN_DOMAIN", domain, "must be DNS labels joined by dots") from None
     return domain

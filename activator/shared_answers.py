@@ -8,9 +8,9 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from activator.asking import AT_ONCE, Away, Full
-from activator.kept_answers import Claim, Elsewhere, Mine, OwnAnswers
-from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits
+from activator.asking import AT_ONCE, StoreFull, StoreUnavailable
+from activator.kept_answers import Claimed, ClaimedElsewhere, ClaimResult, LocalAnswerStore
+from activator.policy.once import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, KeptAnswer
 
 if TYPE_CHECKING:  # the library is imported only where there is a Redis
     from activator.shared_store import RedisStore
@@ -87,7 +87,7 @@ return 1
 """
 
 
-class SharedAnswers:
+class RedisAnswerStore:
     """`AnswerStore` in Redis, of one `kind` of answers. Used on one event loop.
 
     While Redis is away, names are claimed by each activator for itself. `own` keeps answers while Redis is away or
@@ -98,8 +98,8 @@ class SharedAnswers:
         self,
         store: "RedisStore",
         kind: str,
-        limits: OnceLimits,
-        own: OwnAnswers | None = None,
+        limits: AnswerStoreLimits,
+        own: LocalAnswerStore | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
         self._store = store
@@ -107,63 +107,63 @@ class SharedAnswers:
         self._limits = limits
         self._own = own
         self._lease_ms = int(lease_s * 1000)
-        self._claims: dict[bytes, Asked] = {}  # by token
+        self._claims: dict[bytes, AnswerKey] = {}  # by token
 
     def __repr__(self) -> str:
-        return f"<SharedAnswers {self._kind} claims={len(self._claims)} {self._own!r}>"
+        return f"<RedisAnswerStore {self._kind} claims={len(self._claims)} {self._own!r}>"
 
     @property
     def nbytes(self) -> int:
         """See `AnswerStore`."""
         return 0 if self._own is None else self._own.nbytes
 
-    async def find(self, asked: Asked) -> Kept | None:
+    async def find(self, asked: AnswerKey) -> KeptAnswer | None:
         """See `AnswerStore`."""
         found = await self._look(asked, b"")
-        return found if isinstance(found, Kept) else None
+        return found if isinstance(found, KeptAnswer) else None
 
-    async def claim(self, asked: Asked) -> Claim:
+    async def claim(self, asked: AnswerKey) -> ClaimResult:
         """See `AnswerStore`."""
         token = secrets.token_bytes(16)
         found = await self._look(asked, token)
-        if isinstance(found, Mine) and not found.is_alone:
+        if isinstance(found, Claimed) and not found.is_alone:
             self._claims[token] = asked
         return found
 
-    async def _look(self, asked: Asked, token: bytes) -> Claim:
+    async def _look(self, asked: AnswerKey, token: bytes) -> ClaimResult:
         """Return what is there. If nothing is, the name is claimed with `token`, unless that is empty."""
         if self._own is not None and (kept := await self._own.find(asked)) is not None:
             return kept
         if not self._store.is_up:  # nobody waits for what is known to be away
-            return Mine(is_alone=True)
+            return Claimed(is_alone=True)
         try:
             fingerprint, sealed, left_ms = await self._store.ask(
                 CLAIM, (self._entry(asked),), token, asked.fingerprint, self._lease_ms
             )
-        except Away:
-            return Mine(is_alone=True)
+        except StoreUnavailable:
+            return Claimed(is_alone=True)
         if fingerprint is None:
-            return Mine(token)
+            return Claimed(token)
         if sealed is None:
-            return Elsewhere(fingerprint, RETRY_S)
-        return Kept(fingerprint, sealed, max(0.0, self._limits.ttl_s - left_ms / 1000))
+            return ClaimedElsewhere(fingerprint, RETRY_S)
+        return KeptAnswer(fingerprint, sealed, max(0.0, self._limits.ttl_s - left_ms / 1000))
 
-    async def publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+    async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
         """See `AnswerStore`."""
         if mine is not None:
             self._claims.pop(mine.token, None)
         try:
             await self._publish(asked, mine, sealed)
-        except Away as away:
+        except StoreUnavailable as away:
             if self._own is not None:
                 await self._own.publish(asked, mine, sealed)
-            if mine is not None and isinstance(away, Full):
+            if mine is not None and isinstance(away, StoreFull):
                 await self.release(asked, mine)  # others run the request, rather than wait for an answer kept here
 
-    async def _publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+    async def _publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
         """Keep it in Redis. Raises Away, also if Redis was away when the name was claimed."""
         if not self._store.is_up if mine is None else mine.is_alone:
-            raise Away
+            raise StoreUnavailable
         size, limits = len(sealed) + ENTRY_BYTES, self._limits
         if size <= limits.tenant_bytes:
             of_tenant = self._of_tenant(asked)
@@ -175,11 +175,11 @@ class SharedAnswers:
         elif mine is not None:
             await self.release(asked, mine)
 
-    async def release(self, asked: Asked, mine: Mine) -> None:
+    async def release(self, asked: AnswerKey, mine: Claimed) -> None:
         """See `AnswerStore`."""
         self._claims.pop(mine.token, None)
         if not mine.is_alone:
-            with suppress(Away):  # it ends by itself
+            with suppress(StoreUnavailable):  # it ends by itself
                 await self._store.ask(RELEASE, (self._entry(asked),), mine.token)
 
     async def tend(self) -> None:
@@ -193,19 +193,19 @@ class SharedAnswers:
             if not all(await asyncio.gather(*(self._renew(*claim) for claim in claims[first : first + AT_ONCE]))):
                 return
 
-    async def _renew(self, token: bytes, asked: Asked) -> bool:
+    async def _renew(self, token: bytes, asked: AnswerKey) -> bool:
         """Renew a claim. Return False if Redis is away."""
         try:
             if token in self._claims:  # it may have ended meanwhile
                 await self._store.ask(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
             if token not in self._claims:  # Redis may have been told of its end first
                 await self._store.ask(RELEASE, (self._entry(asked),), token)
-        except Away:
+        except StoreUnavailable:
             return False
         return True
 
-    def _of_tenant(self, asked: Asked) -> str:
+    def _of_tenant(self, asked: AnswerKey) -> str:
         return f"kelvin:{{{asked.tenant}}}:{self._kind}"
 
-    def _entry(self, asked: Asked) -> str:
+    def _entry(self, asked: AnswerKey) -> str:
         return f"{self._of_tenant(asked)}:{asked.name.hex()}"

@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from activator.asking import Asking, Away, each
-from activator.policy.budget import Spent
-from activator.policy.held_quota import BUDGETS, PLACES, RENEW_S, HeldQuota, Question, Terms, Use, share
-from activator.shares import RETRY_AFTER_S, Place
+from activator.asking import SingleFlight, StoreUnavailable, run_every
+from activator.policy.budget import TenantSpending
+from activator.policy.held_quota import (
+    BUDGETS,
+    PLACES,
+    RENEW_S,
+    HeldQuota,
+    LeaseRequest,
+    LeaseTerms,
+    QuotaUsage,
+    equal_share,
+)
+from activator.shares import RETRY_AFTER_S, Permit
 from contracts.errors import Refused
-from contracts.traffic_errors import BudgetAway, BudgetSpent, TenantBusy
+from contracts.traffic_errors import BudgetSpent, BudgetUnavailable, TenantBusy
 
 if TYPE_CHECKING:  # the library is imported only where there is a Redis
     from activator.shared_store import RedisStore
@@ -62,7 +71,7 @@ return have
 A = TypeVar("A")
 
 
-class Cover(Enum):
+class Coverage(Enum):
     """Whether a tenant's quota covers a request."""
 
     COVERED = auto()
@@ -79,37 +88,37 @@ class _Kept(Generic[A]):
     quota: HeldQuota
 
 
-class HeldQuotas(ABC, Generic[A]):
+class LeasedQuotas(ABC, Generic[A]):
     """One kind of quota, of all tenants. `clock` is monotonic seconds."""
 
-    def __init__(self, store: "RedisStore", kind: str, terms: Terms, clock: Callable[[], float]) -> None:
+    def __init__(self, store: "RedisStore", kind: str, terms: LeaseTerms, clock: Callable[[], float]) -> None:
         self._store = store
         self._kind = kind
         self._terms = terms
         self._clock = clock
         self._kept: dict[str, _Kept[A]] = {}
-        self._asking = Asking()
+        self._asking = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} tenants={len(self._kept)} asking={len(self._asking)} {self._store!r}>"
 
     @abstractmethod
-    def _use(self, tenant: str, account: A) -> Use:
+    def _use(self, tenant: str, account: A) -> QuotaUsage:
         """Return what the tenant uses."""
 
-    async def _cover(self, tenant: str, account: A, limit: int, units: int) -> Cover:
+    async def _cover(self, tenant: str, account: A, limit: int, units: int) -> Coverage:
         """Return in the moment in which it is so: who uses the units does so without waiting. Waits for the store at
         most as long as it may take to answer, and not while it is away. Cancelling leaves nothing behind.
         """
         has_waited = False
 
-        def decide(is_asking: bool) -> Cover | None:
+        def decide(is_asking: bool) -> Coverage | None:
             nonlocal has_waited
             kept = self._kept.get(tenant)
             if has_waited and (kept is None or kept.account is not account):
                 # The tenant was removed, and may be back with another account. Nobody tells this one any more what is
                 # known of its use, and two that take turns would ask for ever.
-                return Cover.AWAY
+                return Coverage.AWAY
             has_waited = True
             return self._decide(tenant, account, limit, units, is_asking)
 
@@ -117,11 +126,11 @@ class HeldQuotas(ABC, Generic[A]):
             kept = self._of(tenant, account, limit)
             return self._ask(tenant, kept, kept.quota.ask(self._use(tenant, account), limit, waiting, self._clock()))
 
-        return await self._asking.until(tenant, units, decide, ask)
+        return await self._asking.ask_until_decided(tenant, units, decide, ask)
 
     async def run(self) -> None:
         """Renew what is used and give back what is not, until cancelled."""
-        await each(RENEW_S, self.tend)
+        await run_every(RENEW_S, self.tend)
 
     async def tend(self) -> None:
         """Renew once."""
@@ -133,20 +142,20 @@ class HeldQuotas(ABC, Generic[A]):
             kept.quota.most = 0
         await self._asking.close(self.tend())
 
-    def _decide(self, tenant: str, account: A, limit: int, units: int, is_asking: bool) -> Cover | None:
+    def _decide(self, tenant: str, account: A, limit: int, units: int, is_asking: bool) -> Coverage | None:
         """Return None if the store is to be asked, or being asked."""
         use, now_s = self._use(tenant, account), self._clock()
         if use.known + use.own + units > limit:
-            return Cover.SPENT
+            return Coverage.SPENT
         quota = self._of(tenant, account, limit).quota
         if quota.try_use(use, units, now_s):
-            return Cover.COVERED
+            return Coverage.COVERED
         if is_asking:
             return None
         if not self._store.is_up:
-            has_share = self._terms.shares_alone and use.own + units <= share(limit, self._store.members)
-            return Cover.COVERED if has_share and now_s >= quota.ends_s else Cover.AWAY
-        return Cover.SPENT if now_s < quota.quiet_until_s else None
+            has_share = self._terms.shares_alone and use.own + units <= equal_share(limit, self._store.members)
+            return Coverage.COVERED if has_share and now_s >= quota.ends_s else Coverage.AWAY
+        return Coverage.SPENT if now_s < quota.quiet_until_s else None
 
     def _renew(self, tenant: str) -> Coroutine[Any, Any, None] | None:
         kept = self._kept.get(tenant)  # None: it was forgotten while another tenant's lease was renewed
@@ -158,16 +167,16 @@ class HeldQuotas(ABC, Generic[A]):
             return None
         return self._ask(tenant, kept, kept.quota.renewal(use, kept.limit, self._clock()))
 
-    async def _ask(self, tenant: str, kept: _Kept[A], question: Question) -> None:
+    async def _ask(self, tenant: str, kept: _Kept[A], question: LeaseRequest) -> None:
         use, terms = question.use, self._terms
         key = f"kelvin:{{{tenant}}}:{self._kind}" + (f":{use.period}" if use.period else "")
         try:
             granted = await self._store.ask(
-                LEASE, (key,), self._store.name, use.known, question.least, question.want, kept.limit,
+                LEASE, (key,), self._store.name, use.known, question.must_keep, question.want, kept.limit,
                 str(terms.leased_s),
             )  # fmt: skip
-            kept.quota.told(question, int(granted), self._clock())
-        except Away:
+            kept.quota.record_grant(question, int(granted), self._clock())
+        except StoreUnavailable:
             pass  # what was leased is good until its time is over
 
     def _of(self, tenant: str, account: A, limit: int) -> _Kept[A]:
@@ -178,29 +187,31 @@ class HeldQuotas(ABC, Generic[A]):
         return kept
 
 
-class SharedPlaces(HeldQuotas[None]):
-    """`shares.Entrance` of several activators."""
+class SharedConcurrencyLimiter(LeasedQuotas[None]):
+    """`shares.ConcurrencyLimiter` of several activators."""
 
-    def __init__(self, store: "RedisStore", clock: Callable[[], float] = time.monotonic, terms: Terms = PLACES) -> None:
+    def __init__(
+        self, store: "RedisStore", clock: Callable[[], float] = time.monotonic, terms: LeaseTerms = PLACES
+    ) -> None:
         super().__init__(store, "places", terms, clock)
         self._inside: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<SharedPlaces tenants={len(self._kept)} inside={self._inside.total()} {self._store!r}>"
+        return f"<SharedConcurrencyLimiter tenants={len(self._kept)} inside={self._inside.total()} {self._store!r}>"
 
-    async def enter(self, tenant: str, limit: int | None) -> Place:
-        """See `shares.Entrance`."""
-        if limit is not None and await self._cover(tenant, None, limit, 1) is not Cover.COVERED:
+    async def enter(self, tenant: str, limit: int | None) -> Permit:
+        """See `shares.ConcurrencyLimiter`."""
+        if limit is not None and await self._cover(tenant, None, limit, 1) is not Coverage.COVERED:
             raise Refused(TenantBusy(limit, RETRY_AFTER_S))
-        return Place(self._inside, tenant, None)
+        return Permit(self._inside, tenant, None)
 
-    def _use(self, tenant: str, _: None) -> Use:
-        return Use(self._inside[tenant])
+    def _use(self, tenant: str, _: None) -> QuotaUsage:
+        return QuotaUsage(self._inside[tenant])
 
 
-class SharedBudgets(HeldQuotas[Spent]):
-    """`budgets.Leases`. `wall_s` is seconds since 1970. What is leased is used up while the store is away, or its time
-    is over; then the tenant is refused, as others may spend what is left.
+class SharedBudgetLeases(LeasedQuotas[TenantSpending]):
+    """`budgets.BudgetLeases`. `wall_s` is seconds since 1970. What is leased is used up while the store is away, or its
+    time is over; then the tenant is refused, as others may spend what is left.
     """
 
     def __init__(
@@ -212,19 +223,19 @@ class SharedBudgets(HeldQuotas[Spent]):
         super().__init__(store, "budget", BUDGETS, clock)
         self._wall_s = wall_s
 
-    async def cover(self, tenant: str, spent: Spent, budget_micros: int, micros: int) -> None:
-        """See `budgets.Leases`. A budget that is used up lets nobody in, not even for what is free."""
+    async def cover(self, tenant: str, spent: TenantSpending, budget_micros: int, micros: int) -> None:
+        """See `budgets.BudgetLeases`. A budget that is used up lets nobody in, not even for what is free."""
         cover = await self._cover(tenant, spent, budget_micros, max(1, micros))
-        if cover is Cover.AWAY:
-            raise Refused(BudgetAway(AFTER_S))
-        if cover is Cover.SPENT:
+        if cover is Coverage.AWAY:
+            raise Refused(BudgetUnavailable(AFTER_S))
+        if cover is Coverage.SPENT:
             raise Refused(BudgetSpent(budget_micros, micros))
 
     def forget(self, tenant: str) -> None:
-        """See `budgets.Leases`."""
+        """See `budgets.BudgetLeases`."""
         self._kept.pop(tenant, None)
 
-    def _use(self, _: str, spent: Spent) -> Use:
+    def _use(self, _: str, spent: TenantSpending) -> QuotaUsage:
         now_us = int(self._wall_s() * 1e6)
         own, known = spent.own_micros(now_us), spent.known_micros(now_us)
-        return Use(own, known, spent.handed_over_micros, spent.month_at(now_us))
+        return QuotaUsage(own, known, spent.handed_over_micros, spent.month_at(now_us))

@@ -1,4 +1,4 @@
-"""`rates.Counting` over a store that several activators share: blocks of it are used here, so few requests ask it.
+"""`rates.RateCounter` over a store that several activators share: blocks of it are used here, so few requests ask it.
 
 A block is asked for once for all who wait for it, in a task of its own. While the store is away nobody waits for it.
 """
@@ -9,10 +9,10 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from activator.asking import Asking, Away, each
-from activator.policy.gcra import Standing
-from activator.policy.held_quota import share
-from activator.policy.token_block import Asked, TokenBlock
+from activator.asking import SingleFlight, StoreUnavailable, run_every
+from activator.policy.gcra import RateStatus
+from activator.policy.held_quota import equal_share
+from activator.policy.token_block import RefillRequest, TokenBlock
 
 if TYPE_CHECKING:  # the library is imported only where there is a Redis
     from activator.shared_store import RedisStore
@@ -44,7 +44,7 @@ return {granted, string.format('%.6f', lacks)}
 """
 
 
-class Shared:
+class RedisRateCounter:
     """One kind of limit, of all tenants. `clock` is monotonic seconds."""
 
     def __init__(self, store: "RedisStore", kind: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,13 +53,14 @@ class Shared:
         self._clock = clock
         self._blocks: dict[str, TokenBlock] = {}
         self._limits: dict[str, int] = {}  # as they were last asked with
-        self._asking = Asking()
+        self._asking = SingleFlight()
 
     def __repr__(self) -> str:
-        return f"<Shared {self._kind} tenants={len(self._blocks)} asking={len(self._asking)} {self._store!r}>"
+        return f"<RedisRateCounter {self._kind} tenants={len(self._blocks)} asking={len(self._asking)} {self._store!r}>"
 
-    async def hold(self, tenant: str, limit: int, units: int) -> Standing:
-        """See `rates.Counting`. Waits for the store at most as long as it may take to answer, and not while it is away.
+    async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
+        """See `rates.RateCounter`. Waits for the store at most as long as it may take to answer, and not while it is
+        away.
 
         It ends with a block that is used, or with none that is to be had, or with a store that is away.
         """
@@ -68,19 +69,19 @@ class Shared:
             block = self._of(tenant, limit)
             return self._ask(tenant, block, limit, block.ask(limit, units, waiting, self._clock()))
 
-        return await self._asking.until(tenant, units, partial(self._decide, tenant, limit, units), ask)
+        return await self._asking.ask_until_decided(tenant, units, partial(self._decide, tenant, limit, units), ask)
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
-        """See `rates.Counting`."""
+        """See `rates.RateCounter`."""
         self._of(tenant, limit).settle(held, used, self._clock())
 
-    def standing(self, tenant: str, limit: int) -> Standing:
-        """See `rates.Counting`: as the store said last."""
-        return self._of(tenant, limit).standing(limit, self._clock())
+    def rate_status(self, tenant: str, limit: int) -> RateStatus:
+        """See `rates.RateCounter`: as the store said last."""
+        return self._of(tenant, limit).rate_status(limit, self._clock())
 
     async def run(self) -> None:
         """Give back blocks whose time is over, and tell what is owed, until cancelled."""
-        await each(TEND_S, self.tend)
+        await run_every(TEND_S, self.tend)
 
     async def tend(self, ahead_s: float = 0.0) -> None:
         """Once, for blocks that end within so many seconds. Tenants that ask for nothing are forgotten."""
@@ -90,18 +91,18 @@ class Shared:
         """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
         await self._asking.close(self.tend(inf))
 
-    def _decide(self, tenant: str, limit: int, units: int, is_asking: bool) -> Standing | None:
+    def _decide(self, tenant: str, limit: int, units: int, is_asking: bool) -> RateStatus | None:
         """Return None if the store is to be asked, or being asked."""
         block, now_s = self._of(tenant, limit), self._clock()
         if block.try_hold(units, now_s):
-            return block.standing(limit, now_s)
+            return block.rate_status(limit, now_s)
         if is_asking:
             return None
         if not self._store.is_up:
-            return block.hold_alone(share(limit, self._store.members), units, now_s)
-        if (quiet_s := block.quiet_s(units, now_s)) is not None:
-            lacks = units - block.standing(limit, now_s).remaining
-            return block.standing(limit, now_s, max(quiet_s, lacks * 60 / limit))
+            return block.hold_locally(equal_share(limit, self._store.members), units, now_s)
+        if (refill_pause_s := block.refill_pause_s(units, now_s)) is not None:
+            lacks = units - block.rate_status(limit, now_s).remaining
+            return block.rate_status(limit, now_s, max(refill_pause_s, lacks * 60 / limit))
         return None
 
     def _give_back(self, ahead_s: float, tenant: str) -> Coroutine[Any, Any, None] | None:
@@ -114,17 +115,17 @@ class Shared:
         asked = block.give_back(limit, now_s, ahead_s)
         return None if asked is None else self._ask(tenant, block, limit, asked)
 
-    async def _ask(self, tenant: str, block: TokenBlock, limit: int, asked: Asked) -> None:
+    async def _ask(self, tenant: str, block: TokenBlock, limit: int, asked: RefillRequest) -> None:
         try:
             key = f"kelvin:{{{tenant}}}:{self._kind}"
             granted, full_in_s = await self._store.ask(TAKE, (key,), limit, asked.give, asked.need, asked.want)
-        except Away:
-            block.lost(asked)
+        except StoreUnavailable:
+            block.record_unanswered(asked)
         except BaseException:
-            block.lost(asked)
+            block.record_unanswered(asked)
             raise
         else:
-            block.told(asked, int(granted), float(full_in_s), self._clock())
+            block.record_refill(asked, int(granted), float(full_in_s), self._clock())
 
     def _of(self, tenant: str, limit: int) -> TokenBlock:
         self._limits[tenant] = limit

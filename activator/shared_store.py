@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from activator import dependencies
-from activator.asking import Away, Full
+from activator.asking import StoreFull, StoreUnavailable
 from contracts.settings import BadSetting
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RedisStore:
         try:
             told: list[bytes] = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
             free_bytes: float = await self._answer(self._bulk_bytes())
-        except Away:
+        except StoreUnavailable:
             return
         self._bulk_room = free_bytes / max(1, len(told))
         self.names = tuple(sorted(name.decode() for name in told))
@@ -105,7 +105,7 @@ class RedisStore:
         Raises Full if that would leave too little for limits, leases and budgets in the same Redis.
         """
         if nbytes > self._bulk_room:
-            raise Full
+            raise StoreFull
         self._bulk_room -= nbytes
         return await self.ask(script, keys, *arguments)
 
@@ -123,7 +123,7 @@ class RedisStore:
             what = f"refuses writes ({refusal})" if refusal else "does not answer"
             log.warning(f"redis {what}; limits are this activator's share", extra={"error": repr(error)})
         self.is_up, self._is_outage_logged, self.write_refusal = False, True, refusal
-        raise Away from error
+        raise StoreUnavailable from error
 
     async def _command(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
         """Each step of it has a deadline (`open_store`). Nothing ran where the script is unknown: a new Redis."""

@@ -11,29 +11,29 @@ from contracts.traffic_errors import Overloaded, TenantBusy
 RETRY_AFTER_S: Final = 1.0
 
 
-class Entrance(Protocol):
+class ConcurrencyLimiter(Protocol):
     """Counts requests by tenant: here, or with other activators."""
 
-    async def enter(self, tenant: str, limit: int | None) -> "Place":
+    async def enter(self, tenant: str, limit: int | None) -> "Permit":
         """`with await` it: one more while the block lasts. Raises `Refused(TenantBusy)` where `limit` are inside."""
         ...
 
 
-class Shares:
-    """`Entrance` of one activator; keeps nothing of tenants that have none."""
+class LocalConcurrencyLimiter:
+    """`ConcurrencyLimiter` of one activator; keeps nothing of tenants that have none."""
 
     def __init__(self) -> None:
         self._inside: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Shares tenants={len(self._inside)} inside={sum(self._inside.values())}>"
+        return f"<LocalConcurrencyLimiter tenants={len(self._inside)} inside={sum(self._inside.values())}>"
 
-    async def enter(self, tenant: str, limit: int | None) -> "Place":
-        """See `Entrance`; returns at once."""
-        return Place(self._inside, tenant, limit)
+    async def enter(self, tenant: str, limit: int | None) -> "Permit":
+        """See `ConcurrencyLimiter`; returns at once."""
+        return Permit(self._inside, tenant, limit)
 
 
-class Place:
+class Permit:
     """One request of a tenant."""
 
     __slots__ = ("_inside", "_limit", "_tenant")
@@ -53,7 +53,7 @@ class Place:
             self._inside[self._tenant] = inside
 
 
-class Room:
+class SharedCapacity:
     """A bound on what the requests of all tenants hold of one thing: bytes of bodies, or places for unread bodies.
 
     A tenant's first request only has to fit. A further one must leave as much free to others as the tenant held before
@@ -70,13 +70,13 @@ class Room:
         self._of_tenants: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Room taken={self._taken}/{self._limit} of {self._what}>"
+        return f"<SharedCapacity taken={self._taken}/{self._limit} of {self._what}>"
 
-    def take(self, tenant: str, amount: int) -> "Taken":
+    def take(self, tenant: str, amount: int) -> "CapacityPermit":
         """Return a block that holds `amount`: enter it before the body is read, leave it at the request's end. Entering
-        raises Refused(Overloaded). See `Taken.shrink` for what the body did not need.
+        raises Refused(Overloaded). See `CapacityPermit.shrink` for what the body did not need.
         """
-        return Taken(self, tenant, amount)
+        return CapacityPermit(self, tenant, amount)
 
     def add(self, tenant: str, amount: int) -> None:
         """Take `amount` more, or give it back if it is negative. Raises Refused(Overloaded) if it does not fit."""
@@ -95,15 +95,15 @@ class Room:
             del self._of_tenants[tenant]
 
 
-class Taken:
-    """What one request holds of a `Room`."""
+class CapacityPermit:
+    """What one request holds of a `SharedCapacity`."""
 
     __slots__ = ("_amount", "_room", "_tenant")
 
-    def __init__(self, room: Room, tenant: str, amount: int) -> None:
+    def __init__(self, room: SharedCapacity, tenant: str, amount: int) -> None:
         self._room, self._tenant, self._amount = room, tenant, amount
 
-    def __enter__(self) -> "Taken":
+    def __enter__(self) -> "CapacityPermit":
         self._room.add(self._tenant, self._amount)
         return self
 

@@ -7,14 +7,14 @@ from typing import Final
 
 from activator import dependencies
 from activator.keys import VersionKey
-from activator.reporter import Sink
+from activator.reporter import ReportSink
 from contracts.control import ConcurrencyStat, PoolRow, RevisionRow, Stats
-from contracts.doubling import is_told
+from contracts.doubling import should_log
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.loops import Body
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
 
@@ -23,27 +23,27 @@ PATH: Final = "/internal/v1/stats"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LoadReporting:
     """The sink, what must run for it, and whether the decider hears it, or ever did, where that can be told."""
 
-    sink: Sink
+    sink: ReportSink
     is_heard: Callable[[], bool] = lambda: True
     was_heard: Callable[[], bool] = lambda: True
     loops: Mapping[str, Body] = field(default_factory=dict)
 
 
-def choose_sink(
+def choose_report_sink(
     autoscaler: str | None,
     control: ServiceClient,
     name: str,
     revision_of: Callable[[VersionKey], RevisionRow | None],
     pools: Callable[[], tuple[PoolRow, ...]],
-    alive: Callable[[], int | None],
-    page: Page,
-) -> Told:
+    activator_count: Callable[[], int | None],
+    page: MetricsPage,
+) -> LoadReporting:
     """As the setting says. Raises BadSetting. The library is imported only where Knative's autoscaler is named."""
     if autoscaler is None:
-        return Told(ControlSink(control, name))
+        return LoadReporting(ControlSink(control, name))
     try:
         from activator.autoscaler_link import AutoscalerLink
         from activator.pool_reporter import PoolReporter
@@ -52,8 +52,8 @@ def choose_sink(
         raise BadSetting("KELVIN_AUTOSCALER", autoscaler, rule) from missing
     link = AutoscalerLink(autoscaler, name, revision_of)
     page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler hears us.", lambda: link.is_open)
-    sink = PoolReporter(link, link.tell, ControlSink(control, name), revision_of, pools, alive)
-    return Told(
+    sink = PoolReporter(link, link.send_revision_stats, ControlSink(control, name), revision_of, pools, activator_count)
+    return LoadReporting(
         sink, lambda: link.is_open, lambda: link.was_open, {"autoscaler link": link.run, "pool reports": sink.run}
     )
 
@@ -72,13 +72,13 @@ class ControlSink:
         return f"<ControlSink failures={self._failures}>"
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """See reporter.Sink."""
+        """See reporter.ReportSink."""
         body = Stats(activator=self._activator, stats=stats)
         try:
             await self._control.call("POST", PATH, type(None), body=body, timeout_s=TIMEOUT_S)
         except Refused as refused:
             self._failures += 1
-            if is_told(self._failures):
+            if should_log(self._failures):
                 log.warning("stats are not taken", extra={"error": str(refused), "failures": self._failures})
             return False
         self._failures = 0

@@ -1,9 +1,9 @@
 """Wakes versions while there is no control plane: the decider's stand-in, for as long as nobody else decides.
 
-A poke that nobody takes, PATIENCE_S after the feed fell silent, becomes a start of our own: under the decider's lock a
-parked standby is told to take the version, as the control plane would tell it. A standby takes one version, once; the
-next control plane adopts it from where it is. Nothing is started for a key that the last feed would not let in, none
-is sent away to make room, and no standby is borne: there are as many starts as are parked.
+A poke that nobody takes, WAKE_PATIENCE_S after the feed fell silent, becomes a start of our own: under the decider's
+lock a parked standby is told to take the version, as the control plane would tell it. A standby takes one version,
+once; the next control plane adopts it from where it is. Nothing is started for a key that the last feed would not let
+in, none is sent away to make room, and no standby is borne: there are as many starts as are parked.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from typing import Final
 
 from activator import dependencies
 from activator.keys import VersionKey
-from activator.policy.stand_in import Nothing, Serve, Take, choose, holds_slot
-from activator.wake import Poke
+from activator.policy.stand_in import AlreadyServing, NoStart, StartRuntime, choose, holds_slot
+from activator.wake import WakeCall
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, Refused
-from contracts.jobs import Bind, Bound, RuntimeReport
+from contracts.jobs import BindRequest, BindResponse, RuntimeReport
 from contracts.machine import Machine, available_bytes, kv_bytes_for, threads_for
 from contracts.meter import decode_meter
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from service.client import ServiceClient
-from service.decider import Hold, try_hold
+from service.decider import StandbyLock, try_acquire_standby_lock
 from service.processes import born_ns
 from service.unix import SocketDirectory
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 2.0  # a control plane that died is back sooner, as a rule
+WAKE_PATIENCE_S: Final = 2.0  # a control plane that died is back sooner, as a rule
 ANSWER_S: Final = dependencies.ACCOUNTS.timeout_s  # for a runtime to say what it is
 TAKEN_S: Final = 5.0  # for a standby to take a version, not to restore it
 RESTORE_S: Final = dependencies.WAKING.timeout_s
@@ -41,30 +41,30 @@ MEMINFO: Final = Path("/proc/meminfo")
 _LOST: Final = frozenset({"unavailable", "conflict"})  # the process is dead, or was taken: another one may do
 
 
-class StandIn:
-    """`poke` of a reporter, with an answer for when nobody takes it. Loop-bound; its starts end with `close`.
+class FallbackScaler:
+    """`send_wake` of a reporter, with an answer for when nobody takes it. Loop-bound; its starts end with `close`.
 
     `is_heard` says whether the feed lives, `machine` what the last one said of this machine (None before any that
-    counts), `tell` takes what we did as a line of the feed.
+    counts), `publish_line` takes what we did as a line of the feed.
     """
 
     def __init__(
         self,
-        poke: Poke,
+        send_wake: WakeCall,
         directory: SocketDirectory,
         *,
         is_heard: Callable[[], bool],
         machine: Callable[[], Machine | None],
-        tell: Callable[[Feed], None],
+        publish_line: Callable[[Feed], None],
         asked_us: Callable[[VersionKey], int | None],
-        page: Page,
+        page: MetricsPage,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._poke = poke
+        self._send_wake = send_wake
         self._directory = directory
         self._is_heard = is_heard
         self._machine = machine
-        self._tell = tell
+        self._tell = publish_line
         self._asked_us = asked_us
         self._clock = clock
         self._away_s: float | None = None  # since when nobody takes a poke
@@ -74,11 +74,11 @@ class StandIn:
         )
 
     def __repr__(self) -> str:
-        return f"<StandIn starting={len(self._starts)} away={self._away_s is not None}>"
+        return f"<FallbackScaler starting={len(self._starts)} away={self._away_s is not None}>"
 
-    async def poke(self, key: VersionKey) -> bool:
+    async def send_wake(self, key: VersionKey) -> bool:
         """Whether somebody sees to it: the decider, or we."""
-        if await self._poke(key):
+        if await self._send_wake(key):
             self._away_s = None
             return True
         now = self._clock()
@@ -86,12 +86,12 @@ class StandIn:
             self._away_s = None
         elif self._away_s is None:
             self._away_s = now
-        if self._away_s is None or now - self._away_s < PATIENCE_S:
+        if self._away_s is None or now - self._away_s < WAKE_PATIENCE_S:
             return False
         if key in self._starts:
             return True
         machine = self._machine()
-        hold = None if machine is None else try_hold(self._directory)
+        hold = None if machine is None else try_acquire_standby_lock(self._directory)
         if machine is None or hold is None:
             return False
         self._starts[key] = asyncio.create_task(self._start(key, machine, hold), name=f"own start {key}")
@@ -104,7 +104,7 @@ class StandIn:
             task.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
 
-    async def _start(self, key: VersionKey, machine: Machine, hold: Hold) -> None:
+    async def _start(self, key: VersionKey, machine: Machine, hold: StandbyLock) -> None:
         try:
             with closing(hold):
                 call = await self._decide(key, machine)
@@ -115,18 +115,20 @@ class StandIn:
         finally:
             del self._starts[key]
 
-    async def _decide(self, key: VersionKey, machine: Machine) -> tuple[RuntimeReport, asyncio.Task[Bound]] | None:
-        reports = await _accounts(self._directory)
-        held = await asyncio.to_thread(_held, self._directory.path / "meters")
+    async def _decide(
+        self, key: VersionKey, machine: Machine
+    ) -> tuple[RuntimeReport, asyncio.Task[BindResponse]] | None:
+        reports = await _fetch_reports(self._directory)
+        held = await asyncio.to_thread(_held_slots, self._directory.path / "meters")
         match choose(key, reports, held, machine.slots):
-            case Serve(report):
-                self._serves(key, report.runtime_id, report.max_streams, report.spans)
-            case Nothing(why):
+            case AlreadyServing(report):
+                self._publish_replica(key, report.runtime_id, report.max_streams, report.spans)
+            case NoStart(why):
                 log.warning("a version can't be woken", extra={"version": str(key), "why": why})
                 self._counter.add(("none",))
-            case Take(report, wakes):
+            case StartRuntime(report, wakes):
                 threads = threads_for(machine.cores, held + 1, machine.threads_cap)
-                bind = Bind(
+                bind = BindRequest(
                     tenant=key.tenant, model=key.model, version=key.version, device_class=f"cpu-{threads}",
                     threads=threads, kv_bytes=kv_bytes_for(machine.kv_bytes, available_bytes(MEMINFO.read_text())),
                 )  # fmt: skip
@@ -135,30 +137,30 @@ class StandIn:
                 path = "/control/wake" if wakes else "/control/bind"
                 call = asyncio.create_task(self._bind(report.runtime_id, path, bind), name=f"bind {report.runtime_id}")
                 try:
-                    await self._taken(report, call)
+                    await self._wait_until_taken(report, call)
                 except BaseException:
                     call.cancel()
                     raise
                 return report, call
         return None
 
-    async def _taken(self, before: RuntimeReport, call: asyncio.Task[Bound]) -> None:
+    async def _wait_until_taken(self, before: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
         """Until it can't be given to anybody else: the lock may go then."""
         limit = self._clock() + TAKEN_S
         while not call.done() and self._clock() < limit:
             await asyncio.wait((call,), timeout=LOOK_S)
-            report = await _account(self._directory, f"rt-{before.runtime_id}.sock")
+            report = await _fetch_report(self._directory, f"rt-{before.runtime_id}.sock")
             if report is None or report.state is not before.state:
                 return
 
-    async def _bind(self, runtime_id: str, path: str, bind: Bind) -> Bound:
+    async def _bind(self, runtime_id: str, path: str, bind: BindRequest) -> BindResponse:
         client = ServiceClient(self._directory, f"rt-{runtime_id}.sock", "the runtime")
         try:
-            return await client.call("POST", path, Bound, body=bind, timeout_s=RESTORE_S)
+            return await client.call("POST", path, BindResponse, body=bind, timeout_s=RESTORE_S)
         finally:
             await client.close()
 
-    async def _follow(self, key: VersionKey, report: RuntimeReport, call: asyncio.Task[Bound]) -> None:
+    async def _follow(self, key: VersionKey, report: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
         began_us = int(self._clock() * 1e6)
         try:
             bound = await call
@@ -167,18 +169,20 @@ class StandIn:
             seen = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
             log.warning("an own start failed", extra=seen)
             if refused.failure.code not in _LOST:
-                self._failed(key, refused.failure)
+                self._publish_failure(key, refused.failure)
         else:
             self._counter.add(("ready",))
             zero_us = self._asked_us(key) or began_us
             waited_us = max(0, began_us - zero_us)
-            own = (Span(Stage.DECIDED, waited_us), Span(Stage.PROMOTED, waited_us))
-            shifted = tuple(Span(span.stage, span.after_us + waited_us) for span in bound.spans)
-            self._serves(key, report.runtime_id, bound.max_streams, (*own, *shifted))
+            own = (StageSpan(Stage.DECIDED, waited_us), StageSpan(Stage.PROMOTED, waited_us))
+            shifted = tuple(StageSpan(span.stage, span.after_us + waited_us) for span in bound.spans)
+            self._publish_replica(key, report.runtime_id, bound.max_streams, (*own, *shifted))
         finally:
             call.cancel()
 
-    def _serves(self, key: VersionKey, runtime_id: str, max_streams: int, spans: tuple[Span, ...]) -> None:
+    def _publish_replica(
+        self, key: VersionKey, runtime_id: str, max_streams: int, spans: tuple[StageSpan, ...]
+    ) -> None:
         row = ReplicaRow(
             runtime_id=runtime_id, tenant=key.tenant, model=key.model, version=key.version,
             address=f"rt-{runtime_id}.sock", max_streams=max_streams, draining=False, restore=spans,
@@ -186,19 +190,19 @@ class StandIn:
         if not self._is_heard():  # else the control plane has adopted it, and says what it is
             self._tell(Feed(revision=0, replicas=(row,)))
 
-    def _failed(self, key: VersionKey, failure: Failure) -> None:
+    def _publish_failure(self, key: VersionKey, failure: Failure) -> None:
         if not self._is_heard():
             self._tell(Feed(revision=0, failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
 
 
-async def _accounts(directory: SocketDirectory) -> list[RuntimeReport]:
+async def _fetch_reports(directory: SocketDirectory) -> list[RuntimeReport]:
     """What every runtime of this machine says of itself; who does not answer is left out."""
     names = sorted(path.name for path in directory.path.glob("rt-*.sock"))
-    found = await asyncio.gather(*(_account(directory, name) for name in names))
+    found = await asyncio.gather(*(_fetch_report(directory, name) for name in names))
     return [each for each in found if each is not None and f"rt-{each.runtime_id}.sock" in names]
 
 
-async def _account(directory: SocketDirectory, name: str) -> RuntimeReport | None:
+async def _fetch_report(directory: SocketDirectory, name: str) -> RuntimeReport | None:
     client = ServiceClient(directory, name, "the runtime", limit=1)
     try:
         return await client.call("GET", "/control/state", RuntimeReport, timeout_s=ANSWER_S)
@@ -208,7 +212,7 @@ async def _account(directory: SocketDirectory, name: str) -> RuntimeReport | Non
         await client.close()
 
 
-def _held(meters: Path) -> int:
+def _held_slots(meters: Path) -> int:
     """Device slots that living processes hold, by their meter pages: also of those that listen no more. In a thread."""
     held = 0
     for page in meters.iterdir():

@@ -26,33 +26,33 @@ class _Holder(NamedTuple):
     expires_at_s: float
 
 
-class Table:
-    """Replaced by a full line, changed by the others. `LastFeed.counts` says whether it is young enough to be used."""
+class RoutingTable:
+    """Replaced by a full line, changed by the others. `LastFeed.is_fresh` says whether it is young enough to use."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.machine: Machine | None = None  # what starts have of it
-        self._fed = False
+        self._is_loaded = False
         self._tenants: dict[str, TenantRow] = {}
         self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
         self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
-        self._listed: dict[str, tuple[ModelEntry, ...]] = {}  # of who asked, until any may change
+        self._list_cache: dict[str, tuple[ModelEntry, ...]] = {}  # of who asked, until any may change
         self._spending: dict[str, SpendingRow] = {}  # kept for who comes after; `budgets` acts on it
         self.revisions = Revisions()
-        self._gathered: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None  # until one of them changes
+        self._row_cache: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None  # until one of them changes
 
     def __repr__(self) -> str:
         models = sum(map(len, self._models.values()))
-        return f"<Table revision={self.revision} keys={len(self._holders)} models={models}>"
+        return f"<RoutingTable revision={self.revision} keys={len(self._holders)} models={models}>"
 
     def principal(self, key: str, now_s: float) -> Principal | None:
         """Who holds this key, which has not expired. The look-up is by digest: its timing tells nothing of a secret.
 
         Raises `Refused(Unavailable)` before the feed's first line: a door that has just opened knows nobody.
         """
-        if not self._fed:
+        if not self._is_loaded:
             raise Refused(Unavailable("the list of keys"))
         holder = self._holders.get(hashlib.sha256(key.encode()).hexdigest())
         return None if holder is None or holder.expires_at_s <= now_s else holder.principal
@@ -80,7 +80,7 @@ class Table:
         entry = self.model(key.tenant, key.model)
         return 0.0 if entry is None else entry.backlog_s
 
-    def callable(self, caller: str, owner: str, model: str) -> ModelEntry | None:
+    def find_callable_model(self, caller: str, owner: str, model: str) -> ModelEntry | None:
         """The model where the caller's tenant may call it: its own, or one that was granted by a tenant in force."""
         entry = self._models.get(owner, {}).get(model)
         if entry is None or owner == caller or (caller in entry.grantees and not self.is_suspended(owner)):
@@ -91,9 +91,9 @@ class Table:
         """All of the tenant's models, by name; then those that others let it call, by tenant and name. The same object
         as long as nothing changes.
         """
-        listed = self._listed.get(tenant)
+        listed = self._list_cache.get(tenant)
         if listed is None:
-            listed = self._listed[tenant] = self._list(tenant)
+            listed = self._list_cache[tenant] = self._list(tenant)
         return listed
 
     def tenants(self) -> AbstractSet[str]:
@@ -102,7 +102,7 @@ class Table:
 
     def rows(self) -> Feed:
         """All that is known here, as a snapshot of it would say."""
-        models, versions = self._gathered = self._gathered or self._gather()
+        models, versions = self._row_cache = self._row_cache or self._build_rows()
         return Feed(
             revision=self.revision,
             full=True,
@@ -119,15 +119,15 @@ class Table:
     def apply(self, line: Feed) -> None:
         """Take one line over; replicas and failures are the throttler's."""
         if line.full:
-            self._fed = True
+            self._is_loaded = True
             self._tenants, self._holders, self._sha_of_key, self._models, self._granted = {}, {}, {}, {}, {}
             self._spending, self.machine = {}, line.machine
         self.revision = line.revision
         if line.full or line.models or line.versions or line.removed_models or line.removed_versions:
-            self._gathered = None
-            self._listed = {}
+            self._row_cache = None
+            self._list_cache = {}
         elif line.tenants or line.removed_tenants:  # an owner may be suspended, or in force again
-            self._listed = {}
+            self._list_cache = {}
         self._tenants.update((row.tenant, row) for row in line.tenants)
         self._spending.update((row.tenant, row) for row in line.spending)
         for tenant in line.removed_tenants:
@@ -163,16 +163,16 @@ class Table:
             for grantee in entry.grantees
         }
         assert all(self._granted.values())
-        assert self._gathered in (None, self._gather())
-        assert all(listed == self._list(tenant) for tenant, listed in self._listed.items())
+        assert self._row_cache in (None, self._build_rows())
+        assert all(listed == self._list(tenant) for tenant, listed in self._list_cache.items())
         self.revisions.check_integrity()
 
     def _list(self, tenant: str) -> tuple[ModelEntry, ...]:
         found = self._models.get(tenant, {})
-        granted = (self.callable(tenant, *name) for name in sorted(self._granted.get(tenant, ())))
+        granted = (self.find_callable_model(tenant, *name) for name in sorted(self._granted.get(tenant, ())))
         return (*(found[name] for name in sorted(found)), *(entry for entry in granted if entry is not None))
 
-    def _gather(self) -> tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]]:
+    def _build_rows(self) -> tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]]:
         """Rows of all models and versions: of ten thousand 15 ms, in which nobody is served."""
         entries = [entry for models in self._models.values() for entry in models.values()]
         rows = tuple(
@@ -252,7 +252,9 @@ def _row(sha: str, holder: _Holder) -> KeyRow:
     )  # fmt: skip
 
 
-def reach(table: Table, caller: Principal, in_url: str | None, reference: ModelReference) -> ModelEntry:
+def authorize_model(
+    table: RoutingTable, caller: Principal, in_url: str | None, reference: ModelReference
+) -> ModelEntry:
     """Return the model that a caller means: its own, or another tenant's that was granted.
 
     `in_url` is the tenant that path or host names. Which version answers is `policy/traffic`'s to say.
@@ -262,7 +264,7 @@ def reach(table: Table, caller: Principal, in_url: str | None, reference: ModelR
     """
     if in_url is not None and reference.owner not in (None, in_url):
         raise Refused(InvalidRequest("model", f"'{reference}'", f"the URL names the tenant '{in_url[:63]}'"))
-    entry = table.callable(caller.tenant, reference.owner or in_url or caller.tenant, reference.model)
+    entry = table.find_callable_model(caller.tenant, reference.owner or in_url or caller.tenant, reference.model)
     if entry is None or not caller.may_call(entry.name_for(caller.tenant)):
         raise Refused(ModelNotFound(str(reference)))
     return entry

@@ -12,9 +12,9 @@ from typing import Final
 
 from starlette.types import Message
 
-from activator.alarm import Alarm
+from activator.alarm import DeadlineTimer
 from activator.exchange import ClientGone, Exchange, Headers
-from activator.once_key import Content
+from activator.once_key import StoredResponse
 
 PIECE: Final = 64 << 10  # handed to a listener at once
 MAX_LISTENERS: Final = 16  # of one answer: each of its tokens is written for each of them, on the one event loop
@@ -22,7 +22,7 @@ OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener is told its own
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """Status and headers, but for those that tell of a connection or of who listens."""
 
     status: int
@@ -30,52 +30,57 @@ class Head:
 
 
 @dataclass(slots=True)
-class Room:
+class ByteBudget:
     """Bytes that all tapes together may keep for who comes late."""
 
     limit_bytes: int
     used_bytes: int = 0
 
 
-class Tape:
+class ResponseBroadcast:
     """One run's answer. Over `keep_bytes`, and while there is no room, its beginning is forgotten as it is heard: then
     nobody can join any more."""
 
     def __init__(
-        self, keep_bytes: int, room: Room, *, ended: Callable[[], Awaitable[None]], deserted: Callable[[], None]
+        self,
+        keep_bytes: int,
+        room: ByteBudget,
+        *,
+        ended: Callable[[], Awaitable[None]],
+        on_abandoned: Callable[[], None],
     ) -> None:
-        """`ended` is told when the answer is complete, before anybody hears its last bytes; `deserted` when nobody
+        """`ended` is told when the answer is complete, before anybody hears its last bytes; `on_abandoned` when nobody
         listens before that. Each at most once.
         """
         self._keep_bytes = keep_bytes
         self._room = room
         self._is_counted = True
         self._on_end = ended
-        self._on_desertion = deserted
+        self._on_abandoned = on_abandoned
         self._bytes = bytearray()
-        self._forgotten = 0  # bytes before those
+        self._trimmed_bytes = 0  # bytes before those
         self._last = b""  # of a complete one, what nobody hears yet
         self._listeners: set[Listener] = set()
         self._gone: Callable[[], None] | None = None
         self._changed = asyncio.Event()
-        self.alarm = Alarm()
-        self.head: Head | None = None
+        self.alarm = DeadlineTimer()
+        self.head: ResponseHead | None = None
         self.is_complete = False
         self.ended = False
         self.aborted = False
 
     def __repr__(self) -> str:
-        return f"<Tape bytes={self.size} listeners={len(self._listeners)} ended={self.ended}>"
+        return f"<ResponseBroadcast bytes={self.size} listeners={len(self._listeners)} ended={self.ended}>"
 
     @property
     def size(self) -> int:
         """Bytes of the body so far."""
-        return self._forgotten + len(self._bytes)
+        return self._trimmed_bytes + len(self._bytes)
 
     @property
     def is_whole(self) -> bool:
         """Whether it still begins at its beginning."""
-        return self._forgotten == 0
+        return self._trimmed_bytes == 0
 
     @property
     def can_be_joined(self) -> bool:
@@ -98,15 +103,15 @@ class Tape:
             yield listener
         finally:
             self._listeners.discard(listener)
-            self.heard()
+            self.trim()
             if not self._listeners and not self.ended and not self.aborted:
-                self._desert()
+                self._abandon()
 
     async def send(self, message: Message) -> None:
         """What an ASGI server takes of an answer."""
         if message["type"] == "http.response.start":
             kept = [line for line in message["headers"] if not line[0].startswith(OF_THE_MOMENT)]
-            self.head = Head(message["status"], kept)
+            self.head = ResponseHead(message["status"], kept)
         elif not self.is_complete:
             data = message.get("body", b"")
             is_last = not message.get("more_body", False)
@@ -135,17 +140,17 @@ class Tape:
 
     def piece(self, begin: int) -> bytes:
         """The next bytes after `begin`."""
-        start = begin - self._forgotten
+        start = begin - self._trimmed_bytes
         return bytes(self._bytes[start : start + PIECE])
 
-    def heard(self) -> None:
+    def trim(self) -> None:
         """A listener took something, or left."""
         is_full = self._is_counted and self._room.used_bytes > self._room.limit_bytes
         if (is_full or not self.is_whole or len(self._bytes) > self._keep_bytes) and not self.ended:
             before = len(self._bytes)
             least = min((listener.taken for listener in self._listeners), default=self.size)
-            del self._bytes[: least - self._forgotten]
-            self._forgotten = max(self._forgotten, least)
+            del self._bytes[: least - self._trimmed_bytes]
+            self._trimmed_bytes = max(self._trimmed_bytes, least)
             if self._is_counted:
                 self._room.used_bytes -= before - len(self._bytes)
         self._wake()
@@ -157,7 +162,7 @@ class Tape:
             self._room.used_bytes -= len(self._bytes)
         self.abort()
 
-    async def until(self, claim: Callable[[], bool]) -> None:
+    async def wait_for(self, claim: Callable[[], bool]) -> None:
         """Wait until it holds. Raises ClientGone where the answer broke off."""
         while not claim():
             if self.aborted:
@@ -186,7 +191,7 @@ class Tape:
         """Call `gone` once if the last listener leaves before the end."""
         self._gone = gone
         if not self._listeners:  # they left before the run had begun
-            asyncio.get_running_loop().call_soon(self._desert)
+            asyncio.get_running_loop().call_soon(self._abandon)
 
     def try_body(self) -> bytes | None:
         """Its request's body was read before there was a tape."""
@@ -206,10 +211,10 @@ class Tape:
             self.aborted = True
         self._wake()
 
-    def _desert(self) -> None:
+    def _abandon(self) -> None:
         gone, self._gone = self._gone, None
         if gone is not None:
-            self._on_desertion()
+            self._on_abandoned()
             gone()
 
     def _wake(self) -> None:
@@ -220,29 +225,31 @@ class Tape:
 class Listener:
     """One who listens; used by one task."""
 
-    __slots__ = ("_tape", "taken")
+    __slots__ = ("_broadcast", "taken")
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, broadcast: ResponseBroadcast) -> None:
+        self._broadcast = broadcast
         self.taken = 0  # bytes
 
-    async def head(self) -> Head:
+    async def head(self) -> ResponseHead:
         """Raises ClientGone where there will be none."""
-        await self._tape.until(lambda: self._tape.head is not None)
-        assert self._tape.head is not None
-        return self._tape.head
+        await self._broadcast.wait_for(lambda: self._broadcast.head is not None)
+        assert self._broadcast.head is not None
+        return self._broadcast.head
 
-    async def more(self) -> tuple[bytes, bool]:
-        """What comes next, and whether it is the last; it counts as taken with the next `took`. Raises ClientGone."""
-        tape = self._tape
-        await tape.until(lambda: tape.size > self.taken or tape.ended)
-        data = tape.piece(self.taken)
-        return data, tape.ended and self.taken + len(data) == tape.size
+    async def next_piece(self) -> tuple[bytes, bool]:
+        """What comes next, and whether it is the last; it counts as taken with the next `record_taken`.
+        Raises ClientGone.
+        """
+        broadcast = self._broadcast
+        await broadcast.wait_for(lambda: broadcast.size > self.taken or broadcast.ended)
+        data = broadcast.piece(self.taken)
+        return data, broadcast.ended and self.taken + len(data) == broadcast.size
 
-    def took(self, nbytes: int) -> None:
+    def record_taken(self, nbytes: int) -> None:
         """The socket has so many more."""
         self.taken += nbytes
-        self._tape.heard()
+        self._broadcast.trim()
 
 
 async def play(
@@ -255,19 +262,19 @@ async def play(
     head = await listener.head()
     await exchange.start(head.status, [*head.headers, *marks])
     while True:
-        data, is_last = await listener.more()
+        data, is_last = await listener.next_piece()
         if is_last:
             if before_end is not None:
                 await before_end(head.status)
             await exchange.finish(data)
-            listener.took(len(data))
+            listener.record_taken(len(data))
             return
         await exchange.write(data)
-        listener.took(len(data))
+        listener.record_taken(len(data))
 
 
 async def replay(
-    exchange: Exchange, content: Content, marks: Headers, before_end: Callable[[int], Awaitable[None]]
+    exchange: Exchange, content: StoredResponse, marks: Headers, before_end: Callable[[int], Awaitable[None]]
 ) -> None:
     """Send an answer that was kept, no faster than the client takes it. Raises ClientGone, and as `before_end`."""
     body = content.body

@@ -13,7 +13,7 @@ from contracts.traffic_errors import Cancelled
 REMEMBERED: Final = 4096  # names by which requests were cancelled, of all tenants: a second time changes nothing
 
 
-class Entry:
+class InFlightRequest:
     """One request; a block in which it can be cancelled. The block then raises Refused(Cancelled)."""
 
     __slots__ = ("_ended", "_is_over", "_task", "account", "is_cancelled", "own_id")
@@ -26,7 +26,7 @@ class Entry:
         self._ended: asyncio.Event | None = None  # for who waits for it
         self._is_over = False
 
-    def on(self, task: asyncio.Task[object]) -> "Entry":
+    def bind_task(self, task: asyncio.Task[object]) -> "InFlightRequest":
         """Of that task, which is the one that enters the block."""
         self._task = task
         return self
@@ -49,13 +49,13 @@ class Entry:
             self.is_cancelled = True
             self._task.cancel()
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """Its record is written, or on its way; its slot is free."""
         self._is_over = True
         if self._ended is not None:
             self._ended.set()
 
-    async def ended(self, within_s: float) -> bool:
+    async def wait_ended(self, within_s: float) -> bool:
         """Wait until it is; False where it takes longer."""
         if self._is_over:  # in the moment before this was asked
             return True
@@ -68,27 +68,27 @@ class Entry:
         return True
 
 
-class UnderWay:
+class InFlightRequests:
     """One event loop's. A request goes by its id and, where its caller gave it one, by that as well."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._by_id: dict[str, Entry] = {}
-        self._by_own_id: dict[tuple[str, str], list[Entry]] = {}  # tenant and name: several may share one
+        self._by_id: dict[str, InFlightRequest] = {}
+        self._by_own_id: dict[tuple[str, str], list[InFlightRequest]] = {}  # tenant and name: several may share one
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._remembered = remembered
 
     def __repr__(self) -> str:
-        return f"<UnderWay requests={len(self._by_id)} named={len(self._by_own_id)}>"
+        return f"<InFlightRequests requests={len(self._by_id)} named={len(self._by_own_id)}>"
 
-    def enter(self, account: Account, own_id: bytes | None) -> Entry:
+    def enter(self, account: Account, own_id: bytes | None) -> InFlightRequest:
         """It can be named from now on, until `leave`."""
-        entry = Entry(account, None if own_id is None else own_id.decode("latin-1"))
+        entry = InFlightRequest(account, None if own_id is None else own_id.decode("latin-1"))
         self._by_id[account.request_id] = entry
         if entry.own_id is not None:
             self._by_own_id.setdefault((account.principal.tenant, entry.own_id), []).append(entry)
         return entry
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: InFlightRequest) -> None:
         """It has ended."""
         del self._by_id[entry.account.request_id]
         if entry.own_id is not None:
@@ -96,9 +96,9 @@ class UnderWay:
             named.remove(entry)
             if not named:
                 del self._by_own_id[own]
-        entry.over()
+        entry.finish()
 
-    def cancel(self, caller: Principal, name: str) -> list[Entry] | None:
+    def cancel(self, caller: Principal, name: str) -> list[InFlightRequest] | None:
         """End what the caller calls so; the entries, which may not be over yet. [] where they were cancelled before;
         None where the caller's tenant has none of that name, or has it of a model that the caller may not call.
         """

@@ -13,7 +13,7 @@ from typing import Final, cast
 import httptools
 
 from activator import dependencies
-from service.way import Way
+from service.way import Connector
 
 BUFFER: Final = 64 << 10
 CONNECT_S: Final = dependencies.REPLICA.timeout_s
@@ -26,7 +26,7 @@ Fields = Iterable[tuple[str, str]]
 class Client:
     """Connections to one replica: as many as there are requests under way, and those that wait for the next one."""
 
-    def __init__(self, way: Way, *, keep_s: float = KEEP_S) -> None:
+    def __init__(self, way: Connector, *, keep_s: float = KEEP_S) -> None:
         self._way = way
         self._keep_s = keep_s
         self._idle: list[_Connection] = []  # the one that was used last is at the end
@@ -35,7 +35,7 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client {self._way} idle={len(self._idle)}>"
 
-    async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "Answer":
+    async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
         """The head of the answer. Raises OSError. Cancelling closes the connection."""
         answer = await self.ask(method, target, body, fields)
         try:
@@ -45,13 +45,13 @@ class Client:
             raise
         return answer
 
-    async def ask(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "Answer":
+    async def ask(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
         """Send a request, and return its answer before there is anything of it: its head is next. Raises OSError."""
         first = f"{method} {target} HTTP/1.1\r\nhost: replica\r\ncontent-length: {len(body)}"
         head = "\r\n".join((first, *map(": ".join, fields), "\r\n")).encode()
         connection = self._try_kept() or await self._connect()
         connection.ask(head, body)
-        return Answer(self, connection)
+        return UpstreamResponse(self, connection)
 
     def close(self) -> None:
         """End what waits; a connection in use ends when its answer is released."""
@@ -87,7 +87,7 @@ class Client:
             raise ConnectionRefusedError(f"no connection within {CONNECT_S:g} s") from None
 
 
-class Answer:
+class UpstreamResponse:
     """One answer. Wait for its head first; give it back by `release`, or end its connection by `close`."""
 
     def __init__(self, client: Client, connection: "_Connection") -> None:
@@ -108,7 +108,7 @@ class Answer:
         """Whether all of the body was taken."""
         return self._connection.is_whole and not self._connection.parts
 
-    def some(self) -> Awaitable[bytes]:
+    def read_part(self) -> Awaitable[bytes]:
         """Return the next part of the body as soon as there is one; nothing at its end. Raises OSError if it is cut."""
         return self._connection.take()
 

@@ -14,11 +14,11 @@ import msgspec
 from activator import dependencies
 from activator.account import Account
 from activator.budgets import OK
-from activator.meters import Meters
+from activator.meters import RequestMetrics
 from activator.timelines import Timelines
 from contracts.control import batch_of
 from contracts.errors import Failure
-from contracts.traffic_errors import DeadlineTooShort, Displaced, Overloaded
+from contracts.traffic_errors import DeadlineTooShort, Overloaded, ShedByPriority
 from contracts.usage import RequestRecord
 from contracts.wire import encode
 from service.client import ServiceClient
@@ -28,12 +28,12 @@ from telemetry.telemetry import Telemetry
 
 PATH: Final = "/internal/v1/usage/requests"
 POST_TIMEOUT_S: Final = dependencies.LEDGER.timeout_s
-_SHED = frozenset({Overloaded.code, DeadlineTooShort.code, Displaced.code})  # as it should be, however often
+_SHED = frozenset({Overloaded.code, DeadlineTooShort.code, ShedByPriority.code})  # as it should be, however often
 
 log = logging.getLogger(__name__)
 
 
-class Usage:
+class UsageRecords:
     """Settles accounts, each once."""
 
     def __init__(
@@ -72,8 +72,8 @@ class Usage:
         try:
             made = await self._spool.append(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
         except asyncio.CancelledError:
-            if account.hold is not None:  # what may stand counts, as the next that the ledger hears of
-                account.hold.settle(record, self._spool.committed + 1)
+            if account.budget_reservation is not None:  # what may stand counts, as the next that the ledger hears of
+                account.budget_reservation.settle(record, self._spool.committed + 1)
             self._tell(account, failure, record)
             raise
         except Exception:
@@ -83,8 +83,8 @@ class Usage:
                 self._tell(account, failure, record)
             raise
         account.is_recorded = True
-        if account.hold is not None:
-            account.hold.settle(record, made)
+        if account.budget_reservation is not None:
+            account.budget_reservation.settle(record, made)
         self._tell(account, failure, record)
 
     def settle_soon(self, account: Account, failure: Failure, status: int | None = None) -> None:
@@ -96,7 +96,7 @@ class Usage:
             return
         record = self._begin(account, failure, status)
         self._tell(account, failure, record)
-        self._spool.append_soon(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
+        self._spool.append_unacknowledged(lambda sequence: encode(msgspec.structs.replace(record, sequence=sequence)))
 
     def _begin(self, account: Account, failure: Failure | None, status: int | None) -> RequestRecord:
         """Nobody else settles it from now on. Return its record."""
@@ -109,11 +109,11 @@ class Usage:
 
     def _tell(self, account: Account, failure: Failure | None, record: RequestRecord) -> None:
         """Keep its timeline, and say how it ended."""
-        self._timelines.put(account.principal.tenant, account.request_id, account.answer)
+        self._timelines.put(account.principal.tenant, account.request_id, account.snapshot_timeline)
         self._ended(account, failure, record.outcome, record.status)
 
 
-def poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:
+def ledger_poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:
     """What hands records to the ledger."""
 
     async def post(records: Sequence[bytes]) -> None:
@@ -122,21 +122,21 @@ def poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None
     return post
 
 
-class Endings:
+class CompletionLog:
     """What is told of a request when it has ended: a line in the log, the meters, its trace.
 
     Called once for each account, with why it failed, its outcome and its status. Never waits, never fails.
     """
 
-    def __init__(self, meters: Meters, telemetry: Telemetry) -> None:
-        self._meters = meters
+    def __init__(self, metrics: RequestMetrics, telemetry: Telemetry) -> None:
+        self._metrics = metrics
         self._telemetry = telemetry
 
     def __call__(self, account: Account, failure: Failure | None, outcome: str, status: int) -> None:
-        self._meters.ended(account, outcome, status)
+        self._metrics.ended(account, outcome, status)
         if self._telemetry.sender is not None:
             self._telemetry.request(_facts(account, outcome, status))
-        _say(account, failure, outcome, status)
+        _log_completion(account, failure, outcome, status)
 
 
 def _facts(account: Account, outcome: str, status: int) -> RequestFacts:
@@ -158,7 +158,7 @@ def _facts(account: Account, outcome: str, status: int) -> RequestFacts:
     )
 
 
-def _say(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
+def _log_completion(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
     """What was slow to start or is our fault is told; the rest, of which there is any number, at DEBUG only."""
     ours = failure is not None and failure.status >= 500 and failure.code not in _SHED
     level = logging.WARNING if ours else logging.INFO if account.cold else logging.DEBUG

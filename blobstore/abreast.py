@@ -7,10 +7,12 @@ from typing import Any, Final, TypeVar
 S = TypeVar("S")
 T = TypeVar("T")
 
-AT_ONCE: Final = 16
+MAX_CONCURRENT: Final = 16
 
 
-async def abreast(function: Callable[[S], Awaitable[T]], items: Iterable[S], limit: int = AT_ONCE) -> list[T]:
+async def bounded_gather(
+    function: Callable[[S], Awaitable[T]], items: Iterable[S], limit: int = MAX_CONCURRENT
+) -> list[T]:
     """`function` of each item, in order, at most `limit` at once. The first failure ends the others and is raised;
     when this returns, raises or is cancelled, no call is under way.
     """
@@ -25,11 +27,11 @@ async def abreast(function: Callable[[S], Awaitable[T]], items: Iterable[S], lim
     try:
         await asyncio.gather(*workers)
     finally:
-        await end_all(workers)
+        await cancel_and_wait(workers)
     return [results[position] for position in range(len(results))]
 
 
-async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+async def cancel_and_wait(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel what still runs and wait for all of it, however often the caller is cancelled meanwhile. What they raised
     is seen, and not raised again.
     """

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from blobstore.retrying import Retry, RetryingStore
-from blobstore.s3_place import CONNECTIONS, SETTING, parse_place
+from blobstore.s3_place import CONNECTIONS, SETTING, parse_s3_url
 from blobstore.store import BlobStore, BlobUnavailable, StoreFull
 from contracts.settings import BadSetting
 
@@ -55,7 +55,7 @@ def directory_of(url: str) -> Path | None:
 
 
 @asynccontextmanager
-async def opened(url: str, *, writes: bool, connections: int = CONNECTIONS) -> AsyncIterator[BlobStore]:
+async def open_checked_store(url: str, *, writes: bool, connections: int = CONNECTIONS) -> AsyncIterator[BlobStore]:
     """The store for as long as the block lasts, after it was asked whether it can be used. A store that does not answer
     is handed out all the same: it may come. Whoever `writes` also needs conditional puts, and clears leftovers. There
     are so many connections where the URL does not say.
@@ -88,7 +88,7 @@ def _split(url: str) -> SplitResult:
 
 def _s3(url: str, connections: int = CONNECTIONS) -> "S3Store":
     """boto3 is imported here: it costs a quarter of a second and 30 MB, which processes with files never pay."""
-    place = parse_place(url, connections=connections)
+    place = parse_s3_url(url, connections=connections)
     try:
         from blobstore.s3 import S3Store
         from blobstore.s3_client import make_client

@@ -28,7 +28,7 @@ from blobstore.store import (
     check_range,
     is_segment,
 )
-from service.threads import to_the_end
+from service.threads import run_uncancellable
 from service.whole_file import sync
 
 STAGING: Final = ".staging"
@@ -70,8 +70,8 @@ class FileStore:
         try:
             try:
                 async for piece in data:
-                    await to_the_end(None, _write_all, fd, piece, key)
-                return await to_the_end(None, _publish, key, fd, staged, path)
+                    await run_uncancellable(None, _write_all, fd, piece, key)
+                return await run_uncancellable(None, _publish, key, fd, staged, path)
             finally:
                 os.close(fd)
         finally:
@@ -83,7 +83,7 @@ class FileStore:
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         """See `BlobStore`."""
-        await to_the_end(None, _read_into, key, self._path(key), offset, into)
+        await run_uncancellable(None, _read_into, key, self._path(key), offset, into)
 
     async def stat(self, key: str) -> BlobStat:
         """See `BlobStore`."""

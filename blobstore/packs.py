@@ -24,7 +24,7 @@ from msgspec import Meta
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.keys import TENSORS_SUFFIX
-from contracts.manifest import MAX_FAULT, PAGE, Digest, Offset, Size, padded
+from contracts.manifest import MAX_FAULT, PAGE_BYTES, Digest, Offset, Size, pad_to_page
 from contracts.wire import BadJson, decoder
 
 MAGIC: Final = b"KELVPK01"
@@ -105,8 +105,8 @@ def _find_fault(entries: Sequence[PackEntry], chunks_end: int | None) -> str | N
     end = 0
     seen: set[str] = set()
     for entry in entries:
-        if entry.offset % PAGE or entry.length % PAGE or entry.length == 0:
-            return f"chunk {entry.digest} lies at {entry.offset}+{entry.length}, not on {PAGE}-byte boundaries"
+        if entry.offset % PAGE_BYTES or entry.length % PAGE_BYTES or entry.length == 0:
+            return f"chunk {entry.digest} lies at {entry.offset}+{entry.length}, not on {PAGE_BYTES}-byte boundaries"
         if entry.offset < end:
             return f"chunk {entry.digest} overlaps its predecessor"
         if entry.digest in seen:
@@ -134,7 +134,7 @@ class FileChunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     @property
     def length(self) -> int:
         """Bytes of the chunk, padding included."""
-        return sum(padded(span.length) for span in self.spans)
+        return sum(pad_to_page(span.length) for span in self.spans)
 
 
 class FileIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from blobstore.store import BlobStore
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.keys import index_key, pack_key
-from contracts.manifest import padded
+from contracts.manifest import pad_to_page
 from contracts.wire import decoder
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class RangeReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChunkLocation:
     """A chunk in a pack: spans one after another, each followed by zeros up to a page."""
 
     pack: str
@@ -53,28 +53,28 @@ class Place:
     @property
     def length(self) -> int:
         """Bytes of the chunk, padding included."""
-        return sum(padded(length) for _, length in self.spans)
+        return sum(pad_to_page(length) for _, length in self.spans)
 
 
-def place_of(pack: str, entry: PackEntry) -> Place:
+def location_of(pack: str, entry: PackEntry) -> ChunkLocation:
     """Of a chunk in a pack of ours."""
-    return Place(pack, ((entry.offset, entry.length),))
+    return ChunkLocation(pack, ((entry.offset, entry.length),))
 
 
-def places_of(pack: str, index: FileIndex) -> dict[str, Place]:
+def kept_file_locations(pack: str, index: FileIndex) -> dict[str, ChunkLocation]:
     """Of each distinct chunk of a kept file: its first place."""
-    found: dict[str, Place] = {}
+    found: dict[str, ChunkLocation] = {}
     for chunk in index.chunks:
         if chunk.digest not in found:
-            found[chunk.digest] = Place(pack, tuple((span.offset, span.length) for span in chunk.spans))
+            found[chunk.digest] = ChunkLocation(pack, tuple((span.offset, span.length) for span in chunk.spans))
     return found
 
 
-def decode_index(raw: bytes, pack: str) -> dict[str, Place]:
+def decode_index(raw: bytes, pack: str) -> dict[str, ChunkLocation]:
     """What an index object of either layout says; the pack's name tells which. Raises `Refused(PackCorrupt)`."""
     if digest_of_file_pack(pack) is not None:
-        return places_of(pack, decode_file_index(raw, pack))
-    return {entry.digest: place_of(pack, entry) for entry in decode_table(raw, pack)}
+        return kept_file_locations(pack, decode_file_index(raw, pack))
+    return {entry.digest: location_of(pack, entry) for entry in decode_table(raw, pack)}
 
 
 def encode_pack_list(packs: Iterable[str]) -> bytes:
@@ -99,7 +99,7 @@ async def read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple
     return decode_footer(await store.read(key, size - length, length), size, pack)
 
 
-async def read_places(store: BlobStore, tenant: str, pack: str) -> dict[str, Place]:
+async def read_locations(store: BlobStore, tenant: str, pack: str) -> dict[str, ChunkLocation]:
     """Return where each chunk of a pack lies: by its index, or by its footer if the index can't be read.
 
     A kept file has no footer of ours, whatever its last bytes are. Raises `BlobNotFound` if there is no pack, or no
@@ -114,19 +114,19 @@ async def read_places(store: BlobStore, tenant: str, pack: str) -> dict[str, Pla
             raise
     key = pack_key(tenant, pack)
     entries = await read_footer(store, key, (await store.stat(key)).size, pack)
-    return {entry.digest: place_of(pack, entry) for entry in entries}
+    return {entry.digest: location_of(pack, entry) for entry in entries}
 
 
-async def read_place(store: BlobStore, key: str, place: Place) -> bytes:
+async def read_chunk(store: BlobStore, key: str, place: ChunkLocation) -> bytes:
     """The chunk's bytes, unverified. Raises as `BlobStore.read`."""
     into = bytearray(place.length)
-    await read_place_into(store, key, place, memoryview(into))
+    await read_chunk_into(store, key, place, memoryview(into))
     return bytes(into)
 
 
-async def read_place_into(store: RangeReader, key: str, place: Place, into: memoryview) -> None:
+async def read_chunk_into(store: RangeReader, key: str, place: ChunkLocation, into: memoryview) -> None:
     """Fill all of `into` (`place.length` bytes). Raises as `BlobStore.read_into`; nothing writes to it afterwards."""
-    for run in _runs(place.spans):
+    for run in _coalesced(place.spans):
         begin = run[0][0][0]
         (offset, length), at = run[-1]
         if len(run) == 1:
@@ -137,16 +137,16 @@ async def read_place_into(store: RangeReader, key: str, place: Place, into: memo
             for (start, nbytes), to in run:
                 into[to : to + nbytes] = together[start - begin : start - begin + nbytes]
         for (_, nbytes), to in run:
-            into[to + nbytes : to + padded(nbytes)] = bytes(padded(nbytes) - nbytes)
+            into[to + nbytes : to + pad_to_page(nbytes)] = bytes(pad_to_page(nbytes) - nbytes)
 
 
-def _runs(spans: tuple[Span, ...]) -> Iterator[list[tuple[Span, int]]]:
+def _coalesced(spans: tuple[Span, ...]) -> Iterator[list[tuple[Span, int]]]:
     """Spans in order of the file, with their offset in the chunk; those of one list are read at once."""
     placed: list[tuple[Span, int]] = []
     at = 0
     for span in spans:
         placed.append((span, at))
-        at += padded(span[1])
+        at += pad_to_page(span[1])
     placed.sort()
     run: list[tuple[Span, int]] = []
     for (offset, length), to in placed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from blobstore.store import BlobStat, BlobStore, BlobUnavailable, Payload
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class RetryBudget:
 
     def pause_s(self, failed: int, chance: float) -> float:
         """Return the pause after `failed` (1 or more) failures, in seconds. Full jitter: `chance` is in [0, 1)."""
-        return chance * Doubling(self.base_s, self.cap_s).after(failed)
+        return chance * ExponentialBackoff(self.base_s, self.cap_s).after(failed)
 
 
 DEFAULT_BUDGET: Final = RetryBudget()

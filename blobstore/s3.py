@@ -21,8 +21,8 @@ from blobstore.s3_client import (
     put,
     why_hopeless,
 )
-from blobstore.s3_place import S3Place
-from blobstore.s3_reads import Halt, RangeCalls, get_beginning, get_range
+from blobstore.s3_place import S3Location
+from blobstore.s3_reads import CancelToken, RangeCalls, get_range, get_start
 from blobstore.s3_upload import PART_BYTES, Uploads
 from blobstore.store import (
     BlobShort,
@@ -36,7 +36,7 @@ from blobstore.store import (
     is_segment,
 )
 from contracts.errors import Refused
-from service.threads import to_the_end
+from service.threads import run_uncancellable
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class S3Store:
 
     def __init__(
         self,
-        place: S3Place,
+        place: S3Location,
         client: Any,
         *,
         retry: Retry | None = None,
@@ -75,7 +75,7 @@ class S3Store:
 
     async def close(self) -> None:
         """Waits for calls under way."""
-        await to_the_end(None, self._threads.shutdown)
+        await run_uncancellable(None, self._threads.shutdown)
         self._client.close()
 
     async def put_if_absent(self, key: str, data: Payload) -> bool:
@@ -125,7 +125,7 @@ class S3Store:
         last = ""
         while True:
             call = partial(list_page, self._client, self.place, prefix, token, self._page_keys)
-            (page,) = await self._calls.run([call], Halt())
+            (page,) = await self._calls.run([call], CancelToken())
             if page.keys and page.keys[0] <= last:  # who lists again after a break relies on the order
                 raise BlobUnavailable("S3 answered pages of a listing that are not ascending")
             if token is not None and page.next == token:
@@ -164,11 +164,11 @@ class S3Store:
         return None
 
     async def _run(self, call: Callable[[], T]) -> T:
-        return await to_the_end(self._threads, call)
+        return await run_uncancellable(self._threads, call)
 
     async def _read_on(self, key: str, offset: int) -> bytes:
-        halt = Halt()
-        get = partial(get_beginning, self._client, self.place, key, offset, self._read_bytes, halt)
+        halt = CancelToken()
+        get = partial(get_start, self._client, self.place, key, offset, self._read_bytes, halt)
         (found,) = await self._calls.run([get], halt)
         self._remember(key, found.etag)
         begun = len(found.data)
@@ -198,7 +198,7 @@ class S3Store:
         self, key: str, offset: int, into: memoryview, starts: Sequence[int], tag: str | None
     ) -> Sequence[str]:
         """The ETags of the ranges that begin at `starts`."""
-        halt = Halt()
+        halt = CancelToken()
         calls = [
             partial(get_range, self._client, self.place, key, offset + at, into[at : at + self._read_bytes], tag, halt)
             for at in starts

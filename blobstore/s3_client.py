@@ -21,7 +21,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from blobstore.s3_place import S3Place
+from blobstore.s3_place import S3Location
 from blobstore.store import BlobNotFound, BlobUnavailable, StoreFull
 
 _INSUFFICIENT_STORAGE: Final = 507  # RFC 4918, 11.5: MinIO says it of full disks (XMinioStorageFull)
@@ -31,7 +31,7 @@ _FULL: Final = frozenset(
 _DEFAULT_REGION: Final = "us-east-1"  # what compatible endpoints take where nobody names one
 
 
-def make_client(place: S3Place) -> Any:
+def make_client(place: S3Location) -> Any:
     """A client over the usual credential chain. It opens nothing yet. Safe to use from many threads.
 
     Raises `BlobUnavailable` where the chain itself is broken, as by a profile that there is not.
@@ -92,14 +92,14 @@ def translated(key: str) -> Iterator[None]:
         raise BlobUnavailable(f"S3 answered what can't be read: {type(error).__name__}") from error
 
 
-def head(client: Any, place: S3Place, key: str) -> Head:
+def head(client: Any, place: S3Location, key: str) -> Head:
     """Raises `BlobNotFound` and `BlobUnavailable`."""
     with translated(key):
         answer = client.head_object(Bucket=place.bucket, Key=place.prefix + key)
         return Head(int(answer["ContentLength"]), str(answer.get("ETag", "")), answer["LastModified"].timestamp())
 
 
-def put(client: Any, place: S3Place, key: str, data: bytes) -> bool:
+def put(client: Any, place: S3Location, key: str, data: bytes) -> bool:
     """Put where nothing is. Raises `BlobUnavailable`, also for a put at the same time whose end is not known yet."""
     try:
         with translated(key):
@@ -148,7 +148,7 @@ def why_hopeless(error: BlobUnavailable) -> str | None:
     return None
 
 
-def delete(client: Any, place: S3Place, key: str) -> None:
+def delete(client: Any, place: S3Location, key: str) -> None:
     """Whether it was there or not, and whatever the endpoint says of one that was not."""
     with suppress(BlobNotFound), translated(key):
         client.delete_object(Bucket=place.bucket, Key=place.prefix + key)
@@ -162,7 +162,7 @@ class Page:
     next: str | None
 
 
-def list_page(client: Any, place: S3Place, prefix: str, token: str | None, page_keys: int) -> Page:
+def list_page(client: Any, place: S3Location, prefix: str, token: str | None, page_keys: int) -> Page:
     """One page of a listing, ascending. Raises `BlobUnavailable`."""
     more = {} if token is None else {"ContinuationToken": token}
     with translated(prefix):

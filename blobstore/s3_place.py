@@ -23,7 +23,7 @@ _PARAMETERS: Final = frozenset({"endpoint", "region", "path_style", "connect_s",
 
 
 @dataclass(frozen=True, slots=True)
-class S3Place:
+class S3Location:
     """`prefix` is empty or ends in '/'. `read_s` is the longest silence of a connection, not of a whole answer."""
 
     bucket: str
@@ -40,7 +40,7 @@ class S3Place:
         return f"s3://{self.bucket}/{self.prefix}{at}"
 
 
-def parse_place(url: str, *, connections: int = CONNECTIONS) -> S3Place:
+def parse_s3_url(url: str, *, connections: int = CONNECTIONS) -> S3Location:
     """With so many connections where the URL does not say. Raises `BadSetting`, in which nothing of `url` is repeated
     that might be a secret.
     """
@@ -62,7 +62,7 @@ def parse_place(url: str, *, connections: int = CONNECTIONS) -> S3Place:
     if region is not None and not _REGION.fullmatch(region):
         raise BadSetting(SETTING, shown, "its region must be of a-z, 0-9 and -")
     try:
-        return S3Place(
+        return S3Location(
             bucket=parts.netloc,
             prefix=_prefix(parts.path, shown),
             endpoint=endpoint,

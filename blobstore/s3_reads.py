@@ -1,9 +1,9 @@
 """Reading bytes of an object in S3: ranged GETs whose head is held against what was asked for, and whose body is whole.
 
-A GET blocks, in a thread of the store's pool; a `Halt` ends it from another thread at once. Reads are given up at once,
-though a thread may have to wait for an endpoint's silence to end: a read that is told to end while its body arrives is
-interrupted, and waited for, as it has the caller's memory. One that waits for an answer's head can't be, but will not
-touch the memory any more: it is left to its thread.
+A GET blocks, in a thread of the store's pool; a `CancelToken` ends it from another thread at once. Reads are given up
+at once, though a thread may have to wait for an endpoint's silence to end: a read that is told to end while its body
+arrives is interrupted, and waited for, as it has the caller's memory. One that waits for an answer's head can't be, but
+will not touch the memory any more: it is left to its thread.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from blobstore.s3_client import status_of, translated
-from blobstore.s3_place import S3Place
+from blobstore.s3_place import S3Location
 from blobstore.store import BlobShort, BlobUnavailable
 
 # Between two looks at the halt. The client holds each piece in memory of its own first: larger ones are no faster,
@@ -25,14 +25,14 @@ _PIECE_BYTES: Final = 1 << 20
 _WORTH_BYTES: Final = 256 << 10  # that a cut answer brought: the next one begins after them
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 T = TypeVar("T")
-STRAYS: Final = 8  # are left to themselves at once: they take up threads of the store
+MAX_ABANDONED: Final = 8  # are left to themselves at once: they take up threads of the store
 
 
-class Halted(Exception):
+class ReadCancelled(Exception):
     """The call was told to end. Never leaves the store: whoever halts has an error of its own to raise."""
 
 
-class Halt:
+class CancelToken:
     """Ends calls from another thread: what waits for a body wakes up, what has not begun does not begin."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Halt:
             return self._set and not self._bodies
 
     def check(self) -> None:
-        """Raise `Halted` if it is set."""
+        """Raise `ReadCancelled` if it is set."""
         if self._set:
-            raise Halted
+            raise ReadCancelled
 
     @contextmanager
-    def over(self, body: Any) -> Iterator[None]:
-        """While the block reads `body`. Whatever breaks because of the halt is `Halted`."""
+    def read_body(self, body: Any) -> Iterator[None]:
+        """While the block reads `body`. Whatever breaks because of the halt is `ReadCancelled`."""
         with self._lock:
             self.check()
             self._bodies.add(body)
@@ -71,7 +71,7 @@ class Halt:
             yield
         except Exception as error:
             if self._set:
-                raise Halted from error
+                raise ReadCancelled from error
             raise
         finally:
             with self._lock:
@@ -85,7 +85,7 @@ def _interrupt(body: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class ObjectStart:
     """The first bytes from an offset on, and what the answer says of the object."""
 
     data: bytearray
@@ -102,7 +102,7 @@ class _Cut(BlobUnavailable):
 
 
 def get_range(
-    client: Any, place: S3Place, key: str, offset: int, into: memoryview, etag: str | None, halt: Halt
+    client: Any, place: S3Location, key: str, offset: int, into: memoryview, etag: str | None, cancel_token: CancelToken
 ) -> str:
     """Fill `into` from `offset`, of the object with that `etag` where one is given. Returns the object's. After a cut
     the next answer begins where it was, of the same object, as long as each brings something worth a request.
@@ -112,13 +112,13 @@ def get_range(
     """
     done = 0
     while True:
-        with _opened(client, place, key, offset + done, into.nbytes - done, etag, halt) as (body, head):
+        with _opened(client, place, key, offset + done, into.nbytes - done, etag, cancel_token) as (body, head):
             if head.size < offset + into.nbytes:
                 raise BlobShort(key, offset, into.nbytes)
             try:
-                _fill(body, into[done:], halt)
+                _fill(body, into[done:], cancel_token)
             except _Cut as cut:
-                halt.check()
+                cancel_token.check()
                 if cut.done < _WORTH_BYTES or not head.etag:
                     raise
                 done, etag = done + cut.done, head.etag
@@ -126,12 +126,14 @@ def get_range(
                 return head.etag
 
 
-def get_beginning(client: Any, place: S3Place, key: str, offset: int, limit: int, halt: Halt) -> Beginning:
+def get_start(
+    client: Any, place: S3Location, key: str, offset: int, limit: int, cancel_token: CancelToken
+) -> ObjectStart:
     """At most `limit` bytes from `offset` on. Raises as `get_range`; `BlobShort` where no byte is."""
-    with _opened(client, place, key, offset, limit, None, halt) as (body, head):
+    with _opened(client, place, key, offset, limit, None, cancel_token) as (body, head):
         data = bytearray(head.length)
-        _fill(body, memoryview(data), halt)
-    return Beginning(data, head.size, head.etag)
+        _fill(body, memoryview(data), cancel_token)
+    return ObjectStart(data, head.size, head.etag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +145,10 @@ class _Head:
 
 @contextmanager
 def _opened(
-    client: Any, place: S3Place, key: str, offset: int, length: int, etag: str | None, halt: Halt
+    client: Any, place: S3Location, key: str, offset: int, length: int, etag: str | None, cancel_token: CancelToken
 ) -> Iterator[tuple[Any, _Head]]:
     """An answer's body, which is the range as far as the object goes, while the block reads it."""
-    halt.check()
+    cancel_token.check()
     where = f"bytes={offset}-{offset + length - 1}"
     condition = {} if etag is None else {"IfMatch": etag}
     try:
@@ -161,7 +163,7 @@ def _opened(
         head = _checked(answer, offset, length)
         if etag is not None and head.etag != etag:  # an endpoint without If-Match, or a cache before it
             raise BlobUnavailable("S3 answered of another object than was asked for")
-        with halt.over(body):
+        with cancel_token.read_body(body):
             yield body, head
     finally:
         body.close()
@@ -180,10 +182,10 @@ def _checked(answer: Any, offset: int, length: int) -> _Head:
     return _Head(end - offset, size, str(answer.get("ETag", "")))
 
 
-def _fill(body: Any, into: memoryview, halt: Halt) -> None:
+def _fill(body: Any, into: memoryview, cancel_token: CancelToken) -> None:
     done = 0
     while done < into.nbytes:
-        halt.check()
+        cancel_token.check()
         try:
             count = body.readinto(into[done : done + _PIECE_BYTES])
         except Exception as error:  # botocore lets some of the transport's own errors through
@@ -194,16 +196,16 @@ def _fill(body: Any, into: memoryview, halt: Halt) -> None:
 
 
 class RangeCalls:
-    """Runs calls that each read under a `Halt`, or into memory of their own."""
+    """Runs calls that each read under a `CancelToken`, or into memory of their own."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
-        self._strays: set[Future[object]] = set()
+        self._abandoned: set[Future[object]] = set()
 
     def __repr__(self) -> str:
-        return f"<RangeCalls strays={len(self._strays)}>"
+        return f"<RangeCalls strays={len(self._abandoned)}>"
 
-    async def run(self, calls: Sequence[Callable[[], T]], halt: Halt) -> list[T]:
+    async def run(self, calls: Sequence[Callable[[], T]], cancel_token: CancelToken) -> list[T]:
         """The results, in order. Once one raises or the caller is cancelled, the others are halted; when this returns
         or raises, nothing writes to the memory of any. Of several errors the first is raised.
         """
@@ -211,29 +213,29 @@ class RangeCalls:
         works = [asyncio.wrap_future(future) for future in futures]
         failure: BaseException | None = None
         running = set(works)
-        while running and not (failure is not None and self._may_leave(halt, len(running))):
+        while running and not (failure is not None and self._may_abandon(cancel_token, len(running))):
             try:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:
                 failure = error  # it matters more than what a call said
-                halt.set()
+                cancel_token.set()
                 continue
             for error_of_one in [work.exception() for work in done]:  # each is seen
                 if error_of_one is not None and failure is None:
                     failure = error_of_one
-                    halt.set()
+                    cancel_token.set()
         if failure is None:
             return [work.result() for work in works]
-        self._leave([future for future in futures if not future.done()])
+        self._abandon([future for future in futures if not future.done()])
         for work in running:
             work.cancel()  # nobody hears of it any more
         raise failure
 
-    def _may_leave(self, halt: Halt, running: int) -> bool:
-        return halt.is_quiet and len(self._strays) + running <= STRAYS
+    def _may_abandon(self, cancel_token: CancelToken, running: int) -> bool:
+        return cancel_token.is_quiet and len(self._abandoned) + running <= MAX_ABANDONED
 
-    def _leave(self, futures: Sequence[Future[T]]) -> None:
+    def _abandon(self, futures: Sequence[Future[T]]) -> None:
         for future in futures:
             stray: Future[object] = future  # type: ignore[assignment]  # a set of any kind
-            self._strays.add(stray)
-            stray.add_done_callback(self._strays.discard)
+            self._abandoned.add(stray)
+            stray.add_done_callback(self._abandoned.discard)

@@ -18,13 +18,13 @@ from typing import Any, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
-from blobstore.abreast import end_all
+from blobstore.abreast import cancel_and_wait
 from blobstore.retrying import Retry
 from blobstore.s3_client import error_of, head, is_refused_condition, put, translated
-from blobstore.s3_place import S3Place
+from blobstore.s3_place import S3Location
 from blobstore.store import BlobNotFound, BlobUnavailable, StoreFull
 from contracts.errors import CapacityExceeded, Refused
-from service.threads import to_the_end
+from service.threads import run_uncancellable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Uploads:
     """What every upload of a store uses."""
 
     client: Any
-    place: S3Place
+    place: S3Location
     threads: Executor
     retry: Retry
     part_bytes: int = PART_BYTES  # of the first ones
@@ -103,7 +103,7 @@ class Uploads:
                 return aborted
 
     async def _call(self, function: Callable[[], T], size: int = 0) -> T:
-        return await self.retry(lambda: to_the_end(self.threads, function), size)
+        return await self.retry(lambda: run_uncancellable(self.threads, function), size)
 
     def _create(self, key: str) -> str:
         """A try whose answer is lost leaves an upload that nobody knows: a leftover, a day later."""
@@ -139,7 +139,7 @@ class Uploads:
                 del data  # or it would stay while the next one is gathered
             return list(await asyncio.gather(*sending))
         finally:
-            await end_all(sending)
+            await cancel_and_wait(sending)
 
     def _send(self, key: str, upload: str, number: int, data: _Part) -> str:
         data.seek(0)  # it stands at its end: as it was written, or sent before
@@ -183,7 +183,7 @@ class Uploads:
     async def _abort(self, key: str, upload: str) -> None:
         """To its end, also for a caller that is cancelled. What can't be aborted now is aborted as a leftover."""
         try:
-            await to_the_end(self.threads, self._abort_now, self.place.prefix + key, upload)
+            await run_uncancellable(self.threads, self._abort_now, self.place.prefix + key, upload)
         except (BlobUnavailable, StoreFull) as error:
             log.warning("an upload could not be aborted", extra={"key": key, "error": error.reason})
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from contracts.errors import CapacityExceeded, InvalidRequest, NotFound, Refused, Unavailable
-from contracts.keys import names_object, objects_prefix
+from contracts.keys import is_object_key, objects_prefix
 
 _KEY_LIMIT: Final = 900  # S3 allows 1024 bytes; a bucket prefix must still fit
 _SEGMENT_LIMIT: Final = 200
@@ -101,7 +101,7 @@ class BlobStore(Protocol):
 
 async def list_objects(store: BlobStore, tenant: str, kind: str) -> list[str]:
     """Return the keys of the tenant's objects of one kind (see `contracts/keys.py`). Stray files are passed over."""
-    return [key async for key in store.list(objects_prefix(tenant, kind)) if names_object(key)]
+    return [key async for key in store.list(objects_prefix(tenant, kind)) if is_object_key(key)]
 
 
 def is_segment(name: str) -> bool:

@@ -17,25 +17,25 @@ import click
 from coldstart_bench import plots, room
 from coldstart_bench.environment import drop_page_cache, load_1m, warm_page_cache
 from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, scratch_directory, with_sizes
-from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.processes import watching_runtimes
-from coldstart_bench.programs import PeerFailed, Program, make_model, start_fresh
-from coldstart_bench.report import Failed
+from coldstart_bench.installation import Installation, InstallationFailed, running_installation
+from coldstart_bench.processes import sampling_runtimes
+from coldstart_bench.programs import Program, ProgramFailed, make_model, run_from_pretrained
+from coldstart_bench.report import MissingFigure
 from coldstart_bench.rows import (
     FLOOR,
     KELVIN,
     ColdFigures,
-    Footprint,
+    MemoryFootprint,
     StageKey,
+    cold_rows,
     cold_table,
     judge_cold,
-    rows_of,
     stages_of,
     table,
     without_probe,
 )
 from coldstart_bench.statistics import median_of
-from coldstart_bench.tally import Tally
+from coldstart_bench.tally import ResultCollector
 
 PROMPT_TOKENS: Final = 16
 PROMPT_IDS: Final = tuple(range(7, 7 + PROMPT_TOKENS))
@@ -43,7 +43,7 @@ PROMPT: Final = " ".join(f"w{token - 2}" for token in PROMPT_IDS)  # the tokeniz
 FRESH, RESIDENT = "from_pretrained", "resident transformers"
 STEP_WITH, STEP_WITHOUT = "first step with the probe", "first step without"
 TENANT: Final = "default"
-NEED: Final = room.Need(disk_times=4.0, memory_times=4.0)
+NEED: Final = room.ResourceNeed(disk_times=4.0, memory_times=4.0)
 PROBE_NOTE: Final = (
     "kelvin without its probe: less what known answers add to the engine's first step, both ways in turn; no setting "
     "leaves them out of what is served"
@@ -55,8 +55,8 @@ HYPERVISOR_NOTE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A system from a tier. `prepare` raises CacheNotAsAsked; `start` is one, its seconds to the first token."""
+class ColdCase:
+    """A system from a tier. `prepare` raises PageCacheNotReady; `start` is one, its seconds to the first token."""
 
     tier: str
     system: str
@@ -69,14 +69,14 @@ class Case:
         return self.start()
 
 
-def measure_round(tally: Tally[float], size_bytes: int, cases: Sequence[Case]) -> None:
+def measure_round(tally: ResultCollector[float], size_bytes: int, cases: Sequence[ColdCase]) -> None:
     """Each case once, in order."""
     for case in cases:
         tally.take((size_bytes, case.tier, case.system), case.measure)
 
 
 @dataclass(slots=True)
-class Ours:
+class KelvinRun:
     """One version of a running installation, started from any tier; its stages' own seconds are kept."""
 
     kelvin: Installation
@@ -108,7 +108,7 @@ class Ours:
 
     def _wait_for_nvme(self) -> None:
         """What is being admitted shares the disk with whatever is measured."""
-        self.kelvin.wait(lambda: chunks_on_nvme(self.kelvin) == self.chunks, "the NVMe tier holds the version")
+        self.kelvin.wait(lambda: count_nvme_chunks(self.kelvin) == self.chunks, "the NVMe tier holds the version")
 
     def start(self, tier: str) -> float:
         """Its timeline is asked for afterwards, and from where its bytes came."""
@@ -126,7 +126,7 @@ class Ours:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Baselines:
     """The others: processes that stay, and the files that were pushed."""
 
     directory: Path
@@ -140,10 +140,13 @@ class Beside:
         return [self.directory / "model.safetensors"]
 
 
-def cases_of(ours: Ours, version: str, beside: Beside) -> tuple[Case, ...]:
+def cold_cases(ours: KelvinRun, version: str, beside: Baselines) -> tuple[ColdCase, ...]:
     """A round of them."""
     hot, cold = partial(warm_page_cache, beside.weights), partial(drop_page_cache, beside.weights)
-    resident, fresh = partial(beside.resident.timed, PROMPT_IDS), lambda: start_fresh(beside.directory, PROMPT_IDS)[0]
+    resident, fresh = (
+        partial(beside.resident.time_request, PROMPT_IDS),
+        lambda: run_from_pretrained(beside.directory, PROMPT_IDS)[0],
+    )
     at_zero = partial(ours.kelvin.to_zero, ours.name)
 
     def step(probe: bool) -> float:
@@ -151,18 +154,18 @@ def cases_of(ours: Ours, version: str, beside: Beside) -> tuple[Case, ...]:
         return float(answer["seconds"])
 
     return (
-        Case("host", KELVIN, ours.ready_on_host, partial(ours.start, "host")),
-        Case("host", FLOOR, _nothing, partial(beside.host_floor.timed, PROMPT_IDS)),
-        Case("host", RESIDENT, hot, resident),
-        Case("host", FRESH, hot, fresh),
-        Case("host", STEP_WITH, at_zero, partial(step, True)),
-        Case("host", STEP_WITHOUT, at_zero, partial(step, False)),
-        Case("nvme", KELVIN, ours.ready_on_nvme, partial(ours.start, "nvme")),
-        Case("nvme", FLOOR, cold, partial(beside.nvme_floor.timed, PROMPT_IDS)),
-        Case("nvme", RESIDENT, cold, resident),
-        Case("nvme", FRESH, cold, fresh),
-        Case("store", KELVIN, ours.ready_in_store, partial(ours.start, "store")),
-        Case("store", FLOOR, cold, partial(beside.nvme_floor.timed, PROMPT_IDS)),
+        ColdCase("host", KELVIN, ours.ready_on_host, partial(ours.start, "host")),
+        ColdCase("host", FLOOR, _nothing, partial(beside.host_floor.time_request, PROMPT_IDS)),
+        ColdCase("host", RESIDENT, hot, resident),
+        ColdCase("host", FRESH, hot, fresh),
+        ColdCase("host", STEP_WITH, at_zero, partial(step, True)),
+        ColdCase("host", STEP_WITHOUT, at_zero, partial(step, False)),
+        ColdCase("nvme", KELVIN, ours.ready_on_nvme, partial(ours.start, "nvme")),
+        ColdCase("nvme", FLOOR, cold, partial(beside.nvme_floor.time_request, PROMPT_IDS)),
+        ColdCase("nvme", RESIDENT, cold, resident),
+        ColdCase("nvme", FRESH, cold, fresh),
+        ColdCase("store", KELVIN, ours.ready_in_store, partial(ours.start, "store")),
+        ColdCase("store", FLOOR, cold, partial(beside.nvme_floor.time_request, PROMPT_IDS)),
     )
 
 
@@ -170,7 +173,7 @@ def _nothing() -> None:
     """Its bytes are its own memory's, or were just read."""
 
 
-def chunks_on_nvme(kelvin: Installation) -> int:
+def count_nvme_chunks(kelvin: Installation) -> int:
     """That its index has."""
     return int(kelvin.cache()["nvme"]["chunks"])
 
@@ -191,18 +194,18 @@ class ColdPlan(BenchPlan):
 
 
 @dataclass(slots=True)
-class Seen:
+class ColdResults:
     """What came of the sizes until now."""
 
-    tally: Tally[float]  # seconds by size, tier and system
+    tally: ResultCollector[float]  # seconds by size, tier and system
     stages: dict[StageKey, list[float]] = field(default_factory=dict)
-    footprints: list[Footprint] = field(default_factory=list)
-    failures: list[Failed] = field(default_factory=list)  # of what is no row
+    footprints: list[MemoryFootprint] = field(default_factory=list)
+    failures: list[MissingFigure] = field(default_factory=list)  # of what is no row
     loads: list[float] = field(default_factory=lambda: [load_1m()])
 
     def fails(self, size_bytes: int, what: str, why: object) -> None:
         """At this size it has no figure."""
-        self.failures.append(Failed(what, str(why), size_bytes))
+        self.failures.append(MissingFigure(what, str(why), size_bytes))
 
     def found(self, sizes_bytes: Sequence[int]) -> ColdFigures:
         """Return the figures of these sizes. Missing ones are among the failures."""
@@ -216,7 +219,7 @@ class Seen:
         load_note = f"load average from {min(self.loads):.2f} to {max(self.loads):.2f}, once a round"
         return ColdFigures(
             tuple(sizes_bytes),
-            without_probe(rows_of({key: each for key, each in figures.items() if key not in steps}), shares),
+            without_probe(cold_rows({key: each for key, each in figures.items() if key not in steps}), shares),
             stages_of(self.stages),
             tuple(self.footprints),
             failures=(*self.failures, *self.tally.failures),
@@ -226,14 +229,14 @@ class Seen:
 
 def run(plan: ColdPlan, scratch: Path) -> ColdFigures:
     """A size that fails is said to have failed."""
-    seen = Seen(Tally(plan.tell))
+    seen = ColdResults(ResultCollector(plan.tell))
     for number, size_bytes in enumerate(plan.sizes_bytes, start=1):
         with scratch_directory(scratch) as place:
             try:
                 settings = {"KELVIN_HOST_BYTES": str(size_bytes + size_bytes // 8 + (1 << 30))}
-                with running(place / "data", settings=settings) as kelvin:
+                with running_installation(place / "data", settings=settings) as kelvin:
                     _measure_size(plan, kelvin, place / "model", size_bytes, seen)
-            except (PeerFailed, InstallationFailed) as failed:
+            except (ProgramFailed, InstallationFailed) as failed:
                 plan.tell(f"{size_bytes / 1e9:g} GB: {failed}")
                 seen.fails(size_bytes, "the rounds", failed)
         so_far = seen.found(plan.sizes_bytes[:number])
@@ -242,28 +245,28 @@ def run(plan: ColdPlan, scratch: Path) -> ColdFigures:
     return seen.found(plan.sizes_bytes)
 
 
-def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_bytes: int, seen: Seen) -> None:
+def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_bytes: int, seen: ColdResults) -> None:
     name = f"bench-{size_bytes // 1_000_000}mb"
     plan.tell(f"making and pushing {name}")
     make_model(directory, size_bytes, plan.seed)
     version = kelvin.push(directory, name, replicas=1)
     kelvin.door.first_token(name, PROMPT)  # the host tier holds it from here on, and the NVMe tier before long
     kelvin.forget("host")
-    ours = Ours(kelvin, name, size_bytes, chunks_on_nvme(kelvin), seen.stages)
+    ours = KelvinRun(kelvin, name, size_bytes, count_nvme_chunks(kelvin), seen.stages)
     try:
         model_bytes = (directory / "model.safetensors").stat().st_size
         seen.footprints.append(_footprint(kelvin, name, size_bytes, model_bytes))
     except InstallationFailed as failed:
         seen.fails(size_bytes, "memory of a start", failed)
     with contextlib.ExitStack() as peers:
-        beside = Beside(
+        beside = Baselines(
             directory,
             peers.enter_context(Program("floor", str(directory), "host")),
             peers.enter_context(Program("floor", str(directory), "nvme")),
             peers.enter_context(Program("resident", str(directory))),
             peers.enter_context(Program("first_step", str(kelvin.data / "run"))),
         )
-        cases = cases_of(ours, version, beside)
+        cases = cold_cases(ours, version, beside)
         for turn in range(plan.repeats):
             seen.loads.append(load_1m())
             plan.tell(f"{name}: round {turn + 1} of {plan.repeats}, load {seen.loads[-1]:.2f}")
@@ -271,18 +274,18 @@ def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_by
     kelvin.to_zero(name)
 
 
-def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: int) -> Footprint:
+def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: int) -> MemoryFootprint:
     """Measure the memory of one start from NVMe, which is not timed."""
     kelvin.forget("host")
     kelvin.rest()
-    with watching_runtimes(kelvin.pid) as watch:
+    with sampling_runtimes(kelvin.pid) as watch:
         kelvin.door.first_token(name, PROMPT)
         pids = [replica["pid"] for version in kelvin.model(name)["versions"] for replica in version["replicas"]]
     if len(pids) != 1 or (pid := pids[0]) not in watch.before:
         raise InstallationFailed(f"{name}: served by {pids}, and not by one standby that was parked")
     host = kelvin.cache()["host"]
     slabs_bytes = host["slabs_used"] * host["slab_bytes"]
-    return Footprint(size_bytes, model_bytes, slabs_bytes, watch.before[pid], watch.peak[pid])
+    return MemoryFootprint(size_bytes, model_bytes, slabs_bytes, watch.before[pid], watch.peak[pid])
 
 
 BENCH: Final = Bench(

@@ -9,7 +9,7 @@ ACK_TOKENS: Final = 64  # an activator that dies leaves up to so many uncharged:
 IN_FLIGHT_TOKENS: Final = 64  # on their way to a client that was killed
 
 
-class Way(StrEnum):
+class EndKind(StrEnum):
     """How an operation ends."""
 
     ANSWERED = "answered"  # as if nothing had happened, perhaps later
@@ -21,33 +21,33 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """A way, and the failure's code where the client was told one."""
 
-    way: Way
+    way: EndKind
     code: str = ""
 
     def __str__(self) -> str:
         return f"{self.way} {self.code}".rstrip()
 
 
-ANSWERED: Final = Outcome(Way.ANSWERED)
-CUT: Final = Outcome(Way.CUT)
-FAILED: Final = Outcome(Way.FAILED)
-GONE: Final = Outcome(Way.GONE)
-NOT_CONCERNED: Final = Outcome(Way.NOT_CONCERNED)
+ANSWERED: Final = RequestOutcome(EndKind.ANSWERED)
+CUT: Final = RequestOutcome(EndKind.CUT)
+FAILED: Final = RequestOutcome(EndKind.FAILED)
+GONE: Final = RequestOutcome(EndKind.GONE)
+NOT_CONCERNED: Final = RequestOutcome(EndKind.NOT_CONCERNED)
 
 
-def refused(code: str) -> Outcome:
+def refused_with(code: str) -> RequestOutcome:
     """With that failure code."""
-    return Outcome(Way.REFUSED, code)
+    return RequestOutcome(EndKind.REFUSED, code)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RequestEnd:
     """How one request ended for its client: `words` is what it counted itself, one for each token."""
 
-    outcome: Outcome
+    outcome: RequestOutcome
     words: int = 0
     limit: int = 0  # tokens that it asked for
     whole: bool = False  # the event that ends the text had come, whatever came after it
@@ -56,56 +56,58 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class BillBounds:
     """What the bill may grow by: the least and the most."""
 
     requests: tuple[int, int] = (0, 0)
     ok: tuple[int, int] = (0, 0)
     tokens: tuple[int, int] = (0, 0)
 
-    def __add__(self, other: "Bounds") -> "Bounds":
-        return Bounds(_plus(self.requests, other.requests), _plus(self.ok, other.ok), _plus(self.tokens, other.tokens))
+    def __add__(self, other: "BillBounds") -> "BillBounds":
+        return BillBounds(
+            _plus(self.requests, other.requests), _plus(self.ok, other.ok), _plus(self.tokens, other.tokens)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class BillTotals:
     """Of a bill: requests by any outcome, those that went well, and completion tokens."""
 
     requests: int = 0
     ok: int = 0
     tokens: int = 0
 
-    def __add__(self, other: "Totals") -> "Totals":
-        return Totals(self.requests + other.requests, self.ok + other.ok, self.tokens + other.tokens)
+    def __add__(self, other: "BillTotals") -> "BillTotals":
+        return BillTotals(self.requests + other.requests, self.ok + other.ok, self.tokens + other.tokens)
 
 
-def bounds_of(ending: Ending) -> Bounds:
+def bill_bounds_of(ending: RequestEnd) -> BillBounds:
     """Exact for every request whose client heard its end. Otherwise what metering's page allows, and no more."""
     words = ending.words
     match ending.outcome.way:
-        case Way.ANSWERED:
-            return Bounds((1, 1), (1, 1), (words, words))
-        case Way.REFUSED:
-            return Bounds((1, 1), (0, 0), (words, words))
-        case Way.GONE:
-            return Bounds((1, 1), (0, int(ending.whole)), (words, min(ending.limit, words + IN_FLIGHT_TOKENS)))
-        case Way.CUT:
+        case EndKind.ANSWERED:
+            return BillBounds((1, 1), (1, 1), (words, words))
+        case EndKind.REFUSED:
+            return BillBounds((1, 1), (0, 0), (words, words))
+        case EndKind.GONE:
+            return BillBounds((1, 1), (0, int(ending.whole)), (words, min(ending.limit, words + IN_FLIGHT_TOKENS)))
+        case EndKind.CUT:
             # What had come, a replica had made: it writes the record if nobody else does.
             least = words if ending.whole else max(0, words - ACK_TOKENS)
             most = min(ending.limit, words + ending.unread)
             if ending.unrecorded:
-                return Bounds((0, 1), (0, int(ending.whole)), (0, most))
-            return Bounds((int(words > 0), 1), (0, int(ending.whole)), (least, most))
+                return BillBounds((0, 1), (0, int(ending.whole)), (0, most))
+            return BillBounds((int(words > 0), 1), (0, int(ending.whole)), (least, most))
         case _:
-            return Bounds()
+            return BillBounds()
 
 
-def totals_of(report: Mapping[str, Any]) -> Totals:
+def bill_totals_of(report: Mapping[str, Any]) -> BillTotals:
     """Of an answer of `/admin/v1/billing/report`."""
-    return Totals(sum(report["requests"].values()), report["requests"].get("ok", 0), report["completion_tokens"])
+    return BillTotals(sum(report["requests"].values()), report["requests"].get("ok", 0), report["completion_tokens"])
 
 
-def differences(before: Totals, after: Totals, bounds: Bounds) -> list[str]:
+def bill_differences(before: BillTotals, after: BillTotals, bounds: BillBounds) -> list[str]:
     """In which figures the bill has grown by what it must not."""
     figures = (
         ("requests", after.requests - before.requests, bounds.requests),

@@ -14,14 +14,14 @@ from coldstart_bench.patience import remaining
 
 PATIENCE_S: Final = 5.0
 GIT_S: Final = 30.0
-TOLERATED: Final = 1000
+PAGES_PER_MISSING_PAGE: Final = 1000
 READINGS: Final = 20
 _BLOCK: Final = 8 << 20
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
 _LOWEST_BIT: Final = bytes(value & 1 for value in range(256))  # the others are reserved
 
 
-class CacheNotAsAsked(Exception):
+class PageCacheNotReady(Exception):
     """The page cache could not be brought into the state that a row needs."""
 
 
@@ -33,7 +33,7 @@ def drop_page_cache(paths: Iterable[Path]) -> None:
             os.fdatasync(fd)  # dirty pages cannot be dropped
             # A process that is about to unmap it still holds pages.
             if held := remaining(partial(_forget, fd), PATIENCE_S):
-                raise CacheNotAsAsked(f"{path.name}: {held} pages are still in the page cache")
+                raise PageCacheNotReady(f"{path.name}: {held} pages are still in the page cache")
         finally:
             os.close(fd)
 
@@ -45,8 +45,8 @@ def _forget(fd: int) -> int:
 
 def warm_page_cache(paths: Iterable[Path]) -> None:
     """Make the guest hold these files, and check it once all were read: others may drop what is held. All but a page in
-    `TOLERATED` counts as all: there are kernels that take a few back while one looks, or a few in a hundred. What is
-    missing is read again, so often at the most.
+    `PAGES_PER_MISSING_PAGE` counts as all: there are kernels that take a few back while one looks, or a few in a
+    hundred. What is missing is read again, so often at the most.
     """
     files = list(paths)
     for path in files:
@@ -56,17 +56,17 @@ def warm_page_cache(paths: Iterable[Path]) -> None:
         for path in files:
             _read(path, only_missing=True)
 
-    make(again, lambda: _not_held(files), READINGS)
+    retry_until_ok(again, lambda: _not_held(files), READINGS)
 
 
-def make(again: Callable[[], None], amiss: Callable[[], str | None], times: int) -> None:
-    """Do it `again` until nothing is `amiss`, so often at the most. Raises CacheNotAsAsked saying what still was."""
+def retry_until_ok(again: Callable[[], None], problem: Callable[[], str | None], times: int) -> None:
+    """Do it `again` until there is no `problem`, `times` times at most. Raises PageCacheNotReady with the last one."""
     for _ in range(times):
-        if amiss() is None:
+        if problem() is None:
             return
         again()
-    if (what := amiss()) is not None:
-        raise CacheNotAsAsked(f"{what}, after {times} attempts")
+    if (what := problem()) is not None:
+        raise PageCacheNotReady(f"{what}, after {times} attempts")
 
 
 def _not_held(files: Iterable[Path]) -> str | None:
@@ -74,7 +74,7 @@ def _not_held(files: Iterable[Path]) -> str | None:
     for path in files:
         with path.open("rb", buffering=0) as file:
             missing = _residency(file.fileno()).count(0)
-        if missing * _PAGE * TOLERATED > path.stat().st_size:
+        if missing * _PAGE * PAGES_PER_MISSING_PAGE > path.stat().st_size:
             return f"{path.name}: {missing} pages are not in the page cache"
     return None
 
@@ -106,7 +106,7 @@ def _residency(fd: int) -> bytes:
     return seen.raw.translate(_LOWEST_BIT)
 
 
-def machine() -> dict[str, object]:
+def describe_machine() -> dict[str, object]:
     """What the figures were measured on."""
     memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -137,7 +137,7 @@ def free_memory_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
-def commit() -> str | None:
+def source_commit() -> str | None:
     """The commit of the source tree, with `+` where it was changed; None outside a checkout, or without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     try:

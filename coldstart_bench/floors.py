@@ -16,12 +16,12 @@ import msgspec
 
 from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.programs import PeerFailed, Program
-from coldstart_bench.report import BenchFailed, Failed, Figures, align
-from coldstart_bench.room import shortage
+from coldstart_bench.programs import Program, ProgramFailed
+from coldstart_bench.report import BenchFailed, Figures, MissingFigure, align
+from coldstart_bench.room import find_shortage
 from coldstart_bench.statistics import median_of
-from coldstart_bench.tally import Tally
-from service.arguments import Number
+from coldstart_bench.tally import ResultCollector
+from service.arguments import FiniteNumber
 
 READERS: Final = (1, 2, 4)
 DEVICE: Final = Path("/dev/nvidiactl")  # looked for before torch is: it has to be there for every CUDA device
@@ -41,7 +41,7 @@ class FloorPlan(BenchPlan):
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class FloorProgram:
     """One figure: which program answers it, what it is asked, and in which state the page cache has to be."""
 
     name: str
@@ -69,36 +69,38 @@ class FloorFigures(Figures, frozen=True):
     rows: tuple[FloorRow, ...]
 
 
-def floors_of(total_bytes: int) -> tuple[Floor, ...]:
+def floors_of(total_bytes: int) -> tuple[FloorProgram, ...]:
     """All of them, in the order of a round."""
     copied = {"bytes": total_bytes, "files": []}
     return (
         *(
-            Floor(f"O_DIRECT into huge pages, {n} threads", "floor_read", {"threads": n, "direct": True}, "cold")
+            FloorProgram(f"O_DIRECT into huge pages, {n} threads", "floor_read", {"threads": n, "direct": True}, "cold")
             for n in READERS
         ),
         *(
-            Floor(f"page cache into huge pages, {n} threads", "floor_read", {"threads": n, "direct": False}, "hot")
+            FloorProgram(
+                f"page cache into huge pages, {n} threads", "floor_read", {"threads": n, "direct": False}, "hot"
+            )
             for n in READERS
         ),
-        Floor("page cache, mapped, one touch per page", "floor_memory", {"do": "touch", "bytes": 0}, "hot"),
-        Floor("memcpy into recycled huge pages", "floor_memory", {"do": "memcpy", **copied}),
-        Floor("BLAKE3, one core", "floor_memory", {"do": "hash", **copied}),
-        Floor("pinned memory to device", "floor_device", {"bytes": total_bytes}),
-        Floor("fork of a process with torch", "floor_fork"),
+        FloorProgram("page cache, mapped, one touch per page", "floor_memory", {"do": "touch", "bytes": 0}, "hot"),
+        FloorProgram("memcpy into recycled huge pages", "floor_memory", {"do": "memcpy", **copied}),
+        FloorProgram("BLAKE3, one core", "floor_memory", {"do": "hash", **copied}),
+        FloorProgram("pinned memory to device", "floor_device", {"bytes": total_bytes}),
+        FloorProgram("fork of a process with torch", "floor_fork"),
     )
 
 
 def refusal(plan: FloorPlan, free_disk: int, free_memory: int) -> str | None:
     """Why there is no room for the file that is made."""
-    return shortage(0 if plan.files else plan.size_bytes, 0, free_disk, free_memory)
+    return find_shortage(0 if plan.files else plan.size_bytes, 0, free_disk, free_memory)
 
 
 def run(plan: FloorPlan, scratch: Path) -> FloorFigures:
     """Raises BenchFailed where a file can't be read."""
     try:
         with contextlib.ExitStack() as stack:
-            files = list(plan.files) or [_made_up(scratch / "bytes", plan.size_bytes)]
+            files = list(plan.files) or [_make_random_file(scratch / "bytes", plan.size_bytes)]
             total = sum(path.stat().st_size for path in files)
             rows, absent = _measured(plan, files, floors_of(total), stack)
     except OSError as error:
@@ -106,7 +108,7 @@ def run(plan: FloorPlan, scratch: Path) -> FloorFigures:
     return FloorFigures(total, len(files), rows, failures=absent, notes=(HYPERVISOR_NOTE,))
 
 
-def _made_up(path: Path, size_bytes: int) -> Path:
+def _make_random_file(path: Path, size_bytes: int) -> Path:
     """Random bytes: what compresses would flatter some disks."""
     with path.open("wb") as file:
         for at in range(0, size_bytes, _PIECE):
@@ -114,19 +116,19 @@ def _made_up(path: Path, size_bytes: int) -> Path:
     return path
 
 
-Taken = tuple[float, int]  # seconds and bytes of one measurement
+FloorSample = tuple[float, int]  # seconds and bytes of one measurement
 
 
 def _measured(
-    plan: FloorPlan, files: Sequence[Path], floors: Sequence[Floor], stack: contextlib.ExitStack
-) -> tuple[tuple[FloorRow, ...], tuple[Failed, ...]]:
-    tally: Tally[Taken] = Tally(plan.tell)
+    plan: FloorPlan, files: Sequence[Path], floors: Sequence[FloorProgram], stack: contextlib.ExitStack
+) -> tuple[tuple[FloorRow, ...], tuple[MissingFigure, ...]]:
+    tally: ResultCollector[FloorSample] = ResultCollector(plan.tell)
     programs: dict[str, Program] = {}
     names = [str(path) for path in files]
 
-    def measure(floor: Floor) -> Taken:
+    def measure(floor: FloorProgram) -> FloorSample:
         if floor.program == "floor_device" and not DEVICE.exists():
-            raise PeerFailed("no CUDA device")
+            raise ProgramFailed("no CUDA device")
         if floor.program not in programs:
             programs[floor.program] = stack.enter_context(Program(floor.program))
         answer = _ask(programs[floor.program], floor, files, names)
@@ -137,10 +139,10 @@ def _measured(
         for floor in floors:
             tally.take((0, floor.files or "", floor.name), functools.partial(measure, floor))
     taken = {name: each for (_, _, name), each in tally.figures.items()}
-    return rows_of(taken), tuple(Failed(failed.system, failed.reason) for failed in tally.failures)
+    return floor_rows(taken), tuple(MissingFigure(failed.system, failed.reason) for failed in tally.failures)
 
 
-def _ask(program: Program, floor: Floor, files: Sequence[Path], names: Sequence[str]) -> Any:
+def _ask(program: Program, floor: FloorProgram, files: Sequence[Path], names: Sequence[str]) -> Any:
     match floor.files:
         case "cold":
             drop_page_cache(files)
@@ -151,7 +153,7 @@ def _ask(program: Program, floor: Floor, files: Sequence[Path], names: Sequence[
     return program.ask(**{**floor.question, "files": names})
 
 
-def rows_of(taken: Mapping[str, Sequence[Taken]]) -> tuple[FloorRow, ...]:
+def floor_rows(taken: Mapping[str, Sequence[FloorSample]]) -> tuple[FloorRow, ...]:
     """In the order given."""
     rows = []
     for name, each in taken.items():
@@ -176,7 +178,12 @@ BENCH: Final = Bench(
     fork.""",
     (
         option(
-            "--size", 1.0, Number(0.001, 1000), "GB, without FILES.", "size_bytes", convert=lambda gb: int(gb * 1e9)
+            "--size",
+            1.0,
+            FiniteNumber(0.001, 1000),
+            "GB, without FILES.",
+            "size_bytes",
+            convert=lambda gb: int(gb * 1e9),
         ),
         option("--repeats", 7, click.IntRange(1, 1000), "Rounds."),
         click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False)),

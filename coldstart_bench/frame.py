@@ -16,12 +16,12 @@ from typing import Any, Final, Generic, TypeVar
 import click
 
 from coldstart_bench import plots
-from coldstart_bench.environment import commit, free_memory_bytes, load_1m, machine
-from coldstart_bench.report import BenchFailed, Figures, Report, Verdict
-from coldstart_bench.room import LARGE_BYTES, sizes_of
+from coldstart_bench.environment import describe_machine, free_memory_bytes, load_1m, source_commit
+from coldstart_bench.report import BenchFailed, BenchReport, ClaimVerdict, Figures
+from coldstart_bench.room import LARGE_BYTES, parse_sizes
 
 
-def _writable(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
+def _check_writable(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
     """Refuse, before anything is measured, a file whose directory is not there, or can't be written to."""
     if file is not None and not os.access(file.parent, os.W_OK | os.X_OK):
         raise click.BadParameter(f"{file}: must be in a directory that can be written to", ctx, param)
@@ -31,7 +31,7 @@ def _writable(ctx: click.Context, param: click.Parameter, file: Path | None) -> 
 _JSON: Final = click.Option(
     ["--json", "json_file"],
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    callback=_writable,
+    callback=_check_writable,
     help="Also write the report here.",
 )
 _PLOTS: Final = click.Option(
@@ -77,7 +77,7 @@ def option(
 
 
 SIZES: Final = (
-    option("--sizes", "0.1,0.5,2", str, "Model sizes in GB, separated by commas.", "sizes_bytes", convert=sizes_of),
+    option("--sizes", "0.1,0.5,2", str, "Model sizes in GB, separated by commas.", "sizes_bytes", convert=parse_sizes),
     click.Option(["--large"], is_flag=True, help="Sizes up to 16 GB as well."),
 )
 
@@ -112,7 +112,7 @@ class Bench(Generic[P, F]):
     plan: Callable[..., P]
     run: Callable[[P, Path], F]
     table: Callable[[F], str]
-    claims: Callable[[F], tuple[Verdict, ...]] = lambda figures: ()
+    claims: Callable[[F], tuple[ClaimVerdict, ...]] = lambda figures: ()
     refusal: Callable[[P, int, int], str | None] = lambda plan, disk_bytes, memory_bytes: None
     draw: Callable[[F, Path], object] | None = None
 
@@ -124,8 +124,8 @@ class Bench(Generic[P, F]):
     def _main(self, json_file: Path | None, pictures: Path | None = None, **options: Any) -> None:
         load_before = load_1m()
 
-        def judged(figures: F) -> Report[F]:
-            return Report(figures, self.claims(figures), machine(), load_before, commit())
+        def judged(figures: F) -> BenchReport[F]:
+            return BenchReport(figures, self.claims(figures), describe_machine(), load_before, source_commit())
 
         def write(figures: F) -> None:
             if json_file is not None:

@@ -20,14 +20,14 @@ import msgspec
 from coldstart_bench import front_tools
 from coldstart_bench.certificates import make_certificate
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.front_tools import LITELLM, RAY, Take
+from coldstart_bench.front_tools import LITELLM, RAY, LoadSample
 from coldstart_bench.installation import free_port
 from coldstart_bench.patience import remaining
 from coldstart_bench.processes import processor_us
-from coldstart_bench.programs import ANSWER_S, PeerFailed, Program
-from coldstart_bench.report import Failed, Figures, Verdict, align, at_least, at_most, cell
+from coldstart_bench.programs import ANSWER_S, Program, ProgramFailed
+from coldstart_bench.report import ClaimVerdict, Figures, MissingFigure, align, at_least, at_most, cell
 from coldstart_bench.statistics import median_of
-from coldstart_bench.traffic.behind import MODEL, Behind, cores, keys_for, one_model, standing
+from coldstart_bench.traffic.behind import MODEL, UpstreamConfig, cores, keys_for, one_model, running_activator
 
 UPSTREAM, NGINX, KELVIN = "upstream alone", "nginx", "kelvin"
 SYSTEMS: Final = (UPSTREAM, NGINX, KELVIN, RAY, LITELLM)
@@ -37,7 +37,7 @@ OF_RAY: Final = 8.0
 OF_LITELLM: Final = 25.0
 RATE: Final = 3000.0
 CORE_SHARE: Final = 0.25
-CAME: Final = 0.98
+MIN_RECEIVED_SHARE: Final = 0.98
 Loader = Literal["wrk", "own"]
 
 SLOTS: Final = 1024  # of the replica: more than there are connections
@@ -70,7 +70,7 @@ class FrontRow(msgspec.Struct, frozen=True):
     processor_us: float | None  # a request
 
 
-class Streams(msgspec.Struct, frozen=True):
+class StreamFigures(msgspec.Struct, frozen=True):
     """Streams that are read while they are said."""
 
     streams: int
@@ -89,12 +89,12 @@ class FrontFigures(Figures, frozen=True):
     """Figures of all systems that are installed."""
 
     rows: tuple[FrontRow, ...]
-    streams: Streams
+    streams: StreamFigures
     unrecorded: int  # answers without a usage record
     loader: str
 
 
-Taken = Mapping[tuple[int, str], Sequence[Take]]  # (connections, system) -> one of each round
+Taken = Mapping[tuple[int, str], Sequence[LoadSample]]  # (connections, system) -> one of each round
 
 
 def rows_of(taken: Taken) -> tuple[FrontRow, ...]:
@@ -129,7 +129,7 @@ def _median(values: Sequence[float]) -> float | None:
     return median_of(values).median if values else None
 
 
-def judge(found: FrontFigures) -> tuple[Verdict, ...]:
+def judge(found: FrontFigures) -> tuple[ClaimVerdict, ...]:
     """Whether all was answered and recorded decides; the state is the number of connections."""
     ours = {row.connections: row for row in found.rows if row.system == KELVIN}
     one, some = ours.get(1), ours.get(16)
@@ -147,7 +147,7 @@ def judge(found: FrontFigures) -> tuple[Verdict, ...]:
         at_least("rate to that of LiteLLM", over.get(LITELLM), OF_LITELLM, "16", decides=False),
         at_least("requests a second through one core", rate, RATE, "16", decides=False),
         at_most("share of a core for streams", streams.core_share, CORE_SHARE, state, decides=False),
-        at_least("share of their tokens that came", streams.came, CAME, state, decides=False),
+        at_least("share of their tokens that came", streams.came, MIN_RECEIVED_SHARE, state, decides=False),
         at_most("loads and streams without any answer", silent, 0),
         at_most("requests that were not answered right", bad, 0),
         at_most("answers without a usage record", found.unrecorded, 0),
@@ -194,15 +194,15 @@ def connections_of(words: str) -> tuple[int, ...]:
 
 
 def run(plan: FrontPlan, scratch: Path) -> FrontFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, ProgramFailed."""
     wrk = front_tools.try_find("wrk") if plan.loader == "wrk" else None
     if plan.loader == "wrk" and wrk is None:
-        raise PeerFailed("wrk is not installed: `make bench-tools`, or `--loader own`")
+        raise ProgramFailed("wrk is not installed: `make bench-tools`, or `--loader own`")
     with ExitStack() as stack:
-        return _Run(plan, wrk, scratch, stack).figures()
+        return _FrontRun(plan, wrk, scratch, stack).figures()
 
 
-class _Run:
+class _FrontRun:
     """Everything that is under way, until the stack unwinds."""
 
     def __init__(self, plan: FrontPlan, wrk: str | None, scratch: Path, stack: ExitStack) -> None:
@@ -211,8 +211,8 @@ class _Run:
         self._front, self._rest = cores()
         keys = keys_for((KELVIN,))
         self._key = keys[KELVIN]
-        behind = Behind(one_model(keys, SLOTS), token_s=1 / TOKENS_PER_S, keeps_records=False)
-        door = stack.enter_context(standing(scratch, behind))
+        behind = UpstreamConfig(one_model(keys, SLOTS), token_s=1 / TOKENS_PER_S, keeps_records=False)
+        door = stack.enter_context(running_activator(scratch, behind))
         self._pid, self._upstream = door.pid, door.upstream
         with front_tools.on_core(self._rest):
             own = Program("front_load", answer_s=ANSWER_S + STREAM_TIMES * plan.seconds)
@@ -221,14 +221,14 @@ class _Run:
         self._urls = {UPSTREAM: f"http://127.0.0.1:{alone}{_PATH}"}
         self._keys: dict[str, str] = {}  # of who takes another one than ours
         self._wrk = wrk
-        self._absent: list[Failed] = []
+        self._absent: list[MissingFigure] = []
         with front_tools.on_core(self._front):
             if (binary := front_tools.try_find("nginx")) is not None:
                 port = free_port()
                 stack.enter_context(front_tools.nginx(binary, scratch / "nginx", port, alone))
                 self._urls[NGINX] = f"https://localhost:{port}{_PATH}"
             else:
-                self._absent.append(Failed(NGINX, "not installed (make bench-tools)"))
+                self._absent.append(MissingFigure(NGINX, "not installed (make bench-tools)"))
             self._urls[KELVIN] = f"https://localhost:{door.port}{_PATH}"
             for system in front_tools.PEERS if plan.peers else ():
                 self._put_in_front(system, alone, stack)
@@ -236,18 +236,18 @@ class _Run:
     def _put_in_front(self, system: str, upstream: int, stack: ExitStack) -> None:
         """A peer, where it is installed."""
         if (program := front_tools.try_find_peer(system)) is None:
-            self._absent.append(Failed(system, "not installed (make bench-peers)"))
+            self._absent.append(MissingFigure(system, "not installed (make bench-peers)"))
             return
         chain, private = make_certificate(self._scratch / f"{system} certificate")
-        place = front_tools.Place(
+        place = front_tools.PeerConfig(
             self._scratch / system, free_port(), _PATH, upstream, chain, private, front_tools.new_key()
         )
-        stack.enter_context(front_tools.peer(system, program, place))
+        stack.enter_context(front_tools.running_peer(system, program, place))
         self._keys[system] = place.key
         self._urls[system] = f"https://localhost:{place.port}{_PATH}"
 
     def figures(self) -> FrontFigures:
-        plan, taken = self._plan, defaultdict[tuple[int, str], list[Take]](list)
+        plan, taken = self._plan, defaultdict[tuple[int, str], list[LoadSample]](list)
         for system in self._urls:
             self._take(system, 4, WARM_S)
         for number in range(plan.rounds):
@@ -267,7 +267,7 @@ class _Run:
             notes=(CORES_NOTE if self._front != self._rest else ONE_CORE_NOTE,),
         )
 
-    def _take(self, system: str, connections: int, seconds: int) -> Take:
+    def _take(self, system: str, connections: int, seconds: int) -> LoadSample:
         body, url = json.dumps({"model": MODEL, "messages": _MESSAGES}), self._urls[system]
         key = self._keys.get(system, self._key)
         before_us = self._processor_us()
@@ -276,17 +276,17 @@ class _Run:
                 take = front_tools.wrk(self._wrk, self._scratch, url, connections, seconds, body, key)
         else:
             said = self._own.ask(do="load", url=url, connections=connections, seconds=seconds, body=body, key=key)
-            take = front_tools.take_of(said)
+            take = front_tools.parse_sample(said)
         if system != KELVIN:
             return take
         return msgspec.structs.replace(take, processor_us=self._processor_us() - before_us)
 
     def _processor_us(self) -> int:
-        """Of the activator. Raises PeerFailed where it has ended."""
+        """Of the activator. Raises ProgramFailed where it has ended."""
         try:
             return processor_us(self._pid)
         except OSError as error:
-            raise PeerFailed("the activator has ended") from error
+            raise ProgramFailed("the activator has ended") from error
 
     def _unrecorded(self) -> int:
         """How many answers that the activator was given have no record, once the last ones had time to come. A record
@@ -294,7 +294,7 @@ class _Run:
         """
         return remaining(lambda: int(self._upstream.ask()["unrecorded"]), RECORDED_S)
 
-    def _streams(self) -> Streams:
+    def _streams(self) -> StreamFigures:
         """Handshakes are before the time that counts, and the ends of the streams after it."""
         seconds = STREAM_TIMES * self._plan.seconds
         self._plan.tell(f"{STREAMS} streams for {seconds} s")
@@ -309,7 +309,7 @@ class _Run:
         tokens = self._own.ask(do="read", seconds=seconds)["tokens"]
         spent_us, took_s = self._processor_us() - before_us, time.perf_counter() - began
         self._own.ask(do="close")
-        return Streams(STREAMS, TOKENS_PER_S, took_s, tokens, spent_us / 1e6 / took_s)
+        return StreamFigures(STREAMS, TOKENS_PER_S, took_s, tokens, spent_us / 1e6 / took_s)
 
 
 BENCH: Final = Bench(

@@ -22,8 +22,8 @@ from typing import Any, Final
 import msgspec
 
 from coldstart_bench.certificates import make_certificate
-from coldstart_bench.programs import LOADERS, PeerFailed
-from coldstart_bench.services import service
+from coldstart_bench.programs import LOADERS, ProgramFailed
+from coldstart_bench.services import running_service
 
 BEYOND_S: Final = 60.0  # what a loader takes beside the load itself
 RAY, LITELLM = "Ray Serve", "LiteLLM"
@@ -36,7 +36,7 @@ _PEER_ENVIRONMENT: Final = {
 }
 
 
-class Take(msgspec.Struct, frozen=True):
+class LoadSample(msgspec.Struct, frozen=True):
     """A few seconds of load: requests that were answered, how long it took, and what their wait was."""
 
     requests: int
@@ -52,7 +52,7 @@ class Take(msgspec.Struct, frozen=True):
         return self.requests / self.us * 1e6
 
 
-def unpacked() -> Path:
+def tools_directory() -> Path:
     """Where `make bench-tools` puts them; the Makefile names the same directory."""
     return _cache() / "tools"
 
@@ -63,13 +63,17 @@ def _cache() -> Path:
 
 def try_find(name: str) -> str | None:
     """The program of that name."""
-    places = (os.environ.get("PATH", os.defpath), str(unpacked() / "usr/bin"), str(unpacked() / "usr/sbin"))
+    places = (
+        os.environ.get("PATH", os.defpath),
+        str(tools_directory() / "usr/bin"),
+        str(tools_directory() / "usr/sbin"),
+    )
     return shutil.which(name, path=os.pathsep.join(places))
 
 
 def environment() -> dict[str, str]:
     """In which an unpacked program finds its libraries."""
-    own = ":".join(map(str, (unpacked() / "usr/lib").glob("*-linux-gnu")))
+    own = ":".join(map(str, (tools_directory() / "usr/lib").glob("*-linux-gnu")))
     before = os.environ.get("LD_LIBRARY_PATH")
     return {**os.environ, "LD_LIBRARY_PATH": own if before is None else f"{before}:{own}"}
 
@@ -90,7 +94,7 @@ def nginx(binary: str, at: Path, port: int, upstream_port: int) -> Iterator[None
     """As a TLS proxy on that port until the block ends, with a certificate as ours are (P-256)."""
     make_certificate(at)
     command = [sys.executable, "-P", "-m", _FLOOR, "nginx", binary, str(at), str(port), str(upstream_port)]
-    with service(command, environment(), at / "said", lambda: _listens(port), "nginx"):
+    with running_service(command, environment(), at / "said", lambda: _listens(port), "nginx"):
         yield
 
 
@@ -99,8 +103,8 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: str, key: str) -> Take:
-    """One load. Raises PeerFailed with its last words."""
+def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: str, key: str) -> LoadSample:
+    """One load. Raises ProgramFailed with its last words."""
     words = ["wrk", binary, str(at), url, str(connections), str(seconds), body, key]
     try:
         done = subprocess.run(
@@ -112,20 +116,20 @@ def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: s
             timeout=seconds + BEYOND_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise PeerFailed(f"wrk did not end within {error.timeout:g} s") from None
+        raise ProgramFailed(f"wrk did not end within {error.timeout:g} s") from None
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines or not lines[-1].startswith("{"):
-        raise PeerFailed(f"wrk ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}")
-    return take_of(json.loads(lines[-1]))
+        raise ProgramFailed(f"wrk ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}")
+    return parse_sample(json.loads(lines[-1]))
 
 
-def take_of(said: dict[str, Any]) -> Take:
+def parse_sample(said: dict[str, Any]) -> LoadSample:
     """What a loader said."""
-    return Take(said["requests"], said["us"], said["p50_us"], said["p99_us"], said["bad"])
+    return LoadSample(said["requests"], said["us"], said["p50_us"], said["p99_us"], said["bad"])
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PeerConfig:
     """Where a peer is to listen, what it is in front of, and as whom."""
 
     at: Path  # a directory of its own, not there yet
@@ -137,13 +141,13 @@ class Place:
     key: str  # that it takes from callers, where it takes one
 
 
-def _ray(program: Path, place: Place) -> Sequence[str]:
+def _ray(program: Path, place: PeerConfig) -> Sequence[str]:
     upstream = f"http://127.0.0.1:{place.upstream}{place.path}"
     files = [str(place.at / "ray"), str(place.certificate), str(place.private_key)]
     return [str(program), str(LOADERS / "ray_door.py"), str(place.port), upstream, *files]
 
 
-def _litellm(program: Path, place: Place) -> Sequence[str]:
+def _litellm(program: Path, place: PeerConfig) -> Sequence[str]:
     """One worker, as it has one core; YAML takes JSON."""
     behind = {"model": "openai/m", "api_base": f"http://127.0.0.1:{place.upstream}/v1", "api_key": "none"}
     models = [{"model_name": "m", "litellm_params": behind}]
@@ -154,7 +158,7 @@ def _litellm(program: Path, place: Place) -> Sequence[str]:
     return [str(program), *words, *files]
 
 
-_PEERS: Final[Mapping[str, tuple[str, Callable[[Path, Place], Sequence[str]]]]] = {
+_PEERS: Final[Mapping[str, tuple[str, Callable[[Path, PeerConfig], Sequence[str]]]]] = {
     RAY: ("ray/bin/python", _ray),
     LITELLM: ("litellm/bin/litellm", _litellm),
 }
@@ -173,16 +177,16 @@ def new_key() -> str:
 
 
 @contextmanager
-def peer(system: str, program: Path, place: Place) -> Iterator[None]:
+def running_peer(system: str, program: Path, place: PeerConfig) -> Iterator[None]:
     """From when it answers as what is behind it does, until the block ends. Raises InstallationFailed."""
     place.at.mkdir()
     command = _PEERS[system][1](program, place)
     environment = {**os.environ, **_PEER_ENVIRONMENT, "HOME": str(place.at)}
-    with service(command, environment, place.at / "said", lambda: _answers(place), system):
+    with running_service(command, environment, place.at / "said", lambda: _answers(place), system):
         yield
 
 
-def _answers(place: Place) -> bool:
+def _answers(place: PeerConfig) -> bool:
     """One request, as they will be."""
     trust = ssl.create_default_context(cafile=str(place.certificate))
     connection = http.client.HTTPSConnection("localhost", place.port, timeout=_ANSWER_S, context=trust)

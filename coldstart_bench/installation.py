@@ -1,7 +1,7 @@
 """An installation of Kelvin as a user has it: `kelvin up`, its commands, and calls over kept-alive TLS.
 
-Benches and tests begin with `running`. `unfinished`, `stray_sockets` and `ended` find what an installation must not
-leave behind.
+Benches and tests begin with `running_installation`. `find_unfinished_writes`, `find_stray_sockets` and `find_leftovers`
+find what an installation must not leave behind.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from coldstart_bench.patience import comes
-from coldstart_bench.processes import Rest, children, cpu_ticks, runtimes_below
+from coldstart_bench.patience import poll_until_true
+from coldstart_bench.processes import IdleDetector, child_commands, cpu_ticks, runtimes_below
 from coldstart_bench.report import BenchFailed
 from controlplane.policy.month import month_after, month_of
 
@@ -31,7 +31,7 @@ END_S: Final = 120.0
 HOUR_S: Final = 3600.0
 PUSH_S: Final = 3600.0
 ATTEMPTS: Final = 3
-TAKEN: Final = "Address already in use"
+PORT_TAKEN_TEXT: Final = "Address already in use"
 FIRST_PORT: Final = 15_000
 _UNFINISHED: Final = {
     "a push": "staging/*/*/declared.json",
@@ -65,7 +65,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def calling(connection: http.client.HTTPConnection, what: str) -> Iterator[None]:
+def translate_call_errors(connection: http.client.HTTPConnection, what: str) -> Iterator[None]:
     """Raise InstallationFailed for an error of the connection, and close it: it can't be used after a failed call."""
     try:
         yield
@@ -90,7 +90,7 @@ def run_command(
     return done.returncode, done.stdout, done.stderr
 
 
-class Door:
+class HttpsClient:
     """One kept-alive TLS connection to the activator."""
 
     def __init__(self, port: int, ca: Path, key: Path) -> None:
@@ -108,7 +108,7 @@ class Door:
         return self._read("GET", path, None).decode()
 
     def _read(self, method: str, path: str, payload: str | None) -> bytes:
-        with calling(self._connection, f"{method} {path}"):
+        with translate_call_errors(self._connection, f"{method} {path}"):
             if self._is_closed():
                 self._connection.close()
             try:
@@ -148,7 +148,7 @@ class Door:
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}
         self.request("GET", "/v1/models")  # the connection is there: the handshake is not part of a cold start
         first: float | None = None
-        with calling(self._connection, model):
+        with translate_call_errors(self._connection, model):
             began = time.perf_counter()
             answer = self._ask("POST", "/v1/completions", json.dumps(body))
             for line in answer:
@@ -172,8 +172,8 @@ class Installation:
     def __init__(self, data: Path, port: int, pid: int) -> None:
         self.data, self.port, self.pid = data, port, pid
         self.began_s = time.time()
-        self.door = Door(port, data / "ca.pem", data / "default.key")
-        self.admin = Door(port, data / "ca.pem", data / "admin.key")
+        self.door = HttpsClient(port, data / "ca.pem", data / "default.key")
+        self.admin = HttpsClient(port, data / "ca.pem", data / "admin.key")
 
     def close(self) -> None:
         """End the connections. An activator that ends waits for idle ones."""
@@ -227,8 +227,10 @@ class Installation:
 
     def rest(self) -> None:
         """Wait until the standbys are idle after they were parked, so that a start is measured from rest."""
-        rest = Rest()
-        self.wait(lambda: rest.sees(cpu_ticks(runtimes_below(self.pid)), time.monotonic()), "the standbys are at rest")
+        rest = IdleDetector()
+        self.wait(
+            lambda: rest.is_idle(cpu_ticks(runtimes_below(self.pid)), time.monotonic()), "the standbys are at rest"
+        )
 
     def forget(self, tier: str) -> None:
         """Take every model to zero, and empty a tier of the weight cache."""
@@ -252,7 +254,7 @@ class Installation:
 
     def pid_of(self, module: str) -> int:
         """Return the supervisor's child that runs `python -m MODULE`. Raises InstallationFailed if none does."""
-        for pid, words in sorted(children(self.pid).items()):
+        for pid, words in sorted(child_commands(self.pid).items()):
             if words[1:4] == ["-P", "-m", module]:
                 return pid
         raise InstallationFailed(f"no {module} runs")
@@ -267,11 +269,11 @@ class Installation:
 
     def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
         """Wait until `is_so()`. Raises InstallationFailed, naming `what`, after `limit_s`."""
-        if not comes(is_so, limit_s):
+        if not poll_until_true(is_so, limit_s):
             raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
 
 
-class Up:
+class KelvinUpProcess:
     """A process of `kelvin up`, started and perhaps not ready yet. It is ended when the block is left."""
 
     def __init__(
@@ -297,7 +299,7 @@ class Up:
         self.pid = self._process.pid
 
     def __repr__(self) -> str:
-        return f"<Up {self._process}>"
+        return f"<KelvinUpProcess {self._process}>"
 
     def __enter__(self) -> Self:
         return self
@@ -324,7 +326,7 @@ class Up:
         """Send it a signal, if it lives."""
         self._process.send_signal(number)
 
-    def ended_with(self) -> int:
+    def wait_exit(self) -> int:
         """Wait for it to end by itself, and return its exit status. Raises InstallationFailed after END_S."""
         try:
             return self._process.wait(END_S)
@@ -344,7 +346,7 @@ class Up:
 
 
 @contextlib.contextmanager
-def running(
+def running_installation(
     data: Path,
     port: int | None = None,
     settings: Mapping[str, str] | None = None,
@@ -358,10 +360,10 @@ def running(
     """
     for attempt in range(ATTEMPTS):
         chosen = port or free_port()
-        with Up(data, chosen, settings, options=options, program=program) as up:
+        with KelvinUpProcess(data, chosen, settings, options=options, program=program) as up:
             if "ready" not in (line := up.ready_line()):
                 up.end()
-                if port is None and TAKEN in up.said() and attempt + 1 < ATTEMPTS:
+                if port is None and PORT_TAKEN_TEXT in up.said() and attempt + 1 < ATTEMPTS:
                     continue  # between our look and its own somebody else took the port
                 raise InstallationFailed(f"kelvin up: {line}{up.said()}")
             installation = Installation(data, chosen, up.pid)
@@ -382,19 +384,19 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def unfinished(data: Path) -> list[str]:
+def find_unfinished_writes(data: Path) -> list[str]:
     """Return drafts and staged files that are left over, provided that nothing is being pushed or admitted now."""
     return [f"{what} is left: {path.name}" for what, place in _UNFINISHED.items() for path in data.glob(place)]
 
 
-def stray_sockets(data: Path) -> list[str]:
+def find_stray_sockets(data: Path) -> list[str]:
     """Return sockets of runtimes that have ended."""
     living = {page.name.partition(".")[2] for page in (data / "run" / "meters").glob("[0-9]*")}
     names = {path.name.removeprefix("rt-").removesuffix(".sock") for path in (data / "run").glob("rt-*.sock")}
     return [f"the socket of a dead runtime is left: {name}" for name in sorted(names - living)]
 
 
-def ended(data: Path) -> list[str]:
+def find_leftovers(data: Path) -> list[str]:
     """Return what is left after `kelvin up` has ended: processes, meter pages, records that were not shipped."""
     found = [f"process {pid} is left: {name}" for pid, name in _processes_of(data)]
     found += [f"a meter page is left: {page.name}" for page in (data / "run" / "meters").glob("[0-9]*")]

@@ -18,12 +18,12 @@ import msgspec
 from coldstart_bench.environment import drop_page_cache
 from coldstart_bench.floors import HYPERVISOR_NOTE
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.installation import Installation, InstallationFailed, running_installation
 from coldstart_bench.programs import Program, make_model
-from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, ratio
-from coldstart_bench.room import Need, refusal
+from coldstart_bench.report import ClaimVerdict, Figures, align, at_least, at_most, ratio_or_none
+from coldstart_bench.room import ResourceNeed, refusal
 from coldstart_bench.statistics import median_of
-from service.arguments import Number
+from service.arguments import FiniteNumber
 
 Fate = Literal["healed", "refused", "served wrong", "unexplained"]
 TIERS: Final = ("nvme", "store")
@@ -35,11 +35,11 @@ AT_ONCE: Final = 20
 HEALED_SHARE: Final = 0.8
 PATIENCE: Final = 60  # seconds for which a breaker may be open
 RATES: Final = 5
-NEED: Final = Need(disk_times=4.0, memory_times=3.0)
+NEED: Final = ResourceNeed(disk_times=4.0, memory_times=3.0)
 HOST_NOTE: Final = "host memory is sealed against every process but the agent: nothing is injected there"
 
 
-class Injured(msgspec.Struct, frozen=True):
+class InjectedDamage(msgspec.Struct, frozen=True):
     """Damaged chunks of one request from zero, in a tier (where it is the store, in all tiers), and how that ended."""
 
     tier: str
@@ -48,7 +48,7 @@ class Injured(msgspec.Struct, frozen=True):
     counted: int  # faults by the agent's own count
 
 
-class Tally(msgspec.Struct, frozen=True):
+class InjectionCounts(msgspec.Struct, frozen=True):
     """Injections of one tier by their end."""
 
     tier: str
@@ -63,13 +63,13 @@ class Tally(msgspec.Struct, frozen=True):
 class IntegrityFigures(Figures, frozen=True):
     """Rates are bytes per second: verified from the NVMe tier, and by plain O_DIRECT reads of its files."""
 
-    tallies: tuple[Tally, ...]
+    tallies: tuple[InjectionCounts, ...]
     mended: bool
     verified_rate: float
     floor_rate: float
 
 
-def fate_of(answer: str | None, refusal: str, right: str, digests: Sequence[str], *, healable: bool) -> Fate:
+def classify_injection(answer: str | None, refusal: str, right: str, digests: Sequence[str], *, healable: bool) -> Fate:
     """Of a request for a model with these chunks damaged. `answer` is its text, None where there was a `refusal`.
 
     What could be healed must be; a refusal has to name a chunk.
@@ -82,16 +82,16 @@ def fate_of(answer: str | None, refusal: str, right: str, digests: Sequence[str]
     return "refused" if named and not healable else "unexplained"
 
 
-def tallies_of(injured: Sequence[Injured]) -> tuple[Tally, ...]:
+def count_injections(injured: Sequence[InjectedDamage]) -> tuple[InjectionCounts, ...]:
     """One row for each tier."""
 
-    def row(tier: str) -> Tally:
+    def row(tier: str) -> InjectionCounts:
         here = [each for each in injured if each.tier == tier]
 
         def count(fate: Fate) -> int:
             return sum(len(each.kinds) for each in here if each.fate == fate)
 
-        return Tally(
+        return InjectionCounts(
             tier,
             injected=sum(len(each.kinds) for each in here),
             healed=count("healed"),
@@ -105,21 +105,25 @@ def tallies_of(injured: Sequence[Injured]) -> tuple[Tally, ...]:
 
 
 def figures_of(
-    injured: Sequence[Injured], mended: bool, verified: Sequence[float], floor: Sequence[float], notes: tuple[str, ...]
+    injured: Sequence[InjectedDamage],
+    mended: bool,
+    verified: Sequence[float],
+    floor: Sequence[float],
+    notes: tuple[str, ...],
 ) -> IntegrityFigures:
     """`verified` and `floor` are rates of each round."""
     rates = median_of(verified).median, median_of(floor).median
-    return IntegrityFigures(tallies_of(injured), mended, *rates, notes=notes)
+    return IntegrityFigures(count_injections(injured), mended, *rates, notes=notes)
 
 
-def judge(found: IntegrityFigures) -> tuple[Verdict, ...]:
+def judge(found: IntegrityFigures) -> tuple[ClaimVerdict, ...]:
     """Nothing wrong is served, all that can be healed is, all else is refused by name, and what was damaged on NVMe is
     counted by the agent.
     """
     wrong = sum(each.served_wrong for each in found.tallies)
     unexplained = sum(each.unexplained for each in found.tallies)
     uncounted = sum(each.uncounted for each in found.tallies if each.tier == "nvme")
-    rate = ratio(found.verified_rate, found.floor_rate)
+    rate = ratio_or_none(found.verified_rate, found.floor_rate)
     return (
         at_most("answers from damaged bytes", wrong, 0),
         at_most("damaged, and neither healed nor refused by name", unexplained, 0),
@@ -171,7 +175,7 @@ class IntegrityPlan(BenchPlan):
 
 
 def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, ProgramFailed."""
     plan.tell("making and pushing a model")
     make_model(scratch / "model", plan.size_bytes, plan.seed)
     settings = {
@@ -179,16 +183,16 @@ def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
         "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30)),
         "KELVIN_BREAKER_S": "1",  # what is damaged on purpose is tried again soon
     }
-    with running(scratch / "data", settings=settings) as kelvin:
+    with running_installation(scratch / "data", settings=settings) as kelvin:
         version = kelvin.push(scratch / "model", MODEL, replicas=1)
-        ground = _Ground(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
-        injured, mended = _injure(plan, ground)
+        ground = _InjectionTarget(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
+        injured, mended = _inject_damage(plan, ground)
         plan.tell("reading it verified, and plainly")
         verified, floor = _rates(kelvin, version)
     return figures_of(injured, mended, verified, floor, (HYPERVISOR_NOTE, HOST_NOTE))
 
 
-class _Ground:
+class _InjectionTarget:
     """A model at zero, all of it on NVMe, and its chunks that lie in one pack of the store alone."""
 
     def __init__(self, kelvin: Installation, source: random.Random) -> None:
@@ -257,10 +261,10 @@ def _packs_of(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
     return {digest: places[0] for digest, places in found.items() if len(places) == 1}
 
 
-def _injure(plan: IntegrityPlan, ground: _Ground) -> tuple[list[Injured], bool]:
+def _inject_damage(plan: IntegrityPlan, ground: _InjectionTarget) -> tuple[list[InjectedDamage], bool]:
     """What became of each injection, and whether the model is served at the end as it was at the beginning."""
     to_heal = int(plan.corruptions * HEALED_SHARE)
-    injured: list[Injured] = []
+    injured: list[InjectedDamage] = []
     while (left := to_heal - sum(len(each.kinds) for each in injured)) > 0:
         plan.tell(f"NVMe: {left} more")
         injured.append(_on_nvme(ground, min(left, AT_ONCE, len(ground.digests))))
@@ -270,7 +274,7 @@ def _injure(plan: IntegrityPlan, ground: _Ground) -> tuple[list[Injured], bool]:
     return injured, ground.ask()[0] == ground.right
 
 
-def _on_nvme(ground: _Ground, count: int) -> Injured:
+def _on_nvme(ground: _InjectionTarget, count: int) -> InjectedDamage:
     files = ground.files()
     there = [digest for digest in ground.digests if digest in files]
     bad = ground.source.sample(there, min(count, len(there)))
@@ -284,11 +288,11 @@ def _on_nvme(ground: _Ground, count: int) -> Injured:
     counted = ground.faults() - before
     ground.rest()
     assert ground.right is not None
-    fate = fate_of(answer, refusal, ground.right, bad, healable=True)
-    return Injured("nvme", tuple(kinds), fate, counted)
+    fate = classify_injection(answer, refusal, ground.right, bad, healable=True)
+    return InjectedDamage("nvme", tuple(kinds), fate, counted)
 
 
-def _in_store(ground: _Ground, number: int) -> Injured:
+def _in_store(ground: _InjectionTarget, number: int) -> InjectedDamage:
     digest, kind = ground.source.choice(ground.digests), list(KEEP_LENGTH)[number % len(KEEP_LENGTH)]
     whole = ground.body(digest)
     if (copy := ground.files().get(digest)) is not None:
@@ -300,8 +304,8 @@ def _in_store(ground: _Ground, number: int) -> Injured:
     ground.write_pack(digest, whole)
     ground.rest()
     assert ground.right is not None
-    fate = fate_of(answer, refusal, ground.right, [digest], healable=False)
-    return Injured("store", (kind,), fate, counted)
+    fate = classify_injection(answer, refusal, ground.right, [digest], healable=False)
+    return InjectedDamage("store", (kind,), fate, counted)
 
 
 def _rates(kelvin: Installation, version: str) -> tuple[Sequence[float], Sequence[float]]:
@@ -329,7 +333,9 @@ BENCH: Final = Bench(
     as stated.""",
     (
         option("--corruptions", 100, click.IntRange(5, 100_000), "One chunk each."),
-        option("--size", 0.1, Number(0.05, 16), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)),
+        option(
+            "--size", 0.1, FiniteNumber(0.05, 16), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)
+        ),
     ),
     IntegrityPlan,
     run,

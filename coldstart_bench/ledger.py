@@ -2,8 +2,8 @@
 
 Records go in as the activator's do: batches to the control plane's socket, answered when they are durable. Nothing of
 the installation is told that it is measured. They are as an installation would have written them: many replicas,
-several models, every outcome. Whoever makes them knows what the bill must say: `Expected` is counted here, not in the
-ledger.
+several models, every outcome. Whoever makes them knows what the bill must say: `ExpectedBill` is counted here, not in
+the ledger.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from typing import Any, Final
 import click
 
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Installation, run_command, running
-from coldstart_bench.processes import peak_of, sampling
+from coldstart_bench.installation import Installation, run_command, running_installation
+from coldstart_bench.processes import peak_resident_bytes, sampling_thread
 from coldstart_bench.report import BenchFailed, Figures, align
-from coldstart_bench.room import shortage
+from coldstart_bench.room import find_shortage
 from contracts.control import LifetimeBatch, RequestBatch
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
@@ -47,7 +47,7 @@ TELL_EVERY: Final = 250_000
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedBill:
     """What the bill of the month must say."""
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class _Replica:
     orphans: int = 0
 
 
-class Month:
+class SyntheticMonth:
     """Deterministic by its seed. `expected` is complete once `batches` is at its end."""
 
     def __init__(self, requests: int, begin_us: int, end_us: int, seed: int = 1) -> None:
@@ -82,7 +82,7 @@ class Month:
         self._born = 0
         self._died = 0
         self._sequence = 0
-        self.expected = Expected()
+        self.expected = ExpectedBill()
 
     def batches(self) -> Iterator[tuple[tuple[RequestRecord, ...], tuple[LifetimeRecord, ...]]]:
         """Requests in the order of their ends, and the lives of replicas that ended after them."""
@@ -128,7 +128,7 @@ class Month:
         self.expected.completion_tokens += completion
         return RequestRecord(
             request_id=f"req_{at_us // 1000:012x}{self._random.getrandbits(56):014x}",  # sorts by time, as ours do
-            origin=Origin.ORPHAN if is_orphan else Origin.ACTIVATOR,
+            origin=RecordOrigin.ORPHAN if is_orphan else RecordOrigin.ACTIVATOR,
             source=replica.runtime_id if is_orphan else "activator-bench",
             sequence=1 if is_orphan else self._sequence,
             tenant=TENANT,
@@ -206,12 +206,12 @@ class LedgerFigures(Figures, frozen=True):
 
 def refusal(plan: LedgerPlan, free_disk: int, free_memory: int) -> str | None:
     """Why there is no room for it."""
-    return shortage(plan.requests * ROW_BYTES, 0, free_disk, free_memory)
+    return find_shortage(plan.requests * ROW_BYTES, 0, free_disk, free_memory)
 
 
 def run(plan: LedgerPlan, scratch: Path) -> LedgerFigures:
     """Raises InstallationFailed, and BenchFailed where the ledger does not say what was put in, or a proof fails."""
-    with running(scratch / "data") as kelvin:
+    with running_installation(scratch / "data") as kelvin:
         return _measure(plan, kelvin)
 
 
@@ -224,16 +224,16 @@ def last_month(now: datetime) -> tuple[str, int, int]:
 
 def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerFigures:
     name, begin_us, end_us = last_month(datetime.now(UTC))
-    month = Month(plan.requests, begin_us, end_us)
+    month = SyntheticMonth(plan.requests, begin_us, end_us)
     began = time.perf_counter()
     asyncio.run(_fill(plan, kelvin, month))
     fill_s = time.perf_counter() - began
     plan.tell(f"{plan.requests:,} requests in {fill_s:.0f} s")
-    before = peak_of("controlplane")
+    before = peak_resident_bytes("controlplane")
     first_s, report = _timed_report(kelvin, name)
     _check(report, month.expected)
     report_s = statistics.median(_timed_report(kelvin, name)[0] for _ in range(plan.repeats))
-    after = peak_of("controlplane")
+    after = peak_resident_bytes("controlplane")
     command_s, _ = _command(kelvin, "billing", "report", "--month", name)
     plan.tell(f"report in {first_s:.3f} s, then {report_s:.3f} s")
     verify_s, verify_bytes = _command(kelvin, "billing", "verify", "--month", name)
@@ -258,7 +258,7 @@ def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerFigures:
     )
 
 
-async def _fill(plan: LedgerPlan, kelvin: Installation, month: Month) -> None:
+async def _fill(plan: LedgerPlan, kelvin: Installation, month: SyntheticMonth) -> None:
     """Each batch is durable before the one after the next is sent."""
     directory = SocketDirectory(kelvin.data / "run")
     control = ServiceClient(directory, "control.sock", "control plane")
@@ -297,7 +297,7 @@ def _timed_report(kelvin: Installation, month: str) -> tuple[float, Any]:
     return time.perf_counter() - began, report
 
 
-def _check(report: Any, expected: Expected) -> None:
+def _check(report: Any, expected: ExpectedBill) -> None:
     """The bill is what was put in, and it balances."""
     said = {
         "requests": report["requests"],
@@ -316,7 +316,7 @@ def _check(report: Any, expected: Expected) -> None:
 def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
     """Seconds of a command, and the most memory of the process that reads the ledger for it, 0 where there is none."""
     peaks, began = [0], time.perf_counter()
-    with sampling(lambda: peaks.append(peak_of("controlplane.examine")), EXAMINE_EVERY_S):
+    with sampling_thread(lambda: peaks.append(peak_resident_bytes("controlplane.examine")), EXAMINE_EVERY_S):
         code, out, err = run_command(kelvin.data, *words, limit_s=READ_S)
     if code != 0:
         raise BenchFailed(f"kelvin {' '.join(words)}: {out[-2_000:]}{err[-2_000:]}")

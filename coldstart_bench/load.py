@@ -18,24 +18,24 @@ from coldstart_bench import plots, room
 from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from coldstart_bench.floors import HYPERVISOR_NOTE, READERS
 from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, scratch_directory, with_sizes
-from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.installation import Installation, InstallationFailed, running_installation
 from coldstart_bench.load_rows import (
     FROM_DISK,
     KELVIN,
     Contender,
     LoadFigures,
+    LoadTiming,
     State,
-    Take,
-    chosen,
+    choose_contenders,
     judge,
     rows_of,
     table,
 )
-from coldstart_bench.programs import PeerFailed, Program, make_model, program_output
-from coldstart_bench.report import Failed
-from coldstart_bench.tally import Tally
+from coldstart_bench.programs import Program, ProgramFailed, make_model, program_output
+from coldstart_bench.report import MissingFigure
+from coldstart_bench.tally import ResultCollector
 
-NEED: Final = room.Need(disk_times=5.0, memory_times=3.0)
+NEED: Final = room.ResourceNeed(disk_times=5.0, memory_times=3.0)
 TENANT: Final = "default"
 MODEL: Final = "bench"
 CONSUMER_NOTE: Final = (
@@ -59,17 +59,17 @@ class LoadPlan(BenchPlan):
     seed: int = 1
 
 
-class _Run:
+class _LoadRun:
     """What came of it until now."""
 
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
-        self.takes: Tally[Take] = Tally(plan.tell)
-        self.floors: Tally[float] = Tally(plan.tell)
+        self.takes: ResultCollector[LoadTiming] = ResultCollector(plan.tell)
+        self.floors: ResultCollector[float] = ResultCollector(plan.tell)
 
     def figures(self) -> LoadFigures:
         """Return those of the sizes until now."""
-        absent = [Failed(each.name, "not installed") for each in self.plan.contenders if not each.installed]
+        absent = [MissingFigure(each.name, "not installed") for each in self.plan.contenders if not each.installed]
         return LoadFigures(
             rows_of(self.takes.figures, self.floors.figures),
             self.plan.device,
@@ -79,8 +79,8 @@ class _Run:
 
 
 def run(plan: LoadPlan, scratch: Path) -> LoadFigures:
-    """Measure all sizes. Raises InstallationFailed, PeerFailed; smaller sizes were given to `known` by then."""
-    so_far = _Run(plan)
+    """Measure all sizes. Raises InstallationFailed, ProgramFailed; smaller sizes were given to `known` by then."""
+    so_far = _LoadRun(plan)
     for size_bytes in plan.sizes_bytes:
         with scratch_directory(scratch) as place:
             _measure_size(so_far, place, size_bytes)
@@ -89,7 +89,7 @@ def run(plan: LoadPlan, scratch: Path) -> LoadFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ground:
+class _LoadFixture:
     """One size: the files as the others read them, the version as ours does, and what all have to arrive at."""
 
     kelvin: Installation | None
@@ -112,7 +112,7 @@ class _Ground:
         return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
 
 
-def _measure_size(so_far: _Run, scratch: Path, size_bytes: int) -> None:
+def _measure_size(so_far: _LoadRun, scratch: Path, size_bytes: int) -> None:
     plan = so_far.plan
     present = [contender for contender in plan.contenders if contender.installed]
     plan.tell(f"making a model of {size_bytes / 1e9:g} GB")
@@ -129,9 +129,9 @@ def _measure_size(so_far: _Run, scratch: Path, size_bytes: int) -> None:
         if KELVIN in present:
             plan.tell("pushing it")
             settings = {"KELVIN_HOST_BYTES": str(size_bytes + size_bytes // 8 + (1 << 30))}
-            kelvin = stack.enter_context(running(scratch / "data", settings=settings))
+            kelvin = stack.enter_context(running_installation(scratch / "data", settings=settings))
             paths["version"] = kelvin.push(scratch / "model", MODEL)
-        ground = _Ground(kelvin, size_bytes, paths, checksum, {})
+        ground = _LoadFixture(kelvin, size_bytes, paths, checksum, {})
         for contender in present:
             _start(so_far, ground, contender, stack)
         reader = stack.enter_context(Program("floor_read"))
@@ -142,24 +142,24 @@ def _measure_size(so_far: _Run, scratch: Path, size_bytes: int) -> None:
             _round(so_far, ground, present, reader, turn)
 
 
-def _start(so_far: _Run, ground: _Ground, contender: Contender, stack: contextlib.ExitStack) -> None:
+def _start(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, stack: contextlib.ExitStack) -> None:
     words = contender.arguments if contender is not KELVIN else (str(ground.installation.data / "run"),)
     try:
         ground.programs[contender.name] = stack.enter_context(Program(contender.program, *words))
-    except PeerFailed as error:
+    except ProgramFailed as error:
         if contender is KELVIN:
             raise
         for state in FROM_DISK:
             so_far.takes.fails((ground.size_bytes, state, contender.name), error)
 
 
-def _fill(ground: _Ground) -> None:
+def _fill(ground: _LoadFixture) -> None:
     """All of the version in the NVMe tier: once it was leased, and once what was leased is written down."""
     _load(ground, KELVIN, "cpu")
     ground.installation.forget("host")  # waits for what is being admitted
 
 
-def _round(so_far: _Run, ground: _Ground, present: Sequence[Contender], reader: Program, turn: int) -> None:
+def _round(so_far: _LoadRun, ground: _LoadFixture, present: Sequence[Contender], reader: Program, turn: int) -> None:
     shift = turn % len(present)
     for state in FROM_DISK:
         for contender in (*present[shift:], *present[:shift]):
@@ -169,22 +169,22 @@ def _round(so_far: _Run, ground: _Ground, present: Sequence[Contender], reader: 
         _take(so_far, ground, KELVIN, "host")
 
 
-def _take(so_far: _Run, ground: _Ground, contender: Contender, state: State) -> None:
-    def loaded() -> Take:
+def _take(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, state: State) -> None:
+    def loaded() -> LoadTiming:
         _prepare(ground, contender, state)
         answer = _load(ground, contender, so_far.plan.device)
         tier = "host" if state == "host" else "nvme"
         if answer["checksum"] != ground.checksum:
-            raise PeerFailed(f"WRONG BYTES: their sum is {answer['checksum']}, the file's {ground.checksum}")
+            raise ProgramFailed(f"WRONG BYTES: their sum is {answer['checksum']}, the file's {ground.checksum}")
         if contender is KELVIN and {name for name, size in answer["bytes_by_tier"].items() if size} != {tier}:
             raise InstallationFailed(f"bytes came from {answer['bytes_by_tier']} where '{tier}' is measured")
-        return Take(answer["load_s"], answer["consume_s"])
+        return LoadTiming(answer["load_s"], answer["consume_s"])
 
     so_far.takes.take((ground.size_bytes, state, contender.name), loaded)
 
 
-def _prepare(ground: _Ground, contender: Contender, state: State) -> None:
-    """Raises CacheNotAsAsked."""
+def _prepare(ground: _LoadFixture, contender: Contender, state: State) -> None:
+    """Raises PageCacheNotReady."""
     if contender is KELVIN:
         if state == "host":
             _load(ground, KELVIN, "cpu")  # what comes next finds it there
@@ -194,12 +194,12 @@ def _prepare(ground: _Ground, contender: Contender, state: State) -> None:
     drop_page_cache(files) if state == "cold" else warm_page_cache(files)
 
 
-def _load(ground: _Ground, contender: Contender, device: str) -> Any:
+def _load(ground: _LoadFixture, contender: Contender, device: str) -> Any:
     path = str(ground.paths[contender.file])
     return ground.programs[contender.name].ask(path=path, tenant=TENANT, device=device)
 
 
-def _read_floors(so_far: _Run, ground: _Ground, contender: Contender, reader: Program, state: State) -> None:
+def _read_floors(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, reader: Program, state: State) -> None:
     """Plain reads of the files that the first contender has just read: ours, where we are among them."""
     files = ground.files(contender)
 
@@ -229,7 +229,7 @@ BENCH: Final = Bench(
             str,
             "Only these, separated by commas. [default: all]",
             "contenders",
-            convert=lambda words: chosen([name for name in words.split(",") if name]),
+            convert=lambda words: choose_contenders([name for name in words.split(",") if name]),
         ),
         option("--device", "cpu", str, "Where tensors have to be: cpu, cuda or cuda:N."),
     ),

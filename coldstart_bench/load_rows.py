@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from coldstart_bench.report import Figures, Key, Verdict, align, at_least, at_most, cell, ratio
+from coldstart_bench.report import ClaimVerdict, Figures, Key, align, at_least, at_most, cell, ratio_or_none
 from coldstart_bench.statistics import median_of
 
 State = Literal["cold", "hot", "host"]
@@ -54,7 +54,7 @@ ALL: Final = (KELVIN, *PEERS)
 VERIFYING: Final = frozenset(contender.name for contender in ALL if contender.verifies)
 
 
-def chosen(names: Sequence[str]) -> tuple[Contender, ...]:
+def choose_contenders(names: Sequence[str]) -> tuple[Contender, ...]:
     """Those of these names, all where there are none. Raises ValueError naming one that there is not."""
     known = {contender.name: contender for contender in ALL}
     if unknown := [name for name in names if name not in known]:
@@ -62,7 +62,7 @@ def chosen(names: Sequence[str]) -> tuple[Contender, ...]:
     return tuple(contender for contender in ALL if not names or contender.name in names)
 
 
-class Take(msgspec.Struct, frozen=True):
+class LoadTiming(msgspec.Struct, frozen=True):
     """One load: seconds until the tensors are there, and then until a consumer has read every byte."""
 
     load_s: float
@@ -99,14 +99,14 @@ class LoadFigures(Figures, frozen=True):
 Floors = Mapping[Key, Sequence[float]]  # seconds of reads alone
 
 
-def rows_of(takes: Mapping[Key, Sequence[Take]], floors: Floors) -> tuple[LoadRow, ...]:
+def rows_of(takes: Mapping[Key, Sequence[LoadTiming]], floors: Floors) -> tuple[LoadRow, ...]:
     """By size, state and total; floors first."""
     best: dict[tuple[int, str], float] = {}
     for (size, state, _), seconds in floors.items():
         median = median_of(seconds).median
         best[size, state] = min(median, best.get((size, state), median))
     rows = [
-        _row(key, [Take(each, 0.0) for each in seconds], best.get(key[:2]), verifies=False)
+        _row(key, [LoadTiming(each, 0.0) for each in seconds], best.get(key[:2]), verifies=False)
         for key, seconds in floors.items()
     ]
     rows.sort(key=lambda row: (row.size_bytes, STATES.index(row.state), row.total_s))
@@ -121,7 +121,7 @@ def rows_of(takes: Mapping[Key, Sequence[Take]], floors: Floors) -> tuple[LoadRo
     )
 
 
-def _row(key: Key, takes: Sequence[Take], floor_s: float | None, *, verifies: bool) -> LoadRow:
+def _row(key: Key, takes: Sequence[LoadTiming], floor_s: float | None, *, verifies: bool) -> LoadRow:
     total = median_of([take.total_s for take in takes])
     return LoadRow(
         *key,
@@ -141,7 +141,7 @@ def is_floor(row: LoadRow) -> bool:
     return row.system.startswith("floor")
 
 
-def judge(found: LoadFigures) -> tuple[Verdict, ...]:
+def judge(found: LoadFigures) -> tuple[ClaimVerdict, ...]:
     """The lines of every size that was measured; none of them decides."""
     sizes = sorted({row.size_bytes for row in found.rows})
     return tuple(
@@ -149,7 +149,7 @@ def judge(found: LoadFigures) -> tuple[Verdict, ...]:
     )
 
 
-def _judged(rows: Sequence[LoadRow]) -> list[Verdict]:
+def _judged(rows: Sequence[LoadRow]) -> list[ClaimVerdict]:
     """Judge the rows of one size."""
     size = rows[0].size_bytes
     ours = {row.state: row for row in rows if row.system == KELVIN.name}
@@ -163,17 +163,17 @@ def _judged(rows: Sequence[LoadRow]) -> list[Verdict]:
     def least(state: State, systems: frozenset[str]) -> float | None:
         return min((row.total_s for row in rows if row.state == state and row.system in systems), default=None)
 
-    def say(claim: str, state: State, value: float | None, limit: float, *, asked: bool = True) -> Verdict:
+    def say(claim: str, state: State, value: float | None, limit: float, *, asked: bool = True) -> ClaimVerdict:
         return at_least(claim, value, limit, state, size, asked=asked, decides=False)
 
-    disk = ratio(floor, load.get("cold"))
+    disk = ratio_or_none(floor, load.get("cold"))
     verifying, tensorizer = (
-        {state: ratio(least(state, systems), total.get(state)) for state in FROM_DISK}
+        {state: ratio_or_none(least(state, systems), total.get(state)) for state in FROM_DISK}
         for systems in (peers & VERIFYING, frozenset({TENSORIZER_VERIFY.name}))
     )
-    from_disk = ratio(least("cold", peers), total.get("cold"))
-    from_memory = ratio(least("hot", peers), total.get("host"))
-    hot = ratio(total.get("hot"), least("hot", peers - VERIFYING))
+    from_disk = ratio_or_none(least("cold", peers), total.get("cold"))
+    from_memory = ratio_or_none(least("hot", peers), total.get("host"))
+    hot = ratio_or_none(total.get("hot"), least("hot", peers - VERIFYING))
     return [
         say(
             "rate of the verified restore to the disk's O_DIRECT rate",

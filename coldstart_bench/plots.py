@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from coldstart_bench.load_rows import STATES, LoadFigures, LoadRow, is_floor
 from coldstart_bench.report import BenchFailed
-from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, ColdFigures, Row, StageRow
+from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, ColdFigures, ColdRow, StageRow
 
 PLACES: Final = {"host": "host memory", "nvme": "NVMe, cold", "store": "store, cold"}
 AT_A_GLANCE: Final = 0.02  # a stage that is shorter than this share of its bar is drawn among the others
@@ -53,7 +53,7 @@ def draw_load(found: LoadFigures, directory: Path) -> list[Path]:
     return [_loaders(found.rows, size, directory / f"load-{size // 1_000_000}mb.png") for size in sizes]
 
 
-def bars_of(stages: Sequence[StageRow]) -> list[tuple[str, float]]:
+def stage_bars(stages: Sequence[StageRow]) -> list[tuple[str, float]]:
     """Of one size and tier: name and milliseconds of each stage up to the first token; the short ones are one."""
     names = [row.stage for row in stages]
     until = names.index("first_token") + 1 if "first_token" in names else len(names)
@@ -63,11 +63,11 @@ def bars_of(stages: Sequence[StageRow]) -> list[tuple[str, float]]:
     return [*shown, ("others", rest)] if rest > 1e-9 else shown
 
 
-def _stages(stages: Sequence[StageRow], rows: Sequence[Row], file: Path) -> Path:
+def _stages(stages: Sequence[StageRow], rows: Sequence[ColdRow], file: Path) -> Path:
     pyplot = _pyplot()
     places = sorted({(row.size_bytes, row.tier) for row in stages}, reverse=True)
     floors = {(row.size_bytes, row.tier): row.median_s * 1e3 for row in rows if row.system == FLOOR}
-    bars = {place: bars_of([row for row in stages if (row.size_bytes, row.tier) == place]) for place in places}
+    bars = {place: stage_bars([row for row in stages if (row.size_bytes, row.tier) == place]) for place in places}
     names = list(dict.fromkeys(name for each in bars.values() for name, _ in each))
     colors = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))
     figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.6 * len(places)))
@@ -86,7 +86,7 @@ def _stages(stages: Sequence[StageRow], rows: Sequence[Row], file: Path) -> Path
     return _saved(pyplot, figure, file)
 
 
-def _ratios(rows: Sequence[Row], file: Path) -> Path:
+def _ratios(rows: Sequence[ColdRow], file: Path) -> Path:
     """Of what has one: a row whose floor was not measured is left out."""
     pyplot = _pyplot()
     rows = [row for row in rows if row.ratio_to_floor is not None]

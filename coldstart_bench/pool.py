@@ -23,19 +23,25 @@ import click
 from coldstart_bench.certificates import make_inner
 from coldstart_bench.environment import load_1m
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import InstallationFailed, calling, free_port, free_ports, running
-from coldstart_bench.patience import comes
-from coldstart_bench.processes import Rest, children, cpu_ticks
+from coldstart_bench.installation import (
+    InstallationFailed,
+    free_port,
+    free_ports,
+    running_installation,
+    translate_call_errors,
+)
+from coldstart_bench.patience import poll_until_true
+from coldstart_bench.processes import IdleDetector, child_commands, cpu_ticks
 from coldstart_bench.programs import make_model
-from coldstart_bench.report import Failed, Figures, Verdict, at_least, ratio
-from coldstart_bench.room import Need, shortage
-from coldstart_bench.rows import Row, rows_of, table
-from coldstart_bench.services import service
+from coldstart_bench.report import ClaimVerdict, Figures, MissingFigure, at_least, ratio_or_none
+from coldstart_bench.room import ResourceNeed, find_shortage
+from coldstart_bench.rows import ColdRow, cold_rows, table
+from coldstart_bench.services import running_service
 from contracts.frames import FrameDecoder, FrameKind
-from contracts.jobs import Take
+from contracts.jobs import BindPodRequest
 from contracts.roles import Role
 from contracts.wire import encode
-from service.arguments import Number
+from service.arguments import FiniteNumber
 
 OWN, WAITING = "a Service of its own", "a pod that waits"
 TIMES: Final = 5.0
@@ -44,7 +50,7 @@ HOST: Final = "127.0.0.1"
 PROBE: Final = {"k-network-probe": "queue"}
 BODY: Final = {"prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0, "stream": True}
 CALL_S: Final = 120.0
-NEED: Final = Need(disk_times=5.0, memory_times=4.0)
+NEED: Final = ResourceNeed(disk_times=5.0, memory_times=4.0)
 TENANT, MODEL = "default", "bench"
 PARK_S: Final = 60.0
 NOTE: Final = (
@@ -57,19 +63,19 @@ class PoolFigures(Figures, frozen=True):
     """Both ways to a first token."""
 
     size_bytes: int
-    rows: tuple[Row, ...]
+    rows: tuple[ColdRow, ...]
 
 
-def judge(found: PoolFigures) -> tuple[Verdict, ...]:
+def judge(found: PoolFigures) -> tuple[ClaimVerdict, ...]:
     """How much sooner the first token comes; it does not decide."""
     medians = {row.system: row.median_s for row in found.rows}
-    times = ratio(medians.get(OWN), medians.get(WAITING))
+    times = ratio_or_none(medians.get(OWN), medians.get(WAITING))
     claim = "first token from zero, a pod's start to a bind"
     return (at_least(claim, times, TIMES, "", found.size_bytes, decides=False),)
 
 
 @dataclass(frozen=True, slots=True)
-class PodGround:
+class PodConfig:
     """What pods of a run have in common: a place for what they keep, the store's URL, settings, certificates."""
 
     place: Path
@@ -79,7 +85,7 @@ class PodGround:
 
 
 @contextmanager
-def own_pod(ground: PodGround, version: str, name: str) -> Iterator[int]:
+def running_pod(ground: PodConfig, version: str, name: str) -> Iterator[int]:
     """Start a pod of the version. Yield its port once it takes requests. Nothing of it is left after the block."""
     port = free_port()
     words = [version, "--tenant", TENANT, "--model", MODEL]
@@ -96,11 +102,11 @@ class ParkedPod:
     pid: int
     inner: Path
 
-    def bind(self, take: Take) -> None:
+    def bind(self, take: BindPodRequest) -> None:
         """Have the pod serve a version. Returns when it does. Raises InstallationFailed."""
         self._order("POST", "/control/bind", encode(take))
 
-    def release(self, take: Take) -> None:
+    def release(self, take: BindPodRequest) -> None:
         """Release the version. Returns before the pod waits again. Raises InstallationFailed."""
         self._order("POST", "/control/release", encode(take))
 
@@ -120,7 +126,7 @@ class ParkedPod:
 
 
 @contextmanager
-def parked_pod(ground: PodGround, name: str) -> Iterator[ParkedPod]:
+def running_parked_pod(ground: PodConfig, name: str) -> Iterator[ParkedPod]:
     """Start a pod that waits for a version. Yield it once it waits. Nothing of it is left after the block."""
     port, orders = free_ports(2)
     more = {"KELVIN_STANDBY_LISTEN": f"{HOST}:{orders}", "KELVIN_INNER_TLS": str(ground.inner)}
@@ -131,7 +137,7 @@ def parked_pod(ground: PodGround, name: str) -> Iterator[ParkedPod]:
 
 @contextmanager
 def _pod(
-    ground: PodGround, words: list[str], name: str, port: int, more: Mapping[str, str], is_ready: Callable[[], bool]
+    ground: PodConfig, words: list[str], name: str, port: int, more: Mapping[str, str], is_ready: Callable[[], bool]
 ) -> Iterator[int]:
     at = ground.place / name
     at.mkdir()
@@ -139,7 +145,7 @@ def _pod(
     command += ["--host", HOST, "--port", str(port), "--data", str(at / "data")]
     environment = {**os.environ, **ground.settings, **more}
     try:
-        with service(command, environment, at / "said", is_ready, f"the pod {name}") as pid:
+        with running_service(command, environment, at / "said", is_ready, f"the pod {name}") as pid:
             yield pid
     finally:
         shutil.rmtree(at, ignore_errors=True)  # its cache holds a copy of the model
@@ -157,7 +163,7 @@ def _takes_requests(port: int) -> bool:
 def first_token(port: int) -> tuple[float, str]:
     """When it came, on `time.perf_counter`, and its text. The answer is read to its end. Raises InstallationFailed."""
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_S)
-    with closing(connection), calling(connection, "a completion of a pod"):
+    with closing(connection), translate_call_errors(connection, "a completion of a pod"):
         connection.request("POST", "/v1/completions", json.dumps(BODY), {"x-kelvin-request-id": "bench"})
         answer, frames, came_s, text = connection.getresponse(), FrameDecoder(), 0.0, ""
         while part := answer.read1():
@@ -181,7 +187,7 @@ def _ask(
     body: bytes | None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    with closing(connection), calling(connection, f"{method} {path}"):
+    with closing(connection), translate_call_errors(connection, f"{method} {path}"):
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()
         raw = answer.read()
@@ -201,14 +207,14 @@ class PoolPlan(BenchPlan):
 
 def refusal(plan: PoolPlan, free_disk: int, free_memory: int) -> str | None:
     """Why there is no room for it."""
-    return shortage(NEED.disk(plan.size_bytes), NEED.memory(plan.size_bytes), free_disk, free_memory)
+    return find_shortage(NEED.disk(plan.size_bytes), NEED.memory(plan.size_bytes), free_disk, free_memory)
 
 
 def run(plan: PoolPlan, scratch: Path) -> PoolFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, ProgramFailed."""
     seconds: dict[str, list[float]] = {OWN: [], WAITING: []}
-    ground, take = _prepared(plan, scratch)
-    with parked_pod(ground, "parked") as parked:
+    ground, take = _make_sealed_version(plan, scratch)
+    with running_parked_pod(ground, "parked") as parked:
         texts: set[str] = set()
         for turn in range(plan.repeats):
             plan.tell(f"round {turn + 1} of {plan.repeats}, load {load_1m():.2f}")
@@ -217,35 +223,35 @@ def run(plan: PoolPlan, scratch: Path) -> PoolFigures:
                 took_s, text = _own(ground, take, turn) if system == OWN else _waiting(parked, take)
                 seconds[system].append(took_s)
                 texts.add(text)
-    rows = rows_of({(plan.size_bytes, "store", system): each for system, each in seconds.items()})
-    others = Failed(WAITING, f"other tokens than a pod of its own: {sorted(texts)}", plan.size_bytes)
+    rows = cold_rows({(plan.size_bytes, "store", system): each for system, each in seconds.items()})
+    others = MissingFigure(WAITING, f"other tokens than a pod of its own: {sorted(texts)}", plan.size_bytes)
     return PoolFigures(plan.size_bytes, rows, failures=() if len(texts) == 1 else (others,), notes=(NOTE,))
 
 
-def _prepared(plan: PoolPlan, scratch: Path) -> tuple[PodGround, Take]:
+def _make_sealed_version(plan: PoolPlan, scratch: Path) -> tuple[PodConfig, BindPodRequest]:
     """A sealed version in a store, which nothing runs beside any more."""
     plan.tell("making and pushing a model")
     make_model(scratch / "model", plan.size_bytes, plan.seed)
     settings = {"KELVIN_HOST_BYTES": str(plan.size_bytes + plan.size_bytes // 8 + (1 << 29))}
-    with running(scratch / "data", settings=settings) as kelvin:
+    with running_installation(scratch / "data", settings=settings) as kelvin:
         kelvin.push(scratch / "model", MODEL)
         (version,) = [each["version"] for each in kelvin.model(MODEL)["versions"]]
     make_inner(scratch / "inner", (Role.CONTROLPLANE, Role.RUNTIME))
     (scratch / "pods").mkdir()
     store = (scratch / "data" / "store").as_uri()
-    take = Take(tenant=TENANT, model=MODEL, version=version, device_class=CLASS, store=store, weight_bytes=0)
-    return PodGround(scratch / "pods", store, settings, scratch / "inner"), take
+    take = BindPodRequest(tenant=TENANT, model=MODEL, version=version, device_class=CLASS, store=store, weight_bytes=0)
+    return PodConfig(scratch / "pods", store, settings, scratch / "inner"), take
 
 
-def _own(ground: PodGround, take: Take, turn: int) -> tuple[float, str]:
+def _own(ground: PodConfig, take: BindPodRequest, turn: int) -> tuple[float, str]:
     """From the start of its process to its first token."""
     began_s = time.perf_counter()
-    with own_pod(ground, take.version, f"own-{turn}") as port:
+    with running_pod(ground, take.version, f"own-{turn}") as port:
         came_s, text = first_token(port)
     return came_s - began_s, text
 
 
-def _waiting(parked: ParkedPod, take: Take) -> tuple[float, str]:
+def _waiting(parked: ParkedPod, take: BindPodRequest) -> tuple[float, str]:
     """From the order, its handshake included, to the first token; then it waits again."""
     began_s = time.perf_counter()
     parked.bind(take)
@@ -256,10 +262,10 @@ def _waiting(parked: ParkedPod, take: Take) -> tuple[float, str]:
 
 def _rest(parked: ParkedPod) -> None:
     """It waits, and has done what it does when it begins to: a start is measured from rest."""
-    rest = Rest()
+    rest = IdleDetector()
     # Not asked while it is looked at: it would answer.
-    if not comes(parked.waits, PARK_S) or not comes(
-        lambda: rest.sees(cpu_ticks(children(parked.pid)), time.monotonic()), PARK_S
+    if not poll_until_true(parked.waits, PARK_S) or not poll_until_true(
+        lambda: rest.is_idle(cpu_ticks(child_commands(parked.pid)), time.monotonic()), PARK_S
     ):
         raise InstallationFailed(f"the pod is not at rest, {PARK_S:g} s after it was released")
 
@@ -268,7 +274,9 @@ BENCH: Final = Bench(
     "pool",
     """First token from zero by the start of a pod, and by a bind of one that waits.""",
     (
-        option("--size", 0.1, Number(0.05, 22), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)),
+        option(
+            "--size", 0.1, FiniteNumber(0.05, 22), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)
+        ),
         option("--repeats", 7, click.IntRange(1, 1000), "Rounds."),
     ),
     PoolPlan,

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from coldstart_bench.patience import comes
+from coldstart_bench.patience import poll_until_true
 
 MIB: Final = 1 << 20
 SLAB: Final = "/memfd:kelvin-slab"
@@ -44,12 +44,12 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def children(pid: int) -> dict[int, list[str]]:
+def child_commands(pid: int) -> dict[int, list[str]]:
     """Command lines of a process's own children, by process id."""
     return {each: words for each, (parent, words) in _all().items() if parent == pid}
 
 
-def peak_of(module: str) -> int:
+def peak_resident_bytes(module: str) -> int:
     """The most resident memory in bytes (VmHWM) of a `python -m MODULE` below this process, 0 where there is none."""
     found, peak = _all(), 0
     for pid, (parent, words) in found.items():
@@ -70,7 +70,7 @@ def _resident_peak(pid: int) -> int:
 # Processor time
 
 
-class Rest:
+class IdleDetector:
     """Told processor time of processes again and again, says whether they have been idle for `quiet_s`.
 
     A tick counts as idle. A parked standby warms up first; what is measured is a start of one that had the time to.
@@ -81,7 +81,7 @@ class Rest:
         self._since_s = 0.0
         self._ticks: int | None = None
 
-    def sees(self, ticks: int, now: float) -> bool:
+    def is_idle(self, ticks: int, now: float) -> bool:
         """`ticks` of all of them at `now`, in seconds. Fewer than before: another process is there."""
         if self._ticks is None or not 0 <= ticks - self._ticks <= _NOISE_TICKS:
             self._ticks, self._since_s = ticks, now
@@ -107,20 +107,20 @@ def _ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-class Spent(msgspec.Struct, frozen=True):
+class CpuTime(msgspec.Struct, frozen=True):
     """Since the process began; nanoseconds. `waited_ns` is its first thread's, which is the event loop's."""
 
     ran_ns: int
     waited_ns: int
 
 
-def try_spent(pid: int) -> Spent | None:
+def try_read_cpu_time(pid: int) -> CpuTime | None:
     """What a process had of processors, and how long it stood in line for one (schedstat). None where it has ended, or
     where the kernel does not say.
     """
     try:
         of_threads = {task: _schedstat(pid, task) for task in os.listdir(f"/proc/{pid}/task")}
-        return Spent(sum(ran for ran, _ in of_threads.values()), of_threads[str(pid)][1])
+        return CpuTime(sum(ran for ran, _ in of_threads.values()), of_threads[str(pid)][1])
     except (OSError, KeyError):
         return None
 
@@ -133,26 +133,26 @@ def _schedstat(pid: int, task: str) -> tuple[int, int]:
     return int(words[0]), int(words[1])
 
 
-class Load(msgspec.Struct, frozen=True):
+class CpuLoad(msgspec.Struct, frozen=True):
     """What so many requests took of it. `waited` is the share of the time in which others had its core."""
 
     each_us: float
     waited: float
 
 
-def load_of(before: Spent | None, after: Spent | None, requests: int, seconds: float) -> Load | None:
+def cpu_load(before: CpuTime | None, after: CpuTime | None, requests: int, seconds: float) -> CpuLoad | None:
     """Between two looks; None where one is missing, or nothing was asked."""
     if before is None or after is None or not requests or seconds <= 0:
         return None
     ran_ns, waited_ns = after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns
-    return Load(ran_ns / 1e3 / requests, min(1.0, waited_ns / 1e9 / seconds))
+    return CpuLoad(ran_ns / 1e3 / requests, min(1.0, waited_ns / 1e9 / seconds))
 
 
 # Samples
 
 
 @contextlib.contextmanager
-def sampling(take: Callable[[], object], every_s: float, core: int | None = None) -> Iterator[None]:
+def sampling_thread(take: Callable[[], object], every_s: float, core: int | None = None) -> Iterator[None]:
     """Calls `take` again and again, in a thread of its own (on that core), until the block ends."""
     stop = threading.Event()
 
@@ -177,10 +177,10 @@ class Sample(msgspec.Struct, frozen=True):
     at_ns: int  # CLOCK_MONOTONIC
     rss: int
     pss: int
-    spent: Spent | None = None  # of processors
+    spent: CpuTime | None = None  # of processors
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryUse(msgspec.Struct, frozen=True):
     """Before, at the peak, and when all had been answered; bytes. The peak is of what was sampled."""
 
     before_rss: int
@@ -196,7 +196,7 @@ class Memory(msgspec.Struct, frozen=True):
         return max(0, self.peak_pss - self.before_pss)
 
 
-def memory_line(memory: Memory | None) -> str:
+def memory_line(memory: MemoryUse | None) -> str:
     """Return it as the text that a person reads."""
     if memory is None:
         return "memory of the activator: not measured"
@@ -212,11 +212,11 @@ def try_sample(pid: int) -> Sample | None:
     except OSError:
         return None
     found = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines[1:])}
-    return Sample(time.monotonic_ns(), found["Rss"], found["Pss"], try_spent(pid))
+    return Sample(time.monotonic_ns(), found["Rss"], found["Pss"], try_read_cpu_time(pid))
 
 
 @contextlib.contextmanager
-def watching(pid: int) -> Iterator[list[Sample]]:
+def sampling_process(pid: int) -> Iterator[list[Sample]]:
     """Grows until the block ends; the last sample is of its end."""
     samples: list[Sample] = []
 
@@ -225,33 +225,33 @@ def watching(pid: int) -> Iterator[list[Sample]]:
             samples.append(sample)
 
     take()
-    with sampling(take, EVERY_S, core=max(os.sched_getaffinity(0))):  # who is watched has the other one
+    with sampling_thread(take, EVERY_S, core=max(os.sched_getaffinity(0))):  # who is watched has the other one
         yield samples
     take()
 
 
 def wait_for_sample(samples: Sequence[Sample], after_ns: int, limit_s: float = SAMPLE_S) -> bool:
     """Wait until a sample was taken after that moment of CLOCK_MONOTONIC. False if none came within `limit_s`."""
-    return comes(lambda: bool(samples) and samples[-1].at_ns >= after_ns, limit_s, EVERY_S)
+    return poll_until_true(lambda: bool(samples) and samples[-1].at_ns >= after_ns, limit_s, EVERY_S)
 
 
-def memory_of(samples: list[Sample]) -> Memory | None:
+def memory_use(samples: list[Sample]) -> MemoryUse | None:
     """Of what was sampled, in order; None of nothing."""
     if not samples:
         return None
     first, last = samples[0], samples[-1]
     peak_rss, peak_pss = max(each.rss for each in samples), max(each.pss for each in samples)
-    return Memory(first.rss, peak_rss, last.rss, first.pss, peak_pss, last.pss)
+    return MemoryUse(first.rss, peak_rss, last.rss, first.pss, peak_pss, last.pss)
 
 
-def load_within(samples: Sequence[Sample], began_ns: int, end_us: int, requests: int) -> Load | None:
+def cpu_load_within(samples: Sequence[Sample], began_ns: int, end_us: int, requests: int) -> CpuLoad | None:
     """What so many requests took, between the last sample before they began and the first one after they ended."""
     end_ns = began_ns + end_us * 1000
     before = next((each for each in reversed(samples) if each.at_ns <= began_ns), None)
     after = next((each for each in samples if each.at_ns >= end_ns), None)
     if before is None or after is None:
         return None
-    return load_of(before.spent, after.spent, requests, (after.at_ns - before.at_ns) / 1e9)
+    return cpu_load(before.spent, after.spent, requests, (after.at_ns - before.at_ns) / 1e9)
 
 
 # Memory of a start
@@ -279,10 +279,10 @@ def pss_of(pid: int) -> int:
 
 def runtimes_below(supervisor: int) -> list[int]:
     """Standbys, runtimes and the zygote itself: children of the supervisor that are forks of one program."""
-    return [pid for pid, words in children(supervisor).items() if words[1:4] == ["-P", "-m", "runtime.zygote"]]
+    return [pid for pid, words in child_commands(supervisor).items() if words[1:4] == ["-P", "-m", "runtime.zygote"]]
 
 
-class Watch:
+class PssWatch:
     """PSS outside slabs of some processes, by process id: before, and at the peak."""
 
     def __init__(self, pids: list[int]) -> None:
@@ -296,8 +296,8 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watching_runtimes(supervisor: int) -> Iterator[Watch]:
+def sampling_runtimes(supervisor: int) -> Iterator[PssWatch]:
     """Samples all that may become the runtime, until the block ends."""
-    watch = Watch(runtimes_below(supervisor))
-    with sampling(watch.take, START_EVERY_S):
+    watch = PssWatch(runtimes_below(supervisor))
+    with sampling_thread(watch.take, START_EVERY_S):
         yield watch

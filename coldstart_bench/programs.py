@@ -29,7 +29,7 @@ _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZER
 LOADERS: Final = Path(__file__).parent / "loaders"
 
 
-class PeerFailed(BenchFailed):
+class ProgramFailed(BenchFailed):
     """A program beside us ended or answered nothing; what it said is in the text."""
 
 
@@ -73,15 +73,15 @@ class Program:
         return self._process.pid
 
     def ask(self, **question: object) -> Any:
-        """The answer. Raises as `say`, and PeerFailed with the program's own words."""
-        answer = self.say(question)
+        """The answer. Raises as `exchange_line`, and ProgramFailed with the program's own words."""
+        answer = self.exchange_line(question)
         if "error" in answer:
-            raise PeerFailed(f"{self._name}: {answer['error']}")
+            raise ProgramFailed(f"{self._name}: {answer['error']}")
         return answer
 
-    def say(self, words: object) -> Any:
-        """A line of JSON in, the line that comes out. Raises PeerFailed where the program ended, or was silent for too
-        long: it is ended then.
+    def exchange_line(self, words: object) -> Any:
+        """A line of JSON in, the line that comes out. Raises ProgramFailed where the program ended, or was silent for
+        too long: it is ended then.
         """
         assert self._process.stdin is not None
         try:
@@ -91,10 +91,10 @@ class Program:
             raise self._failed(self._end_of()) from error
         return json.loads(self._line(self.answer_s))
 
-    def timed(self, words: object) -> float:
-        """Seconds from the line in to the line out. Raises as `say`."""
+    def time_request(self, words: object) -> float:
+        """Seconds from the line in to the line out. Raises as `exchange_line`."""
         began = time.perf_counter()
-        self.say(words)
+        self.exchange_line(words)
         return time.perf_counter() - began
 
     def _line(self, patience_s: float) -> bytes:
@@ -119,12 +119,12 @@ class Program:
         except subprocess.TimeoutExpired:
             return "closed its output"
 
-    def _failed(self, what: str) -> PeerFailed:
+    def _failed(self, what: str) -> ProgramFailed:
         try:
             said = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").strip().splitlines()
         except (OSError, ValueError):
             said = []
-        return PeerFailed(f"{self._name} {what}" + (f": {said[-1]}" if said else ""))
+        return ProgramFailed(f"{self._name} {what}" + (f": {said[-1]}" if said else ""))
 
     def _end(self) -> None:
         if self._errors.closed:  # it was ended before
@@ -141,9 +141,9 @@ class Program:
         self._errors.close()
 
 
-def start_fresh(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
-    """`from_pretrained` in a new process: seconds from its start to its first token, and the token. Raises PeerFailed
-    where it ends before, or takes longer than `FRESH_S`.
+def run_from_pretrained(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
+    """`from_pretrained` in a new process: seconds from its start to its first token, and the token. Raises
+    ProgramFailed where it ends before, or takes longer than `FRESH_S`.
     """
     began = time.perf_counter()
     with subprocess.Popen(
@@ -164,14 +164,14 @@ def start_fresh(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
             process.kill()  # only if the bench is ended here
             end.cancel()  # its thread would keep a bench that is ended here for as long
     if not answer:
-        raise PeerFailed(f"from_pretrained ended with {process.returncode}")
+        raise ProgramFailed(f"from_pretrained ended with {process.returncode}")
     return seconds, int(answer)
 
 
 def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = False) -> None:
     """A random Llama of that size, or of twice that with the same texts in any batch; see loaders/make_model.py.
 
-    Raises PeerFailed where it can't be made.
+    Raises ProgramFailed where it can't be made.
     """
     words = ["sharp"] if sharp else []
     command = [sys.executable, str(LOADERS / "make_model.py"), str(directory), str(size_bytes), str(seed), *words]
@@ -179,7 +179,7 @@ def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = Fal
 
 
 def program_output(module: str, *arguments: str | Path) -> str:
-    """Its output. Raises PeerFailed with the last of its words."""
+    """Its output. Raises ProgramFailed with the last of its words."""
     return _output([sys.executable, "-P", "-m", module, *map(str, arguments)], module)
 
 
@@ -187,7 +187,7 @@ def _output(command: Sequence[str], name: str, environment: Mapping[str, str] | 
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=OUTPUT_S, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise PeerFailed(f"{name} did not end within {error.timeout:g} s") from error
+        raise ProgramFailed(f"{name} did not end within {error.timeout:g} s") from error
     if done.returncode != 0:
-        raise PeerFailed(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise ProgramFailed(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout

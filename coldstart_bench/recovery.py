@@ -18,11 +18,17 @@ from typing import Any, Final
 import click
 import msgspec
 
-from coldstart_bench.endings import Totals, totals_of
+from coldstart_bench.endings import BillTotals, bill_totals_of
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Door, Installation, InstallationFailed, run_command, running
+from coldstart_bench.installation import (
+    HttpsClient,
+    Installation,
+    InstallationFailed,
+    run_command,
+    running_installation,
+)
 from coldstart_bench.programs import make_model
-from coldstart_bench.report import Figures, Verdict, at_most, cell
+from coldstart_bench.report import ClaimVerdict, Figures, at_most, cell
 from spool.home import has_owner
 
 TENANT: Final = "default"
@@ -31,12 +37,12 @@ PROMPT: Final = "w1 w2 w3 w4"
 TOKENS: Final = 8
 PATIENCE_S: Final = 120.0
 SETTLE_S: Final = 20.0
-AFTER: Final = 3  # requests after the newest backup
+REQUESTS_AFTER_BACKUP: Final = 3  # requests after the newest backup
 TRIES: Final = 10
 EVERY_S: Final = 8.0  # between backups, in the drill
 
 
-class Stated(msgspec.Struct, frozen=True):
+class StatedObjectives(msgspec.Struct, frozen=True):
     """What the documentation promises: how much is lost, and for how long nothing answers."""
 
     ledger_rpo_records: int = 0
@@ -45,10 +51,10 @@ class Stated(msgspec.Struct, frozen=True):
     registry_rto_s: float = 1800.0
 
 
-STATED: Final = Stated()
+STATED: Final = StatedObjectives()
 
 
-class Case(msgspec.Struct):
+class RecoveryCase(msgspec.Struct):
     """One loss and the way back. `failures` are sentences on what is not as it was before; times are None where it did
     not get so far.
     """
@@ -69,17 +75,17 @@ class Case(msgspec.Struct):
 class DrillFigures(Figures, frozen=True):
     """All losses. There was a backup every `every_s`."""
 
-    stated: Stated
+    stated: StatedObjectives
     every_s: float
-    cases: tuple[Case, ...]
+    cases: tuple[RecoveryCase, ...]
 
 
-def judge(found: DrillFigures) -> tuple[Verdict, ...]:
+def judge(found: DrillFigures) -> tuple[ClaimVerdict, ...]:
     """The state is what was lost."""
     return tuple(verdict for case in found.cases for verdict in _judged(case, found.stated, found.every_s))
 
 
-def _judged(case: Case, stated: Stated, every_s: float) -> tuple[Verdict, ...]:
+def _judged(case: RecoveryCase, stated: StatedObjectives, every_s: float) -> tuple[ClaimVerdict, ...]:
     """A backup may take a fifth of the stated time beside the interval of the drill."""
     records, tokens = abs(case.answered - case.billed), abs(case.tokens_answered - case.tokens_billed)
     age_s = every_s + stated.registry_rpo_s / 5
@@ -110,7 +116,7 @@ def table(found: DrillFigures) -> str:
 
 
 @dataclass(slots=True)
-class Client:
+class CountingClient:
     """Asks, and counts for itself: an answer of the tiny tokenizer has a word for each token."""
 
     model: str
@@ -119,7 +125,7 @@ class Client:
     tokens: int = 0
     text: str = ""
 
-    def ask(self, door: Door, times: int) -> None:
+    def ask(self, door: HttpsClient, times: int) -> None:
         """Raises InstallationFailed."""
         for _ in range(times):
             self.text = door.complete(self.model, PROMPT, TOKENS)
@@ -149,9 +155,9 @@ def drill(
     plan: DrillPlan,
     scratch: Path,
     losses: Sequence[str] = tuple(LOSSES),
-    hurt: Callable[[Path], None] | None = None,
+    damage_backups: Callable[[Path], None] | None = None,
 ) -> DrillFigures:
-    """The losses, one after the other. `hurt` is what a control does to the backups first."""
+    """The losses, one after the other. `damage_backups` is what a control does to the backups first."""
     place, store, data = scratch / "backups", scratch / "store", scratch / "data"
     settings = {
         "KELVIN_BACKUP": str(place),
@@ -161,34 +167,34 @@ def drill(
     }
     plan.tell("making and pushing a model")
     make_model(scratch / "model", MODEL_BYTES, 1)
-    client, cases = Client("drill"), list[Case]()
-    with _up(data, store, settings) as kelvin:
+    client, cases = CountingClient("drill"), list[RecoveryCase]()
+    with _running_installation(data, store, settings) as kelvin:
         kelvin.push(scratch / "model", client.model)
         key = _new_key(kelvin)
-        seen = _worked(kelvin, place, client, plan.requests)
+        seen = _run_until_kill(kelvin, place, client, plan.requests)
     for lost in losses:
         plan.tell(f"{lost} is lost")
-        if hurt is not None:
-            hurt(place)
+        if damage_backups is not None:
+            damage_backups(place)
         LOSSES[lost](data)
-        case = Case(lost, seen.exposed_s, seen.registry_age_s)
+        case = RecoveryCase(lost, seen.exposed_s, seen.registry_age_s)
         cases.append(case)
         began = time.monotonic()
-        if not _restored(place, data, seen, case):
+        if not _restore_and_compare(place, data, seen, case):
             break
         case.restore_s = time.monotonic() - began
-        with _up(data, store, settings) as kelvin:
+        with _running_installation(data, store, settings) as kelvin:
             case.ready_s = time.monotonic() - began
-            _same_answer(kelvin, client, key, case)
+            _check_answer(kelvin, client, key, case)
             case.answer_s = time.monotonic() - began
             _compare(kelvin, client, case)
             if lost != losses[-1]:
-                seen = _worked(kelvin, place, client, plan.requests)
+                seen = _run_until_kill(kelvin, place, client, plan.requests)
     return DrillFigures(STATED, EVERY_S, tuple(cases))
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class StateBeforeKill:
     """What was so when the installation was killed."""
 
     exposed_s: float
@@ -196,7 +202,7 @@ class Before:
     chains: dict[str, tuple[int, str]]  # by month: links, and the digest of the last
 
 
-def _worked(kelvin: Installation, place: Path, client: Client, requests: int) -> Before:
+def _run_until_kill(kelvin: Installation, place: Path, client: CountingClient, requests: int) -> StateBeforeKill:
     """Ask, let a backup be made, ask again, kill: the last records are in no backup but in the journal alone.
 
     Raises InstallationFailed.
@@ -206,7 +212,7 @@ def _worked(kelvin: Installation, place: Path, client: Client, requests: int) ->
         before = _newest_s(place)
         kelvin.wait(lambda before=before: _newest_s(place) > before, "a backup is made", PATIENCE_S)  # type: ignore[misc]
         newest = _newest_s(place)
-        client.ask(kelvin.door, AFTER)
+        client.ask(kelvin.door, REQUESTS_AFTER_BACKUP)
         last = time.monotonic()
         kelvin.wait(lambda: _backlog(kelvin) == 0, "the ledger has every record", PATIENCE_S)
         exposed_s = time.monotonic() - last
@@ -217,10 +223,10 @@ def _worked(kelvin: Installation, place: Path, client: Client, requests: int) ->
         raise InstallationFailed(f"{TRIES} times a backup was made while the last requests were entered")
     age_s = time.time() - _newest_s(place)
     _kill(kelvin, place)
-    return Before(exposed_s, age_s, chains)
+    return StateBeforeKill(exposed_s, age_s, chains)
 
 
-def _restored(place: Path, data: Path, seen: Before, case: Case) -> bool:
+def _restore_and_compare(place: Path, data: Path, seen: StateBeforeKill, case: RecoveryCase) -> bool:
     """Run the command, and compare the ends of the chains with those of before. False where nothing was restored."""
     code, out, err = run_command(data, "restore", str(place), "--replace", "--json")
     if code != 0:
@@ -235,7 +241,7 @@ def _restored(place: Path, data: Path, seen: Before, case: Case) -> bool:
     return True
 
 
-def _same_answer(kelvin: Installation, client: Client, key: str, case: Case) -> None:
+def _check_answer(kelvin: Installation, client: CountingClient, key: str, case: RecoveryCase) -> None:
     """A request with the key of before, from zero, and one with a key that was made while it ran."""
     before = client.text
     client.ask(kelvin.door, 1)
@@ -243,7 +249,7 @@ def _same_answer(kelvin: Installation, client: Client, key: str, case: Case) -> 
         case.failures.append(f"the model answers {client.text!r}; before it was {before!r}")
     path = kelvin.data.parent / "drill.key"
     path.write_text(key)
-    made = Door(kelvin.port, kelvin.data / "ca.pem", path)
+    made = HttpsClient(kelvin.port, kelvin.data / "ca.pem", path)
     try:
         made.request("GET", "/v1/models")
     except InstallationFailed as failed:
@@ -252,7 +258,7 @@ def _same_answer(kelvin: Installation, client: Client, key: str, case: Case) -> 
         made.close()
 
 
-def _compare(kelvin: Installation, client: Client, case: Case) -> None:
+def _compare(kelvin: Installation, client: CountingClient, case: RecoveryCase) -> None:
     """The bill with the client's own count, and the ledger with itself."""
     with contextlib.suppress(InstallationFailed):  # what is missing is judged
         kelvin.wait(lambda: _billed(kelvin, client).requests >= client.answered, "the bill has every request", SETTLE_S)
@@ -263,9 +269,9 @@ def _compare(kelvin: Installation, client: Client, case: Case) -> None:
         case.failures.append("the ledger's chain does not hold")
 
 
-def _billed(kelvin: Installation, client: Client) -> Totals:
+def _billed(kelvin: Installation, client: CountingClient) -> BillTotals:
     """Of the months in which the drill ran."""
-    return sum(map(totals_of, kelvin.bills(client.began_s)), Totals())
+    return sum(map(bill_totals_of, kelvin.bills(client.began_s)), BillTotals())
 
 
 def _verified(kelvin: Installation) -> Any:
@@ -308,8 +314,8 @@ def _kill(kelvin: Installation, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def _up(data: Path, store: Path, settings: dict[str, str]) -> Iterator[Installation]:
-    with running(data, settings=settings, options=("--store", store.as_uri())) as kelvin:
+def _running_installation(data: Path, store: Path, settings: dict[str, str]) -> Iterator[Installation]:
+    with running_installation(data, settings=settings, options=("--store", store.as_uri())) as kelvin:
         yield kelvin
 
 

@@ -16,7 +16,7 @@ class BenchFailed(Exception):
     """A run has no report; the text says why."""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class MissingFigure(msgspec.Struct, frozen=True):
     """A missing figure, and why. With a size it was asked for and failed; without, it can't be measured here."""
 
     system: str
@@ -25,7 +25,7 @@ class Failed(msgspec.Struct, frozen=True):
     state: str | None = None
 
 
-def failure_line(failed: Failed) -> str:
+def failure_line(failed: MissingFigure) -> str:
     """Return it as the text that a person reads."""
     if failed.size_bytes is None:
         return f"{failed.system}: not measured: {failed.reason}"
@@ -33,7 +33,7 @@ def failure_line(failed: Failed) -> str:
     return f"{failed.system} at {failed.size_bytes / 1e9:.2f} GB{state}: {failed.reason}"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ClaimVerdict(msgspec.Struct, frozen=True):
     """A claim, held against its limit. `passed` is None where nothing was measured (`value` is None, too), or the claim
     asks nothing of this size. A claim that does not `decide` is printed, and leaves the exit code alone.
     """
@@ -48,7 +48,7 @@ class Verdict(msgspec.Struct, frozen=True):
     decides: bool = True
 
 
-def held(
+def check_claim(
     claim: str,
     value: float | None,
     limit: float,
@@ -58,19 +58,19 @@ def held(
     at_least: bool,
     asked: bool = True,
     decides: bool = True,
-) -> Verdict:
+) -> ClaimVerdict:
     """Hold `value` against `limit`, which itself is good enough."""
     passed = None
     if asked and value is not None:
         passed = value >= limit if at_least else value <= limit
-    return Verdict(claim, size_bytes, state, value, limit, at_least, passed, decides)
+    return ClaimVerdict(claim, size_bytes, state, value, limit, at_least, passed, decides)
 
 
-at_most: Final = partial(held, at_least=False)
-at_least: Final = partial(held, at_least=True)
+at_most: Final = partial(check_claim, at_least=False)
+at_least: Final = partial(check_claim, at_least=True)
 
 
-def recorded_once(unrecorded: int, state: str) -> tuple[Verdict, Verdict]:
+def recorded_once(unrecorded: int, state: str) -> tuple[ClaimVerdict, ClaimVerdict]:
     """Of answers less usage records: below 0, there are more records than answers."""
     return (
         at_most("answers without a usage record", max(0, unrecorded), 0, state),
@@ -78,12 +78,12 @@ def recorded_once(unrecorded: int, state: str) -> tuple[Verdict, Verdict]:
     )
 
 
-def ratio(over: float | None, under: float | None) -> float | None:
+def ratio_or_none(over: float | None, under: float | None) -> float | None:
     """None where either was not measured."""
     return None if over is None or under is None else over / under
 
 
-def line_of(verdict: Verdict) -> str:
+def verdict_line(verdict: ClaimVerdict) -> str:
     """For people; without a size where the line is of none."""
     word = {True: "pass", False: "FAIL", None: ""}[verdict.passed]
     value = cell(verdict.value, "{:.3f}", none="not measured")
@@ -95,18 +95,18 @@ def line_of(verdict: Verdict) -> str:
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a run. Each bench adds its own fields."""
 
-    failures: tuple[Failed, ...] = ()
+    failures: tuple[MissingFigure, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 F = TypeVar("F", bound=Figures)
 
 
-class Report(msgspec.Struct, Generic[F], frozen=True):
+class BenchReport(msgspec.Struct, Generic[F], frozen=True):
     """Figures, the claims about them, and where they are from. The load is that of a minute before the run."""
 
     figures: F
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ClaimVerdict, ...]
     machine: dict[str, object]
     load_before: float
     commit: str | None
@@ -128,7 +128,7 @@ class Report(msgspec.Struct, Generic[F], frozen=True):
             [
                 table,
                 *map(failure_line, self.figures.failures),
-                *map(line_of, self.verdicts),
+                *map(verdict_line, self.verdicts),
                 f"machine: {self.machine}  load before: {self.load_before:.2f}  commit: {self.commit}",
                 *(f"note: {note}" for note in self.figures.notes),
             ]

@@ -11,7 +11,7 @@ MOST_BYTES: Final = 22_000_000_000  # above, loaders/make_model.py has no shape
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ResourceNeed:
     """In multiples of the model's bytes, and beside them."""
 
     disk_times: float
@@ -28,7 +28,7 @@ class Need:
         return int(self.memory_times * size_bytes) + self.memory_bytes
 
 
-def sizes_of(words: str) -> list[int]:
+def parse_sizes(words: str) -> list[int]:
     """Bytes, from GB separated by commas, in order. Raises ValueError naming what is none."""
     try:
         sizes = [float(word) * 1e9 for word in words.split(",")]
@@ -42,10 +42,10 @@ def sizes_of(words: str) -> list[int]:
     return found
 
 
-def refusal(sizes_bytes: Sequence[int], need: Need, free_disk: int, free_memory: int) -> str | None:
+def refusal(sizes_bytes: Sequence[int], need: ResourceNeed, free_disk: int, free_memory: int) -> str | None:
     """Why the largest size can't be measured here, and the largest that can; None where there is room."""
     largest = max(sizes_bytes)
-    short = shortage(need.disk(largest), need.memory(largest), free_disk, free_memory)
+    short = find_shortage(need.disk(largest), need.memory(largest), free_disk, free_memory)
     if short is None:
         return None
     by_disk = (free_disk - need.disk_bytes) / need.disk_times
@@ -54,7 +54,7 @@ def refusal(sizes_bytes: Sequence[int], need: Need, free_disk: int, free_memory:
     return f"{largest / 1e9:g} GB: {short}; at most {fits:g} GB can be measured here"
 
 
-def shortage(disk_bytes: int, memory_bytes: int, free_disk: int, free_memory: int) -> str | None:
+def find_shortage(disk_bytes: int, memory_bytes: int, free_disk: int, free_memory: int) -> str | None:
     """Why that can't be measured here; None where there is room."""
     short = [
         f"{wanted / 1e9:.0f} GB of {what} ({free / 1e9:.0f} GB are free)"

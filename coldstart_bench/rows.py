@@ -5,18 +5,18 @@ from typing import Final
 
 import msgspec
 
-from coldstart_bench.report import Figures, Verdict, align, at_most, cell, ratio
+from coldstart_bench.report import ClaimVerdict, Figures, align, at_most, cell, ratio_or_none
 from coldstart_bench.statistics import median_of
 
 FLOOR, KELVIN, UNPROBED = "floor", "kelvin", "kelvin without its probe"
-AFTER: Final = frozenset({"done"})  # stages behind the first token
+STAGES_AFTER_FIRST_TOKEN: Final = frozenset({"done"})  # stages behind the first token
 MEDIUM_BYTES: Final = 400_000_000  # from "0.5 GB" up; below it, what any start costs is most of it
-TIMES: Final = {"host": 1.35, "nvme": 1.25}
-BOUND_S: Final = 0.050
+MAX_RATIO_BY_TIER: Final = {"host": 1.35, "nvme": 1.25}
+MAX_TIME_TO_BOUND_S: Final = 0.050
 BEYOND_MIB: Final = 256.0
 
 
-class Row(msgspec.Struct, frozen=True):
+class ColdRow(msgspec.Struct, frozen=True):
     """One system at one size from one tier; seconds from the request to the first token."""
 
     size_bytes: int
@@ -41,7 +41,7 @@ class StageRow(msgspec.Struct, frozen=True):
     median_s: float
 
 
-class Footprint(msgspec.Struct, frozen=True):
+class MemoryFootprint(msgspec.Struct, frozen=True):
     """Memory of one start, in bytes: the runtime's PSS outside slabs when it was parked and at its peak."""
 
     size_bytes: int  # that was asked for
@@ -60,25 +60,25 @@ class ColdFigures(Figures, frozen=True):
     """Figures of the sizes that were asked for. A size may have no rows."""
 
     sizes_bytes: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ColdRow, ...]
     stages: tuple[StageRow, ...] = ()
-    footprints: tuple[Footprint, ...] = ()
+    footprints: tuple[MemoryFootprint, ...] = ()
 
 
-Measured = Mapping[tuple[int, str, str], Sequence[float]]  # (size_bytes, tier, system) -> seconds
+ColdMeasurements = Mapping[tuple[int, str, str], Sequence[float]]  # (size_bytes, tier, system) -> seconds
 
 
-def rows_of(measured: Measured) -> tuple[Row, ...]:
+def cold_rows(measured: ColdMeasurements) -> tuple[ColdRow, ...]:
     """Rows in order of size, tier and median, each beside the floor of its own size and tier, where there is one."""
     rows = []
     for (size_bytes, tier, system), seconds in measured.items():
         found, floor = median_of(seconds), measured.get((size_bytes, tier, FLOOR))
         beside = None if floor is None else found.median / median_of(floor).median
-        rows.append(Row(size_bytes, tier, system, found.median, found.low, found.high, found.n, beside))
+        rows.append(ColdRow(size_bytes, tier, system, found.median, found.low, found.high, found.n, beside))
     return _in_order(rows)
 
 
-def without_probe(rows: Sequence[Row], shares_s: Mapping[int, float]) -> tuple[Row, ...]:
+def without_probe(rows: Sequence[ColdRow], shares_s: Mapping[int, float]) -> tuple[ColdRow, ...]:
     """The same, and of each size that has a share and each tier our row less what the known answers cost there."""
     found = list(rows)
     for row in rows:
@@ -97,7 +97,7 @@ def without_probe(rows: Sequence[Row], shares_s: Mapping[int, float]) -> tuple[R
     return _in_order(found)
 
 
-def _in_order(rows: Iterable[Row]) -> tuple[Row, ...]:
+def _in_order(rows: Iterable[ColdRow]) -> tuple[ColdRow, ...]:
     return tuple(sorted(rows, key=lambda row: (row.size_bytes, row.tier, row.median_s)))
 
 
@@ -106,7 +106,7 @@ def stages_of(seconds: Mapping[StageKey, Sequence[float]]) -> tuple[StageRow, ..
     return tuple(StageRow(*key, median_of(each).median) for key, each in seconds.items())
 
 
-def judge_cold(found: ColdFigures) -> tuple[Verdict, ...]:
+def judge_cold(found: ColdFigures) -> tuple[ClaimVerdict, ...]:
     """First tokens beside the frozen floor, time to bound from memory, and memory, of every size that was asked for;
     none of them decides.
     """
@@ -122,9 +122,12 @@ def judge_cold(found: ColdFigures) -> tuple[Verdict, ...]:
         *(
             at_most(beside, ratios.get((size, tier)), limit, tier, size, asked=size >= MEDIUM_BYTES, decides=False)
             for size in found.sizes_bytes
-            for tier, limit in TIMES.items()
+            for tier, limit in MAX_RATIO_BY_TIER.items()
         ),
-        *(at_most(bound, bound_s[size], BOUND_S, "host", size, decides=False) for size in found.sizes_bytes),
+        *(
+            at_most(bound, bound_s[size], MAX_TIME_TO_BOUND_S, "host", size, decides=False)
+            for size in found.sizes_bytes
+        ),
         *(at_most(memory, beyond.get(size), BEYOND_MIB, "", size, decides=False) for size in found.sizes_bytes),
     )
 
@@ -135,7 +138,7 @@ def time_to_bound_s(stages: Sequence[StageRow]) -> float | None:
     return sum(row.median_s for row in stages[: names.index("bound") + 1]) if "bound" in names else None
 
 
-def stage_table(stages: Sequence[StageRow], rows: Sequence[Row]) -> str:
+def stage_table(stages: Sequence[StageRow], rows: Sequence[ColdRow]) -> str:
     """Where our starts' time went, as aligned text: each stage's own milliseconds, and its share of the floor's time.
 
     A row for each stage, a pair of columns for each size and tier; what came after the first token is left out.
@@ -144,17 +147,17 @@ def stage_table(stages: Sequence[StageRow], rows: Sequence[Row]) -> str:
     floors = {(row.size_bytes, row.tier): row.median_s for row in rows if row.system == FLOOR}
     own = {(row.size_bytes, row.tier, row.stage): row.median_s for row in stages}
     lines = [["stage", *(cell for size, tier in places for cell in (f"{size / 1e9:.2f}GB {tier}", ""))]]
-    for name in dict.fromkeys(row.stage for row in stages if row.stage not in AFTER):
+    for name in dict.fromkeys(row.stage for row in stages if row.stage not in STAGES_AFTER_FIRST_TOKEN):
         cells = [name]
         for place in places:
             median_s = own.get((*place, name))
-            share = ratio(median_s, floors.get(place))
+            share = ratio_or_none(median_s, floors.get(place))
             cells += [cell(median_s, "{:.1f}ms", times=1e3, none=""), cell(share, "{:.3f}x", none="")]
         lines.append(cells)
     return "\n".join(align(lines))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ColdRow]) -> str:
     """The rows as aligned text."""
     lines = [("size", "tier", "system", "median", "95 % interval", "n", "/ floor")]
     for row in rows:

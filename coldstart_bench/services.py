@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Final
 
 from coldstart_bench.installation import InstallationFailed, end
-from coldstart_bench.patience import comes
+from coldstart_bench.patience import poll_until_true
 from contracts.errors import Refused
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
 READY_S: Final = 60.0
 POLL_S: Final = 0.02  # how late its readiness may be noticed
-LAST_WORDS: Final = 500
+MAX_OUTPUT_CHARACTERS: Final = 500
 
 
 @contextmanager
-def service(
+def running_service(
     command: Sequence[str], environment: Mapping[str, str], log: Path, is_ready: Callable[[], bool], what: str
 ) -> Iterator[int]:
     """Its process id, from when it is ready on. Both its outputs are in `log`. What it started ends with it.
@@ -35,9 +35,11 @@ def service(
     with log.open("wb") as said:
         process = subprocess.Popen(command, env=dict(environment), stdout=said, stderr=said, start_new_session=True)
     try:
-        came = comes(lambda: is_ready() or process.poll() is not None, READY_S, POLL_S)
+        came = poll_until_true(lambda: is_ready() or process.poll() is not None, READY_S, POLL_S)
         if not came or process.poll() is not None:
-            raise InstallationFailed(f"{what} did not start: {log.read_text(errors='replace')[-LAST_WORDS:]}")
+            raise InstallationFailed(
+                f"{what} did not start: {log.read_text(errors='replace')[-MAX_OUTPUT_CHARACTERS:]}"
+            )
         yield process.pid
     finally:
         end(process)
@@ -46,11 +48,13 @@ def service(
 
 
 @contextmanager
-def activator(data: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[int]:
+def running_activator_process(data: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[int]:
     """Ready, until the block ends; its process id. Raises InstallationFailed with its last words."""
     environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port), **(settings or {})}
     command = [sys.executable, "-P", "-m", "activator"]
-    with service(command, environment, data / "log", lambda: asyncio.run(_is_ready(data)), "the activator") as pid:
+    with running_service(
+        command, environment, data / "log", lambda: asyncio.run(_is_ready(data)), "the activator"
+    ) as pid:
         yield pid
 
 

@@ -23,11 +23,11 @@ import msgspec
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import free_ports
 from coldstart_bench.programs import Program, program_output
-from coldstart_bench.report import Figures, Verdict, at_most
-from coldstart_bench.room import shortage
-from coldstart_bench.services import service
+from coldstart_bench.report import ClaimVerdict, Figures, at_most
+from coldstart_bench.room import find_shortage
+from coldstart_bench.services import running_service
 from coldstart_bench.statistics import median_of
-from service.arguments import Number
+from service.arguments import FiniteNumber
 
 ONCE: Final = 1.01  # a hedged range may be asked for twice
 ABOUT_ONCE: Final = 1.10
@@ -38,14 +38,14 @@ SLAB_BYTES: Final = 64 << 20
 LINE_NOTE: Final = "one store for all agents, on this machine: its line is theirs together, and so is the processor"
 
 
-class Node(msgspec.Struct, frozen=True):
+class NodeTraffic(msgspec.Struct, frozen=True):
     """One agent: bytes of packs that left the store for it, and how many of them it had not had before."""
 
     sent_bytes: int
     distinct_bytes: int
 
 
-class Miss(msgspec.Struct, frozen=True):
+class MissRound(msgspec.Struct, frozen=True):
     """Many models missing at once, at each of the agents: seconds until each lease, by agent."""
 
     models: int
@@ -53,15 +53,15 @@ class Miss(msgspec.Struct, frozen=True):
     line_bytes_s: float
     finished_s: tuple[tuple[float, ...], ...]
     failures: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    store: Node  # what left it in all
+    nodes: tuple[NodeTraffic, ...]
+    store: NodeTraffic  # what left it in all
 
 
 class StormFigures(Figures, frozen=True):
     """Figures of both rounds."""
 
-    miss: Miss  # each agent for itself
-    peered: Miss  # the same, of agents that are one another's peers
+    miss: MissRound  # each agent for itself
+    peered: MissRound  # the same, of agents that are one another's peers
 
 
 def fair_finishes(sizes: Sequence[int], rate: float) -> tuple[float, ...]:
@@ -81,7 +81,7 @@ def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
     return max(abs(was - should) / should for was, should in zip(finished_s, fair, strict=True))
 
 
-def judge(found: StormFigures) -> tuple[Verdict, ...]:
+def judge(found: StormFigures) -> tuple[ClaimVerdict, ...]:
     """Whether each lease was granted decides; "at most" says nothing where nothing was read."""
     miss = found.miss
     size = miss.model_bytes
@@ -98,7 +98,7 @@ def judge(found: StormFigures) -> tuple[Verdict, ...]:
     )
 
 
-def _times(node: Node) -> float | None:
+def _times(node: NodeTraffic) -> float | None:
     """That a byte left the store; None where none did."""
     return node.sent_bytes / node.distinct_bytes if node.sent_bytes and node.distinct_bytes else None
 
@@ -108,7 +108,7 @@ def table(found: StormFigures) -> str:
     return "\n".join([*_lines(found.miss, "each for itself"), *_lines(found.peered, "peers of one another")])
 
 
-def _lines(miss: Miss, how: str) -> list[str]:
+def _lines(miss: MissRound, how: str) -> list[str]:
     lines = [
         f"{miss.models} models of {miss.model_bytes / 1e6:.0f} MB missing at once at {len(miss.nodes)} agents, {how}, "
         f"over a line of {miss.line_bytes_s / 1e6:.0f} MB/s: {miss.store.sent_bytes / 1e6:.1f} MB left the store, "
@@ -146,13 +146,13 @@ def memory_bytes(plan: StormPlan) -> int:
 
 def refusal(plan: StormPlan, free_disk: int, free_memory: int) -> str | None:
     """Why there is no room for it."""
-    return shortage(disk_bytes(plan), memory_bytes(plan), free_disk, free_memory)
+    return find_shortage(disk_bytes(plan), memory_bytes(plan), free_disk, free_memory)
 
 
 def run(plan: StormPlan, scratch: Path) -> StormFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, ProgramFailed."""
     versions = _publish(plan, scratch / "store")
-    miss, peered = (_miss(plan, scratch, versions, peered=each) for each in (False, True))
+    miss, peered = (_measure_miss(plan, scratch, versions, peered=each) for each in (False, True))
     return StormFigures(miss, peered, notes=(LINE_NOTE,))
 
 
@@ -164,7 +164,7 @@ def _publish(plan: StormPlan, store: Path) -> list[str]:
     return found
 
 
-def _miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered: bool) -> Miss:
+def _measure_miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered: bool) -> MissRound:
     """Agents that have nothing, and a store that has counted nothing yet."""
     names = [f"{'peer' if peered else 'node'}{number}" for number in range(plan.agents)]
     with contextlib.ExitStack() as stack:
@@ -181,7 +181,7 @@ def _miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered: bool) 
         counts = store.ask()["counts"]
     for name in names:
         shutil.rmtree(scratch / name)
-    return Miss(
+    return MissRound(
         models=plan.models,
         model_bytes=plan.model_bytes,
         line_bytes_s=plan.line_bytes_s,
@@ -190,8 +190,8 @@ def _miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered: bool) 
             for number in range(plan.agents)
         ),
         failures=tuple(end for _, _, end in ends if isinstance(end, str)),
-        nodes=tuple(Node(*counts.get(name, (0, 0))) for name in names),
-        store=Node(*counts.get("all", (0, 0))),
+        nodes=tuple(NodeTraffic(*counts.get(name, (0, 0))) for name in names),
+        store=NodeTraffic(*counts.get("all", (0, 0))),
     )
 
 
@@ -227,7 +227,7 @@ def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     command = [sys.executable, "-P", "-m", "weightcache"]
-    with service(command, environment, data / "log", (data / "run" / "cache.sock").exists, "a cache agent"):
+    with running_service(command, environment, data / "log", (data / "run" / "cache.sock").exists, "a cache agent"):
         yield data / "run"
 
 
@@ -238,7 +238,9 @@ BENCH: Final = Bench(
         option("--agents", 8, click.IntRange(1, 64), "Each as if it were a node."),
         option("--models", 30, click.IntRange(1, 200), "Missing at once, at each."),
         option("--model-mib", 16, click.IntRange(1, 1024), "Of each.", "model_bytes", convert=lambda mib: mib << 20),
-        option("--line", 0.2, Number(0.001, 100), "GB/s, of the store.", "line_bytes_s", convert=lambda gb: gb * 1e9),
+        option(
+            "--line", 0.2, FiniteNumber(0.001, 100), "GB/s, of the store.", "line_bytes_s", convert=lambda gb: gb * 1e9
+        ),
     ),
     StormPlan,
     run,

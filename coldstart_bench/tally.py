@@ -4,15 +4,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from coldstart_bench.environment import CacheNotAsAsked
+from coldstart_bench.environment import PageCacheNotReady
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.programs import PeerFailed
-from coldstart_bench.report import Failed, Key
+from coldstart_bench.programs import ProgramFailed
+from coldstart_bench.report import Key, MissingFigure
 
 T = TypeVar("T")
 
 
-class Tally(Generic[T]):
+class ResultCollector(Generic[T]):
     """A system that failed once from a state is not asked again, and has no figure there. `tell` hears of each gap."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -28,10 +28,10 @@ class Tally(Generic[T]):
         _, state, system = key
         try:
             self._taken[key].append(measure())
-        except CacheNotAsAsked as error:
+        except PageCacheNotReady as error:
             self._unmade[key] = str(error)
             self._tell(f"{system}, {state}: skipped: {error}")
-        except (PeerFailed, InstallationFailed) as error:
+        except (ProgramFailed, InstallationFailed) as error:
             self.fails(key, error)
 
     def fails(self, key: Key, why: object) -> None:
@@ -45,7 +45,9 @@ class Tally(Generic[T]):
         return {key: each for key, each in self._taken.items() if each and key not in self._failed}
 
     @property
-    def failures(self) -> tuple[Failed, ...]:
+    def failures(self) -> tuple[MissingFigure, ...]:
         """What was asked for and has no figure: for a failure, or for want of a state to measure from."""
         unmade = {key: why for key, why in self._unmade.items() if not self._taken[key]}
-        return tuple(Failed(system, why, size, state) for (size, state, system), why in (unmade | self._failed).items())
+        return tuple(
+            MissingFigure(system, why, size, state) for (size, state, system), why in (unmade | self._failed).items()
+        )

@@ -119,4 +119,4 @@ class WeightsDamaged(Failure):
 
 
 # Codes of what may be wrong with a version whose chunks are all good.
-NOT_OF_CHUNKS: Final = frozenset({AttestationInvalid.code, ProbeFailed.code})
+NON_CHUNK_CODES: Final = frozenset({AttestationInvalid.code, ProbeFailed.code})

@@ -27,24 +27,24 @@ from contracts.manifest import Digest
 from contracts.wire import BadJson, Wire, decode_any, decoder
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
-SEAL: Final = "urn:kelvin:attestation:seal:1"
-ORIGIN: Final = "urn:kelvin:attestation:origin:1"
+SEAL_TYPE: Final = "urn:kelvin:attestation:seal:1"
+ORIGIN_TYPE: Final = "urn:kelvin:attestation:origin:1"
 MAX_ORIGIN_BYTES: Final = 64 << 10  # of an envelope
 MAX_BUNDLE_BYTES: Final = 1 << 20
-_ENVELOPE: Final = b'{"payload":'  # how a canonical envelope begins, and no unsigned seal does
+_ENVELOPE_START: Final = b'{"payload":'  # how a canonical envelope begins, and no unsigned seal does
 
 ED25519: Final = "ed25519"
 P256: Final = "ecdsa-p256"
-KINDS: Final = "Ed25519, or ECDSA over P-256"
+SUPPORTED_KEYS: Final = "Ed25519, or ECDSA over P-256"
 
 KeyId = Annotated[str, Meta(pattern=r"^(ed25519:[0-9a-f]{64}|ecdsa-p256:0[23][0-9a-f]{64})$(?!\n)")]
-Said = Annotated[str, Meta(min_length=1, max_length=1000)]
+ClaimText = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
 class TrainingData(Wire, frozen=True, omit_defaults=True):
     """What it was trained on, by the digest that the publisher took of it."""
 
-    name: Said | None = None
+    name: ClaimText | None = None
     sha256: Digest | None = None
     blake3: Digest | None = None
 
@@ -52,13 +52,13 @@ class TrainingData(Wire, frozen=True, omit_defaults=True):
 class Claims(Wire, frozen=True, omit_defaults=True):
     """What a publisher says of a version. `licence` is an SPDX expression; metrics were measured offline."""
 
-    licence: Said | None = None
+    licence: ClaimText | None = None
     training_data: TrainingData | None = None
-    metrics: dict[Said, float] = msgspec.field(default_factory=dict)
-    provenance: dict[Said, Said] = msgspec.field(default_factory=dict)
+    metrics: dict[ClaimText, float] = msgspec.field(default_factory=dict)
+    provenance: dict[ClaimText, ClaimText] = msgspec.field(default_factory=dict)
 
 
-class Origin(Wire, frozen=True, omit_defaults=True):
+class OriginPredicate(Wire, frozen=True, omit_defaults=True):
     """The predicate of a publisher's statement. `bundle` is the BLAKE3 digest of an OpenSSF bundle of the same key."""
 
     signed_at_s: int
@@ -95,7 +95,7 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class VerifiedEnvelope:
     """An envelope whose signature is `key_id`'s, about the version that it was opened for."""
 
     key_id: str
@@ -104,7 +104,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealRecord:
     """What sealing found, and by which key; None: it is not signed, as those of early stores."""
 
     seal: SealAttestation
@@ -120,7 +120,7 @@ def key_id_of(public: object) -> str:
             point = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
             return f"{P256}:{point.hex()}"
         case _:
-            raise ValueError(f"must be a key of {KINDS}")
+            raise ValueError(f"must be a key of {SUPPORTED_KEYS}")
 
 
 def is_signed_by(key_id: str, message: bytes, signature: bytes) -> bool:
@@ -140,7 +140,7 @@ def is_signed_by(key_id: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def statement(version: str, kind: str, predicate: Wire) -> bytes:
+def encode_statement(version: str, kind: str, predicate: Wire) -> bytes:
     """The canonical payload of a statement about a version."""
     fields: dict[str, Any] = {
         "_type": "https://in-toto.io/Statement/v1",
@@ -151,19 +151,19 @@ def statement(version: str, kind: str, predicate: Wire) -> bytes:
     return msgspec.json.encode(fields, order="sorted")
 
 
-def to_be_signed(payload: bytes) -> bytes:
+def pre_authentication_encoding(payload: bytes) -> bytes:
     """DSSE's pre-authentication encoding of a payload."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def envelope(payload: bytes, key_id: str, signature: bytes) -> bytes:
+def encode_envelope(payload: bytes, key_id: str, signature: bytes) -> bytes:
     """The canonical envelope."""
     signed = _Envelope(payload, PAYLOAD_TYPE, (_Signature(key_id, signature),))
     return msgspec.json.encode(signed, order="sorted")
 
 
-def open_envelope(raw: bytes, version: str) -> Opened:
+def open_envelope(raw: bytes, version: str) -> VerifiedEnvelope:
     """Check form, signature and subject. Raises `Refused(AttestationInvalid)`; trust is not looked at."""
     try:
         found = decoder(_Envelope).decode(raw)
@@ -174,42 +174,42 @@ def open_envelope(raw: bytes, version: str) -> Opened:
     if msgspec.json.encode(found, order="sorted") != raw or again != found.payload:
         raise Refused(AttestationInvalid(version, "it is not in canonical form"))
     (signature,) = found.signatures
-    if not is_signed_by(signature.keyid, to_be_signed(found.payload), signature.sig):
-        raise Refused(AttestationInvalid(version, f"its signature is not that of {short(signature.keyid)}"))
+    if not is_signed_by(signature.keyid, pre_authentication_encoding(found.payload), signature.sig):
+        raise Refused(AttestationInvalid(version, f"its signature is not that of {shorten_key_id(signature.keyid)}"))
     (subject,) = said.subject
     if (about := subject.digest.get("blake3")) != version:
         raise Refused(AttestationInvalid(version, f"it speaks of version {about}"))
-    return Opened(signature.keyid, said.predicate_type, bytes(said.predicate))
+    return VerifiedEnvelope(signature.keyid, said.predicate_type, bytes(said.predicate))
 
 
-def read_seal(raw: bytes, version: str) -> Sealed:
+def read_seal(raw: bytes, version: str) -> SealRecord:
     """A seal as it lies in a store. Raises `Refused(AttestationInvalid)`."""
-    if not raw.startswith(_ENVELOPE):
-        return Sealed(_seal(raw, version), None)
+    if not raw.startswith(_ENVELOPE_START):
+        return SealRecord(_decode_seal(raw, version), None)
     opened = open_envelope(raw, version)
-    if opened.kind != SEAL:
+    if opened.kind != SEAL_TYPE:
         raise Refused(AttestationInvalid(version, "it is no seal"))
-    return Sealed(_seal(opened.predicate, version), opened.key_id)
+    return SealRecord(_decode_seal(opened.predicate, version), opened.key_id)
 
 
-def read_origin(raw: bytes, version: str) -> tuple[Origin, str]:
+def read_origin(raw: bytes, version: str) -> tuple[OriginPredicate, str]:
     """A publisher's statement and their key. Raises `Refused(AttestationInvalid)`."""
     opened = open_envelope(raw, version)
-    if opened.kind != ORIGIN:
+    if opened.kind != ORIGIN_TYPE:
         raise Refused(AttestationInvalid(version, "it does not say where the version comes from"))
     try:
-        return decoder(Origin).decode(opened.predicate), opened.key_id
+        return decoder(OriginPredicate).decode(opened.predicate), opened.key_id
     except BadJson as error:
         raise Refused(AttestationInvalid(version, f"it does not decode: {error}")) from error
 
 
-def short(key_id: str) -> str:
+def shorten_key_id(key_id: str) -> str:
     """A key as people are shown it."""
     kind, _, digits = key_id.partition(":")
     return f"{kind}:{digits[:16]}"
 
 
-def _seal(raw: bytes, version: str) -> SealAttestation:
+def _decode_seal(raw: bytes, version: str) -> SealAttestation:
     try:
         seal = decoder(SealAttestation).decode(raw)
     except BadJson as error:

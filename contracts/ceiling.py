@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from contracts.numbers import MAX_LIMIT, whole_number
+from contracts.numbers import MAX_LIMIT, parse_whole_number
 
-CONTEXT: Final = "x-kelvin-context-tokens"
-OUTPUT: Final = "x-kelvin-output-tokens"
-CAP: Final = "x-kelvin-cap-tokens"
-TENANT: Final = "your tenant"
+CONTEXT_TOKENS_HEADER: Final = "x-kelvin-context-tokens"
+OUTPUT_TOKENS_HEADER: Final = "x-kelvin-output-tokens"
+CAP_TOKENS_HEADER: Final = "x-kelvin-cap-tokens"
+TENANT_PHRASE: Final = "your tenant"
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling:
+class TokenLimits:
     """Tokens at most; None: as many as the version allows."""
 
     context_tokens: int | None = None  # prompt and answer together; 2 or more
@@ -30,23 +30,23 @@ class Ceiling:
             most = min(most, self.output_tokens)
         return most if self.context_tokens is None else max(0, min(most, self.context_tokens - prompt_tokens))
 
-    def capped(self, tokens: int) -> int:
+    def apply_cap(self, tokens: int) -> int:
         """Return how many of so many answer tokens the cap leaves."""
         return tokens if self.cap_tokens is None else min(tokens, self.cap_tokens)
 
     def headers(self) -> Iterator[tuple[str, str]]:
         """As the replica is told."""
         if self.context_tokens is not None:
-            yield CONTEXT, str(self.context_tokens)
+            yield CONTEXT_TOKENS_HEADER, str(self.context_tokens)
         if self.output_tokens is not None:
-            yield OUTPUT, str(self.output_tokens)
+            yield OUTPUT_TOKENS_HEADER, str(self.output_tokens)
         if self.cap_tokens is not None:
-            yield CAP, str(self.cap_tokens)
+            yield CAP_TOKENS_HEADER, str(self.cap_tokens)
 
 
-NO_CEILING: Final = Ceiling()
+NO_TOKEN_LIMITS: Final = TokenLimits()
 
 
 def read_tokens(written: str) -> int | None:
     """Return the number in one of these headers; None where it is none."""
-    return whole_number(written, len(str(MAX_LIMIT)))
+    return parse_whole_number(written, len(str(MAX_LIMIT)))

@@ -11,13 +11,13 @@ from msgspec import Meta, Raw, field
 
 from contracts.errors import Failure
 from contracts.forecast import Forecast, StartRow
-from contracts.ladder import PlanName, Rung
+from contracts.ladder import DegradationStep, PlanName
 from contracts.machine import Machine
 from contracts.manifest import Kind, Limits
 from contracts.numbers import MAX_LIMIT
 from contracts.signature import Signature
 from contracts.spending import SpendingRow
-from contracts.timeline import Span, Stamp
+from contracts.timeline import StageSpan, Stamp
 from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import BadJson, Fact, Wire, decoder, encode
@@ -33,14 +33,14 @@ class Scope(StrEnum):
     OPERATOR = "operator"  # tenants, and their keys
 
 
-_OF_ADMIN: Final = frozenset((Scope.PUSH, Scope.BILLING_READ))
+_ADMIN_SCOPES: Final = frozenset((Scope.PUSH, Scope.BILLING_READ))
 # An operator makes keys of any kind, so that to leave them less would only look like it.
-_INCLUDES: Final = {Scope.ADMIN: _OF_ADMIN, Scope.OPERATOR: _OF_ADMIN | {Scope.ADMIN}}
+_INCLUDED_SCOPES: Final = {Scope.ADMIN: _ADMIN_SCOPES, Scope.OPERATOR: _ADMIN_SCOPES | {Scope.ADMIN}}
 
 
-def allows(held: Collection[Scope], wanted: Scope) -> bool:
+def scope_allows(held: Collection[Scope], wanted: Scope) -> bool:
     """Whether a key with the scopes `held` may do what needs `wanted`."""
-    return wanted in held or any(wanted in _INCLUDES.get(scope, ()) for scope in held)
+    return wanted in held or any(wanted in _INCLUDED_SCOPES.get(scope, ()) for scope in held)
 
 
 Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the highest
@@ -111,8 +111,10 @@ class ModelRow(Fact, frozen=True):
         default_factory=dict
     )  # versions that share what is asked of `prod`, by weight; empty: all is prod's own
     grantees: tuple[str, ...] = ()  # other tenants that may call it
-    ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses what is asked of `prod`
-    plan_ladders: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # in its place, for tenants of that plan
+    ladder: tuple[DegradationStep, ...] = ()  # what it gives up before it refuses what is asked of `prod`
+    plan_ladders: dict[str, tuple[DegradationStep, ...]] = field(
+        default_factory=dict
+    )  # in its place, for tenants of that plan
     backlog_s: Annotated[float, Meta(ge=0)] = 0.0  # of work before a replica, by which tokens count; 0: they don't
     # Version that was only just named -> the one before it, which answers what that can't take yet while it is awake.
     meanwhile: dict[str, str] = field(default_factory=dict)
@@ -142,7 +144,7 @@ class ReplicaRow(Fact, frozen=True):
     address: str
     max_streams: int
     draining: bool
-    restore: tuple[Span, ...]  # its restore, microseconds after it was asked for
+    restore: tuple[StageSpan, ...]  # its restore, microseconds after it was asked for
     url: str = ""
     unproven: bool = False  # a pod that the cluster doesn't call ready yet: whoever would use it probes it first
 
@@ -211,7 +213,7 @@ class StartProblemRow(Fact, frozen=True):
     problem: StartProblem
 
 
-READER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a name that is its alone
+READER_HEADER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a name that is its alone
 
 
 class Feed(Fact, frozen=True):
@@ -297,7 +299,7 @@ def _is_json(joined: bytes, number: int) -> bool:
         return False
 
 
-class LivesSoFar(Fact, frozen=True):
+class RunningLifetimes(Fact, frozen=True):
     """Body of `POST /internal/v1/usage/lives`: replicas that live, each as if it ended now. Answered 204 once durable.
 
     The newest of a replica counts, until its record comes; source, sequence and exit status say nothing.
@@ -335,7 +337,7 @@ class VersionRegistration(Fact, frozen=True):
     checked: bool = False  # whether this push read all chunks from the store; most pushes only write missing ones
 
 
-class Registered(Fact, frozen=True):
+class RegistrationResult(Fact, frozen=True):
     """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it.
 
     `start_problem`: why the version could not start now, where that is known. `fault`: the code of what a restore found

@@ -20,7 +20,7 @@ class Dependency:
     indicator: str  # the metric that shows it
 
 
-def table(dependencies: Sequence[Dependency]) -> str:
+def dependency_table(dependencies: Sequence[Dependency]) -> str:
     """In Markdown."""
     head = ("on", "for", "timeout", "breaker", "without it", "indicator")
     rows = [

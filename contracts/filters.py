@@ -14,12 +14,12 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.wire import BadJson, Wire, decoder
 
-FILE: Final = "kelvin-filters.json"  # in the pushed directory
-SOCKET: Final = "filters.sock"
-CHECK: Final = "/v1/check"
+POLICY_FILE: Final = "kelvin-filters.json"  # in the pushed directory
+FILTERS_SOCKET: Final = "filters.sock"
+CHECK_PATH: Final = "/v1/check"
 # Milliseconds that the asker still waits. A header, because a filters' process of an older build refuses new fields.
-DEADLINE: Final = "x-kelvin-deadline-ms"
-TENANT: Final = "x-kelvin-tenant"  # the fair queue's key; a header for the same reason
+DEADLINE_HEADER: Final = "x-kelvin-deadline-ms"
+TENANT_HEADER: Final = "x-kelvin-tenant"  # the fair queue's key; a header for the same reason
 # The names are presidio's, so that a policy can be read by whoever knows those.
 ENTITIES: Final = ("CREDIT_CARD", "EMAIL_ADDRESS", "IBAN_CODE", "IP_ADDRESS", "PHONE_NUMBER", "US_SSN")
 MAX_REGIONS: Final = 16
@@ -49,7 +49,7 @@ class FilterPolicy(Wire, frozen=True):
     on_failure: Literal["refuse", "allow"] = "refuse"
 
 
-class Rule(Wire, frozen=True):
+class FilterRule(Wire, frozen=True):
     """A filter as it is to be used in one direction."""
 
     filter: Literal["pii"]
@@ -57,18 +57,18 @@ class Rule(Wire, frozen=True):
     phone_regions: tuple[str, ...] = ()
 
 
-class Question(Wire, frozen=True):
+class FilterRequest(Wire, frozen=True):
     """Look at these texts. Unless they are `whole`, more may follow each. `unseen` is how many texts passed since the
     asker's last question without one, as their policies allow: for the page of whoever is asked."""
 
     direction: Direction
-    rules: tuple[Rule, ...]
+    rules: tuple[FilterRule, ...]
     texts: tuple[str, ...]
     whole: bool
     unseen: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class Span(Wire, frozen=True):
+class EntitySpan(Wire, frozen=True):
     """Something that was found: characters `start` to `end` of a text."""
 
     start: int
@@ -77,27 +77,27 @@ class Span(Wire, frozen=True):
     action: Action
 
 
-class Looked(Wire, frozen=True):
+class TextResult(Wire, frozen=True):
     """Of one text: what lies before `decided` is the same whatever follows; `spans` are in order and lie there."""
 
     decided: int
-    spans: tuple[Span, ...] = ()
+    spans: tuple[EntitySpan, ...] = ()
 
 
-class Findings(Wire, frozen=True):
+class FilterResponse(Wire, frozen=True):
     """One for each text that was asked about, in their order."""
 
-    looked: tuple[Looked, ...]
+    looked: tuple[TextResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """`text` may go on, `rest` has to be asked about again; `stopped` is the label for which nothing more may go on.
-    `unseen`: no filter looked at it, and the policy allows that.
+class FilteredText:
+    """`text` may go on, `pending_text` has to be asked about again; `stopped` is the label for which nothing more may
+    go on. `unseen`: no filter looked at it, and the policy allows that.
     """
 
     text: str
-    rest: str = ""
+    pending_text: str = ""
     stopped: str | None = None
     unseen: bool = False
 
@@ -107,28 +107,28 @@ def read_policy(raw: bytes) -> FilterPolicy:
     try:
         policy = decoder(FilterPolicy).decode(raw)
     except BadJson as error:
-        raise Refused(ArtifactRejected(FILE, str(error))) from error
+        raise Refused(ArtifactRejected(POLICY_FILE, str(error))) from error
     names = [_name(each) for each in policy.filters]
     if not names:
-        raise Refused(ArtifactRejected(FILE, "filters=[]: must name at least one filter"))
+        raise Refused(ArtifactRejected(POLICY_FILE, "filters=[]: must name at least one filter"))
     if len(set(names)) < len(names):
-        raise Refused(ArtifactRejected(FILE, f"filters: {names[0]!r} is named twice"))
+        raise Refused(ArtifactRejected(POLICY_FILE, f"filters: {names[0]!r} is named twice"))
     for each in policy.filters:
         _check_pii(each)
     return policy
 
 
-def rules_of(policy: FilterPolicy, direction: Direction) -> tuple[Rule, ...]:
+def rules_for_direction(policy: FilterPolicy, direction: Direction) -> tuple[FilterRule, ...]:
     """What holds in one direction; empty where nothing does."""
     found = []
     for each in policy.filters:
         actions = each.input if direction == "input" else each.output
         if actions:
-            found.append(Rule(filter="pii", actions=actions, phone_regions=each.phone_regions))
+            found.append(FilterRule(filter="pii", actions=actions, phone_regions=each.phone_regions))
     return tuple(found)
 
 
-def pass_on(text: str, looked: Looked) -> Passed:
+def apply_result(text: str, looked: TextResult) -> FilteredText:
     """The text as far as it is decided, with what was found in it replaced by its label. Raises ValueError for an
     answer that contradicts itself."""
     if not 0 <= looked.decided <= len(text):
@@ -139,11 +139,11 @@ def pass_on(text: str, looked: Looked) -> Passed:
             raise ValueError(f"a span from {span.start} to {span.end} after {at} of {looked.decided}")
         parts.append(text[at : span.start])
         if span.action == "stop":
-            return Passed("".join(parts), stopped=span.label)
+            return FilteredText("".join(parts), stopped=span.label)
         parts.append(f"<{span.label}>")
         at = span.end
     parts.append(text[at : looked.decided])
-    return Passed("".join(parts), text[looked.decided :])
+    return FilteredText("".join(parts), text[looked.decided :])
 
 
 def _name(pii: Pii) -> str:
@@ -156,13 +156,13 @@ def _check_pii(pii: Pii) -> None:
         for entity in actions:
             if entity not in ENTITIES:
                 rule = f"{direction}: {entity[:40]!r} is not known; must be one of {', '.join(ENTITIES)}"
-                raise Refused(ArtifactRejected(FILE, rule))
+                raise Refused(ArtifactRejected(POLICY_FILE, rule))
     if not pii.input and not pii.output:
-        raise Refused(ArtifactRejected(FILE, "pii: must name an entity in input or output"))
+        raise Refused(ArtifactRejected(POLICY_FILE, "pii: must name an entity in input or output"))
     if len(pii.phone_regions) > MAX_REGIONS:
         rule = f"phone_regions: has {len(pii.phone_regions)}; at most {MAX_REGIONS} are allowed"
-        raise Refused(ArtifactRejected(FILE, rule))
+        raise Refused(ArtifactRejected(POLICY_FILE, rule))
     for region in pii.phone_regions:
         if _REGION.fullmatch(region) is None:
             rule = f"phone_regions: {region[:40]!r} must be two capital letters (ISO 3166)"
-            raise Refused(ArtifactRejected(FILE, rule))
+            raise Refused(ArtifactRejected(POLICY_FILE, rule))

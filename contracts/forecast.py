@@ -15,7 +15,7 @@ class TierRate(Wire, frozen=True):
     loads: int
 
 
-class Whereabouts(Wire, frozen=True):
+class TierPlacement(Wire, frozen=True):
     """`GET /v1/whereabouts` of the cache agent: distinct chunks of a version, and their bytes, by the tier in which a
     lease would find them now; of each tier below the host's how fast it is, and how long these bytes would take.
     """

@@ -13,13 +13,15 @@ import msgspec
 
 from contracts.errors import Failure
 from contracts.problem import WireFailure
-from contracts.timeline import Span
+from contracts.timeline import StageSpan
 from contracts.wire import Fact
 
 CONTENT_TYPE: Final = "application/x-kelvin-frames"
-ENCODED: Final = "x-kelvin-encoded-tokens"  # of a refusal, which has no frames: `Refused.encoded_tokens`
-WANTS: Final = "x-kelvin-wants"  # of a request: how many its activator would have at this replica, it included
-CREDIT: Final = "x-kelvin-credit"  # of an answer's head and of `no_credit`: how many its activator may have there
+ENCODED_TOKENS_HEADER: Final = "x-kelvin-encoded-tokens"  # of a refusal, which has no frames: `Refused.encoded_tokens`
+WANTS_HEADER: Final = "x-kelvin-wants"  # of a request: how many its activator would have at this replica, it included
+CREDIT_HEADER: Final = (
+    "x-kelvin-credit"  # of an answer's head and of `no_credit`: how many its activator may have there
+)
 MAX_PAYLOAD: Final = 16 << 20
 _HEADER: Final = struct.Struct("<BxxxIIIIQ")  # kind, payload length, prompt, cached, completion tokens, device us
 _HEADER_BYTES: Final = _HEADER.size
@@ -40,19 +42,19 @@ class FrameKind(IntEnum):
     """What the payload is."""
 
     DATA = 1  # bytes for the client, to be passed on unread
-    END = 2  # JSON of `End`: the answer is complete
+    END = 2  # JSON of `StreamEnd`: the answer is complete
     FAILED = 3  # JSON of `WireFailure`: the answer ends here
-    BEAT = 4  # nothing: counts moved, or the stream is alive
+    HEARTBEAT = 4  # nothing: counts moved, or the stream is alive
 
 
 _KINDS: Final[dict[int, FrameKind]] = {kind.value: kind for kind in FrameKind}
 
 
-class End(Fact, frozen=True):
+class StreamEnd(Fact, frozen=True):
     """Payload of the last frame of a complete answer."""
 
     finish_reason: str
-    spans: tuple[Span, ...] = ()
+    spans: tuple[StageSpan, ...] = ()
     unfiltered: bool = False  # something of the prompt or the answer passed its filters unseen: not to be given again
 
 

@@ -18,7 +18,7 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,9}")
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 # Told, and work goes on: a row that will be remapped at the next reset (63), many corrected errors (92), an error that
 # was contained in the process that it hit (94), and a change of the recovery action, which is asked for itself (154).
-NOTED_XIDS: Final = frozenset({63, 92, 94, 154})
+DEGRADING_XIDS: Final = frozenset({63, 92, 94, 154})
 # NVML_GPU_RECOVERY_ACTION_*: what the driver asks for. Traffic between devices (3) is not ours: one device each.
 RECOVERIES: Final = {
     1: "a reset of the GPU",
@@ -32,7 +32,7 @@ DRAIN_P2P: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedGpu:
     """A GPU in the order of the PCI bus. None is what it doesn't say."""
 
     uuid: str | None  # with its GPU-
@@ -41,40 +41,40 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CudaVisibility:
     """What a process was told: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where not set."""
 
     devices: str | None = None
     order: str | None = None
 
 
-def visible(listed: Sequence[Listed], shown: Shown) -> tuple[int, ...]:
+def visible_gpus(listed: Sequence[ListedGpu], shown: CudaVisibility) -> tuple[int, ...]:
     """Places in the list. All of them where it can't be told: one too many is better than one that is missed."""
     every = tuple(range(len(listed)))
     found: set[int] = set()
     for name in () if shown.devices is None else shown.devices.split(","):
         if _NUMBER.fullmatch(name := name.strip()):
-            if not _counts_so(listed, shown.order):
+            if not _uses_pci_order(listed, shown.order):
                 return every
             if not 0 <= int(name) < len(listed):
                 break  # CUDA, too, passes over what comes after it
             found.add(int(name))
         else:
-            fitting = _beginning(listed, name)
+            fitting = _find_by_uuid_prefix(listed, name)
             if len(fitting) != 1:
                 return every
             found.add(fitting[0])
     return tuple(sorted(found)) or every
 
 
-def _counts_so(listed: Sequence[Listed], order: str | None) -> bool:
+def _uses_pci_order(listed: Sequence[ListedGpu], order: str | None) -> bool:
     """Whether CUDA's numbers are places in the list: by itself it puts the fastest first, and counts parts by MIG."""
     products = {each.product for each in listed}
     is_alike = len(products) == 1 and None not in products
     return (order == "PCI_BUS_ID" or is_alike) and not any(each.is_parted for each in listed)
 
 
-def _beginning(listed: Sequence[Listed], name: str) -> list[int]:
+def _find_by_uuid_prefix(listed: Sequence[ListedGpu], name: str) -> list[int]:
     """A UUID may be cut short, as long as it is still one device's."""
     return [
         place for place, each in enumerate(listed) if name.startswith("GPU-") and (each.uuid or "").startswith(name)
@@ -102,52 +102,52 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Healthy:
+class HealthyGpu:
     """Nothing is known against it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Degraded:
+class DegradedGpu:
     """It computes right, for now: somebody should look at it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unhealthy:
+class UnhealthyGpu:
     """Nothing is to be left on it."""
 
     reason: str
 
 
-GpuHealth = Healthy | Degraded | Unhealthy
+GpuHealth = HealthyGpu | DegradedGpu | UnhealthyGpu
 
 
-def judge(facts: GpuFacts) -> GpuHealth:
+def judge_gpu_health(facts: GpuFacts) -> GpuHealth:
     """First reason wins, and what forbids work comes before what doesn't."""
-    if (reason := _forbids(facts)) is not None:
-        return Unhealthy(reason)
-    if (reason := _worries(facts)) is not None:
-        return Degraded(reason)
-    return Healthy()
+    if (reason := _unhealthy_reason(facts)) is not None:
+        return UnhealthyGpu(reason)
+    if (reason := _degraded_reason(facts)) is not None:
+        return DegradedGpu(reason)
+    return HealthyGpu()
 
 
-def worst(devices: Iterable[GpuFacts]) -> GpuHealth:
+def worst_gpu_health(devices: Iterable[GpuFacts]) -> GpuHealth:
     """Of all of them; the reason names the device."""
-    found: GpuHealth = Healthy()
+    found: GpuHealth = HealthyGpu()
     for facts in devices:
-        match judge(facts):
-            case Unhealthy(reason):
-                return Unhealthy(f"{facts.name}: {reason}")
-            case Degraded(reason) if found == Healthy():
-                found = Degraded(f"{facts.name}: {reason}")
+        match judge_gpu_health(facts):
+            case UnhealthyGpu(reason):
+                return UnhealthyGpu(f"{facts.name}: {reason}")
+            case DegradedGpu(reason) if found == HealthyGpu():
+                found = DegradedGpu(f"{facts.name}: {reason}")
     return found
 
 
-def _forbids(facts: GpuFacts) -> str | None:
+def _unhealthy_reason(facts: GpuFacts) -> str | None:
     if facts.lost:
         return "it does not answer"
-    fatal = [xid for xid in facts.xids if xid not in APPLICATION_XIDS and xid not in NOTED_XIDS]
+    fatal = [xid for xid in facts.xids if xid not in APPLICATION_XIDS and xid not in DEGRADING_XIDS]
     if fatal:
         return f"XID {fatal[0]}"
     if facts.recovery in RECOVERIES:
@@ -159,8 +159,8 @@ def _forbids(facts: GpuFacts) -> str | None:
     return None
 
 
-def _worries(facts: GpuFacts) -> str | None:
-    noted = [xid for xid in facts.xids if xid in NOTED_XIDS]
+def _degraded_reason(facts: GpuFacts) -> str | None:
+    noted = [xid for xid in facts.xids if xid in DEGRADING_XIDS]
     if noted:
         return f"XID {noted[0]}"
     if facts.remap_pending:

@@ -7,14 +7,14 @@ import msgspec
 
 from contracts.manifest import Kind
 from contracts.signature import Value
-from contracts.timeline import Span
+from contracts.timeline import StageSpan
 from contracts.wire import Fact, Wire
 
-ENGINE: Final = "engine.sock"  # of a `kelvin engine`, which takes the jobs of a push as the control plane does
+ENGINE_SOCKET: Final = "engine.sock"  # of a `kelvin engine`, which takes the jobs of a push as the control plane does
 
 
-class Bind(Fact, frozen=True):
-    """`POST /control/bind` to a standby: take this version. Answered by `Bound` when ready, or an error.
+class BindRequest(Fact, frozen=True):
+    """`POST /control/bind` to a standby: take this version. Answered by `BindResponse` when ready, or an error.
 
     `POST /control/wake` to a runtime that sleeps takes the same of the version that it has, and is answered likewise.
     `POST /control/sleep`, without a body, is refused while anything is in flight; `POST /control/drop` to one that
@@ -29,7 +29,7 @@ class Bind(Fact, frozen=True):
     kv_bytes: int
 
 
-class Parked(Wire, frozen=True):
+class ParkedSpec(Wire, frozen=True):
     """What a pod that waits for a version would take: what computes on its class, lies in its store, and fits it."""
 
     device_class: str
@@ -47,8 +47,8 @@ class Pod(Wire, frozen=True):
     runtime_id: str
     host: str
     port: int
-    bind: Bind | None = None
-    parked: Parked | None = None
+    bind: BindRequest | None = None
+    parked: ParkedSpec | None = None
     agent: str = ""  # the directory of a cache agent's sockets; "": our own is beside us
 
     @property
@@ -58,8 +58,8 @@ class Pod(Wire, frozen=True):
         return "" if said is None else said.device_class
 
 
-class Take(Fact, frozen=True):
-    """`POST /control/bind` to a pod that is parked. Answered by `Bound` when ready; so is the same again.
+class BindPodRequest(Fact, frozen=True):
+    """`POST /control/bind` to a pod that is parked. Answered by `BindResponse` when ready; so is the same again.
 
     `POST /control/release` takes the same, and is answered 202 before the drain has ended, 204 where nothing is bound.
     """
@@ -72,12 +72,12 @@ class Take(Fact, frozen=True):
     weight_bytes: int
 
 
-class Bound(Fact, frozen=True):
+class BindResponse(Fact, frozen=True):
     """The standby is a runtime now."""
 
     runtime_id: str
     max_streams: int
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
     bytes_by_tier: dict[str, int]  # where its bytes came from
     url: str = ""  # where other hosts reach it, if they do
 
@@ -112,7 +112,7 @@ class RuntimeReport(Fact, frozen=True):
     kv_blocks_total: int = 0
     leases: int = 0
     open_files: int = 0
-    spans: tuple[Span, ...] = ()
+    spans: tuple[StageSpan, ...] = ()
     url: str = ""  # where other hosts reach it, if they do
 
 

@@ -30,14 +30,14 @@ _OBJECT: Final = re.compile(
 )
 
 
-def names_object(key: str) -> bool:
+def is_object_key(key: str) -> bool:
     """Return whether an object of the format can have this key. Whoever lists a prefix passes over all others: a
     stray file is no reason to stop.
     """
     return _OBJECT.fullmatch(key) is not None
 
 
-def last_part(key: str) -> str:
+def object_name(key: str) -> str:
     """Return what follows the last slash: the digest of most objects."""
     return key.rsplit("/", 1)[1]
 

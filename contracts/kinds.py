@@ -7,16 +7,16 @@ from contracts.errors import Failure, InvalidRequest
 from contracts.manifest import Kind
 
 # How a replica is asked; from outside the model's name is in the path: /v2/models/M/infer.
-INFER: Final = "/v2/infer"
-PATHS: Final[Mapping[Kind, tuple[str, ...]]] = {
+INFER_PATH: Final = "/v2/infer"
+ROUTES_BY_KIND: Final[Mapping[Kind, tuple[str, ...]]] = {
     "generate": ("/v1/chat/completions", "/v1/completions"),
     "embed": ("/v1/embeddings",),
-    "predict": (INFER,),
+    "predict": (INFER_PATH,),
 }
-_DOES: Final[Mapping[Kind, str]] = {"generate": "generates text", "embed": "embeds text", "predict": "predicts"}
+_KIND_VERBS: Final[Mapping[Kind, str]] = {"generate": "generates text", "embed": "embeds text", "predict": "predicts"}
 
 
-def other_kind(model: str, kind: Kind) -> Failure:
+def wrong_kind_failure(model: str, kind: Kind) -> Failure:
     """What is said where a route of another kind is asked of a model of this one."""
-    routes = (f"/v2/models/{model}/infer",) if kind == "predict" else PATHS[kind]
-    return InvalidRequest("model", model, f"this model {_DOES[kind]}: ask {' or '.join(routes)}")
+    routes = (f"/v2/models/{model}/infer",) if kind == "predict" else ROUTES_BY_KIND[kind]
+    return InvalidRequest("model", model, f"this model {_KIND_VERBS[kind]}: ask {' or '.join(routes)}")

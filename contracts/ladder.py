@@ -9,16 +9,18 @@ from msgspec import Meta, field
 
 from contracts.wire import Wire
 
-HEADER: Final = "x-kelvin-degrade"  # of a request: `never`
-TOLD: Final = "x-kelvin-degraded"  # of an answer: the step
-RECORDED: Final = "x-kelvin-gave-up"  # of a request to a replica: what a record of it says, an orphan's, too
-MOST: Final = 8  # steps of one ladder
-MOST_PLANS: Final = 16  # with steps of their own
-OTHER: Final = "other"  # a step that nothing here takes
-LONGEST_WAIT_S: Final = 600
-OLDEST_S: Final = 86_400
+DEGRADE_HEADER: Final = "x-kelvin-degrade"  # of a request: `never`
+DEGRADED_HEADER: Final = "x-kelvin-degraded"  # of an answer: the step
+RECORDED_STEP_HEADER: Final = (
+    "x-kelvin-gave-up"  # of a request to a replica: what a record of it says, an orphan's, too
+)
+MAX_STEPS: Final = 8  # steps of one ladder
+MAX_PLANS: Final = 16  # with steps of their own
+OTHER_STEP: Final = "other"  # a step that nothing here takes
+MAX_WAIT_S: Final = 600
+MAX_CACHED_AGE_S: Final = 86_400
 
-WaitS = Annotated[float, Meta(gt=0, le=LONGEST_WAIT_S)]
+WaitS = Annotated[float, Meta(gt=0, le=MAX_WAIT_S)]
 
 
 class CapOutput(Wire, frozen=True, tag_field="step", tag="cap-output"):
@@ -38,28 +40,28 @@ class Fallback(Wire, frozen=True, tag_field="step", tag="fallback"):
 class Cached(Wire, frozen=True, tag_field="step", tag="cached"):
     """What the same request of the same tenant was answered, at most so many seconds ago."""
 
-    age_s: Annotated[int, Meta(ge=1, le=OLDEST_S)]
+    age_s: Annotated[int, Meta(ge=1, le=MAX_CACHED_AGE_S)]
     wait_s: WaitS | None = None
 
 
-Rung = CapOutput | Fallback | Cached
+DegradationStep = CapOutput | Fallback | Cached
 
 
-Steps = Annotated[tuple[Rung, ...], Meta(max_length=MOST)]  # in the order of their waits
+DegradationSteps = Annotated[tuple[DegradationStep, ...], Meta(max_length=MAX_STEPS)]  # in the order of their waits
 PlanName = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$(?!\n)")]  # as a DNS label
 
 
 _STEPS: Final = {"cap-output": "cap-output", "fallback-of": "fallback", "cached": "cached"}
 
 
-def step_of(recorded: str) -> str:
-    """The step of a record's `degraded`, as metrics and bills name it; `OTHER` for what is none."""
+def step_of_record(recorded: str) -> str:
+    """The step of a record's `degraded`, as metrics and bills name it; `OTHER_STEP` for what is none."""
     word, has_value, _ = recorded.partition("=")
-    return _STEPS.get(word, OTHER) if has_value else OTHER
+    return _STEPS.get(word, OTHER_STEP) if has_value else OTHER_STEP
 
 
 class Ladder(Wire, frozen=True):
     """Body of `PUT /admin/v1/models/M/ladder`, and its answer. A plan of `plans` has those steps, and no others."""
 
-    steps: Steps
-    plans: Annotated[dict[PlanName, Steps], Meta(max_length=MOST_PLANS)] = field(default_factory=dict)
+    steps: DegradationSteps
+    plans: Annotated[dict[PlanName, DegradationSteps], Meta(max_length=MAX_PLANS)] = field(default_factory=dict)

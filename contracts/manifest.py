@@ -17,7 +17,7 @@ from contracts.signature import Signature, find_signature_fault
 from contracts.wire import BadJson, decoder
 
 FORMAT: Final = 1
-PAGE: Final = 4096
+PAGE_BYTES: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
 MAX_RANK: Final = 16  # of a tensor
 MAX_FAULT: Final = 400  # characters of what is wrong: names and values may be long
@@ -26,9 +26,9 @@ MAX_OFFSET: Final = (1 << 63) - 1  # JSON's numbers have no end, files have
 ENGINE_INTERFACE: Final = 1
 
 
-def padded(nbytes: int) -> int:
+def pad_to_page(nbytes: int) -> int:
     """Round up to whole pages."""
-    return -(-nbytes // PAGE) * PAGE
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
@@ -45,7 +45,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`length` bytes (a multiple of PAGE) of the version's linear space; its offset is the sum of those before it."""
 
     digest: Digest
-    length: Annotated[int, Meta(ge=PAGE, le=MAX_OFFSET)]
+    length: Annotated[int, Meta(ge=PAGE_BYTES, le=MAX_OFFSET)]
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     format: Literal[1]
     engine: Engine
     limits: Limits
-    chunk_bytes: Annotated[int, Meta(ge=PAGE)]
+    chunk_bytes: Annotated[int, Meta(ge=PAGE_BYTES)]
     files: tuple[PinnedFile, ...]
     tensors: tuple[Tensor, ...]
     chunks: tuple[Chunk, ...]
@@ -141,12 +141,12 @@ def decode_manifest(raw: bytes, version: str) -> Manifest:
         raise Refused(ManifestCorrupt(version, str(error))) from error
     if encode_manifest(manifest) != raw:
         raise Refused(ManifestCorrupt(version, "it is not in canonical form"))
-    if (fault := find_fault(manifest)) is not None:
+    if (fault := find_manifest_fault(manifest)) is not None:
         raise Refused(ManifestCorrupt(version, fault[:MAX_FAULT]))
     return manifest
 
 
-def find_fault(manifest: Manifest) -> str | None:
+def find_manifest_fault(manifest: Manifest) -> str | None:
     """The first rule of the geometry, or of the signature, that is broken, in words; None where all hold."""
     if (manifest.engine.kind == "predict") != (manifest.signature is not None):
         return "what predicts has a signature, and nothing else has"
@@ -159,14 +159,14 @@ def find_fault(manifest: Manifest) -> str | None:
         return "a name occurs twice"
     total = manifest.total_bytes
     for offset, nbytes, name in spans:
-        if offset % PAGE:
-            return f"'{name}' starts at {offset}, not on a {PAGE}-byte boundary"
+        if offset % PAGE_BYTES:
+            return f"'{name}' starts at {offset}, not on a {PAGE_BYTES}-byte boundary"
         if offset + nbytes > total:
             return f"'{name}' ends at {offset + nbytes}, after the last chunk ({total})"
     for (offset, nbytes, name), (following, _, later) in pairwise(spans):
         if following < offset + nbytes:
             return f"'{later}' overlaps '{name}' or precedes it"
     for chunk in manifest.chunks:
-        if chunk.length % PAGE or chunk.length > manifest.chunk_bytes:
+        if chunk.length % PAGE_BYTES or chunk.length > manifest.chunk_bytes:
             return f"chunk {chunk.digest} has a length of {chunk.length}"
     return None

@@ -14,7 +14,7 @@ _DEVICE_CLASS: Final = re.compile(r"[ -~]{1,64}")  # what the meter page and the
 DEVICE_CLASS_RULE: Final = "must be 1 to 64 printable ASCII characters"
 DIGEST_HEX: Final = 64
 _DIGEST: Final = re.compile(rf"[0-9a-f]{{{DIGEST_HEX}}}")
-KEPT: Final = 512  # references that were read: callers name the same few
+CACHED_REFERENCES: Final = 512  # references that were read: callers name the same few
 DEFAULT_ALIAS: Final = "prod"
 # First segments of our own paths: the path form of a tenant of that name would never be read as one.
 RESERVED_TENANTS: Final = frozenset({"admin", "push", "v1", "v2"})
@@ -30,7 +30,7 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def dns_label(value: str, field: str) -> str:
+def require_dns_label(value: str, field: str) -> str:
     """Return `value` where it is a DNS label; otherwise refuse, naming the value and the rule."""
     if not is_dns_label(value):
         rule = "must be a DNS label (1-63 of a-z, 0-9 and '-', not at either end)"
@@ -38,9 +38,9 @@ def dns_label(value: str, field: str) -> str:
     return value
 
 
-def tenant_name(value: str) -> str:
+def require_tenant_name(value: str) -> str:
     """Return `value` where a new tenant may have that name; otherwise refuse, naming the value and the rule."""
-    if dns_label(value, "tenant") in RESERVED_TENANTS:
+    if require_dns_label(value, "tenant") in RESERVED_TENANTS:
         raise Refused(InvalidRequest("tenant", repr(value), "is reserved, as our own paths begin with it"))
     return value
 
@@ -64,18 +64,20 @@ def is_device_class(value: str) -> bool:
     return _DEVICE_CLASS.fullmatch(value) is not None
 
 
-def model_for(caller: str, owner: str, model: str) -> str:
+def qualified_model_name(caller: str, owner: str, model: str) -> str:
     """A model as a tenant calls it: `M` is its own, `OWNER/M` another tenant's. So no two have one name to it."""
     return model if owner == caller else f"{owner}/{model}"
 
 
-def owner_of(caller: str, named: str) -> tuple[str, str]:
-    """Return (owner, model) of a name that `model_for` made: the owner's tenant, and what the owner calls the model."""
+def split_qualified_name(caller: str, named: str) -> tuple[str, str]:
+    """Return (owner, model) of a name that `qualified_model_name` made: the owner's tenant, and what the
+    owner calls the model.
+    """
     owner, slash, model = named.partition("/")
     return (owner, model) if slash else (caller, named)
 
 
-def model_name(value: str, field: str) -> str:
+def require_model_name(value: str, field: str) -> str:
     """Return `value` where it is `M` or `OWNER/M`; otherwise refuse, naming the value and the rule."""
     if not all(map(is_dns_label, value.split("/", 1))):
         rule = "must be MODEL or OWNER/MODEL, each a DNS label, without the alias or version that may follow '@'"
@@ -83,19 +85,19 @@ def model_name(value: str, field: str) -> str:
     return value
 
 
-@lru_cache(KEPT)  # of what can be one: what is refused is not kept
+@lru_cache(CACHED_REFERENCES)  # of what can be one: what is refused is not kept
 def parse_reference(text: str) -> ModelReference:
     """Read a reference: 12 to 64 hex digits after `@` are a version, anything else is an alias, nothing is `prod`.
 
     Raises `Refused(InvalidRequest)` if model or alias is no DNS label.
     """
     model, at, rest = text.partition("@")
-    dns_label(model, "model")
+    require_dns_label(model, "model")
     if not at:
         return ModelReference(model, DEFAULT_ALIAS, None)
     if _VERSION_PREFIX.fullmatch(rest):
         return ModelReference(model, None, rest)
-    return ModelReference(model, dns_label(rest, "alias"), None)
+    return ModelReference(model, require_dns_label(rest, "alias"), None)
 
 
 def parse_address(text: str) -> ModelReference:
@@ -103,4 +105,4 @@ def parse_address(text: str) -> ModelReference:
     owner, slash, reference = text.partition("/")
     if not slash:
         return parse_reference(text)
-    return replace(parse_reference(reference), owner=dns_label(owner, "model"))
+    return replace(parse_reference(reference), owner=require_dns_label(owner, "model"))

@@ -7,7 +7,7 @@ DIGITS = 15  # of a number that a float holds exactly
 MAX_LIMIT = 1 << 50  # the largest limit of a tenant or of a ladder's step; 16 digits
 
 
-def whole_number(written: str | bytes, most_digits: int = DIGITS) -> int | None:
+def parse_whole_number(written: str | bytes, most_digits: int = DIGITS) -> int | None:
     """Return the number, or None where `written` is anything but 1 to `most_digits` ASCII digits."""
     if written.isascii() and written.isdigit() and len(written) <= most_digits:
         return int(written)

@@ -14,7 +14,7 @@ from contracts.problem import WireFailure
 from contracts.wire import Fact, Wire
 
 # A query parameter of a commit: the client's name for itself, which tells it from the client of an equal push.
-CLIENT: Final = "client"
+CLIENT_PHRASE: Final = "client"
 
 
 class SmallFile(Wire, frozen=True):

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Final
 
-DEPTH: Final = 6  # segments of a path that rules look at
+MAX_PATH_DEPTH: Final = 6  # segments of a path that rules look at
 
 
 class Role(StrEnum):
@@ -32,9 +32,9 @@ def role_of(uris: Collection[str], prefix: str) -> Role | None:
         return None
 
 
-def may_ask(rules: Rules, role: Role, path: str) -> bool:
+def role_may_call(rules: Rules, role: Role, path: str) -> bool:
     """The nearest rule decides: the path's own, else that of what it is below. `path` is as the router will see it."""
-    parts = path.split("/", DEPTH + 1)[: DEPTH + 1]
+    parts = path.split("/", MAX_PATH_DEPTH + 1)[: MAX_PATH_DEPTH + 1]
     for length in range(len(parts), 1, -1):
         if (roles := rules.get("/".join(parts[:length]))) is not None:
             return role in roles

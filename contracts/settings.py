@@ -6,14 +6,14 @@ Pure: takes a mapping. Only a package's `settings.py` hands it the environment.
 from collections.abc import Mapping
 from typing import Final
 
-SHOWN: Final = 400  # characters of a value
+MAX_SHOWN_CHARACTERS: Final = 400  # characters of a value
 
 
 class BadSetting(ValueError):
     """A setting breaks its rule; the text names variable, value (its beginning, where it is long) and rule."""
 
     def __init__(self, name: str, value: str, rule: str) -> None:
-        super().__init__(f"{name}={value[:SHOWN]}: {rule}")
+        super().__init__(f"{name}={value[:MAX_SHOWN_CHARACTERS]}: {rule}")
 
 
 def text(env: Mapping[str, str], name: str, default: str | None = None) -> str:

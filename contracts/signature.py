@@ -18,12 +18,12 @@ Datatype = Literal[
 ]
 Extent = Annotated[int, Meta(ge=-1)]
 Value = bool | int | float | str
-OPEN: Final = -1
+ANY_EXTENT: Final = -1
 _KINDS: Final[Mapping[Datatype, frozenset[type]]] = {
     "BOOL": frozenset({bool}), "BYTES": frozenset({str}), "FP32": frozenset({int, float}),
     "FP64": frozenset({int, float}),
 }  # fmt: skip
-_WHOLE: Final = frozenset({int})
+_WHOLE_NUMBER_TYPES: Final = frozenset({int})
 # FP32: the highest double that rounds to FLT_MAX. FLT_MAX in its shortest form (3.4028235e38) is a little above it.
 _HIGHEST: Final[Mapping[Datatype, float]] = {"FP32": 3.4028235677973362e38, "FP64": 1.7976931348623157e308}
 
@@ -60,7 +60,7 @@ def schema_hash_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) 
     return hashlib.sha256(msgspec.json.encode(seen, order="sorted")).hexdigest()
 
 
-def sign(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+def make_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
     """The signature of these tensors."""
     return Signature(tuple(inputs), tuple(outputs), schema_hash_of(inputs, outputs))
 
@@ -73,10 +73,10 @@ def range_of(datatype: Datatype) -> tuple[float, float]:
     return (0, 2**bits - 1) if datatype.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def find_misfit(values: Sequence[object], datatype: Datatype) -> int | None:
+def find_invalid_value(values: Sequence[object], datatype: Datatype) -> int | None:
     """Where the first value is that is none of the type, as JSON has it: a boolean is no number, a text no byte; None
     where all are. Numbers of a floating type are rounded to it later, those beyond its range are misfits."""
-    kinds = _KINDS.get(datatype, _WHOLE)
+    kinds = _KINDS.get(datatype, _WHOLE_NUMBER_TYPES)
     numeric = datatype not in ("BOOL", "BYTES")
     low, high = range_of(datatype) if numeric else (0, 0)
     if set(map(type, values)) <= kinds and (not numeric or not values or (low <= min(values) and max(values) <= high)):  # type: ignore[type-var,operator]
@@ -97,9 +97,9 @@ def find_signature_fault(signature: Signature) -> str | None:
         if len({spec.name for spec in specs}) != len(specs):
             return "a tensor's name occurs twice"
         for spec in specs:
-            if not spec.shape or spec.shape[0] != OPEN:
+            if not spec.shape or spec.shape[0] != ANY_EXTENT:
                 return f"the first dimension of '{spec.name}' must be open: it is the rows"
-    if any(OPEN in spec.shape[1:] for spec in signature.inputs):
+    if any(ANY_EXTENT in spec.shape[1:] for spec in signature.inputs):
         return "only the first dimension of an input may be open"
     return None
 

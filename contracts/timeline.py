@@ -1,6 +1,7 @@
 """The stages of a request and of the start that it waited for, each stamped once.
 
-A process stamps microseconds since the call to it began (`Span`). The caller adds when it called (`Timeline.graft`).
+A process stamps microseconds since the call to it began (`StageSpan`). The caller adds when it called
+(`Timeline.merge_spans`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +39,7 @@ class Stamp(msgspec.Struct, frozen=True):
     at_us: int
 
 
-class Span(msgspec.Struct, frozen=True):
+class StageSpan(msgspec.Struct, frozen=True):
     """What another process stamped: microseconds since the call to it began; the caller shifts it."""
 
     stage: Stage
@@ -55,11 +56,11 @@ class Timeline(msgspec.Struct):
         """The first stamp of a stage stands."""
         self._at_us.setdefault(stage, now_us - self.began_us)
 
-    def withdraw(self, stage: Stage) -> None:
+    def clear_stage(self, stage: Stage) -> None:
         """Forget a stage that has to be gone through again."""
         self._at_us.pop(stage, None)
 
-    def graft(self, spans: Iterable[Span], call_began_us: int) -> None:
+    def merge_spans(self, spans: Iterable[StageSpan], call_began_us: int) -> None:
         """Take over another process's spans, whose zero was `call_began_us` here (the hop's latency is in it)."""
         zero_us = call_began_us - self.began_us
         for span in spans:

@@ -46,7 +46,7 @@ def span_id_of(name: str, stage: str = "") -> int:
     return _digest(f"span {stage}", name, 8)
 
 
-def within(caller: TraceContext | None, request_id: str) -> TraceContext | None:
+def outgoing_trace_context(caller: TraceContext | None, request_id: str) -> TraceContext | None:
     """Return the context for calls that we make for a request: the caller's trace, its own span. None without one."""
     return None if caller is None else replace(caller, span_id=span_id_of(request_id))
 

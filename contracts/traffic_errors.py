@@ -75,7 +75,7 @@ class BudgetSpent(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetAway(Failure):
+class BudgetUnavailable(Failure):
     """What is left of the tenant's budget can't be known: the store in which activators share it is away."""
 
     after_s: float
@@ -113,7 +113,7 @@ class Overloaded(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class Displaced(Failure):
+class ShedByPriority(Failure):
     """It waited, and had to make way in a full queue: nobody who waited there was lower in the order of shedding."""
 
     rank: str
@@ -123,7 +123,7 @@ class Displaced(Failure):
 
 
 @dataclass(frozen=True, slots=True)
-class OverShare(Failure):
+class ShedByFairShare(Failure):
     """It waited, and had to make way in a full queue, of which its tenant held more than its share."""
 
     after_s: float

@@ -12,12 +12,16 @@ from contracts.timeline import Stamp
 from contracts.wire import Fact, Wire
 
 ACK_TOKENS: Final = 64  # an activator acknowledges a stream's delivered tokens this often
-SO_FAR_S: Final = 60  # the longest that a replica in a pod lives between two words of how it has lived so far
+RUNNING_REPORT_INTERVAL_S: Final = (
+    60  # the longest that a replica in a pod lives between two words of how it has lived so far
+)
 KILLED: Final = -9  # by SIGKILL, as an exit status; also of a life whose end nobody saw
-CUT: Final = "cut-"  # what the source of a life begins with whose end was never told: its last word counts
+UNSEEN_END_PREFIX: Final = (
+    "cut-"  # what the source of a life begins with whose end was never told: its last word counts
+)
 
 
-class Origin(StrEnum):
+class RecordOrigin(StrEnum):
     """Who wrote a request record; an activator's stands over an orphan's of the same id."""
 
     ACTIVATOR = "activator"
@@ -31,7 +35,7 @@ class RequestRecord(Wire, frozen=True):
     """
 
     request_id: str
-    origin: Origin
+    origin: RecordOrigin
     source: str  # the spool that carries it: one per process lifetime
     sequence: int  # gapless from 1 within `source`: a hole is a lost record
     tenant: str

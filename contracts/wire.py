@@ -19,8 +19,8 @@ from contracts.errors import InvalidRequest, Refused
 T = TypeVar("T")
 
 MAX_RULE: Final = 400  # characters: msgspec repeats the value that it did not expect, however long
-_building: Final = Lock()
-_built: Final[dict[Any, "Decoder[Any]"]] = {}
+_build_lock: Final = Lock()
+_decoders: Final[dict[Any, "Decoder[Any]"]] = {}
 
 
 class BadJson(msgspec.DecodeError):
@@ -64,12 +64,12 @@ def encode(value: object) -> bytes:
 
 def decoder(kind: type[T]) -> Decoder[T]:
     """Return the type's decoder. It raises BadJson, for the caller to translate."""
-    found: Decoder[T] | None = _built.get(kind)
+    found: Decoder[T] | None = _decoders.get(kind)
     if found is None:
-        with _building:
-            found = _built.get(kind)
+        with _build_lock:
+            found = _decoders.get(kind)
             if found is None:
-                found = _built[kind] = Decoder(kind)
+                found = _decoders[kind] = Decoder(kind)
     return found
 
 
@@ -90,7 +90,7 @@ def decode_lenient(raw: bytes | str) -> Any:
 def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, what: str = "body") -> T:
     """Decode strictly; anything else raises `Refused(InvalidRequest)` naming `what` and msgspec's rule."""
     try:
-        found: T = (_built.get(kind) or decoder(kind)).decode(raw)
+        found: T = (_decoders.get(kind) or decoder(kind)).decode(raw)
         return found
     except BadJson as error:
         raise Refused(InvalidRequest(what, "(JSON)", str(error))) from error

@@ -6,10 +6,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from controlplane.price_book import book_of
+from controlplane.price_book import read_price_book
 from controlplane.settings import load
 from service.log import configure_logging
-from service.private import keep_secrets
+from service.private import protect_memory
 from service.run import run_service
 from service.settings import log_level
 from service.startup import only_checks, refusing_bad_settings
@@ -17,12 +17,12 @@ from service.startup import only_checks, refusing_bad_settings
 
 def main() -> None:
     """Exits with 0 when it was told to stop, with 2 for a bad setting."""
-    keep_secrets()
+    protect_memory()
     with refusing_bad_settings():
         configure_logging("controlplane", log_level())
         settings = load()
         if only_checks():
-            book_of(settings.price_book)
+            read_price_book(settings.price_book)
             if isinstance(settings.database, Path):
                 sys.stderr.write(describe_kept_aside(settings.database))
             return

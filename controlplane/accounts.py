@@ -12,9 +12,9 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Cast, Column, Connection, Select, and_, cast, func, or_, select
 
 from contracts.billing import Compared
-from contracts.usage import CUT, SO_FAR_S, LifetimeRecord, Origin, RequestRecord
+from contracts.usage import RUNNING_REPORT_INTERVAL_S, UNSEEN_END_PREFIX, LifetimeRecord, RecordOrigin, RequestRecord
 from contracts.wire import BadJson, decoder
-from controlplane.closings import frozen_book
+from controlplane.closings import try_closed_prices
 from controlplane.ledger_schema import (
     conflicts,
     lifetime_records,
@@ -26,27 +26,27 @@ from controlplane.ledger_schema import (
     sources,
 )
 from controlplane.policy.findings import (
-    SETTLE_US,
-    Finding,
-    Kind,
-    Life,
-    Rates,
-    Size,
-    Waiting,
-    of_gaps,
-    of_gone,
-    of_life,
-    of_orphan,
-    of_silent,
-    worth,
+    RECORD_DELAY_US,
+    Discrepancy,
+    DiscrepancyKind,
+    Impact,
+    LifetimeFacts,
+    PriceLookup,
+    SpoolPosition,
+    check_lifetime,
+    check_sequence_gaps,
+    estimate_record_impact,
+    report_charged_orphan,
+    report_missing_lifetime,
+    report_silent_replica,
 )
 from controlplane.policy.month import month_bounds_us, month_of
 from controlplane.policy.ranges import Range
 from controlplane.policy.rating import PriceBook, Prices
 from controlplane.schema import versions
-from controlplane.store import UNREADABLE, streamed, typed, unreadable
+from controlplane.store import UNREADABLE, check_row_types, stream_rows, unreadable
 
-QUIET_US: Final = 2 * SO_FAR_S * 1_000_000  # one word may be lost
+REPORT_OVERDUE_US: Final = 2 * RUNNING_REPORT_INTERVAL_S * 1_000_000  # one word may be lost
 _ROWS: Final = 500  # fetched at a time
 _RECORDS: Final = (decoder(RequestRecord), decoder(LifetimeRecord))
 
@@ -59,37 +59,37 @@ class OpenRuntime:
     requests: int
     device_us: int
     last_us: int  # end of its last request
-    told_us: int | None = None  # its last word of its life so far, by our clock; None where it says none
+    reported_at_us: int | None = None  # its last word of its life so far, by our clock; None where it says none
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ExternalFacts:
     """Facts that the ledger does not hold."""
 
     book: PriceBook
     live: Collection[str] | None  # runtimes that have not died; None if unknown
     now_us: int  # wall clock
-    spools: Mapping[str, Waiting] = field(default_factory=dict)  # sources whose spool is there
+    spools: Mapping[str, SpoolPosition] = field(default_factory=dict)  # sources whose spool is there
 
 
-class Accounts:
+class ConsistencyChecks:
     """The accounts of one tenant. A source is compared once, and a replica without a lifetime record is reported once,
     even if several months are read.
     """
 
-    def __init__(self, connection: Connection, tenant: str, around: Surroundings) -> None:
+    def __init__(self, connection: Connection, tenant: str, external_facts: ExternalFacts) -> None:
         self._connection = connection
         self._tenant = tenant
-        self._around = around
-        self.rates = rates_of(connection, tenant, around.book)
+        self._external_facts = external_facts
+        self.price_lookup = build_price_lookup(connection, tenant, external_facts.book)
         self.compared = dict.fromkeys(Compared.__struct_fields__, 0)
-        self._sources: set[str] = set()  # compared so far
-        self._ended: set[str] = set()  # replicas without a lifetime record, reported so far
+        self._compared_sources: set[str] = set()  # compared so far
+        self._reported_replicas: set[str] = set()  # replicas without a lifetime record, reported so far
 
-    def lives(self, month: str) -> Iterator[Finding]:
+    def check_lifetimes(self, month: str) -> Iterator[Discrepancy]:
         """Replicas that died in the month, beside the requests of all who may call them."""
         compared = self.compared
-        for life in _lives(self._connection, self._tenant, month):
+        for life in _lifetimes(self._connection, self._tenant, month):
             compared["replicas"] += 1
             compared["served"] += life.requests
             compared["recorded"] += life.recorded_requests
@@ -97,44 +97,48 @@ class Accounts:
             compared["attributed_us"] += life.parts_us
             compared["active_us"] += life.active_us
             compared["used_us"] += life.recorded_device_us
-            yield from of_life(life, self.rates)
+            yield from check_lifetime(life, self.price_lookup)
 
-    def ended(self, open_ones: Iterable[OpenRuntime]) -> Iterator[Finding]:
+    def check_unrecorded_replicas(self, open_ones: Iterable[OpenRuntime]) -> Iterator[Discrepancy]:
         """Report the replicas that have been dead or silent for so long that their lifetime record should be here."""
-        live, now_us = self._around.live, self._around.now_us
+        live, now_us = self._external_facts.live, self._external_facts.now_us
         for each in open_ones:
             name = each.runtime_id
-            if name in self._ended:
+            if name in self._reported_replicas:
                 continue
-            if each.told_us is not None:
-                if each.told_us + QUIET_US < now_us:
-                    self._ended.add(name)
-                    yield of_silent(name)
-            elif live is not None and name not in live and each.last_us + SETTLE_US < now_us:
-                self._ended.add(name)
-                yield of_gone(name, each.requests, each.device_us)
+            if each.reported_at_us is not None:
+                if each.reported_at_us + REPORT_OVERDUE_US < now_us:
+                    self._reported_replicas.add(name)
+                    yield report_silent_replica(name)
+            elif live is not None and name not in live and each.last_us + RECORD_DELAY_US < now_us:
+                self._reported_replicas.add(name)
+                yield report_missing_lifetime(name, each.requests, each.device_us)
 
-    def gaps(self, month: str) -> Iterator[Finding]:
+    def check_gaps(self, month: str) -> Iterator[Discrepancy]:
         """Report what each source that recorded anything in the month lost. A lost record may be any tenant's."""
         for source, ranges in _received_ranges(self._connection, month):
-            if source not in self._sources:
-                self._sources.add(source)
+            if source not in self._compared_sources:
+                self._compared_sources.add(source)
                 self.compared["sources"] += 1
-                yield from of_gaps(source, ranges, self._around.spools.get(source))
+                yield from check_sequence_gaps(source, ranges, self._external_facts.spools.get(source))
 
-    def charged_orphans(self, month: str) -> Iterator[Finding]:
+    def check_charged_orphans(self, month: str) -> Iterator[Discrepancy]:
         """Requests of the month that no activator recorded, charged by the record of the replica that lost it."""
         c = request_records.c
         query = (
             select(c.request_id, c.runtime_id, c.ended_at_us, c.completion_tokens)
-            .where(c.tenant == self._tenant, c.month == month, c.origin == Origin.ORPHAN.value, c.stands.is_(True))
+            .where(
+                c.tenant == self._tenant, c.month == month, c.origin == RecordOrigin.ORPHAN.value, c.stands.is_(True)
+            )
             .order_by(c.ended_at_us, c.request_id)
         )
-        for request_id, runtime_id, ended_at_us, tokens in typed(query, streamed(self._connection, query, _ROWS)):
+        for request_id, runtime_id, ended_at_us, tokens in check_row_types(
+            query, stream_rows(self._connection, query, _ROWS)
+        ):
             self.compared["orphans"] += 1
-            yield of_orphan(request_id, runtime_id, ended_at_us, tokens, self.rates)
+            yield report_charged_orphan(request_id, runtime_id, ended_at_us, tokens, self.price_lookup)
 
-    def kept_aside(self, month: str) -> Iterator[Finding]:
+    def check_conflicts(self, month: str) -> Iterator[Discrepancy]:
         """Records of the tenant that the ledger did not enter."""
         c = conflicts.c
         query = (
@@ -142,21 +146,21 @@ class Accounts:
             .where(owned_by(conflicts, self._tenant), c.month == month)
             .order_by(c.at_us, c.digest)
         )
-        for subject, reason, at_us, record in typed(query, streamed(self._connection, query, _ROWS)):
-            yield Finding(Kind.CONFLICT, subject, reason, partial(self._worth, record, at_us))
+        for subject, reason, at_us, record in check_row_types(query, stream_rows(self._connection, query, _ROWS)):
+            yield Discrepancy(DiscrepancyKind.CONFLICT, subject, reason, partial(self._estimate_impact, record, at_us))
 
-    def _worth(self, raw: str, at_us: int) -> Size:
-        return worth(_record_of(raw), self.rates.prices(at_us))
+    def _estimate_impact(self, raw: str, at_us: int) -> Impact:
+        return estimate_record_impact(_try_decode_record(raw), self.price_lookup.prices(at_us))
 
 
-def rates_of(connection: Connection, tenant: str, book: PriceBook) -> Rates:
+def build_price_lookup(connection: Connection, tenant: str, book: PriceBook) -> PriceLookup:
     """Prices of an instant are those of the book; of a closed month, those that were frozen with it."""
     books: dict[str, PriceBook] = {}
 
     def prices(at_us: int) -> Prices:
         month = month_of(at_us)
         if month not in books:
-            books[month] = frozen_book(connection, tenant, month) or book
+            books[month] = try_closed_prices(connection, tenant, month) or book
         return books[month].at(at_us)
 
     def positions(model: str, version: str | None) -> int | None:
@@ -164,10 +168,10 @@ def rates_of(connection: Connection, tenant: str, book: PriceBook) -> Rates:
         query = select(c.max_positions).where(c.tenant == tenant, c.model == model, c.version == (version or ""))
         return connection.execute(query).scalar()
 
-    return Rates(prices, positions)
+    return PriceLookup(prices, positions)
 
 
-def readable(findings: Iterable[Finding]) -> Iterator[Finding]:
+def stop_at_unreadable(findings: Iterable[Discrepancy]) -> Iterator[Discrepancy]:
     """Yield the findings up to the first row that can't be read, and one for that row.
 
     Raises DBAPIError if the database is away.
@@ -178,9 +182,9 @@ def readable(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield unreadable_finding(error)
 
 
-def unreadable_finding(error: Exception) -> Finding:
+def unreadable_finding(error: Exception) -> Discrepancy:
     """Return the finding for a row that raised one of UNREADABLE. Raises DBAPIError if the database is away."""
-    return Finding(Kind.ROW_WRONG, "rows", unreadable(error), partial(Size, None, None, None, None))
+    return Discrepancy(DiscrepancyKind.ROW_WRONG, "rows", unreadable(error), partial(Impact, None, None, None, None))
 
 
 def open_runtimes(connection: Connection, tenant: str, month: str) -> Iterator[OpenRuntime]:
@@ -197,7 +201,7 @@ def open_runtimes(connection: Connection, tenant: str, month: str) -> Iterator[O
         .group_by(c.runtime_id)
         .order_by(c.runtime_id)
     )
-    for row in typed(query, connection.execute(query)):
+    for row in check_row_types(query, connection.execute(query)):
         yield OpenRuntime(*row)
 
 
@@ -215,7 +219,7 @@ def _received_ranges(connection: Connection, month: str) -> Iterator[tuple[str, 
         .order_by(received.c.source, received.c.first)
     )
     name, ranges = None, list[Range]()
-    for source, first, last in typed(query, streamed(connection, query, _ROWS)):
+    for source, first, last in check_row_types(query, stream_rows(connection, query, _ROWS)):
         if source != name:
             if name is not None:
                 yield name, ranges
@@ -225,7 +229,7 @@ def _received_ranges(connection: Connection, month: str) -> Iterator[tuple[str, 
         yield name, ranges
 
 
-def _lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
+def _lifetimes(connection: Connection, tenant: str, month: str) -> Iterator[LifetimeFacts]:
     uses, died = runtime_totals.c, lifetime_records.c
     query: Select[Any] = (
         select(
@@ -239,7 +243,7 @@ def _lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
             func.coalesce(_sum(uses.requests), 0),
             func.coalesce(_sum(uses.answered), 0),
             func.coalesce(_sum(uses.device_us), 0),
-            died.source.startswith(CUT),
+            died.source.startswith(UNSEEN_END_PREFIX),
             func.coalesce(died.model, ""),
             died.version,
             died.device_class,
@@ -251,11 +255,11 @@ def _lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
         .group_by(died.runtime_id)  # which names the row
         .order_by(died.runtime_id)
     )
-    for row in typed(query, streamed(connection, query, _ROWS)):
-        yield Life(*row)
+    for row in check_row_types(query, stream_rows(connection, query, _ROWS)):
+        yield LifetimeFacts(*row)
 
 
-def _record_of(raw: str) -> RequestRecord | LifetimeRecord | None:
+def _try_decode_record(raw: str) -> RequestRecord | LifetimeRecord | None:
     for kind in _RECORDS:
         with suppress(BadJson):
             return kind.decode(raw)

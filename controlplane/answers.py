@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from contracts.control import StartProblem
-from contracts.ladder import Rung
-from contracts.timeline import Span
+from contracts.ladder import DegradationStep
+from contracts.timeline import StageSpan
 from contracts.wire import Wire
 from controlplane.policy.rollout import ImageBehind
 from controlplane.policy.scale_settings import ScaleSettings
@@ -76,7 +76,7 @@ class ReplicaStatus(Wire, frozen=True):
 class RestoreStatus(Wire, frozen=True):
     """How the last restore went: its spans in microseconds after it was asked for, or why it failed."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
     failure_code: str | None = None
     failure: str | None = None
 
@@ -123,8 +123,8 @@ class ModelStatus(Wire, frozen=True):
     versions: tuple[VersionStatus, ...]
     grantees: tuple[str, ...]  # other tenants that may call it
     split: dict[str, int]  # versions that share what is asked of `prod`, by weight
-    ladder: tuple[Rung, ...]  # what it gives up before it refuses
-    plan_ladders: dict[str, tuple[Rung, ...]]  # in its place, by the plan of who asks
+    ladder: tuple[DegradationStep, ...]  # what it gives up before it refuses
+    plan_ladders: dict[str, tuple[DegradationStep, ...]]  # in its place, by the plan of who asks
     meanwhile: dict[str, str]  # version that was only just named -> the one before it, which answers what it can't yet
 
 

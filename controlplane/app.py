@@ -25,23 +25,23 @@ from controlplane.changing import Changes
 from controlplane.clock import Clock, SystemClock
 from controlplane.feed import FeedHub
 from controlplane.health import Health, open_health
-from controlplane.installation import Installation, keep_backups, open_installation
-from controlplane.internal_api import Internals
+from controlplane.installation import ControlPlaneServices, open_services, start_backups
+from controlplane.internal_api import InternalServices
 from controlplane.leading import lead
-from controlplane.nul import refusing_nul
-from controlplane.on_cluster import connected, on_cluster, role_label
+from controlplane.nul import reject_nul
+from controlplane.on_cluster import connect_cluster, on_cluster, role_label
 from controlplane.one_machine import one_machine
-from controlplane.open_lives import cut_forever
-from controlplane.opening import keep_writing, open_when_there
+from controlplane.open_lives import watch_lost_replicas
+from controlplane.opening import open_when_available, watch_write_session
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.roles import RULES
-from controlplane.price_book import book_of
-from controlplane.running import Running
+from controlplane.price_book import read_price_book
+from controlplane.running import ReplicaBackend
 from controlplane.scaling.knative.cluster import ClusterApi
 from controlplane.settings import LISTEN, Settings
-from service.decider import hold
+from service.decider import acquire_standby_lock
 from service.failures import install_failure_handlers
-from service.inner import open_inner
+from service.inner import open_internal_server
 from service.openapi import add_description
 from service.private import make_private
 from service.unix import SocketDirectory
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 SOCKET = "control.sock"
 DRAIN_S = 2
-DECIDER_S = 10.0  # an activator that stands in lets go of its decision sooner
+DECISION_LOCK_LIMIT_S = 10.0  # an activator that stands in lets go of its decision sooner
 
 
 async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = None) -> None:
@@ -60,14 +60,14 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     Adoption comes before the socket: the first snapshot of the feed already names what serves. Raises BadSetting.
     """
     clock = clock or SystemClock()
-    book = book_of(settings.price_book)
+    book = read_price_book(settings.price_book)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_private(settings.data)
-    async with open_health(settings.between, stop) as health:
+    async with open_health(settings.peer_settings, stop) as health:
         if settings.cluster is None:
             await _serve(settings, book, stop, clock, health, None)
             return
-        async with connected(settings.cluster, clock) as cluster:
+        async with connect_cluster(settings.cluster, clock) as cluster:
             serve = partial(_serve, settings, book, stop, clock, health, cluster)
             role = role_label(settings.cluster, cluster, clock)
             await lead(cluster, settings.cluster.namespace, health, clock, stop, serve, role)
@@ -76,60 +76,74 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
 async def _serve(
     settings: Settings, book: PriceBook, stop: asyncio.Event, clock: Clock, health: Health, cluster: ClusterApi | None
 ) -> None:
-    async with AsyncExitStack() as ladder:
-        telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
-        if (opened := await open_when_there(settings.database, stop, health.wait_for)) is None:
+    async with AsyncExitStack() as stack:
+        telemetry = await stack.enter_async_context(open_telemetry("controlplane", settings.telemetry))
+        if (opened := await open_when_available(settings.database, stop, health.wait_for)) is None:
             return
-        database = ladder.enter_context(closing(opened))
-        database.on_superseded = stop.set  # whoever starts it again has it read anew what there is
-        directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
-        health.waits_for = "what there is"
-        between = replace(settings.between, health=None)  # `health` has that port
-        inner = await ladder.enter_async_context(open_inner(directory, between, Role.CONTROLPLANE, LISTEN))
+        database = stack.enter_context(closing(opened))
+        database.on_fenced = stop.set  # whoever starts it again has it read anew what there is
+        directory = stack.enter_context(closing(SocketDirectory(settings.run)))
+        health.waiting_for = "what there is"
+        peer_settings = replace(settings.peer_settings, health=None)  # `health` has that port
+        inner = await stack.enter_async_context(
+            open_internal_server(directory, peer_settings, Role.CONTROLPLANE, LISTEN)
+        )
         describe_certificates(telemetry.page, inner.ends)
-        ladder.enter_context(closing(await hold(directory, DECIDER_S)))  # no activator decides from now on
+        stack.enter_context(
+            closing(await acquire_standby_lock(directory, DECISION_LOCK_LIMIT_S))
+        )  # no activator decides from now on
         machine = None  # by which an activator that stands in starts replicas: on this machine alone
         if cluster is None:
             machine = Machine(settings.device_slots, settings.cores, settings.threads_cap, settings.kv_bytes)
-        inst = await open_installation(ladder, settings, clock, book, telemetry, directory, database, machine)
+        services = await open_services(stack, settings, clock, book, telemetry, directory, database, machine)
         if cluster is None or settings.cluster is None:
-            running = await one_machine(ladder, inst)
+            running = await one_machine(stack, services)
         else:
-            health.waits_for = "the cluster"
-            running = await on_cluster(ladder, inst, settings.cluster, cluster, inner.ways, stop)
+            health.waiting_for = "the cluster"
+            running = await on_cluster(stack, services, settings.cluster, cluster, inner.connector_factory, stop)
             if stop.is_set():
                 return  # before all was seen: nobody is told that it is all
         if settings.postgres is not None:
-            inst.tasks.start_loop("writing session", lambda: keep_writing(database, clock))
-        inst.tasks.start_loop("spending", inst.spending.run)
-        inst.tasks.start_loop("audit", inst.trail.run)
+            services.tasks.start_loop("writing session", lambda: watch_write_session(database, clock))
+        services.tasks.start_loop("spending", services.spending.run)
+        services.tasks.start_loop("audit", services.trail.run)
         since_us = clock.monotonic_us()
-        inst.tasks.start_loop("lives without an end", lambda: cut_forever(inst.ledger.cut_lives, clock, since_us))
-        inst.tasks.start(_end_with(inst.feed, stop), "end of the feed")
-        app = telemetry.exposing(refusing_nul(compose(inst, running, keep_backups(inst))))
+        services.tasks.start_loop(
+            "lives without an end", lambda: watch_lost_replicas(services.ledger.record_lost_replicas, clock, since_us)
+        )
+        services.tasks.start(_end_feed_on(services.feed, stop), "end of the feed")
+        app = telemetry.with_metrics_route(reject_nul(build_app(services, running, start_backups(services))))
         log.info("ready", extra={"replicas": len(tuple(running.replicas)), "data": str(settings.data)})
-        with health.by(app):
+        with health.forward_to(app):
             await inner.serve(app, directory.listen(SOCKET), RULES, stop, DRAIN_S)
 
 
-async def _end_with(feed: FeedHub, stop: asyncio.Event) -> None:
+async def _end_feed_on(feed: FeedHub, stop: asyncio.Event) -> None:
     """The feed never ends by itself, and the server would wait for it."""
     await stop.wait()
     feed.end()
 
 
-def compose(inst: Installation, running: Running, backups: Backups) -> ASGIApp:
+def build_app(services: ControlPlaneServices, running: ReplicaBackend, backups: Backups) -> ASGIApp:
     """The routes as one application. Internal ones are matched first."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
-    registry, access, ledger, clock, trail = inst.registry, inst.access, inst.ledger, inst.clock, inst.trail
-    app.router.routes.extend(internal_api.routes(Internals(inst.feed, ledger.timeline_of, registry, running, clock)))
+    registry, access, ledger, clock, trail = (
+        services.registry,
+        services.access,
+        services.ledger,
+        services.clock,
+        services.trail,
+    )
+    app.router.routes.extend(
+        internal_api.routes(InternalServices(services.feed, ledger.timeline_of, registry, running, clock))
+    )
 
-    def seen(records: tuple[RequestRecord, ...]) -> None:
-        running.answered(records)
-        inst.spending.noted(records)
+    def on_requests(records: tuple[RequestRecord, ...]) -> None:
+        running.record_answers(records)
+        services.spending.noted(records)
 
-    app.router.routes.extend(internal_api.usage_routes(ledger, seen, running.outcomes.exited, clock))
+    app.router.routes.extend(internal_api.usage_routes(ledger, on_requests, running.outcomes.record_exits, clock))
     app.router.routes.extend(internal_api.backup_routes(backups))
     app.router.routes.extend(access_api.internal_routes(access))
     changes = Changes(registry, access.tenants, access.keys, running.replicas, running.decider, clock)
@@ -138,7 +152,9 @@ def compose(inst: Installation, running: Running, backups: Backups) -> ASGIApp:
         app.include_router(router)
     app.include_router(access_api.grants_router(registry, access.tenants, clock, trail))
     app.include_router(access_api.router(access, changes, clock, trail))
-    app.include_router(audit_api.router(trail, inst.examiner, inst.book))
-    app.include_router(billing_api.router(ledger, inst.book, inst.examiner, live_runtimes=running.alive))
+    app.include_router(audit_api.router(trail, services.examiner, services.book))
+    app.include_router(
+        billing_api.router(ledger, services.book, services.examiner, live_runtimes=running.find_live_replicas)
+    )
     add_description(app, "/admin/v1/openapi.json", "Kelvin: administration", Scope.BILLING_READ)
     return app

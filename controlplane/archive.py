@@ -22,7 +22,7 @@ SEAL: Final = "index.sha256"
 _BLOCK: Final = tarfile.BLOCKSIZE
 _PIECE: Final = 1 << 20
 _END: Final = bytes(2 * _BLOCK)
-_SMALL: Final = 64 << 20  # an index, at most
+_MAX_INDEX_BYTES: Final = 64 << 20  # an index, at most
 
 
 class BadBackup(Exception):
@@ -40,7 +40,7 @@ def _padding(size: int) -> bytes:
 
 
 @dataclass(slots=True)
-class Packing:
+class ArchiveWriter:
     """An archive as it is being made: every piece goes out as it comes; `members` grows."""
 
     members: list[BackupMember] = field(default_factory=list)
@@ -80,9 +80,9 @@ def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
     found: list[BackupMember] = []
     raw = seal = None
     while seal is None:
-        name, size = _next(archive)
+        name, size = _read_header(archive)
         if name in (INDEX, SEAL):
-            if size > _SMALL or (name == SEAL) != (raw is not None):
+            if size > _MAX_INDEX_BYTES or (name == SEAL) != (raw is not None):
                 raise BadBackup(f"{name} is out of place")
             content = _read(archive, size, name)
             _skip_padding(archive, size, name)
@@ -99,7 +99,7 @@ def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
     assert raw is not None
     if hashlib.sha256(raw).hexdigest().encode() != seal:
         raise BadBackup("its index is not what was written")
-    index = _decoded(raw)
+    index = _decode_index(raw)
     for member, said in zip(found, index.members, strict=False):
         if member != said:
             raise BadBackup(f"{said.name} is not what was written")
@@ -111,15 +111,15 @@ def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
 def read_index(archive: BinaryIO) -> BackupIndex:
     """Return the index of a backup without checking its other files. Raises BadBackup, OSError."""
     while True:
-        name, size = _next(archive)
+        name, size = _read_header(archive)
         if name == INDEX:
-            if size > _SMALL:
+            if size > _MAX_INDEX_BYTES:
                 raise BadBackup(f"{name} is out of place")
-            return _decoded(_read(archive, size, name))
+            return _decode_index(_read(archive, size, name))
         archive.seek(size + len(_padding(size)), os.SEEK_CUR)
 
 
-def _decoded(raw: bytes) -> BackupIndex:
+def _decode_index(raw: bytes) -> BackupIndex:
     try:
         index = decode(raw, BackupIndex, what="index of the backup")
     except Refused as refused:
@@ -129,7 +129,7 @@ def _decoded(raw: bytes) -> BackupIndex:
     return index
 
 
-def _next(archive: BinaryIO) -> tuple[str, int]:
+def _read_header(archive: BinaryIO) -> tuple[str, int]:
     """Name and size of the next member."""
     raw = archive.read(_BLOCK)
     if len(raw) < _BLOCK:

@@ -13,26 +13,26 @@ from sqlalchemy import Column, Connection, Dialect, String, Table, delete, inser
 
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import encode
-from controlplane.chains import Chains
-from controlplane.closings import Closed
+from controlplane.chains import ChainWriter
+from controlplane.closings import ClosedMonths
 from controlplane.ledger_schema import conflicts, received, sources
-from controlplane.nul import without_nul
-from controlplane.policy.chain import Kind
+from controlplane.nul import replace_nul
+from controlplane.policy.chain import RowKind
 from controlplane.policy.ranges import Range, add_to_ranges, covers
-from controlplane.policy.standing import MAX_FIGURE, Conflict
+from controlplane.policy.standing import MAX_VALUE, RecordConflict
 
 T = TypeVar("T")
 
-_LOOKUP: Final = 500  # names per query
+_MAX_QUERY_NAMES: Final = 500  # names per query
 
 
-class Arrivals:
+class ReceivedSequences:
     """What arrived of each source of a batch, and when: read once, written once."""
 
     def __init__(self, connection: Connection, names: Collection[str]) -> None:
-        names = {_fitting(name, received.c.source) for name in names}
+        names = {_fit_column(name, received.c.source) for name in names}
         self._known: dict[str, list[Range]] = {name: [] for name in names}
-        self._fresh: defaultdict[str, set[int]] = defaultdict(set)
+        self._new: defaultdict[str, set[int]] = defaultdict(set)
         self._spans: dict[str, tuple[int, int]] = {}
         for some in chunks(sorted(names)):
             rows = connection.execute(select(received).where(received.c.source.in_(some)).order_by(received.c.first))
@@ -41,21 +41,21 @@ class Arrivals:
 
     def has(self, source: str, sequence: int) -> bool:
         """Whether that sequence arrived before, in this batch or another."""
-        source = _fitting(source, received.c.source)
-        return sequence in self._fresh[source] or covers(self._known[source], sequence)
+        source = _fit_column(source, received.c.source)
+        return sequence in self._new[source] or covers(self._known[source], sequence)
 
     def add(self, source: str, sequence: int, at_us: int) -> None:
         """It has arrived."""
-        source = _fitting(source, received.c.source)
-        if 0 < sequence <= MAX_FIGURE:
-            self._fresh[source].add(sequence)
-        at_us = _storable(at_us)
+        source = _fit_column(source, received.c.source)
+        if 0 < sequence <= MAX_VALUE:
+            self._new[source].add(sequence)
+        at_us = _clamp_time_us(at_us)
         first_us, last_us = self._spans.get(source, (at_us, at_us))
         self._spans[source] = min(first_us, at_us), max(last_us, at_us)
 
     def write(self, connection: Connection) -> None:
         """Store the ranges that changed."""
-        for source, sequences in self._fresh.items():
+        for source, sequences in self._new.items():
             merged = add_to_ranges(self._known[source], sequences)
             if merged == self._known[source]:
                 continue
@@ -77,7 +77,7 @@ class Arrivals:
             connection.execute(update(sources).where(sources.c.source == source).values(span))
 
 
-class _Aside(NamedTuple):
+class _ConflictRow(NamedTuple):
     """CONFLICT_VALUES of a record that was not entered."""
 
     digest: str
@@ -88,15 +88,15 @@ class _Aside(NamedTuple):
     record: str
 
 
-class Conflicts:
+class ConflictWriter:
     """Records of a batch that were not entered."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, _Aside] = {}
+        self._rows: dict[str, _ConflictRow] = {}
         self._linked: list[tuple[Any, ...]] = []
-        self._shut: Closed | None = None
+        self._closed_months: ClosedMonths | None = None
 
-    def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> str:
+    def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: RecordConflict) -> str:
         """Keep a record aside, with the reason. Return its digest."""
         raw = encode(record)
         return self._keep(hashlib.sha256(raw).hexdigest(), record.tenant, subject, at_us, conflict.reason, raw)
@@ -109,13 +109,17 @@ class Conflicts:
         return self._keep(digest, tenant, subject, at_us, reason, raw)
 
     def _keep(self, digest: str, tenant: str | None, subject: str, at_us: int, reason: str, raw: bytes) -> str:
-        tenant = _fitting(tenant, conflicts.c.tenant) if tenant else None  # the platform's chain is that of no tenant
-        subject = _fitting(subject, conflicts.c.subject)
-        text = without_nul(raw.decode(errors="replace"))
-        self._rows.setdefault(digest, _Aside(digest, tenant, subject, _storable(at_us), without_nul(reason), text))
+        tenant = (
+            _fit_column(tenant, conflicts.c.tenant) if tenant else None
+        )  # the platform's chain is that of no tenant
+        subject = _fit_column(subject, conflicts.c.subject)
+        text = replace_nul(raw.decode(errors="replace"))
+        self._rows.setdefault(
+            digest, _ConflictRow(digest, tenant, subject, _clamp_time_us(at_us), replace_nul(reason), text)
+        )
         return digest
 
-    def settle(self, connection: Connection) -> None:
+    def drop_stored(self, connection: Connection) -> None:
         """Forget those that are stored already, and look up the closed months of the others. Call it before `link`."""
         for some in chunks(sorted(self._rows)):
             known = select(conflicts.c.digest).where(conflicts.c.digest.in_(some))
@@ -123,15 +127,15 @@ class Conflicts:
                 del self._rows[digest]
         if self._rows:
             # Use the stored name: a record's own may be too long for any tenant.
-            self._shut = Closed(connection, {row.tenant or "" for row in self._rows.values()})
+            self._closed_months = ClosedMonths(connection, {row.tenant or "" for row in self._rows.values()})
 
-    def link(self, digest: str, chains: Chains) -> None:
+    def link(self, digest: str, chains: ChainWriter) -> None:
         """Make it the next link of its chain, unless it is stored or linked already."""
         if (row := self._rows.pop(digest, None)) is not None:
-            assert self._shut is not None, "settle first"
+            assert self._closed_months is not None, "call drop_stored first"
             tenant = row.tenant or ""
-            month = self._shut.month_for(tenant, row.at_us)
-            self._linked.append((*row, month, *chains.add((tenant, month), (Kind.CONFLICT, *row))))
+            month = self._closed_months.month_for(tenant, row.at_us)
+            self._linked.append((*row, month, *chains.add((tenant, month), (RowKind.CONFLICT, *row))))
 
     def write(self, connection: Connection) -> int:
         """Store those that were linked. Return how many they were."""
@@ -157,15 +161,15 @@ def _insertion(table: Table, dialect: Dialect) -> str:
 
 def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
     """Pieces that a query can name."""
-    return (values[start : start + _LOOKUP] for start in range(0, len(values), _LOOKUP))
+    return (values[start : start + _MAX_QUERY_NAMES] for start in range(0, len(values), _MAX_QUERY_NAMES))
 
 
-def _fitting(word: str, column: Column[Any]) -> str:
+def _fit_column(word: str, column: Column[Any]) -> str:
     """Return the word cut to the column's length, without NUL characters."""
     assert isinstance(column.type, String)
-    return without_nul(word)[: column.type.length]
+    return replace_nul(word)[: column.type.length]
 
 
-def _storable(at_us: int) -> int:
+def _clamp_time_us(at_us: int) -> int:
     """Return the time within what the database can store, so that a damaged time does not keep its record out."""
-    return min(max(at_us, 0), MAX_FIGURE)
+    return min(max(at_us, 0), MAX_VALUE)

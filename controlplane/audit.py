@@ -16,32 +16,32 @@ from fastapi import Request
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from contracts.audit import AuditChain, AuditReport
-from contracts.control import Principal, Scope, allows
+from contracts.control import Principal, Scope, scope_allows
 from contracts.errors import InvalidRequest, Refused
 from contracts.secrets import redact
 from contracts.wire import BadJson, Decoder, Wire, decoder
 from controlplane import schema
-from controlplane.chains import AUDIT, Chains, Tell
+from controlplane.chains import AUDIT, ChainWriter, OnProgress
 from controlplane.policy.trail import (
     DAY_S,
     DEFAULT_DAYS,
     MAX_DAYS,
-    Action,
+    AuditAction,
+    AuditEntry,
+    AuditWindow,
     Changed,
-    Entry,
-    Said,
+    EntryBody,
     Value,
-    Window,
-    kept,
-    least_days,
+    chained_values,
+    min_days,
     verify,
     window_of,
 )
-from controlplane.store import UNREADABLE, refuse_unreadable, streamed, texts_of, unreadable
-from service.principal import holder_of
+from controlplane.store import UNREADABLE, distinct_texts, refuse_unreadable, stream_rows, unreadable
+from service.principal import require_scope
 
-ALL: Final = "*"  # no tenant's name
-_SAID: Final = tuple(Said.__dataclass_fields__)
+ALL_TENANTS: Final = "*"  # no tenant's name
+_BODY_FIELDS: Final = tuple(EntryBody.__dataclass_fields__)
 _ROWS: Final = 2_000
 
 
@@ -51,17 +51,17 @@ class Actor(Principal, frozen=True, omit_defaults=True):
     request_id: str = ""
 
 
-INSTALLATION: Final = Actor(key_id="", tenant="", scopes=())  # what no key asked for
+INSTALLATION_ACTOR: Final = Actor(key_id="", tenant="", scopes=())  # what no key asked for
 
 
 class ActorOf:
     """A dependency of every route that changes something: the caller, whose key must allow `scope`."""
 
     def __init__(self, scope: Scope) -> None:
-        self._holder = holder_of(scope)
+        self._holder = require_scope(scope)
 
     def __call__(self, request: Request) -> Actor:
-        """Raises as `holder_of`."""
+        """Raises as `require_scope`."""
         who = self._holder(request)
         return Actor(
             key_id=who.key_id,
@@ -95,7 +95,7 @@ def record(
     by: Actor,
     now_s: int,
     tenant: str,
-    action: Action,
+    action: AuditAction,
     subject: str,
     detail: str = "",
     changed: Changed | None = None,
@@ -104,9 +104,9 @@ def record(
     written. Never give it a secret, nor anything of a request to a model.
     """
     window = window_of(action)
-    if window is Window.ACCESS and days_of(connection, tenant)[window] == 0:
+    if window is AuditWindow.ACCESS and window_days(connection, tenant)[window] == 0:
         return
-    said = Said(
+    body = EntryBody(
         actor_tenant=by.tenant,
         actor=by.key_id,
         action=str(action),
@@ -118,8 +118,8 @@ def record(
     )
     table, name = schema.audit, (tenant,)
     last = connection.execute(select(func.coalesce(func.max(table.c.sequence), 0))).scalar_one()
-    chains, digest = Chains(connection, AUDIT), said.digest()
-    place = chains.add(name, kept(chains.next_link(name), now_s, window, digest))
+    chains, digest = ChainWriter(connection, AUDIT), body.digest()
+    place = chains.add(name, chained_values(chains.next_link(name), now_s, window, digest))
     values = {
         "sequence": last + 1,
         "tenant": tenant,
@@ -127,7 +127,7 @@ def record(
         "window_name": str(window),
         "digest": digest,
         **place._asdict(),
-        **{field: getattr(said, field) for field in _SAID},
+        **{field: getattr(body, field) for field in _BODY_FIELDS},
     }
     connection.execute(insert(table).values(values))
     chains.write()
@@ -149,7 +149,7 @@ def events(connection: Connection, tenant: str, reader: Principal, limit: int, b
 
 def _event(row: RowMapping, reader: Principal) -> Event:
     expired = row["expired_at_s"] is not None
-    named = row["actor_tenant"] == reader.tenant or allows(reader.scopes, Scope.OPERATOR)
+    named = row["actor_tenant"] == reader.tenant or scope_allows(reader.scopes, Scope.OPERATOR)
     return Event(
         sequence=row["sequence"],
         at_s=row["at_s"],
@@ -176,7 +176,7 @@ def _actor(key_id: str, *, named: bool) -> str:
     return key_id if named else "operator"
 
 
-def days_of(connection: Connection, tenant: str) -> dict[Window, int]:
+def window_days(connection: Connection, tenant: str) -> dict[AuditWindow, int]:
     """Return for how many days entries are kept, by window: the tenant's own, else the installation's, else ours.
 
     Windows of a newer program are left out.
@@ -185,11 +185,11 @@ def days_of(connection: Connection, tenant: str) -> dict[Window, int]:
     found = dict(DEFAULT_DAYS)
     for owner in dict.fromkeys(("", tenant)):
         rows = connection.execute(select(table.c.window_name, table.c.days).where(table.c.tenant == owner))
-        found |= {Window(row.window_name): row.days for row in rows if row.window_name in DEFAULT_DAYS}
+        found |= {AuditWindow(row.window_name): row.days for row in rows if row.window_name in DEFAULT_DAYS}
     return found
 
 
-def set_days(connection: Connection, tenant: str, days: dict[str, int | None]) -> None:
+def set_window_days(connection: Connection, tenant: str, days: dict[str, int | None]) -> None:
     """Set windows of a tenant, or (as "") of every tenant without. None is the installation's again (of the
     installation: ours). Raises Refused(InvalidRequest).
     """
@@ -197,9 +197,9 @@ def set_days(connection: Connection, tenant: str, days: dict[str, int | None]) -
     for name, value in days.items():
         if name not in DEFAULT_DAYS:
             raise Refused(InvalidRequest("windows", f"'{name[:63]}'", f"must be some of {', '.join(DEFAULT_DAYS)}"))
-        window = Window(name)
-        if value is not None and not least_days(window) <= value <= MAX_DAYS:
-            rule = f"must be {least_days(window)} to {MAX_DAYS} days"
+        window = AuditWindow(name)
+        if value is not None and not min_days(window) <= value <= MAX_DAYS:
+            rule = f"must be {min_days(window)} to {MAX_DAYS} days"
             raise Refused(InvalidRequest(f"windows.{window}", str(value), rule))
         connection.execute(delete(table).where(table.c.tenant == tenant, table.c.window_name == str(window)))
         if value is not None:
@@ -209,11 +209,11 @@ def set_days(connection: Connection, tenant: str, days: dict[str, int | None]) -
 def expire(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
     """Empty the tenant's entries that are older than their window. Return how many."""
     return sum(
-        _expire(connection, by, tenant, window, days, now_s) for window, days in days_of(connection, tenant).items()
+        _expire(connection, by, tenant, window, days, now_s) for window, days in window_days(connection, tenant).items()
     )
 
 
-def _expire(connection: Connection, by: Actor, tenant: str, window: Window, days: int, now_s: int) -> int:
+def _expire(connection: Connection, by: Actor, tenant: str, window: AuditWindow, days: int, now_s: int) -> int:
     table = schema.audit
     before_s = now_s - days * DAY_S if days else now_s + 1
     old = (
@@ -225,40 +225,42 @@ def _expire(connection: Connection, by: Actor, tenant: str, window: Window, days
     count = int(connection.execute(select(func.count()).select_from(table).where(*old)).scalar_one())
     if count:
         told = {"before_s": (None, before_s), "days": (None, days), "entries": (None, count)}
-        record(connection, by, now_s, tenant, Action.AUDIT_EXPIRED, str(window), changed=told)
-        connection.execute(update(table).where(*old).values(expired_at_s=now_s, **dict.fromkeys(_SAID, "")))
+        record(connection, by, now_s, tenant, AuditAction.AUDIT_EXPIRED, str(window), changed=told)
+        connection.execute(update(table).where(*old).values(expired_at_s=now_s, **dict.fromkeys(_BODY_FIELDS, "")))
     return count
 
 
-def tenants_of(connection: Connection) -> list[str]:
+def audited_tenants(connection: Connection) -> list[str]:
     """Return every tenant of which there is a trail, deleted ones and the installation's own ("") included."""
-    names = (texts_of(connection, table.c.tenant) for table in (schema.audit, schema.audit_chains))
+    names = (distinct_texts(connection, table.c.tenant) for table in (schema.audit, schema.audit_chains))
     return sorted({tenant for each in names for tenant in each})
 
 
-def links_of(connection: Connection, tenant: str) -> int:
+def count_entries(connection: Connection, tenant: str) -> int:
     """Return about how many rows `verify_audit` reads."""
     count = select(func.count()).select_from(schema.audit)
     return int(
-        connection.execute(count if tenant == ALL else count.where(schema.audit.c.tenant == tenant)).scalar_one()
+        connection.execute(
+            count if tenant == ALL_TENANTS else count.where(schema.audit.c.tenant == tenant)
+        ).scalar_one()
     )
 
 
-def verify_audit(connection: Connection, tenant: str, tell: Tell = lambda rows: None) -> AuditReport:
+def verify_audit(connection: Connection, tenant: str, on_progress: OnProgress = lambda rows: None) -> AuditReport:
     """Recompute the tenant's chain, or every one that there is, from its rows."""
-    tenants = tenants_of(connection) if tenant == ALL else [tenant]
-    found = tuple(verify_chain(connection, each, tell) for each in tenants)
+    tenants = audited_tenants(connection) if tenant == ALL_TENANTS else [tenant]
+    found = tuple(verify_chain(connection, each, on_progress) for each in tenants)
     return AuditReport(sound=all(each.difference is None for each in found), chains=found)
 
 
-def verify_chain(connection: Connection, tenant: str, tell: Tell = lambda rows: None) -> AuditChain:
+def verify_chain(connection: Connection, tenant: str, on_progress: OnProgress = lambda rows: None) -> AuditChain:
     """Recompute the tenant's chain up to the first difference."""
-    written, let_go, problem = None, dict[str, int](), None
+    written, expired_before_s, problem = None, dict[str, int](), None
     try:
-        written, let_go = AUDIT.end_of(connection, (tenant,)), _let_go(connection, tenant)
+        written, expired_before_s = AUDIT.end_of(connection, (tenant,)), _expired_before_s(connection, tenant)
     except UNREADABLE as error:
         problem = unreadable(error)
-    found = verify(tenant, _entries(connection, tenant, tell), written, let_go)
+    found = verify(tenant, _entries(connection, tenant, on_progress), written, expired_before_s)
     return AuditChain(
         tenant=tenant,
         links=found.links,
@@ -268,12 +270,12 @@ def verify_chain(connection: Connection, tenant: str, tell: Tell = lambda rows: 
     )
 
 
-def _let_go(connection: Connection, tenant: str) -> dict[str, int]:
+def _expired_before_s(connection: Connection, tenant: str) -> dict[str, int]:
     """Return by window before which second entries were let go. An entry that was forged may say anything: one that
     can't be read lets nothing go, and its link says that it was changed.
     """
     c = schema.audit.c
-    query = select(c.subject, c.changed).where(c.tenant == tenant, c.action == str(Action.AUDIT_EXPIRED))
+    query = select(c.subject, c.changed).where(c.tenant == tenant, c.action == str(AuditAction.AUDIT_EXPIRED))
     found: dict[str, int] = {}
     for subject, changed in connection.execute(query):
         with suppress(BadJson, KeyError):
@@ -282,16 +284,16 @@ def _let_go(connection: Connection, tenant: str) -> dict[str, int]:
     return found
 
 
-def _entries(connection: Connection, tenant: str, tell: Tell) -> Iterator[Entry | str]:
+def _entries(connection: Connection, tenant: str, on_progress: OnProgress) -> Iterator[AuditEntry | str]:
     """Yield the entries up to the first one that can't be read, and for that one the reason as a text."""
     c = schema.audit.c
-    words = [c[field] for field in _SAID]
+    words = [c[field] for field in _BODY_FIELDS]
     query = select(c.link, c.at_s, c.window_name, c.digest, c.chain, c.expired_at_s, *words)
-    rows = streamed(connection, query.where(c.tenant == tenant).order_by(c.link), _ROWS)
+    rows = stream_rows(connection, query.where(c.tenant == tenant).order_by(c.link), _ROWS)
     try:
-        for number, (link, at_s, window, digest, chain, expired_at_s, *said) in enumerate(rows, 1):
-            yield Entry(link, at_s, window, digest, chain, Said(*said) if expired_at_s is None else None)
+        for number, (link, at_s, window, digest, chain, expired_at_s, *body) in enumerate(rows, 1):
+            yield AuditEntry(link, at_s, window, digest, chain, EntryBody(*body) if expired_at_s is None else None)
             if number % _ROWS == 0:
-                tell(_ROWS)
+                on_progress(_ROWS)
     except UNREADABLE as error:
         yield unreadable(error)

@@ -20,9 +20,9 @@ _COLUMNS: Final = (
     "chain VARCHAR(64) NOT NULL DEFAULT ''",
     "expired_at_s BIGINT",
 )
-_SAME: Final = ("sequence", "at_s", "tenant", "window_name", "link", "digest", "chain")
-_EMPTIED: Final = ("actor_tenant", "actor", "action", "subject", "detail", "changed", "request_id", "salt")
-_IS_NEXT: Final = (
+_UNCHANGED_COLUMNS: Final = ("sequence", "at_s", "tenant", "window_name", "link", "digest", "chain")
+_EMPTIED_COLUMNS: Final = ("actor_tenant", "actor", "action", "subject", "detail", "changed", "request_id", "salt")
+_IS_NEXT_LINK: Final = (
     "NEW.expired_at_s IS NULL "
     "AND NEW.link = 1 + COALESCE((SELECT links FROM audit_chains WHERE tenant = NEW.tenant), 0) "
     "AND NEW.sequence > (SELECT COALESCE(MAX(sequence), 0) FROM audit)"
@@ -32,8 +32,8 @@ _IS_NEXT: Final = (
 _IS_EXPIRY: Final = " AND ".join(
     (
         "OLD.expired_at_s IS NULL AND NEW.expired_at_s IS NOT NULL",
-        *(f"NEW.{name} = OLD.{name}" for name in _SAME),
-        *(f"NEW.{name} = ''" for name in _EMPTIED),
+        *(f"NEW.{name} = OLD.{name}" for name in _UNCHANGED_COLUMNS),
+        *(f"NEW.{name} = ''" for name in _EMPTIED_COLUMNS),
         "EXISTS (SELECT 1 FROM audit AS let WHERE let.tenant = OLD.tenant AND let.action = 'audit.expired' "
         "AND let.subject = OLD.window_name "
         "AND CASE WHEN let.action = 'audit.expired' THEN {before_s} END > OLD.at_s)",
@@ -43,8 +43,8 @@ _BEFORE_S: Final = {
     "sqlite": "json_extract(let.changed, '$.before_s[1]')",
     "postgresql": "CAST(CAST(let.changed AS json) #>> '{before_s,1}' AS BIGINT)",
 }
-_GROWS: Final = "NEW.tenant = OLD.tenant AND NEW.links = OLD.links + 1"
-_FORM: Final = "kelvin audit 1"
+_IS_NEXT_CHAIN_END: Final = "NEW.tenant = OLD.tenant AND NEW.links = OLD.links + 1"
+_FORMAT_NAME: Final = "kelvin audit 1"
 _WINDOWS: Final = {  # by the word of an action before its point
     "access": "access", "key": "keys", "model": "models", "version": "models", "cache": "models", "tenant": "tenants",
     "month": "billing", "prices": "billing", "audit": "trail",
@@ -60,10 +60,10 @@ class Guard(NamedTuple):
 
 
 GUARDS: Final = {
-    "audit_adds": Guard("audit", "INSERT", _IS_NEXT),
+    "audit_adds": Guard("audit", "INSERT", _IS_NEXT_LINK),
     "audit_keeps": Guard("audit", "UPDATE", _IS_EXPIRY),
     "audit_stays": Guard("audit", "DELETE"),
-    "audit_chains_grow": Guard("audit_chains", "UPDATE", _GROWS),
+    "audit_chains_grow": Guard("audit_chains", "UPDATE", _IS_NEXT_CHAIN_END),
     "audit_chains_stay": Guard("audit_chains", "DELETE"),
     # SQLite has no such statement.
     "audit_is_kept": Guard("audit", "TRUNCATE"),
@@ -71,7 +71,7 @@ GUARDS: Final = {
 }
 
 
-def _guards(dialect: str) -> Iterator[str]:
+def _trigger_statements(dialect: str) -> Iterator[str]:
     """The statements that make them. A refusal is of the class of broken constraints in both databases."""
     for name, (table, event, allowed) in GUARDS.items():
         refused = f"({allowed.replace('{before_s}', _BEFORE_S[dialect])}) IS NOT TRUE"
@@ -100,7 +100,7 @@ def chain_audit(connection: Connection) -> None:
     _chain_rows(connection)
     connection.execute(text("CREATE UNIQUE INDEX audit_by_link ON audit (tenant, link)"))
     connection.execute(text("CREATE INDEX audit_expiries ON audit (tenant, subject) WHERE action = 'audit.expired'"))
-    for statement in _guards(connection.dialect.name):
+    for statement in _trigger_statements(connection.dialect.name):
         connection.exec_driver_sql(statement)
 
 
@@ -112,8 +112,8 @@ def _chain_rows(connection: Connection) -> None:
     )
     for row in connection.execute(text("SELECT * FROM audit ORDER BY sequence")).mappings().all():
         tenant, window = row["tenant"], _WINDOWS[row["action"].partition(".")[0]]
-        digest = _digest(b"", _FORM, *(row[field] for field in _EMPTIED)).hex()
-        links, end = ends.get(tenant) or (0, _digest(b"", _FORM, tenant))
+        digest = _digest(b"", _FORMAT_NAME, *(row[field] for field in _EMPTIED_COLUMNS)).hex()
+        links, end = ends.get(tenant) or (0, _digest(b"", _FORMAT_NAME, tenant))
         link, chain = links + 1, _digest(end, links + 1, row["at_s"], window, digest)
         ends[tenant] = link, chain
         placed = {"window": window, "link": link, "digest": digest, "chain": chain.hex()}

@@ -16,8 +16,8 @@ from typing import Final
 
 from contracts.backup import SUFFIX
 from contracts.settings import BadSetting
-from controlplane.backups import INSTALLATION, sweep
-from service.whole_file import drafted, remove_drafts, write_whole
+from controlplane.backups import INSTALLATION_FILE, remove_draft_copies
+from service.whole_file import pending_file, remove_pending_files, write_atomic
 
 SETTING: Final = "KELVIN_BACKUP"
 _PREFIX: Final = "kelvin-"
@@ -27,38 +27,38 @@ _INSTALLATION_NAME: Final = re.compile(r"[0-9a-f]{32}")
 _NAME: Final = re.compile(rf"{_PREFIX}([0-9]{{8}}T[0-9]{{6}}Z)(?:-([0-9]{{1,18}}))?{re.escape(SUFFIX)}")
 
 
-def claim_place(place: Path, data: Path) -> None:
+def claim_backup_directory(place: Path, data: Path) -> None:
     """Make the place, and let it and `data` name one another. Raises BadSetting where it is another one's."""
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours, theirs = _try_read(data / INSTALLATION), _try_read(place / INSTALLATION)
+        ours, theirs = _try_read(data / INSTALLATION_FILE), _try_read(place / INSTALLATION_FILE)
         if theirs is not None and theirs != ours:
             rule = "holds the backups of another installation: `kelvin restore` brings them back, or choose another"
             raise BadSetting(SETTING, str(place), rule)
         if ours is None:
             ours = secrets.token_hex(16)
-            _write(data / INSTALLATION, ours)
+            _write(data / INSTALLATION_FILE, ours)
         if theirs is None:
-            _write(place / INSTALLATION, ours)
-        remove_drafts(place, f"{_PREFIX}*")
-        sweep(place)
+            _write(place / INSTALLATION_FILE, ours)
+        remove_pending_files(place, f"{_PREFIX}*")
+        remove_draft_copies(place)
     except OSError as error:
         raise BadSetting(SETTING, str(place), f"can't be used: {error.strerror}") from error
 
 
-def backups_in(place: Path) -> Sequence[tuple[int, Path]]:
+def list_backups(place: Path) -> Sequence[tuple[int, Path]]:
     """Return the time (whole seconds since 1970) and file of each backup, the newest last. Foreign entries are left
     out.
     """
     return [(moment, path) for _, moment, path in _ordered(place)]
 
 
-def next_name(place: Path, moment_s: int) -> str:
+def next_backup_name(place: Path, moment_s: int) -> str:
     """Return the file name of a backup that begins at `moment_s` and is newer than all in the place."""
-    return name_of(moment_s, 1 + max((number for number, _, _ in _ordered(place)), default=0))
+    return backup_name(moment_s, 1 + max((number for number, _, _ in _ordered(place)), default=0))
 
 
-def name_of(moment_s: int, number: int = 0) -> str:
+def backup_name(moment_s: int, number: int = 0) -> str:
     """Return the file name of a backup that began at `moment_s`. Older programs wrote no number."""
     stamp = datetime.fromtimestamp(moment_s, UTC).strftime(_STAMP)
     return f"{_PREFIX}{stamp}{f'-{number}' if number else ''}{SUFFIX}"
@@ -66,9 +66,9 @@ def name_of(moment_s: int, number: int = 0) -> str:
 
 def write_backup(path: Path, pieces: Iterable[bytes]) -> int:
     """Write the file, whole and durable or not at all; its size. Raises OSError and what `pieces` raise."""
-    with drafted(path, _MODE) as draft:
+    with pending_file(path, _MODE) as draft:
         size = sum(draft.file.write(piece) for piece in pieces)
-        draft.keep()
+        draft.commit()
     return size
 
 
@@ -97,4 +97,4 @@ def _try_read(path: Path) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    write_whole(path, text.encode() + b"\n", _MODE)
+    write_atomic(path, text.encode() + b"\n", _MODE)

@@ -8,21 +8,21 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from controlplane.archive import BadBackup, read_index
-from controlplane.backup_place import SETTING, backups_in, claim_place, next_name, write_backup
-from controlplane.backups import Backups, Moment, Stopped
-from controlplane.clock import Clock, ClockSteps
+from controlplane.backup_place import SETTING, claim_backup_directory, list_backups, next_backup_name, write_backup
+from controlplane.backups import BackupCancelled, Backups, BackupSnapshot
+from controlplane.clock import Clock, ClockStepDetector
 from controlplane.journal import LedgerJournal
-from controlplane.policy.retention import DAY_S, NEWEST, keep
+from controlplane.policy.retention import DAY_S, MIN_BACKUPS, choose_kept_backups
 from controlplane.store import Database
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
-DOUBT_US: Final = 3_600_000_000  # in which a clock that may be wrong removes nothing
+RETENTION_PAUSE_US: Final = 3_600_000_000  # in which a clock that may be wrong removes nothing
 
 
 class BackupLoop:
@@ -48,11 +48,11 @@ class BackupLoop:
         self._clock = clock
         self._stop = threading.Event()
         self._state: tuple[object, ...] = ()  # of what is backed up, when the newest backup began
-        there = backups_in(place)
-        self._steps = ClockSteps(clock)
-        self._thins_from_us = 0  # by the clock that never steps
+        there = list_backups(place)
+        self._steps = ClockStepDetector(clock)
+        self._retention_from_us = 0  # by the clock that never steps
         if there and clock.wall_s() - there[-1][0] > DAY_S:
-            self._doubt_clock()  # it was off for that long, or the clock is ahead
+            self._suspend_retention()  # it was off for that long, or the clock is ahead
         written = (path.stat().st_mtime for _, path in there)
         self.done_at_s: float = max((at_s for at_s in written if at_s <= time.time()), default=0.0)
 
@@ -70,13 +70,13 @@ class BackupLoop:
         twice as long each time, up to the interval.
         """
         self._stop.clear()  # of a run that ended by an error
-        pauses, retries = Doubling(RETRY_S, self._every_s), 0
+        pauses, retries = ExponentialBackoff(RETRY_S, self._every_s), 0
         try:
             while True:
                 began_us = self._clock.monotonic_us()
                 is_done = True
                 try:
-                    await self.once()
+                    await self.make_backup()
                 except (Refused, OSError) as error:
                     log.error("no backup could be made", extra={"place": str(self._place), "error": repr(error)})
                     is_done = False
@@ -88,22 +88,22 @@ class BackupLoop:
         finally:
             self._stop.set()
 
-    async def once(self) -> Path | None:
+    async def make_backup(self) -> Path | None:
         """Make a backup and return its file. Return None if nothing was written since the newest one, or if `run` ends.
         Raises Refused, OSError.
         """
-        if self._now() == self._state and await asyncio.to_thread(self._touch_newest):
+        if self._current_state() == self._state and await asyncio.to_thread(self._touch_newest):
             self.done_at_s = time.time()
             return None
         moment = await self._backups.begin()
-        state = self._now()  # what is written from here on may be missing
+        state = self._current_state()  # what is written from here on may be missing
         try:
             path, size = await asyncio.to_thread(self._write, moment)
-        except Stopped:
+        except BackupCancelled:
             return None
         self._state, self.done_at_s = state, time.time()
         try:
-            await asyncio.to_thread(self._thin)
+            await asyncio.to_thread(self._apply_retention)
         except OSError as error:  # the backup is whole, and the next one thins again
             log.warning("the journal can't be trimmed", extra={"place": str(self._place), "error": repr(error)})
         log.info("backup", extra={"file": path.name, "bytes": size, "journal_after": moment.journal_after})
@@ -111,33 +111,33 @@ class BackupLoop:
 
     def _touch_newest(self) -> bool:
         """Renew the newest backup's age, because it is still up to date. Return whether there is a backup."""
-        there = backups_in(self._place)
+        there = list_backups(self._place)
         if there:
             there[-1][1].touch()
         return bool(there)
 
-    def _write(self, moment: Moment) -> tuple[Path, int]:
-        path = self._place / next_name(self._place, moment.made_at_us // 1_000_000)
+    def _write(self, moment: BackupSnapshot) -> tuple[Path, int]:
+        path = self._place / next_backup_name(self._place, moment.made_at_us // 1_000_000)
         return path, write_backup(path, self._backups.pieces(moment, self._place, self._stop))
 
-    def _now(self) -> tuple[object, ...]:
+    def _current_state(self) -> tuple[object, ...]:
         return self._database.writes, self._backups.files_state()
 
-    def _doubt_clock(self) -> None:
-        self._thins_from_us = self._clock.monotonic_us() + DOUBT_US
+    def _suspend_retention(self) -> None:
+        self._retention_from_us = self._clock.monotonic_us() + RETENTION_PAUSE_US
 
-    def _thin(self) -> None:
+    def _apply_retention(self) -> None:
         """Remove old backups, but never the NEWEST ones, and trim the journal to the oldest of those.
 
         By a clock that is years ahead all others would be old. So none is removed until it has run evenly for an hour.
         """
         if by_us := self._steps.stepped_us():
             log.warning("the clock stepped; no backup is removed for an hour", extra={"by_us": by_us})
-            self._doubt_clock()
-        is_trusted = self._clock.monotonic_us() >= self._thins_from_us
-        there = backups_in(self._place)
-        newest = [path for _, path in there[-NEWEST:]]
-        kept = keep((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
+            self._suspend_retention()
+        is_trusted = self._clock.monotonic_us() >= self._retention_from_us
+        there = list_backups(self._place)
+        newest = [path for _, path in there[-MIN_BACKUPS:]]
+        kept = choose_kept_backups((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
         for moment, path in there:
             if is_trusted and moment not in kept and path not in newest:
                 try:
@@ -145,7 +145,7 @@ class BackupLoop:
                 except OSError as error:  # the others are removed, and the journal is trimmed
                     log.warning("an old backup can't be removed", extra={"file": path.name, "error": str(error)})
         reached = [_journal_after(path) for path in newest]
-        if len(reached) == NEWEST:
+        if len(reached) == MIN_BACKUPS:
             self._journal.trim(min(reached))
 
 
@@ -161,19 +161,19 @@ def _journal_after(path: Path) -> int:
         return 0
 
 
-async def open_backups(ladder: AsyncExitStack, data: Path, place: Path | None) -> LedgerJournal | None:
+async def open_backups(stack: AsyncExitStack, data: Path, place: Path | None) -> LedgerJournal | None:
     """Return the journal of the backup place, closed with the stack; None without a place. Raises BadSetting."""
     if place is None:
         return None
-    await asyncio.to_thread(claim_place, place, data)
+    await asyncio.to_thread(claim_backup_directory, place, data)
     try:
-        journal = LedgerJournal(place, used=await asyncio.to_thread(_known_to_backups, place))
+        journal = LedgerJournal(place, used=await asyncio.to_thread(_last_backed_up_entry, place))
     except OSError as error:
         raise BadSetting(SETTING, str(place), f"can't be written: {error.strerror}") from error
-    ladder.callback(journal.close)
+    stack.callback(journal.close)
     return journal
 
 
-def _known_to_backups(place: Path) -> int:
+def _last_backed_up_entry(place: Path) -> int:
     """Return the last journal entry that any backup in the place contains. A lost journal goes on behind it."""
-    return max((_journal_after(path) for _, path in backups_in(place)), default=0)
+    return max((_journal_after(path) for _, path in list_backups(place)), default=0)

@@ -29,40 +29,40 @@ from contracts.backup import BACKUP_FORMAT, BackupIndex, BackupVersion
 from contracts.errors import Conflict, Refused
 from contracts.settings import BadSetting
 from controlplane import schema
-from controlplane.archive import Packing
-from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, OlderDatabase, pieces_of
+from controlplane.archive import ArchiveWriter
+from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, OlderDatabase, split_payload
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import IN_USE, journal_position
 from controlplane.migrations import NewerDatabase
-from controlplane.opening import check_beginnings, check_pages, naming_damage
-from controlplane.program import reporting
+from controlplane.opening import check_file_headers, check_pages, translate_damage
+from controlplane.program import run_cli_program
 from controlplane.store import Database, copy_file, open_database
-from service.private import keep_secrets
+from service.private import protect_memory
 from spool.frame import encode_frame
 from spool.looking import unshipped
 
 DATABASE: Final = "kelvin.db"
 UNSHIPPED: Final = "unshipped"
-INSTALLATION: Final = "installation"
+INSTALLATION_FILE: Final = "installation"
 # Secrets and identity, beside the database. Those that are not there are left out.
-FILES: Final = ("admin.key", "default.key", "ca.pem", "tls/ca.key", "attest.key", "once.key", INSTALLATION)
+FILES: Final = ("admin.key", "default.key", "ca.pem", "tls/ca.key", "attest.key", "once.key", INSTALLATION_FILE)
 NAMES: Final = (*FILES, UNSHIPPED, DATABASE)
 DRAFT: Final = ".backup-"
 _LIFETIMES: Final = "supervisor-"  # every other source holds request records
 
 
-def sweep(directory: Path) -> None:
+def remove_draft_copies(directory: Path) -> None:
     """Remove the copies that a killed process left half made."""
     for draft in directory.glob(f"{DRAFT}*"):
         shutil.rmtree(draft, ignore_errors=True)
 
 
-class Stopped(Exception):
+class BackupCancelled(Exception):
     """The process ends; the backup is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BackupSnapshot:
     """The first part of a backup: what had to be asked on the event loop."""
 
     made_at_us: int
@@ -99,17 +99,17 @@ class Backups:
         """Raise Refused(Conflict) if the database is a PostgreSQL, which is backed up by its own means."""
         self._database.check_copied()
 
-    async def begin(self) -> Moment:
+    async def begin(self) -> BackupSnapshot:
         """Read the spools, then the journal's end and the versions. Raises OSError, and Refused(Conflict) if the
         database lacks records that the journal has committed: a restore of the backup would lack them, too.
         """
         made_at_us = time.time_ns() // 1000
-        waiting = await asyncio.to_thread(_unshipped, self._data / "spool")
+        waiting = await asyncio.to_thread(_read_spools, self._data / "spool")
         # On the writer's thread no transaction is half way: what the journal has is in the database, too.
         after = await self._database.write(self._journal_end)
         found = await self._database.read(lambda connection: connection.execute(_VERSIONS).all())
         versions = tuple(BackupVersion(tenant=t, model=m, version=v, total_bytes=b) for t, m, v, b in found)
-        return Moment(made_at_us, waiting, after, versions)
+        return BackupSnapshot(made_at_us, waiting, after, versions)
 
     def _journal_end(self, connection: Connection) -> int | None:
         c = journal_position.c
@@ -126,7 +126,7 @@ class Backups:
                 raise Refused(Conflict("backup", f"{older}: use `kelvin restore`")) from older
         return self._journal.committed
 
-    def pieces(self, moment: Moment, scratch: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
+    def pieces(self, snapshot: BackupSnapshot, scratch: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
         """Yield the archive. Blocking. `scratch` needs room for a copy of the database, which is removed at the end.
 
         Raises Stopped, and OSError: if there is no room for the copy, before the first piece. Close the iterator if it
@@ -136,28 +136,28 @@ class Backups:
             # The copy is what may find no room. It comes before the first piece, so that the answer can still say so.
             copy = Path(draft) / DATABASE
             self._database.copy(copy)
-            yield from self.archive(moment, copy, stop)
+            yield from self.archive(snapshot, copy, stop)
 
-    def archive(self, moment: Moment, copy: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
+    def archive(self, snapshot: BackupSnapshot, copy: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
         """Yield the archive with this copy of the database. Raises Stopped, OSError."""
-        packing = Packing()
+        packing = ArchiveWriter()
         for name in FILES:
             path = self._data / name
             if path.is_file():
                 yield from packing.content(name, path.read_bytes())
-        yield from packing.content(UNSHIPPED, moment.unshipped)
+        yield from packing.content(UNSHIPPED, snapshot.unshipped)
         with copy.open("rb") as file:
             for piece in packing.file(DATABASE, file, os.fstat(file.fileno()).st_size):
                 if stop is not None and stop.is_set():
-                    raise Stopped
+                    raise BackupCancelled
                 yield piece
         index = BackupIndex(
             format=BACKUP_FORMAT,
-            made_at_us=moment.made_at_us,
+            made_at_us=snapshot.made_at_us,
             program=importlib.metadata.version("kelvin-serving"),
-            journal_after=moment.journal_after,
+            journal_after=snapshot.journal_after,
             members=tuple(packing.members),
-            versions=moment.versions,
+            versions=snapshot.versions,
         )
         yield from packing.end(index)
 
@@ -176,7 +176,7 @@ def _changed_ns(path: Path) -> int:
         return 0
 
 
-def _unshipped(spools: Path) -> bytes:
+def _read_spools(spools: Path) -> bytes:
     """Return every record in a spool that the ledger has not acknowledged, as frames of a journal.
 
     Records are copied undecoded, so that an unreadable one does not stop the backup.
@@ -184,7 +184,7 @@ def _unshipped(spools: Path) -> bytes:
     frames: list[bytes] = []
     for source, frame in unshipped(spools):
         kind = LIFETIME if source.startswith(_LIFETIMES) else REQUEST
-        for piece in pieces_of(kind + frame.payload):
+        for piece in split_payload(kind + frame.payload):
             frames.append(encode_frame(len(frames) + 1, piece))
     return b"".join(frames)
 
@@ -195,25 +195,25 @@ def back_up_stopped(data: Path, out: BinaryIO) -> None:
 
     Raises BadSetting for a damaged kelvin.db, NewerDatabase, NewerLedger, OSError, sqlite3.Error, DBAPIError.
     """
-    check_beginnings(data / DATABASE)
+    check_file_headers(data / DATABASE)
     with tempfile.TemporaryDirectory(prefix=DRAFT, dir=data) as draft:
         copy = Path(draft) / DATABASE
         with closing(sqlite3.connect(data / DATABASE)) as source:
             copy_file(source, copy)
-        with naming_damage(data / DATABASE), closing(open_database(copy)) as database:
+        with translate_damage(data / DATABASE), closing(open_database(copy)) as database:
             check_pages(database, data / DATABASE)
             backups = Backups(data, database, None)
-            moment = asyncio.run(backups.begin())
+            snapshot = asyncio.run(backups.begin())
         if copy.with_name(f"{DATABASE}-wal").exists():  # it was not closed to its end
             raise OSError(errno.ENOSPC, "there is no room for a copy of the database", str(data))
-        for piece in backups.archive(moment, copy):
+        for piece in backups.archive(snapshot, copy):
             out.write(piece)
     out.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the backup to standard output. On a failure write one line to standard error, and return 1."""
-    keep_secrets()
+    protect_memory()
     parser = argparse.ArgumentParser(prog="python -m controlplane.backups")
     parser.add_argument("data", type=Path)
     data = parser.parse_args(arguments).data
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with open(1, "wb", closefd=False) as out:  # on a full disk, closing fails again
             back_up_stopped(data, out)
 
-    return reporting(write, *refusals)
+    return run_cli_program(write, *refusals)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,17 @@ from sqlalchemy import Connection, Select, Table, bindparam, select
 
 from contracts.billing import Balance, BillingReport, ClosingReport, Imbalance
 from contracts.errors import Conflict, Refused
-from controlplane.accounts import Accounts, OpenRuntime, Surroundings, open_runtimes, readable
-from controlplane.closings import freeze, frozen_report, seal_of
+from controlplane.accounts import ConsistencyChecks, ExternalFacts, OpenRuntime, open_runtimes, stop_at_unreadable
+from controlplane.closings import closed_report, closing_digest, store_closing
 from controlplane.ledger_schema import device_totals, request_totals, step_totals
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
-from controlplane.sheet import Pricing, Sheet
-from controlplane.store import refuse_unreadable, typed
+from controlplane.sheet import BillBuilder, Pricing
+from controlplane.store import check_row_types, refuse_unreadable
 
 MAX_PROBLEMS: Final = 200  # listed; the rest is counted
-MAX_OPEN: Final = 100
-LATE_US: Final = 3_600_000_000  # records of the last minutes are on their way
+MAX_OPEN_RUNTIMES: Final = 100
+CLOSING_DELAY_US: Final = 3_600_000_000  # records of the last minutes are on their way
 
 
 def billing_report(
@@ -47,13 +47,13 @@ def billing_report(
 def _report(
     connection: Connection, book: PriceBook, tenant: str, month: str, *, live: Collection[str] | None, now_us: int
 ) -> BillingReport:
-    if (frozen := frozen_report(connection, tenant, month)) is not None:
+    if (frozen := closed_report(connection, tenant, month)) is not None:
         return frozen
-    sheet = _sheet(connection, book, tenant, month)
+    sheet = _build_bill(connection, book, tenant, month)
     open_ones = list(open_runtimes(connection, tenant, month))
-    accounts = Accounts(connection, tenant, Surroundings(book, live, now_us))
+    accounts = ConsistencyChecks(connection, tenant, ExternalFacts(book, live, now_us))
     balance = _balance(accounts, month, open_ones)
-    return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN]))
+    return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN_RUNTIMES]))
 
 
 def close_month(
@@ -64,28 +64,30 @@ def close_month(
     Raises Refused: InvalidRequest for what is no month, Conflict for one not over.
     """
     _, end_us = month_bounds_us(month)
-    if now_us < end_us + LATE_US:
+    if now_us < end_us + CLOSING_DELAY_US:
         raise Refused(Conflict("month", f"{month} can be closed an hour after its end"))
-    if frozen_report(connection, tenant, month) is None:
+    if closed_report(connection, tenant, month) is None:
         report = billing_report(connection, book, tenant, month, live=live, now_us=now_us)
-        freeze(connection, book, msgspec.structs.replace(report, closed_at_us=now_us))
-    frozen = frozen_report(connection, tenant, month)
+        store_closing(connection, book, msgspec.structs.replace(report, closed_at_us=now_us))
+    frozen = closed_report(connection, tenant, month)
     assert frozen is not None
-    return ClosingReport(report=frozen, chain=seal_of(connection, tenant, month))
+    return ClosingReport(report=frozen, chain=closing_digest(connection, tenant, month))
 
 
 def spent_micros(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:
     """Return the total of `billing_report` without its checks. Raises Refused(InvalidRequest) for a malformed month."""
     month_bounds_us(month)
-    if (frozen := frozen_report(connection, tenant, month)) is not None:
+    if (frozen := closed_report(connection, tenant, month)) is not None:
         return frozen.total_micros
-    return sum(line.amount_micros for line in _sheet(connection, book, tenant, month).bill.lines())
+    return sum(line.amount_micros for line in _build_bill(connection, book, tenant, month).bill.lines())
 
 
-def _sheet(connection: Connection, book: PriceBook, tenant: str, month: str) -> Sheet:
-    sheet = Sheet(Pricing(connection, book, tenant, month))
+def _build_bill(connection: Connection, book: PriceBook, tenant: str, month: str) -> BillBuilder:
+    sheet = BillBuilder(Pricing(connection, book, tenant, month))
     which = {"tenant": tenant, "month": month}
-    sheet.add_totals(*(typed(totals, connection.execute(totals, which)) for totals in (_REQUESTS, _STEPS, _DEVICES)))
+    sheet.add_totals(
+        *(check_row_types(totals, connection.execute(totals, which)) for totals in (_REQUESTS, _STEPS, _DEVICES))
+    )
     return sheet
 
 
@@ -100,12 +102,17 @@ _STEPS: Final = _totals(step_totals)
 _DEVICES: Final = _totals(device_totals)
 
 
-def _balance(accounts: Accounts, month: str, open_ones: Iterable[OpenRuntime]) -> Balance:
+def _balance(accounts: ConsistencyChecks, month: str, open_ones: Iterable[OpenRuntime]) -> Balance:
     """All that fails, without its size."""
     listed: list[Imbalance] = []
     found = 0
-    parts = (accounts.gaps(month), accounts.lives(month), accounts.ended(open_ones), accounts.kept_aside(month))
-    for each in chain.from_iterable(map(readable, parts)):
+    parts = (
+        accounts.check_gaps(month),
+        accounts.check_lifetimes(month),
+        accounts.check_unrecorded_replicas(open_ones),
+        accounts.check_conflicts(month),
+    )
+    for each in chain.from_iterable(map(stop_at_unreadable, parts)):
         if each.fails:
             found += 1
             if len(listed) < MAX_PROBLEMS:

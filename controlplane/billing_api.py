@@ -23,85 +23,87 @@ from contracts.errors import Conflict, NotFound, Refused
 from contracts.traffic_errors import Overloaded
 from controlplane.audit import Actor, ActorOf, record
 from controlplane.billing import billing_report, close_month
-from controlplane.closings import frozen_report
-from controlplane.examine import Order
-from controlplane.examiner import Examiner
+from controlplane.closings import closed_report
+from controlplane.examine import CheckRequest
+from controlplane.examiner import CheckRunner
 from controlplane.ledger import Ledger
 from controlplane.nul import read
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
-from controlplane.policy.trail import Action, made
+from controlplane.policy.trail import AuditAction, made
 from controlplane.store import refuse_unreadable
 from service.bodies import answer
-from service.openapi import described
-from service.principal import holder_of
+from service.openapi import route_docs
+from service.principal import require_scope
 
-WAITING_LIMIT: Final = 64  # reports of one tenant
+MAX_WAITING_REPORTS: Final = 64  # reports of one tenant
 
 
-class _Turns:
+class _ReportLocks:
     """Lets each tenant read one report at a time. A report may take seconds, and the database has few readers."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
         self._waiting = Counter[str]()
 
     @asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
         """Wait for the tenant's turn, and keep it until the block ends. Raises Refused(Overloaded)."""
-        if self._waiting[tenant] >= WAITING_LIMIT:
-            raise Refused(Overloaded("the line of this tenant's reports", WAITING_LIMIT, 1.0))
+        if self._waiting[tenant] >= MAX_WAITING_REPORTS:
+            raise Refused(Overloaded("the line of this tenant's reports", MAX_WAITING_REPORTS, 1.0))
         self._waiting[tenant] += 1
         try:
-            async with self._turns.setdefault(tenant, asyncio.Lock()):
+            async with self._locks.setdefault(tenant, asyncio.Lock()):
                 yield
         finally:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
-                del self._waiting[tenant], self._turns[tenant]
+                del self._waiting[tenant], self._locks[tenant]
 
 
 def router(
     ledger: Ledger,
     book: PriceBook,
-    examiner: Examiner,
+    examiner: CheckRunner,
     *,
     live_runtimes: Callable[[], Collection[str]] | None = None,
     wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> APIRouter:
     """`live_runtimes` tells who has not died: without it the loss of a source's last lifetime record goes unnoticed."""
     routes = APIRouter()
-    turns = _Turns()
+    locks = _ReportLocks()
 
     def live() -> Collection[str] | None:
         return None if live_runtimes is None else frozenset(live_runtimes())
 
-    @routes.get("/admin/v1/billing/report", **described(BillingReport, NotFound, Conflict, scope=Scope.BILLING_READ))
+    @routes.get("/admin/v1/billing/report", **route_docs(BillingReport, NotFound, Conflict, scope=Scope.BILLING_READ))
     async def report(
-        principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
+        principal: Annotated[Principal, Depends(require_scope(Scope.BILLING_READ))],
         month: Annotated[str, Query()],
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:
-        whose, alive = _own(principal, tenant), live()
+        whose, alive = _own_tenant(principal, tenant), live()
         month_bounds_us(month)
-        async with turns.of(whose):  # until it is read: who leaves meanwhile does not make room for another
+        async with locks.of(whose):  # until it is read: who leaves meanwhile does not make room for another
             found = await ledger.database.read(
                 lambda connection: billing_report(connection, book, whose, month, live=alive, now_us=wall_us())
             )
         return answer(found)
 
-    @routes.post("/admin/v1/billing/close", **described(ClosingReport, NotFound, Conflict, takes=CloseMonth))
+    @routes.post("/admin/v1/billing/close", **route_docs(ClosingReport, NotFound, Conflict, request_body=CloseMonth))
     async def close(by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))], request: Request) -> Response:
         asked = await read(request, CloseMonth)
-        whose, alive, now_us = _own(by, asked.tenant), live(), wall_us()
+        whose, alive, now_us = _own_tenant(by, asked.tenant), live(), wall_us()
 
         def closed(connection: Connection) -> ClosingReport:
             with refuse_unreadable(f"month {asked.month}", "kelvin billing verify"):
-                was_open = frozen_report(connection, whose, asked.month) is None
+                was_open = closed_report(connection, whose, asked.month) is None
                 closing = close_month(connection, book, whose, asked.month, live=alive, now_us=now_us)
             if was_open:
                 changed = made(total_micros=closing.report.total_micros, chain=closing.chain)
-                record(connection, by, now_us // 1_000_000, whose, Action.MONTH_CLOSED, asked.month, changed=changed)
+                record(
+                    connection, by, now_us // 1_000_000, whose, AuditAction.MONTH_CLOSED, asked.month, changed=changed
+                )
             return closing
 
         return answer(await ledger.close_month(closed))
@@ -110,11 +112,11 @@ def router(
         kind: Literal["verify", "reconcile"], principal: Principal, tenant: str | None, month: str | None
     ) -> Response:
         """The report, or 202 and how far it is."""
-        whose, alive = _own(principal, tenant), live()
+        whose, alive = _own_tenant(principal, tenant), live()
         if month is not None:
             month_bounds_us(month)
         living = None if alive is None else tuple(sorted(alive))
-        order = Order(kind=kind, tenant=whose, month=month, live=living, now_us=wall_us(), book=book)
+        order = CheckRequest(kind=kind, tenant=whose, month=month, live=living, now_us=wall_us(), book=book)
         found = await examiner.answer(order)
         if isinstance(found, Examining):
             return answer(found, 202)
@@ -122,10 +124,10 @@ def router(
 
     @routes.get(
         "/admin/v1/billing/verify",
-        **described(VerifyReport, NotFound, also={202: Examining}, scope=Scope.BILLING_READ),
+        **route_docs(VerifyReport, NotFound, extra_responses={202: Examining}, scope=Scope.BILLING_READ),
     )
     async def verify(
-        principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
+        principal: Annotated[Principal, Depends(require_scope(Scope.BILLING_READ))],
         month: Annotated[str | None, Query()] = None,
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:
@@ -133,10 +135,10 @@ def router(
 
     @routes.get(
         "/admin/v1/billing/reconcile",
-        **described(ReconcileReport, NotFound, also={202: Examining}, scope=Scope.BILLING_READ),
+        **route_docs(ReconcileReport, NotFound, extra_responses={202: Examining}, scope=Scope.BILLING_READ),
     )
     async def reconcile(
-        principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
+        principal: Annotated[Principal, Depends(require_scope(Scope.BILLING_READ))],
         month: Annotated[str | None, Query()] = None,
         tenant: Annotated[str | None, Query()] = None,
     ) -> Response:
@@ -145,7 +147,7 @@ def router(
     return routes
 
 
-def _own(principal: Principal, tenant: str | None) -> str:
+def _own_tenant(principal: Principal, tenant: str | None) -> str:
     """Another's looks like one that does not exist."""
     whose = tenant or principal.tenant
     if whose != principal.tenant:

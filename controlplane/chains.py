@@ -12,8 +12,8 @@ from controlplane import ledger_schema, schema
 from controlplane.policy import chain
 from controlplane.policy.chain import Value
 
-Name = tuple[str, ...]  # of a chain: a tenant, for the ledger also a month
-Tell = Callable[[int], None]  # that so many more rows are read
+ChainName = tuple[str, ...]  # of a chain: a tenant, for the ledger also a month
+OnProgress = Callable[[int], None]  # that so many more rows are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class ChainedLog:
     """Where the ends of a log's chains are, by name, and what the chains begin with."""
 
     ends: Table
-    form: str
+    format_name: str
 
-    def genesis(self, name: Name) -> bytes:
+    def genesis(self, name: ChainName) -> bytes:
         """Return what the first row of that chain follows."""
-        return chain.genesis(self.form, *name)
+        return chain.genesis(self.format_name, *name)
 
-    def columns_of(self, name: Name) -> dict[str, str]:
+    def columns_of(self, name: ChainName) -> dict[str, str]:
         """Return the name as values of its columns."""
         return dict(zip(self.ends.primary_key.columns.keys(), name, strict=True))
 
-    def end_of(self, connection: Connection, name: Name) -> tuple[int, str] | None:
+    def end_of(self, connection: Connection, name: ChainName) -> tuple[int, str] | None:
         """Return how many links were written and the last one's digest; None before the first."""
         found = connection.execute(select(self.ends).filter_by(**self.columns_of(name))).first()
         return None if found is None else (found.links, found.chain)
@@ -41,32 +41,32 @@ LEDGER: Final = ChainedLog(ledger_schema.chains, chain.LEDGER)
 AUDIT: Final = ChainedLog(schema.audit_chains, chain.AUDIT)
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """Where a row is: its columns of these names."""
 
     link: int
     chain: str
 
 
-class Chains:
+class ChainWriter:
     """The ends of all chains of a log that one transaction adds to."""
 
     def __init__(self, connection: Connection, log: ChainedLog = LEDGER) -> None:
         self._connection = connection
         self._log = log
-        self._ends: dict[Name, tuple[int, bytes]] = {}
-        self._new: set[Name] = set()
+        self._ends: dict[ChainName, tuple[int, bytes]] = {}
+        self._new: set[ChainName] = set()
 
-    def next_link(self, name: Name) -> int:
+    def next_link(self, name: ChainName) -> int:
         """Return the number that the next row of that chain gets."""
         return self._end(name)[0] + 1
 
-    def add(self, name: Name, values: Sequence[Value]) -> Link:
+    def add(self, name: ChainName, values: Sequence[Value]) -> ChainLink:
         """Link the next row of that chain."""
         links, end = self._end(name)
         links, end = links + 1, chain.digest_of(end, values)
         self._ends[name] = links, end
-        return Link(links, end.hex())
+        return ChainLink(links, end.hex())
 
     def write(self) -> None:
         """Write the new ends. Call it once, after everything was added."""
@@ -78,7 +78,7 @@ class Chains:
             else:
                 self._connection.execute(update(ends).filter_by(**names).values(values))
 
-    def _end(self, name: Name) -> tuple[int, bytes]:
+    def _end(self, name: ChainName) -> tuple[int, bytes]:
         known = self._ends.get(name)
         if known is None:
             written = self._log.end_of(self._connection, name)

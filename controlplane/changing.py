@@ -16,7 +16,7 @@ from controlplane.keys import KeyStore
 from controlplane.policy.access import TenantState
 from controlplane.policy.scale_settings import ScaleSettings, changed
 from controlplane.registry import Registry
-from controlplane.running import Decider, Replicas
+from controlplane.running import ReplicaLookup, Scaler
 from controlplane.tenants import Tenant, TenantStore
 
 
@@ -27,8 +27,8 @@ class Changes:
     registry: Registry
     tenants: TenantStore
     keys: KeyStore
-    replicas: Replicas
-    decider: Decider
+    replicas: ReplicaLookup
+    decider: Scaler
     clock: Clock
 
     async def deploy(self, by: Actor, tenant: str, model: str, prefix: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-STEP_US: Final = 60_000_000  # what is less is no step: a clock is set right by and by
+MIN_STEP_US: Final = 60_000_000  # what is less is no step: a clock is set right by and by
 
 
 class Clock(Protocol):
@@ -36,7 +36,7 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class ClockSteps:
+class ClockStepDetector:
     """Finds steps of the wall clock, by the clock that never steps.
 
     What a clock that is wrong for a while must not undo, such as removing what is old, waits after a step.
@@ -44,14 +44,14 @@ class ClockSteps:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead_us = self._ahead()
+        self._wall_before_us = self._wall_offset_us()
 
     def stepped_us(self) -> int:
         """Return by how much the wall clock has stepped since the last call; 0 for none."""
-        before_us, self._ahead_us = self._ahead_us, self._ahead()
-        by_us = self._ahead_us - before_us
-        return by_us if abs(by_us) > STEP_US else 0
+        before_us, self._wall_before_us = self._wall_before_us, self._wall_offset_us()
+        by_us = self._wall_before_us - before_us
+        return by_us if abs(by_us) > MIN_STEP_US else 0
 
-    def _ahead(self) -> int:
+    def _wall_offset_us(self) -> int:
         """Return wall clock minus monotonic clock."""
         return self._clock.wall_s() * 1_000_000 - self._clock.monotonic_us()

@@ -12,16 +12,16 @@ from sqlalchemy import Connection, Row, Select, bindparam, insert, select
 
 from contracts.billing import BillingReport
 from contracts.wire import BadJson, decoder, encode
-from controlplane.chains import Chains
-from controlplane.journal import Closing
+from controlplane.chains import ChainWriter
+from controlplane.journal import ClosedMonthEntry
 from controlplane.ledger_schema import CLOSING_VALUES, closings
-from controlplane.policy.chain import Kind
+from controlplane.policy.chain import RowKind
 from controlplane.policy.month import month_after, month_of
 from controlplane.policy.rating import PriceBook
-from controlplane.store import texts_of
+from controlplane.store import distinct_texts
 
 
-class Closed:
+class ClosedMonths:
     """The closed months of these tenants, as one transaction sees them."""
 
     def __init__(self, connection: Connection, tenants: Collection[str]) -> None:
@@ -42,21 +42,21 @@ class Closed:
         return month
 
 
-def frozen_report(connection: Connection, tenant: str, month: str) -> BillingReport | None:
+def closed_report(connection: Connection, tenant: str, month: str) -> BillingReport | None:
     """Return the bill of a closed month; None for an open one."""
     row = _closing(connection, tenant, month)
     return None if row is None else decoder(BillingReport).decode(row.report)
 
 
-def frozen_book(connection: Connection, tenant: str, month: str) -> PriceBook | None:
+def try_closed_prices(connection: Connection, tenant: str, month: str) -> PriceBook | None:
     """Return the prices that held when the month was closed; None for an open month."""
     row = _closing(connection, tenant, month)
     return None if row is None else prices_of(row.prices)
 
 
-def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
+def closed_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
     """Return the prices that held when the month was closed. Raises LookupError for an open month."""
-    book = frozen_book(connection, tenant, month)
+    book = try_closed_prices(connection, tenant, month)
     if book is None:
         raise LookupError(f"{month} of {tenant} is not closed, and something of it is booked in another month")
     return book
@@ -65,7 +65,7 @@ def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
 def currencies(connection: Connection) -> set[str]:
     """Return the currencies of the closed months whose prices can be read. `kelvin billing verify` names the others."""
     found = set()
-    for text in texts_of(connection, closings.c.prices):
+    for text in distinct_texts(connection, closings.c.prices):
         with suppress(BadJson):
             found.add(prices_of(text).currency)
     return found
@@ -76,7 +76,7 @@ def prices_of(text: str) -> PriceBook:
     return decoder(PriceBook).decode(text)
 
 
-def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> None:
+def store_closing(connection: Connection, book: PriceBook, report: BillingReport) -> None:
     """Close the month of this bill."""
     assert report.closed_at_us is not None
     row: dict[str, str | int] = {
@@ -85,21 +85,21 @@ def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> No
         "prices": msgspec.json.encode(book, order="deterministic").decode(),
         "report": encode(report).decode(),
     }
-    chains = Chains(connection)
+    chains = ChainWriter(connection)
     values = [row[column.name] for column in CLOSING_VALUES]
-    place = chains.add((report.tenant, report.month), (Kind.CLOSING, *values))
+    place = chains.add((report.tenant, report.month), (RowKind.CLOSING, *values))
     connection.execute(insert(closings).values({**row, "month": report.month, **place._asdict()}))
     chains.write()
 
 
-def closing_entry(connection: Connection, report: BillingReport) -> Closing:
+def journal_closing(connection: Connection, report: BillingReport) -> ClosedMonthEntry:
     """A closed month as the journal has it."""
     row = _closing(connection, report.tenant, report.month)
     assert row is not None
-    return Closing(prices=row.prices, report=report)
+    return ClosedMonthEntry(prices=row.prices, report=report)
 
 
-def seal_of(connection: Connection, tenant: str, month: str) -> str:
+def closing_digest(connection: Connection, tenant: str, month: str) -> str:
     """The last digest of a closed month."""
     row = _closing(connection, tenant, month)
     assert row is not None

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
 from contracts.errors import OneMachineOnly, Refused
-from service.openapi import described
-from service.principal import admin_of, holder_of
+from service.openapi import route_docs
+from service.principal import require_admin, require_scope
 from telemetry.policy.exposition import CONTENT_TYPE
 from telemetry.telemetry import Telemetry
 
@@ -31,12 +31,12 @@ REFUSED: Final = (
 def router(telemetry: Telemetry) -> APIRouter:
     """Routes under `/admin/v1`. `/metrics` needs the scope `operator`, the others need `admin`."""
     routes = APIRouter(prefix="/admin/v1")
-    operator_of = holder_of(Scope.OPERATOR)
+    operator_of = require_scope(Scope.OPERATOR)
 
-    @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
+    @routes.get("/metrics", **route_docs(str, scope=Scope.OPERATOR))
     async def metrics(request: Request) -> Response:
         operator_of(request)
-        return Response(telemetry.text(), media_type=CONTENT_TYPE)
+        return Response(telemetry.render_page(), media_type=CONTENT_TYPE)
 
     for method, path, what, instead in REFUSED:
         _refuse(routes, method, path, OneMachineOnly(what, instead))
@@ -45,7 +45,7 @@ def router(telemetry: Telemetry) -> APIRouter:
 
 def _refuse(routes: APIRouter, method: str, path: str, failure: OneMachineOnly) -> None:
     async def refuse(request: Request) -> Response:
-        admin_of(request)
+        require_admin(request)
         raise Refused(failure)
 
-    routes.add_api_route(path, refuse, methods=[method], **described(None, OneMachineOnly, status=204))
+    routes.add_api_route(path, refuse, methods=[method], **route_docs(None, OneMachineOnly, status=204))

@@ -8,7 +8,7 @@ from typing import Final
 
 from contracts import settings
 from contracts.errors import Refused
-from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class
+from contracts.names import DEVICE_CLASS_RULE, is_device_class, require_dns_label
 from contracts.settings import BadSetting
 from controlplane.policy.knative_service import (
     DEVICE_RULE,
@@ -21,19 +21,19 @@ from controlplane.policy.knative_service import (
     TIMEOUT_S,
     TOLERATIONS,
     ZERO_INITIAL_SCALE,
-    Cluster,
-    Control,
+    ClusterSpec,
+    ControlEndpoints,
     is_cluster_store,
     is_image,
 )
-from controlplane.policy.placement import PoolSpec, Sharing
+from controlplane.policy.placement import PoolingRule, PoolSpec
 from controlplane.scaling.knative.pools import PoolSettings
 
 SCALING: Final = "KELVIN_SCALING"
-MOST_DEVICES: Final = 1_000_000
+MAX_DEVICES: Final = 1_000_000
 OVERLAP_S: Final = 120.0  # two of Knative's windows: in the second one a version has what the first one asked for
 _KEY: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # of a label or a taint
-MOST_PODS: Final = 1000  # of a pool
+MAX_PODS: Final = 1000  # of a pool
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _PATTERN: Final = re.compile(rf"(\*|{_LABEL.pattern})/(\*|{_LABEL.pattern})")
 _POOL: Final = re.compile(r"([a-z0-9]{1,20})=([0-9]{1,15}):([0-9]{1,4}):([0-9]{1,4})")
@@ -47,7 +47,7 @@ _VALUE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
 class ClusterSettings:
     """Where the pods of versions run, the namespace in which Kelvin itself does, and how many devices there are."""
 
-    pods: Cluster
+    pods: ClusterSpec
     namespace: str
     kubeconfig: Path | None = None  # None: by the service account of our own pod
     devices: int | None = None  # None: nothing bounds all versions together
@@ -56,7 +56,7 @@ class ClusterSettings:
     pod: str | None = None  # this process's own, whose label says whether it leads
 
     @property
-    def own_devices(self) -> int | None:
+    def unpooled_devices(self) -> int | None:
         """What pods that wait leave of the devices."""
         return None if self.devices is None else self.devices - sum(each.most for each in self.pools.pools)
 
@@ -66,25 +66,27 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     if settings.choice(env, SCALING, "local", ("local", "knative")) == "local":
         return None
     known = (*(each.flag for each in FEATURES), ZERO_INITIAL_SCALE)
-    pods = Cluster(
+    pods = ClusterSpec(
         image=settings.text(env, "KELVIN_CLUSTER_IMAGE"),
         store_url=settings.text(env, "KELVIN_CLUSTER_STORE"),
         cores=cores,
-        device=_device(env, "KELVIN_CLUSTER_DEVICE"),
-        device_class=_device_class(env, "KELVIN_CLUSTER_DEVICE_CLASS"),
-        features=frozenset(_each(env, "KELVIN_CLUSTER_FEATURES", lambda key: key in known, f"of {', '.join(known)}")),
+        device=_read_device(env, "KELVIN_CLUSTER_DEVICE"),
+        device_class=_read_device_class(env, "KELVIN_CLUSTER_DEVICE_CLASS"),
+        features=frozenset(
+            _read_list(env, "KELVIN_CLUSTER_FEATURES", lambda key: key in known, f"of {', '.join(known)}")
+        ),
         timeout_s=settings.integer(env, "KELVIN_CLUSTER_TIMEOUT_S", TIMEOUT_S, low=1, high=86_400),
-        secret=_name(env, "KELVIN_CLUSTER_SECRET"),
-        node_selector=dict(_pairs(env, "KELVIN_CLUSTER_NODES")),
+        secret=_read_object_name(env, "KELVIN_CLUSTER_SECRET"),
+        node_selector=dict(_read_pairs(env, "KELVIN_CLUSTER_NODES")),
         tolerations=tuple(
             {"key": key, "operator": "Exists"}
-            for key in _each(env, "KELVIN_CLUSTER_TOLERATIONS", _KEY.fullmatch, "a taint's key")
+            for key in _read_list(env, "KELVIN_CLUSTER_TOLERATIONS", _KEY.fullmatch, "a taint's key")
         ),
-        priority_class=_name(env, "KELVIN_CLUSTER_PRIORITY_CLASS"),
-        control=_control(env),
-        cache=_cache(env, "KELVIN_CLUSTER_CACHE"),
+        priority_class=_read_object_name(env, "KELVIN_CLUSTER_PRIORITY_CLASS"),
+        control=_read_control(env),
+        cache=_read_cache(env, "KELVIN_CLUSTER_CACHE"),
         verify=settings.choice(env, "KELVIN_VERIFY", "off", ("require", "warn", "off")),
-        trust=_name(env, "KELVIN_CLUSTER_TRUST"),
+        trust=_read_object_name(env, "KELVIN_CLUSTER_TRUST"),
         notice_s=settings.integer(env, "KELVIN_CLUSTER_NOTICE_S", 0, low=0, high=86_400) or None,
     )
     if not is_image(pods.image):
@@ -97,23 +99,23 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     _check_features(env, pods)
     kubeconfig = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else None
     namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
-    devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MOST_DEVICES) or None
+    devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MAX_DEVICES) or None
     overlap_s = settings.number(env, "KELVIN_CLUSTER_OVERLAP_S", OVERLAP_S, low=0, high=86_400)
-    pod = _name(env, "KELVIN_CLUSTER_POD", "must be the name of this process's own pod")
-    found = ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods), overlap_s, pod)
-    if found.own_devices is not None and found.own_devices < 0:
+    pod = _read_object_name(env, "KELVIN_CLUSTER_POD", "must be the name of this process's own pod")
+    found = ClusterSettings(pods, namespace, kubeconfig, devices, _read_pools(env, pods), overlap_s, pod)
+    if found.unpooled_devices is not None and found.unpooled_devices < 0:
         raise BadSetting("KELVIN_CLUSTER_POOLS", env["KELVIN_CLUSTER_POOLS"], f"has more pods than {devices} devices")
     return found
 
 
-def _pools(env: Mapping[str, str], pods: Cluster) -> PoolSettings:
+def _read_pools(env: Mapping[str, str], pods: ClusterSpec) -> PoolSettings:
     """Return the pools and whose versions may be on their pods; no pool without KELVIN_CLUSTER_POOLS."""
     name, shared, apart = "KELVIN_CLUSTER_POOLS", "KELVIN_CLUSTER_POOLED", "KELVIN_CLUSTER_APART"
     rule = (
         "NAME=BYTES:WAITING:MOST, where NAME is 1 to 20 lower-case letters and digits, MOST is 1 to 1000, and WAITING "
         "is no more than MOST"
     )
-    found = tuple(_pool(part) for part in _each(env, name, lambda part: _pool(part) is not None, rule))
+    found = tuple(_parse_pool(part) for part in _read_list(env, name, lambda part: _parse_pool(part) is not None, rule))
     pools = tuple(each for each in found if each is not None)
     if len({each.name for each in pools}) < len(pools):
         raise BadSetting(name, env[name], "each NAME must be there once")
@@ -125,29 +127,29 @@ def _pools(env: Mapping[str, str], pods: Cluster) -> PoolSettings:
         raise BadSetting(
             name, env[name], "needs KELVIN_CONTROL_LISTEN, with which the certificate is read that pods ask for"
         )
-    models = _each(env, shared, _PATTERN.fullmatch, "TENANT/MODEL, or * for either")
+    models = _read_list(env, shared, _PATTERN.fullmatch, "TENANT/MODEL, or * for either")
     if not models:
         raise BadSetting(shared, env.get(shared, ""), f"is required with {name}")
-    apart_from = frozenset(_each(env, apart, _LABEL.fullmatch, "a tenant"))
-    return PoolSettings(pools, Sharing(models, apart_from))
+    apart_from = frozenset(_read_list(env, apart, _LABEL.fullmatch, "a tenant"))
+    return PoolSettings(pools, PoolingRule(models, apart_from))
 
 
-def _pool(part: str) -> PoolSpec | None:
+def _parse_pool(part: str) -> PoolSpec | None:
     """None for what says none."""
     if (read := _POOL.fullmatch(part)) is None:
         return None
     weight_bytes, waiting, most = (int(each) for each in read.groups()[1:])
-    return PoolSpec(read[1], weight_bytes, waiting, most) if waiting <= most and 0 < most <= MOST_PODS else None
+    return PoolSpec(read[1], weight_bytes, waiting, most) if waiting <= most and 0 < most <= MAX_PODS else None
 
 
 def _namespace(value: str) -> str:
     try:
-        return dns_label(value, "namespace")
+        return require_dns_label(value, "namespace")
     except Refused:
         raise BadSetting("KELVIN_CLUSTER_NAMESPACE", value, "must be a DNS label") from None
 
 
-def _name(env: Mapping[str, str], name: str, rule: str = NAME_RULE) -> str | None:
+def _read_object_name(env: Mapping[str, str], name: str, rule: str = NAME_RULE) -> str | None:
     """Return the name of an object of the cluster; None where the setting is empty."""
     value = env.get(name)
     if value and (len(value) > NAME_CHARS or not _NAME.fullmatch(value)):
@@ -155,7 +157,7 @@ def _name(env: Mapping[str, str], name: str, rule: str = NAME_RULE) -> str | Non
     return value or None
 
 
-def _control(env: Mapping[str, str]) -> Control | None:
+def _read_control(env: Mapping[str, str]) -> ControlEndpoints | None:
     """Both ways and the secret, or none of them."""
     names = ("KELVIN_CLUSTER_CONTROL", "KELVIN_CLUSTER_SNAPSHOTTER", "KELVIN_CLUSTER_INNER_SECRET")
     if not any(env.get(name) for name in names):
@@ -164,32 +166,32 @@ def _control(env: Mapping[str, str]) -> Control | None:
     for name, value in zip(names, (url, snapshotter_url), strict=False):
         if not value.startswith("https://"):
             raise BadSetting(name, value, "must begin with https://")
-    _name(env, names[2])
-    return Control(url=url, snapshotter_url=snapshotter_url, secret=secret)
+    _read_object_name(env, names[2])
+    return ControlEndpoints(url=url, snapshotter_url=snapshotter_url, secret=secret)
 
 
-def _cache(env: Mapping[str, str], name: str) -> str | None:
+def _read_cache(env: Mapping[str, str], name: str) -> str | None:
     value = env.get(name)
     if value and not value.startswith("/"):
         raise BadSetting(name, value, "must be an absolute path")
     return value.rstrip("/") if value else None
 
 
-def _device(env: Mapping[str, str], name: str) -> str | None:
+def _read_device(env: Mapping[str, str], name: str) -> str | None:
     value = env.get(name)
     if value and not value.startswith("nvidia.com/"):
         raise BadSetting(name, value, DEVICE_RULE)
     return value or None
 
 
-def _device_class(env: Mapping[str, str], name: str) -> str | None:
+def _read_device_class(env: Mapping[str, str], name: str) -> str | None:
     value = env.get(name)
     if value and not is_device_class(value):
         raise BadSetting(name, value, DEVICE_CLASS_RULE)
     return value or None
 
 
-def _each(env: Mapping[str, str], name: str, fits: Callable[[str], object], rule: str) -> tuple[str, ...]:
+def _read_list(env: Mapping[str, str], name: str, fits: Callable[[str], object], rule: str) -> tuple[str, ...]:
     value = env.get(name, "")
     found = tuple(part.strip() for part in value.split(",") if part.strip())
     if not all(map(fits, found)):
@@ -197,15 +199,17 @@ def _each(env: Mapping[str, str], name: str, fits: Callable[[str], object], rule
     return found
 
 
-def _pairs(env: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+def _read_pairs(env: Mapping[str, str], name: str) -> list[tuple[str, str]]:
     def fits(part: str) -> bool:
         key, separator, value = part.partition("=")
         return bool(separator and _KEY.fullmatch(key) and _VALUE.fullmatch(value))
 
-    return [(key, value) for key, _, value in (part.partition("=") for part in _each(env, name, fits, "KEY=VALUE"))]
+    return [
+        (key, value) for key, _, value in (part.partition("=") for part in _read_list(env, name, fits, "KEY=VALUE"))
+    ]
 
 
-def _check_features(env: Mapping[str, str], pods: Cluster) -> None:
+def _check_features(env: Mapping[str, str], pods: ClusterSpec) -> None:
     """A pod that asks for a field which the cluster does not allow would be refused, each of them anew."""
     asked = {
         "KELVIN_CLUSTER_NODES": (bool(pods.node_selector), NODE_SELECTOR),

@@ -9,26 +9,26 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 Insert = sqlite.Insert | postgresql.Insert
 
-_OTHERWISE: Final = text(
+_OTHER_COLLATIONS: Final = text(
     "SELECT table_name, column_name, data_type, character_maximum_length FROM information_schema.columns "
     "WHERE table_schema = current_schema() AND table_name IN :tables "
     "AND data_type IN ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C' ORDER BY 1, 2"
 ).bindparams(bindparam("tables", expanding=True))
 
 
-def upserts(table: Table, made: Callable[[Insert], Executable]) -> Mapping[str, Executable]:
+def upserts(table: Table, create_statement: Callable[[Insert], Executable]) -> Mapping[str, Executable]:
     """Return a statement that inserts or changes what is there, by a dialect's name: each has its own construct."""
-    return {"sqlite": made(sqlite.insert(table)), "postgresql": made(postgresql.insert(table))}
+    return {"sqlite": create_statement(sqlite.insert(table)), "postgresql": create_statement(postgresql.insert(table))}
 
 
-def unhurried(connection: Connection) -> None:
+def disable_statement_timeout(connection: Connection) -> None:
     """A step of a migration takes as long as it takes."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL statement_timeout = 0"))
 
 
-def drop_columns(connection: Connection, table: str, columns: Collection[str], made: str) -> None:
-    """Drop these columns of the table. `made` is its CREATE TABLE without them.
+def drop_columns(connection: Connection, table: str, columns: Collection[str], create_statement: str) -> None:
+    """Drop these columns of the table. `create_statement` is its CREATE TABLE without them.
 
     SQLite before 3.35 can't drop a column, so there the table is made anew, and its rows are put back.
     """
@@ -37,19 +37,19 @@ def drop_columns(connection: Connection, table: str, columns: Collection[str], m
             connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         return
     connection.execute(text("PRAGMA defer_foreign_keys = ON"))  # until the commit: other tables refer to these rows
-    for statement in (f"CREATE TABLE {table}_before AS SELECT * FROM {table}", f"DROP TABLE {table}", made):  # noqa: S608
+    for statement in (f"CREATE TABLE {table}_before AS SELECT * FROM {table}", f"DROP TABLE {table}", create_statement):  # noqa: S608
         connection.execute(text(statement))
     kept = ", ".join(row.name for row in connection.execute(text(f"PRAGMA table_info({table})")))
     connection.execute(text(f"INSERT INTO {table} ({kept}) SELECT {kept} FROM {table}_before"))  # noqa: S608
     connection.execute(text(f"DROP TABLE {table}_before"))
 
 
-def in_byte_order(engine: Engine, tables: Collection[str]) -> None:
+def ensure_c_collation(engine: Engine, tables: Collection[str]) -> None:
     """What sorts by a column of these tables has the same order in every database, whatever its locale."""
     if engine.dialect.name != "postgresql":
         return
     with engine.begin() as connection:
-        unhurried(connection)
-        for table, column, kind, length in connection.execute(_OTHERWISE, {"tables": sorted(tables)}).all():
+        disable_statement_timeout(connection)
+        for table, column, kind, length in connection.execute(_OTHER_COLLATIONS, {"tables": sorted(tables)}).all():
             limit = "" if length is None else f"({length})"
             connection.execute(text(f'ALTER TABLE {table} ALTER COLUMN {column} TYPE {kind}{limit} COLLATE "C"'))

@@ -5,8 +5,8 @@ from typing import Final
 
 from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
-from controlplane.policy.breakeven import Level, Rung, Step, plan
-from controlplane.policy.eta import History, Restore
+from controlplane.policy.breakeven import Level, LevelChange, LevelPrice, plan_levels
+from controlplane.policy.eta import RestoreHistory, RestoreTime
 from controlplane.policy.rating import ANY_CLASS, PriceBook
 
 GIB: Final = 1 << 30
@@ -14,7 +14,7 @@ PROCESS_BYTES: Final = 64 << 20  # of a replica beside weights and KV: what it d
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class WarmthPrices:
     """A version's prices, in micro-units per second, and what was measured of it."""
 
     idle: float  # of the device
@@ -24,27 +24,27 @@ class Bill:
     warm_bytes: int
     asleep_bytes: int
     asleep2_bytes: int
-    start: Restore
-    wake: Restore
-    refill: Restore  # of who sleeps without weights
+    start: RestoreTime
+    wake: RestoreTime
+    refill: RestoreTime  # of who sleeps without weights
 
     @property
-    def rungs(self) -> tuple[Rung, ...]:
+    def level_prices(self) -> tuple[LevelPrice, ...]:
         """From the warmest level to the coldest."""
         per_s = self.wait + self.restore
         return (
-            Rung(Level.WARM, self.idle + self.memory * self.warm_bytes / GIB, 0.0),
-            Rung(Level.ASLEEP, self.memory * self.asleep_bytes / GIB, self.wake.seconds * per_s),
-            Rung(Level.ASLEEP2, self.memory * self.asleep2_bytes / GIB, self.refill.seconds * per_s),
-            Rung(Level.ZERO, 0.0, self.start.seconds * per_s),
+            LevelPrice(Level.WARM, self.idle + self.memory * self.warm_bytes / GIB, 0.0),
+            LevelPrice(Level.ASLEEP, self.memory * self.asleep_bytes / GIB, self.wake.seconds * per_s),
+            LevelPrice(Level.ASLEEP2, self.memory * self.asleep2_bytes / GIB, self.refill.seconds * per_s),
+            LevelPrice(Level.ZERO, 0.0, self.start.seconds * per_s),
         )
 
 
-class Economy:
+class WarmthCost:
     """Reads what others keep; holds nothing."""
 
     def __init__(
-        self, book: PriceBook, history: History[VersionKey], clock: Clock, *, kv_bytes: int, memory_price: float
+        self, book: PriceBook, history: RestoreHistory[VersionKey], clock: Clock, *, kv_bytes: int, memory_price: float
     ) -> None:
         self._book = book
         self._history = history
@@ -53,18 +53,18 @@ class Economy:
         self._memory_price = memory_price
 
     def __repr__(self) -> str:
-        return f"<Economy {self._book.currency} memory={self._memory_price:g}>"
+        return f"<WarmthCost {self._book.currency} memory={self._memory_price:g}>"
 
     @property
     def currency(self) -> str:
         """Of which all amounts are millionths."""
         return self._book.currency
 
-    def bill(self, model: Model, version: Version, device_class: str = ANY_CLASS) -> Bill:
+    def find_prices(self, model: Model, version: Version, device_class: str = ANY_CLASS) -> WarmthPrices:
         """At the prices of now."""
         device = self._book.at(self._clock.wall_s() * 1_000_000).device_of(device_class)
         total = version.registration.total_bytes
-        return Bill(
+        return WarmthPrices(
             idle=device.idle,
             restore=device.restore,
             memory=self._memory_price,
@@ -77,10 +77,10 @@ class Economy:
             refill=self._history.refill(version.key, total),
         )
 
-    def fetches(self, key: VersionKey) -> dict[str, Restore]:
+    def fetches(self, key: VersionKey) -> dict[str, RestoreTime]:
         """What a version's own leases took, by the slowest tier that bytes came from."""
         return self._history.fetches(key)
 
-    def steps(self, model: Model, version: Version) -> tuple[Step, ...]:
+    def level_changes(self, model: Model, version: Version) -> tuple[LevelChange, ...]:
         """When the version's last replica goes where."""
-        return plan(self.bill(model, version).rungs)
+        return plan_levels(self.find_prices(model, version).level_prices)

@@ -1,7 +1,7 @@
 """`python -m controlplane.examine DATABASE [PASSWORD_FILE] SPOOLS`: read all rows of a tenant in a process of its own.
 
-So no other request to the control plane waits for the read, and its memory is given back at its end. An `Order` comes
-on standard input. Lines of JSON go out: `Read` now and then, at the end `Report` or `Failed`.
+So no other request to the control plane waits for the read, and its memory is given back at its end. An `CheckRequest`
+comes on standard input. Lines of JSON go out: `CheckProgress` now and then, at the end `CheckResult` or `CheckFailure`.
 """
 
 import os
@@ -18,22 +18,22 @@ from contracts.audit import AuditReport
 from contracts.billing import ReconcileReport, VerifyReport
 from contracts.problem import WireFailure, to_wire
 from contracts.wire import Wire, decode, encode
-from controlplane.accounts import Surroundings
-from controlplane.audit import links_of as audit_links
+from controlplane.accounts import ExternalFacts
+from controlplane.audit import count_entries as audit_links
 from controlplane.audit import verify_audit
-from controlplane.policy.findings import Waiting
+from controlplane.policy.findings import SpoolPosition
 from controlplane.policy.rating import PriceBook
-from controlplane.postgres_place import PostgresPlace, place_of
+from controlplane.postgres_place import PostgresUrl, parse_database_arguments
 from controlplane.reconcile import reconcile
 from controlplane.store import disposing, failure_of, reading_engine, snapshot
-from controlplane.verify import links_of, months_of, verify_ledger
-from spool.recovery import spools_of
+from controlplane.verify import count_entries, list_months, verify_ledger
+from spool.recovery import list_spools
 
 NICENESS: Final = 10
-TELL_S: Final = 0.2
+PROGRESS_INTERVAL_S: Final = 0.2
 
 
-class Order(Wire, frozen=True):
+class CheckRequest(Wire, frozen=True):
     """What to read, and what to compare it with."""
 
     kind: Literal["verify", "reconcile", "audit"]
@@ -44,59 +44,61 @@ class Order(Wire, frozen=True):
     book: PriceBook
 
 
-class Read(Wire, frozen=True, tag="read"):
+class CheckProgress(Wire, frozen=True, tag="read"):
     """Progress: rows read so far, of about how many."""
 
     rows: int
     of: int
 
 
-class Report(Wire, frozen=True, tag="report"):
+class CheckResult(Wire, frozen=True, tag="report"):
     """The last line: the body of the route's answer."""
 
     answer: msgspec.Raw
 
 
-class Failed(Wire, frozen=True, tag="failed"):
+class CheckFailure(Wire, frozen=True, tag="failed"):
     """The last line if there is no report, for example because the database is away."""
 
     failure: WireFailure
 
 
-class _Teller:
+class _ProgressWriter:
     """Writes progress, a few times a second."""
 
     def __init__(self, of: int) -> None:
-        self._of = of
+        self._expected_rows = of
         self._rows = 0
-        self._next_s = time.monotonic() + TELL_S
+        self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
 
     def __call__(self, rows: int) -> None:
         self._rows += rows
         if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + TELL_S
-            _write(Read(rows=self._rows, of=max(self._of, self._rows)))
+            self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
+            _write(CheckProgress(rows=self._rows, of=max(self._expected_rows, self._rows)))
 
 
-def examine(order: Order, database: Path | PostgresPlace, spools: Path) -> VerifyReport | ReconcileReport | AuditReport:
+def examine(
+    order: CheckRequest, database: Path | PostgresUrl, spools: Path
+) -> VerifyReport | ReconcileReport | AuditReport:
     """Carry the order out over one snapshot of the database."""
     with disposing(reading_engine(database)) as engine, snapshot(engine) as connection:
         if order.kind == "audit":
-            return verify_audit(connection, order.tenant, _Teller(audit_links(connection, order.tenant)))
-        months = [order.month] if order.month is not None else months_of(connection, order.tenant)
-        tell = _Teller(links_of(connection, order.tenant, months))
+            return verify_audit(connection, order.tenant, _ProgressWriter(audit_links(connection, order.tenant)))
+        months = [order.month] if order.month is not None else list_months(connection, order.tenant)
+        on_progress = _ProgressWriter(count_entries(connection, order.tenant, months))
         if order.kind == "verify":
-            return verify_ledger(connection, order.tenant, order.month, tell)
-        around = Surroundings(order.book, order.live, order.now_us, _waiting(spools))
-        return reconcile(connection, order.tenant, order.month, around, tell)
+            return verify_ledger(connection, order.tenant, order.month, on_progress)
+        external_facts = ExternalFacts(order.book, order.live, order.now_us, _spool_positions(spools))
+        return reconcile(connection, order.tenant, order.month, external_facts, on_progress)
 
 
-def _waiting(spools: Path) -> Mapping[str, Waiting]:
+def _spool_positions(spools: Path) -> Mapping[str, SpoolPosition]:
     """Return what each source's spool holds."""
-    return {source: Waiting(*positions) for source, positions in spools_of(spools)}
+    return {source: SpoolPosition(*positions) for source, positions in list_spools(spools)}
 
 
-def _write(line: Read | Report | Failed) -> None:
+def _write(line: CheckProgress | CheckResult | CheckFailure) -> None:
     """Write a line to its end. Raises BrokenPipeError if the control plane has gone."""
     rest = memoryview(encode(line) + b"\n")
     while rest:
@@ -106,16 +108,18 @@ def _write(line: Read | Report | Failed) -> None:
 def main() -> None:
     """Read the order and carry it out. Ends early once the control plane no longer reads the output."""
     os.nice(NICENESS)
-    order = decode(sys.stdin.buffer.read(), Order, what="order")
+    order = decode(sys.stdin.buffer.read(), CheckRequest, what="order")
     try:
         *database, spools = sys.argv[1:]
-        _write(Report(answer=msgspec.Raw(encode(examine(order, place_of(database), Path(spools))))))
+        _write(
+            CheckResult(answer=msgspec.Raw(encode(examine(order, parse_database_arguments(database), Path(spools)))))
+        )
     except BrokenPipeError:
         sys.exit(1)
     except DBAPIError as error:
         if (failure := failure_of(error)) is None:
             raise
-        _write(Failed(failure=to_wire(failure)))
+        _write(CheckFailure(failure=to_wire(failure)))
 
 
 if __name__ == "__main__":

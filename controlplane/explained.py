@@ -1,9 +1,9 @@
 """Why Kelvin expects what it expects of a model: the figures behind it, put together when they are asked for."""
 
-from contracts.forecast import TierRate, Whereabouts
+from contracts.forecast import TierPlacement, TierRate
 from contracts.wire import Wire
 from controlplane.facts import Model, Version, VersionKey
-from controlplane.forecasts import Forecasts
+from controlplane.forecasts import StartForecaster
 from controlplane.policy.breakeven import Level
 from controlplane.policy.eta import PastForecast
 from controlplane.policy.replica_life import ReplicaState
@@ -47,13 +47,13 @@ class Starts(Wire, frozen=True):
     versions: tuple[StartForecast, ...]
 
 
-async def starts_of(model: Model, table: ReplicaTable, forecasts: Forecasts) -> Starts:
+async def forecast_starts(model: Model, table: ReplicaTable, forecasts: StartForecaster) -> Starts:
     """The agent is asked once per version."""
-    versions = tuple([await _start(model, each, table, forecasts) for each in model.alive])
+    versions = tuple([await _start(model, each, table, forecasts) for each in model.live_versions])
     return Starts(model=model.model, versions=versions)
 
 
-async def _start(model: Model, version: Version, table: ReplicaTable, forecasts: Forecasts) -> StartForecast:
+async def _start(model: Model, version: Version, table: ReplicaTable, forecasts: StartForecaster) -> StartForecast:
     key, standbys = version.key, table.count(ReplicaState.STANDBY)
     whereabouts = await forecasts.whereabouts(key)
     return StartForecast(
@@ -61,16 +61,16 @@ async def _start(model: Model, version: Version, table: ReplicaTable, forecasts:
         aliases=model.aliases_of(key.version),
         standbys=standbys,
         expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
-        wake_s=next((_waking_s(each, version, forecasts) for each in table.sleepers(key)), None),
-        past=forecasts.history.misses(key),
+        wake_s=next((_wake_time_s(each, version, forecasts) for each in table.sleepers(key)), None),
+        past=forecasts.history.forecast_errors(key),
     )
 
 
-def _waking_s(sleeper: Replica, version: Version, forecasts: Forecasts) -> float:
-    return forecasts.waking_s(version.key, version.registration.total_bytes, Level(sleeper.state))
+def _wake_time_s(sleeper: Replica, version: Version, forecasts: StartForecaster) -> float:
+    return forecasts.estimate_wake_s(version.key, version.registration.total_bytes, Level(sleeper.state))
 
 
-def _expected(key: VersionKey, whereabouts: Whereabouts, forecasts: Forecasts, *, parked: bool) -> Expected:
+def _expected(key: VersionKey, whereabouts: TierPlacement, forecasts: StartForecaster, *, parked: bool) -> Expected:
     said = forecasts.estimate(key, whereabouts, parked=parked)
     return Expected(
         known=said.known,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from contracts.control import ModelRow, VersionRegistration, VersionRow
-from contracts.ladder import Rung
+from contracts.ladder import DegradationStep
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.scale_settings import ScaleSettings
 
@@ -71,8 +71,10 @@ class Model:
     versions: tuple[Version, ...] = ()
     grantees: tuple[str, ...] = ()  # other tenants that may call it, in order
     split: dict[str, int] = field(default_factory=dict)  # versions that share what `prod` is asked, by weight
-    ladder: tuple[Rung, ...] = ()  # what it gives up before it refuses
-    plan_ladders: dict[str, tuple[Rung, ...]] = field(default_factory=dict)  # in its place, by the plan of who asks
+    ladder: tuple[DegradationStep, ...] = ()  # what it gives up before it refuses
+    plan_ladders: dict[str, tuple[DegradationStep, ...]] = field(
+        default_factory=dict
+    )  # in its place, by the plan of who asks
     meanwhile: dict[str, str] = field(default_factory=dict)  # as in `ModelRow`: by what runs, and kept nowhere
 
     @property
@@ -81,7 +83,7 @@ class Model:
         return frozenset((*self.aliases.values(), *self.split))
 
     @property
-    def alive(self) -> tuple[Version, ...]:
+    def live_versions(self) -> tuple[Version, ...]:
         """Versions that are not deleted."""
         return tuple(version for version in self.versions if not version.is_deleted)
 

@@ -31,8 +31,8 @@ from contracts.wire import encode
 
 MAX_LINES: Final = 1024
 HEARTBEAT_S: Final = 5.0
-TOLD_S: Final = 2.0  # for activators to hear that a replica leaves
-REMEMBERED_S: Final = 3.0  # a reader that left: longer than one whose feed broke takes to come back
+DRAIN_DELIVERY_LIMIT_S: Final = 2.0  # for activators to hear that a replica leaves
+RECONNECT_S: Final = 3.0  # a reader that left: longer than one whose feed broke takes to come back
 
 
 class FellBehind(Exception):
@@ -51,8 +51,8 @@ class Subscription:
         self.name = name
         self._lines: deque[tuple[int, bytes]] = deque([(revision, snapshot)])
         self._max_lines = max_lines
-        self._news = asyncio.Event()
-        self._news.set()
+        self._has_lines = asyncio.Event()
+        self._has_lines.set()
         self._taken = 0
         self.sent_revision = 0
         self.is_cut = False
@@ -68,12 +68,12 @@ class Subscription:
             self.is_cut = True
         if not self.is_cut:
             self._lines.append((revision, line))
-        self._news.set()
+        self._has_lines.set()
 
     def end(self) -> None:
         """Nothing follows what is queued."""
         self.is_over = True
-        self._news.set()
+        self._has_lines.set()
 
     async def take(self, heartbeat_s: float = HEARTBEAT_S) -> bytes:
         """The next line, newline included; a heartbeat after `heartbeat_s` of silence.
@@ -82,7 +82,7 @@ class Subscription:
         """
         try:
             async with asyncio.timeout(heartbeat_s):
-                await self._news.wait()
+                await self._has_lines.wait()
         except TimeoutError:
             return self._hub.heartbeat()
         if self.is_cut:
@@ -91,13 +91,13 @@ class Subscription:
             raise FeedEnded
         self._taken, line = self._lines.popleft()
         if not self._lines and not self.is_over:
-            self._news.clear()
+            self._has_lines.clear()
         return line
 
     def sent(self) -> None:
         """What was taken last is with the reader's socket."""
         self.sent_revision = max(self.sent_revision, self._taken)
-        self._hub.moved()
+        self._hub.notify_progress()
 
 
 class FeedHub:
@@ -117,15 +117,17 @@ class FeedHub:
         self._pools: tuple[PoolRow, ...] = ()
         self._start_problems: dict[tuple[str, str, str], StartProblemRow] = {}
         self._subscriptions: set[Subscription] = set()
-        self._away: dict[str, float] = {}  # named readers that left: until when they are remembered, by the loop
+        self._recently_left: dict[
+            str, float
+        ] = {}  # named readers that left: until when they are remembered, by the loop
         self._max_lines = max_lines
-        self._moved = asyncio.Event()
+        self._progress = asyncio.Event()
         self._is_over = False
 
     def __repr__(self) -> str:
         return (
             f"<FeedHub revision={self._revision} models={len(self._models)} replicas={len(self._replicas)} "
-            f"readers={len(self._subscriptions)} away={len(self._away)}>"
+            f"readers={len(self._subscriptions)} away={len(self._recently_left)}>"
         )
 
     def publish(self, change: Feed) -> int:
@@ -186,8 +188,8 @@ class FeedHub:
     @property
     def readers(self) -> int:
         """Return how many readers are here, or left so recently that they are expected back."""
-        self._forget()
-        return len(self._subscriptions) + len(self._away)
+        self._drop_expired()
+        return len(self._subscriptions) + len(self._recently_left)
 
     def is_suspended(self, tenant: str) -> bool:
         """Whether its keys are refused."""
@@ -196,8 +198,8 @@ class FeedHub:
 
     def reader_names(self) -> set[str]:
         """Return the names of the readers that are here, or left so lately that they are expected back."""
-        self._forget()
-        return {each.name for each in self._subscriptions if each.name} | set(self._away)
+        self._drop_expired()
+        return {each.name for each in self._subscriptions if each.name} | set(self._recently_left)
 
     def weight(self, tenant: str) -> int:
         """Return the tenant's weight beside others."""
@@ -232,11 +234,11 @@ class FeedHub:
     @contextmanager
     def subscribe(self, name: str = "") -> Iterator[Subscription]:
         """A reader, from a snapshot on, for as long as the block lasts. One with a name of its own, that leaves before
-        the feed ends, is expected back for REMEMBERED_S.
+        the feed ends, is expected back for RECONNECT_S.
         """
         subscription = Subscription(self, encode(self.snapshot()) + b"\n", self._revision, self._max_lines, name)
         self._subscriptions.add(subscription)
-        self._away.pop(name, None)
+        self._recently_left.pop(name, None)
         if self._is_over:
             subscription.end()
         try:
@@ -244,9 +246,9 @@ class FeedHub:
         finally:
             self._subscriptions.discard(subscription)
             if name and not subscription.is_over and all(each.name != name for each in self._subscriptions):
-                self._forget()
-                self._away[name] = asyncio.get_running_loop().time() + REMEMBERED_S
-            self.moved()
+                self._drop_expired()
+                self._recently_left[name] = asyncio.get_running_loop().time() + RECONNECT_S
+            self.notify_progress()
 
     def end(self) -> None:
         """End every reader's feed once it was sent what is queued. A reader that comes later gets the snapshot alone:
@@ -256,7 +258,7 @@ class FeedHub:
         for subscription in self._subscriptions:
             subscription.end()
 
-    async def settled(self, revision: int, timeout_s: float) -> bool:
+    async def wait_until_delivered(self, revision: int, timeout_s: float) -> bool:
         """Wait until every reader was sent `revision`, readers included that left under a name moments ago and are
         expected back.
 
@@ -267,23 +269,25 @@ class FeedHub:
         while self._is_behind(revision):
             if now_s() >= end_s:
                 return False
-            self._moved.clear()
+            self._progress.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(min((end_s, *self._away.values()))):
-                    await self._moved.wait()
+                async with asyncio.timeout_at(min((end_s, *self._recently_left.values()))):
+                    await self._progress.wait()
         return True
 
     def _is_behind(self, revision: int) -> bool:
-        self._forget()
+        self._drop_expired()
         lag = (each for each in self._subscriptions if each.sent_revision < revision)
-        return bool(self._away) or any(each.name or not each.is_cut for each in lag)  # who was cut and is named returns
+        return bool(self._recently_left) or any(
+            each.name or not each.is_cut for each in lag
+        )  # who was cut and is named returns
 
-    def _forget(self) -> None:
+    def _drop_expired(self) -> None:
         """Forget readers that have been away for so long that they are not expected back."""
-        if self._away:
+        if self._recently_left:
             now_s = asyncio.get_running_loop().time()
-            self._away = {name: until_s for name, until_s in self._away.items() if until_s > now_s}
+            self._recently_left = {name: until_s for name, until_s in self._recently_left.items() if until_s > now_s}
 
-    def moved(self) -> None:
+    def notify_progress(self) -> None:
         """A reader came on or left."""
-        self._moved.set()
+        self._progress.set()

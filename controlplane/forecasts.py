@@ -10,78 +10,88 @@ from typing import Final
 
 from contracts.control import Feed
 from contracts.errors import Failure, Refused
-from contracts.forecast import Forecast, StartRow, Whereabouts
-from contracts.names import owner_of
+from contracts.forecast import Forecast, StartRow, TierPlacement
+from contracts.names import split_qualified_name
 from contracts.timeline import Stage
 from contracts.usage import RequestRecord
 from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
-from controlplane.policy.eta import Estimate, History, Known, PastForecast
+from controlplane.policy.eta import EstimateBasis, PastForecast, RestoreEstimate, RestoreHistory
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from telemetry.policy.labels import OK, slowest_tier
 
 log = logging.getLogger(__name__)
 
-Find = Callable[[VersionKey], tuple[Model, Version] | None]
-Where = Callable[[VersionKey], Awaitable[Whereabouts]]
+FindVersion = Callable[[VersionKey], tuple[Model, Version] | None]
+AskWhereabouts = Callable[[VersionKey], Awaitable[TierPlacement]]
 
 RATIOS: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
 @dataclass(slots=True)
-class _Open:
+class _PendingForecast:
     """A start under way. `estimate` comes while it runs, or never."""
 
-    asked_us: int
+    requested_us: int
     parked: bool
-    wakes: Level | None  # from which sleep; None: it starts
-    estimate: Estimate | None = None
+    wake_level: Level | None  # from which sleep; None: it starts
+    estimate: RestoreEstimate | None = None
 
 
-class Forecasts:
+class StartForecaster:
     """Listens to the actuator. Everything is one event loop's."""
 
-    def __init__(self, find: Find, where: Where, feed: FeedHub, clock: Clock, tasks: Tasks, page: Page) -> None:
-        self.history: History[VersionKey] = History()
-        self._find = find
-        self._where = where
+    def __init__(
+        self,
+        find: FindVersion,
+        ask_whereabouts: AskWhereabouts,
+        feed: FeedHub,
+        clock: Clock,
+        tasks: Tasks,
+        page: MetricsPage,
+    ) -> None:
+        self.history: RestoreHistory[VersionKey] = RestoreHistory()
+        self._find_version = find
+        self._ask_whereabouts = ask_whereabouts
         self._feed = feed
         self._clock = clock
         self._tasks = tasks
-        self._open: dict[VersionKey, _Open] = {}
-        self._falling: dict[VersionKey, int] = {}  # versions that may be at zero, of which the cache is asked
-        self._falls = 0
+        self._pending_forecasts: dict[VersionKey, _PendingForecast] = {}
+        self._pending_idle_forecasts: dict[
+            VersionKey, int
+        ] = {}  # versions that may be at zero, of which the cache is asked
+        self._idle_forecast_number = 0
         self._ratios = page.histogram(
             "kelvin_eta_ratio", "What starts took, over what was said of them meanwhile.", ("tier",), RATIOS
         )
 
     def __repr__(self) -> str:
-        return f"<Forecasts open={len(self._open)} {self.history!r}>"
+        return f"<StartForecaster open={len(self._pending_forecasts)} {self.history!r}>"
 
-    def starting(self, key: VersionKey, asked_us: int, *, parked: bool, wakes: Level | None) -> None:
+    def on_start_accepted(self, key: VersionKey, requested_us: int, *, parked: bool, wake_level: Level | None) -> None:
         """A start was accepted: of a process, which is `parked` already or not, or of one that sleeps so deep."""
-        self._falling.pop(key, None)
-        start = self._open[key] = _Open(asked_us, parked, wakes)
+        self._pending_idle_forecasts.pop(key, None)
+        start = self._pending_forecasts[key] = _PendingForecast(requested_us, parked, wake_level)
         self._tasks.start(self._forecast(key, start), f"forecast of {key}")
 
-    def estimate(self, key: VersionKey, whereabouts: Whereabouts, *, parked: bool) -> Estimate:
+    def estimate(self, key: VersionKey, whereabouts: TierPlacement, *, parked: bool) -> RestoreEstimate:
         """Of a start that would begin now."""
-        return self.history.estimate(key, _total(whereabouts), whereabouts.bytes_s, parked=parked)
+        return self.history.estimate(key, _total_bytes(whereabouts), whereabouts.bytes_s, parked=parked)
 
-    def waking_s(self, key: VersionKey, total_bytes: int, level: Level) -> float:
+    def estimate_wake_s(self, key: VersionKey, total_bytes: int, level: Level) -> float:
         """Mean seconds from asking for a replica that sleeps so deep until it is ready."""
         history = self.history
         restore = history.refill(key, total_bytes) if level is Level.ASLEEP2 else history.wake(key, total_bytes)
         return restore.seconds
 
-    async def whereabouts(self, key: VersionKey) -> Whereabouts | None:
+    async def whereabouts(self, key: VersionKey) -> TierPlacement | None:
         """As the agent says; None where it does not answer."""
         try:
-            return await self._where(key)
+            return await self._ask_whereabouts(key)
         except Refused as refused:
             log.info("where a version's bytes are is not known", extra={"version": str(key), "why": str(refused)})
             return None
@@ -89,43 +99,43 @@ class Forecasts:
     def ready(self, replica: Replica) -> None:
         """See `Listener`. Starts that another control plane began are not this one's to learn from."""
         assert replica.key is not None
-        self._falling.pop(replica.key, None)
-        start, found = self._open.pop(replica.key, None), self._find(replica.key)
+        self._pending_idle_forecasts.pop(replica.key, None)
+        start, found = self._pending_forecasts.pop(replica.key, None), self._find_version(replica.key)
         if start is None or found is None or not replica.restore:
             return
         took_s = max(span.after_us for span in replica.restore) / 1e6
         total, tier = found[1].registration.total_bytes, slowest_tier(dict(replica.bytes_by_tier))
-        if start.wakes is not None:
+        if start.wake_level is not None:
             # By what it did: it may have dropped its weights in the moment in which it was asked for.
             if any(span.stage is Stage.LEASED for span in replica.restore):
-                self.history.refilled(replica.key, total, replica.restore, tier)
+                self.history.record_deep_wake(replica.key, total, replica.restore, tier)
             else:
-                self.history.woke(replica.key, total, took_s)
+                self.history.record_wake(replica.key, total, took_s)
             return
         said = start.estimate
         bytes_s = None if said is None else said.bytes_s
-        self.history.started(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s, tier=tier)
+        self.history.record_start(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s, tier=tier)
         if said is not None:
             miss = PastForecast(predicted_s=said.ready_s, actual_s=took_s, tier=tier)
-            self.history.missed(replica.key, miss)
+            self.history.record_forecast_error(replica.key, miss)
             self._ratios.observe((tier,), miss.ratio)
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
         """See `Listener`: nothing is learned of it."""
-        self._open.pop(key, None)
+        self._pending_forecasts.pop(key, None)
 
     def lost(self, replica: Replica) -> None:
         """See `Listener`. It may have been the last one: activators are told how long another start would take, so that
         who has not the time is not kept waiting. Nothing is told of what was only guessed.
         """
         key = replica.key
-        if key is None or not self._knows(key):
+        if key is None or not self._has_history(key):
             return
-        self._falls += 1
-        self._falling[key] = self._falls
-        self._tasks.start(self._stand(key, self._falls), f"start of {key} some day")
+        self._idle_forecast_number += 1
+        self._pending_idle_forecasts[key] = self._idle_forecast_number
+        self._tasks.start(self._publish_idle_forecast(key, self._idle_forecast_number), f"start of {key} some day")
 
-    def answered(self, records: tuple[RequestRecord, ...]) -> None:
+    def record_answers(self, records: tuple[RequestRecord, ...]) -> None:
         """Requests that waited for a start tell how long its first batch took.
 
         Of a whole answer the first byte leaves when all of it is computed, so the end of prefill counts. A prediction
@@ -138,22 +148,24 @@ class Forecasts:
             is_whole = not record.stream and Stage.PREFILLED in at_us
             first = Stage.PREFILLED if is_whole else Stage.FIRST_TOKEN
             if Stage.READY in at_us and first in at_us:
-                key = VersionKey(*owner_of(record.tenant, record.model), record.version)
-                self.history.answered(key, (at_us[first] - at_us[Stage.READY]) / 1e6)
+                key = VersionKey(*split_qualified_name(record.tenant, record.model), record.version)
+                self.history.record_answers(key, (at_us[first] - at_us[Stage.READY]) / 1e6)
 
-    async def _forecast(self, key: VersionKey, start: _Open) -> None:
+    async def _forecast(self, key: VersionKey, start: _PendingForecast) -> None:
         bytes_to_bring, tier = 0, None
-        if start.wakes is not None:
-            found = self._find(key)
-            left_s = 0.0 if found is None else self.waking_s(key, found[1].registration.total_bytes, start.wakes)
+        if start.wake_level is not None:
+            found = self._find_version(key)
+            left_s = (
+                0.0 if found is None else self.estimate_wake_s(key, found[1].registration.total_bytes, start.wake_level)
+            )
         else:
             whereabouts = await self.whereabouts(key)
-            if whereabouts is None or self._open.get(key) is not start:
+            if whereabouts is None or self._pending_forecasts.get(key) is not start:
                 return  # too late to have been foretold
             start.estimate = self.estimate(key, whereabouts, parked=start.parked)
-            bytes_to_bring = _total(whereabouts) - whereabouts.bytes_by_tier.get("host", 0)
+            bytes_to_bring = _total_bytes(whereabouts) - whereabouts.bytes_by_tier.get("host", 0)
             tier = slowest_tier(whereabouts.bytes_by_tier)
-            left_s = start.estimate.ready_s - (self._clock.monotonic_us() - start.asked_us) / 1e6
+            left_s = start.estimate.ready_s - (self._clock.monotonic_us() - start.requested_us) / 1e6
         row = Forecast(
             tenant=key.tenant,
             model=key.model,
@@ -164,19 +176,19 @@ class Forecasts:
         )
         self._feed.publish(Feed(forecasts=(row,)))
 
-    def _knows(self, key: VersionKey) -> bool:
-        found = self._find(key)
+    def _has_history(self, key: VersionKey) -> bool:
+        found = self._find_version(key)
         return found is not None and self.history.start(key, found[1].registration.total_bytes).seen > 0
 
-    async def _stand(self, key: VersionKey, fall: int) -> None:
+    async def _publish_idle_forecast(self, key: VersionKey, idle_forecast_number: int) -> None:
         whereabouts = await self.whereabouts(key)
-        if self._falling.get(key) != fall:
+        if self._pending_idle_forecasts.get(key) != idle_forecast_number:
             return  # it is served or starts meanwhile, or was lost again
-        del self._falling[key]
-        if whereabouts is None or not _is_measured(whereabouts) or self._find(key) is None:
+        del self._pending_idle_forecasts[key]
+        if whereabouts is None or not _is_measured(whereabouts) or self._find_version(key) is None:
             return
         said = self.estimate(key, whereabouts, parked=True)
-        if said.known is Known.GUESS:
+        if said.known is EstimateBasis.GUESS:
             return
         row = StartRow(
             tenant=key.tenant, model=key.model, version=key.version, start_ms=max(0, round(said.ready_s * 1000))
@@ -184,11 +196,11 @@ class Forecasts:
         self._feed.publish(Feed(starts=(row,)))
 
 
-def _is_measured(whereabouts: Whereabouts) -> bool:
+def _is_measured(whereabouts: TierPlacement) -> bool:
     """Whether each tier that the bytes would come from is as quick as it was seen to be."""
     tiers = [tier for tier, nbytes in whereabouts.bytes_by_tier.items() if nbytes and tier in whereabouts.rates]
     return all(whereabouts.rates[tier].loads for tier in tiers)
 
 
-def _total(whereabouts: Whereabouts) -> int:
+def _total_bytes(whereabouts: TierPlacement) -> int:
     return sum(whereabouts.bytes_by_tier.values())

@@ -8,11 +8,11 @@ from typing import Final
 from sqlalchemy import Connection, delete, insert, select
 
 from contracts.errors import CapacityExceeded, InvalidRequest, NotFound, Refused
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.facts import Model
-from controlplane.policy.trail import Action, made
+from controlplane.policy.trail import AuditAction, made
 from controlplane.tenant_rows import find_tenant
 
 MAX_GRANTEES: Final = 1000  # of a model: each change sends all of them
@@ -20,7 +20,7 @@ MAX_GRANTEES: Final = 1000  # of a model: each change sends all of them
 
 def check_grantee(model: Model, grantee: str) -> None:
     """Raises Refused: InvalidRequest for what is no tenant's name or the owner's own, CapacityExceeded."""
-    if dns_label(grantee, "tenant") == model.tenant:
+    if require_dns_label(grantee, "tenant") == model.tenant:
         raise Refused(InvalidRequest("tenant", f"'{grantee}'", "must be another tenant than the model's own"))
     if grantee not in model.grantees and len(model.grantees) >= MAX_GRANTEES:
         raise Refused(CapacityExceeded("grants of a model", len(model.grantees) + 1, MAX_GRANTEES))
@@ -32,7 +32,7 @@ def insert_grant(connection: Connection, by: Actor, model: Model, grantee: str, 
     row = {"tenant": model.tenant, "model": model.model, "grantee": grantee, "created_at_s": now_s}
     connection.execute(insert(schema.grants).values(row))
     told, changed = f"to {grantee}", made(grantee=grantee)
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_GRANTED, model.model, told, changed)
+    audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_GRANTED, model.model, told, changed)
 
 
 def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
@@ -44,7 +44,7 @@ def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, 
     if not gone.rowcount:
         raise Refused(NotFound("grant", f"{model.model} to {grantee[:63]}"))
     told, changed = f"from {grantee}", {"grantee": (grantee, None)}
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_REVOKED, model.model, told, changed)
+    audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_REVOKED, model.model, told, changed)
 
 
 def delete_grants_to(connection: Connection, by: Actor, grantee: str, now_s: int) -> None:
@@ -53,7 +53,9 @@ def delete_grants_to(connection: Connection, by: Actor, grantee: str, now_s: int
     had = connection.execute(select(table.tenant, table.model).where(table.grantee == grantee)).all()
     connection.execute(delete(schema.grants).where(table.grantee == grantee))
     for tenant, model in had:
-        audit.record(connection, by, now_s, tenant, Action.MODEL_REVOKED, model, f"from {grantee}, which was deleted")
+        audit.record(
+            connection, by, now_s, tenant, AuditAction.MODEL_REVOKED, model, f"from {grantee}, which was deleted"
+        )
 
 
 def load_grantees(connection: Connection) -> dict[tuple[str, str], list[str]]:

@@ -5,10 +5,19 @@ from collections.abc import Sequence
 from contracts.wire import Wire
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
-from controlplane.economy import Economy
+from controlplane.economy import WarmthCost
 from controlplane.facts import Model, Version, VersionKey
-from controlplane.policy.breakeven import Level, Rung, Step, best, by_length, cost, next_step, plan
-from controlplane.policy.eta import Restore
+from controlplane.policy.breakeven import (
+    Level,
+    LevelChange,
+    LevelPrice,
+    by_length,
+    next_level_change,
+    optimal_pause_cost,
+    pause_cost,
+    plan_levels,
+)
+from controlplane.policy.eta import RestoreTime
 from controlplane.policy.rating import ANY_CLASS
 from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
 from controlplane.replicas import ReplicaTable
@@ -89,11 +98,11 @@ class IdleModel(Wire, frozen=True):
     versions: tuple[IdleVersion, ...]
 
 
-def idle_of(
+def explain_idle(
     model: Model,
     table: ReplicaTable,
     autoscaler: Autoscaler,
-    economy: Economy,
+    economy: WarmthCost,
     clock: Clock,
 ) -> IdleModel:
     """Of each version that is not deleted."""
@@ -101,7 +110,7 @@ def idle_of(
     return IdleModel(
         model=model.model,
         setting=model.scale.idle,
-        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in model.alive),
+        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in model.live_versions),
     )
 
 
@@ -110,20 +119,20 @@ def _version(
     version: Version,
     table: ReplicaTable,
     autoscaler: Autoscaler,
-    economy: Economy,
+    economy: WarmthCost,
     now_us: int,
 ) -> IdleVersion:
     key = version.key
     level, since_us, device_class = _level(table, key)
-    bill = economy.bill(model, version, device_class)
-    steps, idle_s = plan(bill.rungs), autoscaler.gaps.idle_s(key, now_us / 1e6)
+    find_prices = economy.find_prices(model, version, device_class)
+    steps, idle_s = plan_levels(find_prices.level_prices), autoscaler.idle_gaps.idle_s(key, now_us / 1e6)
     least = autoscaler.least(model, version)
-    after = None if idle_s is None else _after(model, version, least, level, steps, idle_s)
+    after = None if idle_s is None else _next_level(model, version, least, level, steps, idle_s)
     restores = {
-        Level.WARM: Restore(0.0, 0),
-        Level.ASLEEP: bill.wake,
-        Level.ASLEEP2: bill.refill,
-        Level.ZERO: bill.start,
+        Level.WARM: RestoreTime(0.0, 0),
+        Level.ASLEEP: find_prices.wake,
+        Level.ASLEEP2: find_prices.refill,
+        Level.ZERO: find_prices.start,
     }
     from_s = {step.level: step.from_s for step in steps}
     return IdleVersion(
@@ -136,13 +145,13 @@ def _version(
         next_in_s=None if after is None or idle_s is None else max(0.0, after.from_s - idle_s),
         prices=IdlePrices(
             currency=economy.currency,
-            device_idle=bill.idle,
-            device_restore=bill.restore,
-            memory_gib=bill.memory,
-            wait=bill.wait,
-            warm_bytes=bill.warm_bytes,
-            asleep_bytes=bill.asleep_bytes,
-            asleep2_bytes=bill.asleep2_bytes,
+            device_idle=find_prices.idle,
+            device_restore=find_prices.restore,
+            memory_gib=find_prices.memory,
+            wait=find_prices.wait,
+            warm_bytes=find_prices.warm_bytes,
+            asleep_bytes=find_prices.asleep_bytes,
+            asleep2_bytes=find_prices.asleep2_bytes,
         ),
         levels=tuple(
             LevelCost(
@@ -153,12 +162,12 @@ def _version(
                 wake=rung.wake,
                 from_s=from_s.get(rung.level),
             )
-            for rung in bill.rungs
+            for rung in find_prices.level_prices
         ),
         fetches=tuple(
             Fetch(tier=tier, seconds=mean.seconds, seen=mean.seen) for tier, mean in economy.fetches(key).items()
         ),
-        pauses=_pauses(autoscaler.gaps.of(key), bill.rungs, steps),
+        pauses=_pauses(autoscaler.idle_gaps.of(key), find_prices.level_prices, steps),
     )
 
 
@@ -172,34 +181,34 @@ def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str
     return level, found.since_us, found.device_class or ANY_CLASS
 
 
-def _after(
-    model: Model, version: Version, least: int, level: Level, steps: Sequence[Step], idle_s: float
-) -> Step | None:
+def _next_level(
+    model: Model, version: Version, least: int, level: Level, steps: Sequence[LevelChange], idle_s: float
+) -> LevelChange | None:
     """Return what follows the level if nobody asks; None if nothing does. `least` is the minimum that holds now."""
     if level is Level.ZERO or least:
         return None
     patience_s = model.scale.window_s + model.scale.grace_s
     if version.registration.version not in model.named:
-        return Step(Level.ZERO, patience_s)
+        return LevelChange(Level.ZERO, patience_s)
     match model.scale.idle:
         case "auto":
-            return next_step(steps, idle_s)
+            return next_level_change(steps, idle_s)
         case "zero":
-            return Step(Level.ZERO, patience_s)
+            return LevelChange(Level.ZERO, patience_s)
         case "sleep" if level is Level.WARM:
-            return Step(Level.ASLEEP, patience_s)
+            return LevelChange(Level.ASLEEP, patience_s)
         case "sleep2" if level is not Level.ASLEEP2:
-            return Step(Level.ASLEEP2, patience_s)
+            return LevelChange(Level.ASLEEP2, patience_s)
         case _:
             return None
 
 
-def _pauses(gaps: Sequence[float], rungs: Sequence[Rung], steps: Sequence[Step]) -> Pauses:
+def _pauses(idle_gaps: Sequence[float], level_prices: Sequence[LevelPrice], steps: Sequence[LevelChange]) -> Pauses:
     return Pauses(
-        count=len(gaps),
-        mean_s=sum(gaps) / len(gaps) if gaps else None,
-        by_length={str(bound): count for bound, count in by_length(gaps).items()},
-        by_break_even=sum(cost(rungs, steps, gap_s) for gap_s in gaps),
-        throughout={rung.level: sum(rung.hold * gap_s + rung.wake for gap_s in gaps) for rung in rungs},
-        with_foresight=sum(best(rungs, gap_s) for gap_s in gaps),
+        count=len(idle_gaps),
+        mean_s=sum(idle_gaps) / len(idle_gaps) if idle_gaps else None,
+        by_length={str(bound): count for bound, count in by_length(idle_gaps).items()},
+        by_break_even=sum(pause_cost(level_prices, steps, gap_s) for gap_s in idle_gaps),
+        throughout={rung.level: sum(rung.hold * gap_s + rung.wake for gap_s in idle_gaps) for rung in level_prices},
+        with_foresight=sum(optimal_pause_cost(level_prices, gap_s) for gap_s in idle_gaps),
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 from contracts.errors import Refused
 from contracts.machine import Machine
 from contracts.settings import BadSetting
-from controlplane.access_api import Access
+from controlplane.access_api import AccessStores
 from controlplane.backup_place import SETTING
 from controlplane.backup_schedule import BackupLoop, open_backups
-from controlplane.backups import Backups, sweep
+from controlplane.backups import Backups, remove_draft_copies
 from controlplane.clock import Clock
 from controlplane.closings import currencies
-from controlplane.examiner import Examiner
+from controlplane.examiner import CheckRunner
 from controlplane.feed import FeedHub
 from controlplane.journal import LedgerJournal, OlderDatabase
 from controlplane.json_columns import UnreadableColumn
@@ -24,18 +24,18 @@ from controlplane.ledger import Ledger
 from controlplane.policy.rating import PriceBook
 from controlplane.registry import Registry
 from controlplane.settings import Settings
-from controlplane.spending import Spending
+from controlplane.spending import SpendingFeed
 from controlplane.store import Database
 from controlplane.tasks import Tasks
 from controlplane.tenants import TenantStore
-from controlplane.trail import Trail
+from controlplane.trail import AuditLog
 from service.unix import SocketDirectory
-from telemetry.policy.instruments import Kind
+from telemetry.policy.instruments import MetricKind
 from telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
+class ControlPlaneServices:
     """All of it, open. `tasks` are entered by who runs the versions, once what they use is open; left, they end."""
 
     settings: Settings
@@ -47,16 +47,16 @@ class Installation:
     book: PriceBook
     ledger: Ledger
     feed: FeedHub
-    examiner: Examiner
+    examiner: CheckRunner
     registry: Registry
-    access: Access
-    trail: Trail
-    spending: Spending
+    access: AccessStores
+    trail: AuditLog
+    spending: SpendingFeed
     tasks: Tasks
 
 
-async def open_installation(
-    ladder: AsyncExitStack,
+async def open_services(
+    stack: AsyncExitStack,
     settings: Settings,
     clock: Clock,
     book: PriceBook,
@@ -64,12 +64,12 @@ async def open_installation(
     directory: SocketDirectory,
     database: Database,
     machine: Machine | None,
-) -> Installation:
+) -> ControlPlaneServices:
     """Everything that is stored is in memory and in the feed on return. Raises BadSetting."""
-    journal = await open_backups(ladder, settings.data, settings.backup)
+    journal = await open_backups(stack, settings.data, settings.backup)
     ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
     try:
-        await ledger.settle_journal()
+        await ledger.write_due_marks()
     except Refused:
         pass  # a place that is full or away: the next transaction does it before anything else
     except OlderDatabase as older:
@@ -79,20 +79,20 @@ async def open_installation(
     telemetry.page.read(
         "kelvin_ledger_kept_aside_total",
         "Usage records that the ledger could not enter, and keeps aside.",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         (),
         lambda: {(): float(ledger.kept_aside)},
     )
     _check_currency(settings, book, await database.read(currencies))
-    examiner = Examiner(settings.database, settings.spools)
-    ladder.push_async_callback(examiner.close)
+    examiner = CheckRunner(settings.database, settings.spools)
+    stack.push_async_callback(examiner.close)
     registry = Registry(database, feed)
-    access = Access(TenantStore(database, feed), KeyStore(database, feed))
-    trail = Trail(database, clock)
+    access = AccessStores(TenantStore(database, feed), KeyStore(database, feed))
+    trail = AuditLog(database, clock)
     try:
         await access.keys.bootstrap(settings.data, clock.wall_s())
         await access.tenants.load(clock.wall_s())
-        await trail.note_prices(book)
+        await trail.record_prices(book)
         await registry.load()
     except BadKeyFile as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
@@ -101,27 +101,27 @@ async def open_installation(
         is_file = isinstance(settings.database, Path)
         where = ("KELVIN_DATA", settings.data) if is_file else ("KELVIN_DATABASE", settings.database)
         raise BadSetting(where[0], str(where[1]), rule) from column
-    spending = Spending(database, book, feed, clock)
-    await spending.tell()
-    access.tenants.on_limited = spending.changed
-    return Installation(
+    spending = SpendingFeed(database, book, feed, clock)
+    await spending.publish_spending()
+    access.tenants.on_limits_changed = spending.on_budget_changed
+    return ControlPlaneServices(
         settings, clock, telemetry, directory, database, journal, book, ledger, feed, examiner, registry, access, trail,
         spending, Tasks(),
     )  # fmt: skip
 
 
-def keep_backups(inst: Installation) -> Backups:
+def start_backups(services: ControlPlaneServices) -> Backups:
     """Sweep what an earlier control plane left half done, and begin to back up where that is wanted."""
-    settings = inst.settings
-    sweep(settings.data)
-    backups = Backups(settings.data, inst.database, inst.journal)
-    if settings.backup is not None and inst.journal is not None:
+    settings = services.settings
+    remove_draft_copies(settings.data)
+    backups = Backups(settings.data, services.database, services.journal)
+    if settings.backup is not None and services.journal is not None:
         keeping = BackupLoop(
-            backups, inst.database, inst.journal, settings.backup,
-            every_s=settings.backup_s, keep_days=settings.backup_days, clock=inst.clock,
+            backups, services.database, services.journal, settings.backup,
+            every_s=settings.backup_s, keep_days=settings.backup_days, clock=services.clock,
         )  # fmt: skip
-        inst.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
-        inst.tasks.start_loop("backups", keeping.run)
+        services.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
+        services.tasks.start_loop("backups", keeping.run)
     return backups
 
 

@@ -17,11 +17,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from contracts.control import (
-    READER,
+    READER_HEADER,
     LifetimeBatch,
-    LivesSoFar,
     NamedVersions,
     RequestBatch,
+    RunningLifetimes,
     Stats,
     TimelineAnswer,
     VersionRegistration,
@@ -35,31 +35,31 @@ from controlplane.feed import FeedEnded, FeedHub, FellBehind
 from controlplane.ledger import Ledger
 from controlplane.nul import read
 from controlplane.registry import Registry
-from controlplane.running import Running
+from controlplane.running import ReplicaBackend
 from controlplane.usage_batches import read_batch
-from service.bodies import LARGE_BYTES, answer, nothing, read_body
+from service.bodies import LARGE_BYTES, answer, empty_response, read_body
 from service.first import disconnected
 from service.jobs import job_routes
 
-WRITE_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
-_READER: Final = READER.encode()
+LINE_WRITE_LIMIT_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
+_READER: Final = READER_HEADER.encode()
 
 
 @dataclass(frozen=True, slots=True)
-class Internals:
+class InternalServices:
     """What the routes act on."""
 
     feed: FeedHub
     timeline_of: Callable[[str, str], Awaitable[TimelineAnswer]]  # tenant and request that ended; raises Refused
     registry: Registry
-    running: Running
+    running: ReplicaBackend
     clock: Clock
 
 
 class FeedStream:
     """`GET /internal/v1/feed` as a plain ASGI application: one line a write, for as long as the reader reads."""
 
-    def __init__(self, feed: FeedHub, write_s: float = WRITE_S) -> None:
+    def __init__(self, feed: FeedHub, write_s: float = LINE_WRITE_LIMIT_S) -> None:
         self._feed = feed
         self._write_s = write_s
 
@@ -97,19 +97,19 @@ def _reader(scope: Scope) -> str:
     return next((value.decode("latin-1")[:128] for name, value in given if name == _READER), "")
 
 
-def routes(internals: Internals) -> list[Route]:
+def routes(internals: InternalServices) -> list[Route]:
     """The hot one first: they are matched in order."""
 
     async def stats(request: Request) -> Response:
         internals.running.decider.observe(await read(request, Stats, LARGE_BYTES))
-        return nothing()
+        return empty_response()
 
     async def versions(request: Request) -> Response:
         registration = await read(request, VersionRegistration)
         registered = await internals.registry.register(registration, internals.clock.wall_s())
         is_taken_in = registered.is_new or registered.was_deleted
-        if (obstacle := internals.running.obstacle) is not None:
-            problem = await obstacle(registration.tenant)
+        if (find_start_obstacle := internals.running.find_start_obstacle) is not None:
+            problem = await find_start_obstacle(registration.tenant)
             registered = msgspec.structs.replace(registered, start_problem=problem)
         return answer(registered, 201 if is_taken_in else 200)
 
@@ -139,31 +139,34 @@ def routes(internals: Internals) -> list[Route]:
 
 def usage_routes(
     ledger: Ledger,
-    seen: Callable[[tuple[RequestRecord, ...]], None],
-    ended: Callable[[tuple[LifetimeRecord, ...]], None],
+    on_requests: Callable[[tuple[RequestRecord, ...]], None],
+    on_lifetimes: Callable[[tuple[LifetimeRecord, ...]], None],
     clock: Clock,
 ) -> list[Route]:
     """Where the ledger is handed records of requests and lifetimes, and where replicas of pods say how they have lived
-    so far. 204 means durable. Repeats are harmless. A batch is one transaction, and then `seen` or `ended`.
+    so far. 204 means durable. Repeats are harmless. A batch is one transaction, and then `on_requests` or
+    `on_lifetimes`.
     """
 
     async def requests(request: Request) -> Response:
         body = await read_body(request, LARGE_BYTES)
         records, unreadable = read_batch(body, RequestRecord, clock.wall_s() * 1_000_000)
         await ledger.append_requests(RequestBatch(records=records), unreadable)
-        seen(records)
-        return nothing()
+        on_requests(records)
+        return empty_response()
 
     async def lifetimes(request: Request) -> Response:
         body = await read_body(request, LARGE_BYTES)
         records, unreadable = read_batch(body, LifetimeRecord, clock.wall_s() * 1_000_000)
         await ledger.append_lifetimes(LifetimeBatch(records=records), unreadable)
-        ended(records)
-        return nothing()
+        on_lifetimes(records)
+        return empty_response()
 
     async def lives(request: Request) -> Response:
-        await ledger.note_lives(await read(request, LivesSoFar, LARGE_BYTES), clock.wall_s() * 1_000_000)
-        return nothing()
+        await ledger.record_running_replicas(
+            await read(request, RunningLifetimes, LARGE_BYTES), clock.wall_s() * 1_000_000
+        )
+        return empty_response()
 
     return [
         Route("/internal/v1/usage/requests", requests, methods=["POST"]),
@@ -180,8 +183,8 @@ def backup_routes(backups: Backups) -> list[Route]:
 
     async def backup(_: Request) -> Response:
         backups.check()
-        moment = await backups.begin()
-        pieces = backups.pieces(moment, backups.data)
+        snapshot = await backups.begin()
+        pieces = backups.pieces(snapshot, backups.data)
         try:
             first = await asyncio.to_thread(next, pieces)
         except OSError as error:

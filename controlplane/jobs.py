@@ -15,33 +15,33 @@ from contracts.errors import OneMachineOnly, Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from controlplane.clock import Clock
 from controlplane.feed import FeedHub
-from controlplane.installation import Installation
+from controlplane.installation import ControlPlaneServices
 from controlplane.policy.replica_life import ReplicaEvent
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.adopt import Adopter
-from controlplane.scaling.device import Device
+from controlplane.scaling.device import CpuShare
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
-from controlplane.scaling.process import Process
-from service.jobs import JobDesk, Jobs
-from service.zygote import SOCKET, ZygoteClient
+from controlplane.scaling.process import RuntimeProcess
+from service.jobs import JobRunner, PushJobs
+from service.zygote import ZYGOTE_SOCKET, ZygoteClient
 
-STANDBY_S: Final = 30.0
+STANDBY_WAIT_S: Final = 30.0
 TERM_S: Final = 2.0
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 NO_ENGINE: Final = OneMachineOnly(
     "a push", "it needs a zygote beside the control plane, or `kelvin engine` beside the snapshotter: there is neither"
 )
 
 
-def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobDesk:
+def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobRunner:
     """Return a desk whose jobs run on standbys of this pool. Its calls raise Unavailable if no standby comes."""
 
     @asynccontextmanager
-    async def standby() -> AsyncIterator[Process]:
-        process = await pool.take(STANDBY_S, "job")
+    async def standby() -> AsyncIterator[RuntimeProcess]:
+        process = await pool.take(STANDBY_WAIT_S, "job")
         try:
             fleet.table.move(process.runtime_id, ReplicaEvent.TOOK_JOB, fleet.clock.monotonic_us())
             pool.balance()
@@ -49,50 +49,50 @@ def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobDesk:
         finally:
             fleet.end(process, TERM_S)
 
-    return JobDesk(standby, feed.weight, feed.is_suspended)
+    return JobRunner(standby, feed.weight, feed.is_suspended)
 
 
-class JobsBeside:
+class ZygotePushJobs:
     """Jobs, as long as there is a zygote: `socket` is its own. One that is just starting is waited for."""
 
-    def __init__(self, socket: Path, desk: Jobs, clock: Clock) -> None:
+    def __init__(self, socket: Path, desk: PushJobs, clock: Clock) -> None:
         self._socket = socket
         self._desk = desk
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<JobsBeside {self._desk!r}>"
+        return f"<ZygotePushJobs {self._desk!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
-        """See `JobDesk`. Raises Refused(OneMachineOnly) without a zygote."""
-        await self._there()
+        """See `JobRunner`. Raises Refused(OneMachineOnly) without a zygote."""
+        await self._wait_for_zygote()
         return await self._desk.gate(job)
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """See `JobDesk`. Raises Refused(OneMachineOnly) without a zygote."""
-        await self._there()
+        """See `JobRunner`. Raises Refused(OneMachineOnly) without a zygote."""
+        await self._wait_for_zygote()
         return await self._desk.seal(job)
 
-    async def _there(self) -> None:
-        limit_us = self._clock.monotonic_us() + int(STANDBY_S * 1e6)
+    async def _wait_for_zygote(self) -> None:
+        limit_us = self._clock.monotonic_us() + int(STANDBY_WAIT_S * 1e6)
         while not self._socket.exists():
             if self._clock.monotonic_us() >= limit_us:
                 raise Refused(NO_ENGINE)
-            await self._clock.sleep(LOOK_S)
+            await self._clock.sleep(POLL_S)
 
 
-async def jobs_beside(ladder: AsyncExitStack, inst: Installation) -> JobsBeside:
+async def build_zygote_push_jobs(stack: AsyncExitStack, services: ControlPlaneServices) -> ZygotePushJobs:
     """Enters the installation's tasks. Standbys that an earlier control plane left are ended by and by."""
-    settings, clock, tasks = inst.settings, inst.clock, inst.tasks
-    zygote = ZygoteClient(inst.directory)
-    fleet = Fleet(inst.directory, zygote, ReplicaTable(settings.device_slots), clock, tasks)
-    ladder.push_async_callback(fleet.close)
-    await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+    settings, clock, tasks = services.settings, services.clock, services.tasks
+    zygote = ZygoteClient(services.directory)
+    fleet = Fleet(services.directory, zygote, ReplicaTable(settings.device_slots), clock, tasks)
+    stack.push_async_callback(fleet.close)
+    await stack.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
     pool = StandbyPool(fleet, replace(settings.sizing, least=0), Footprints(fleet, lambda: zygote.pid), settings.cores)
-    device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
-    actuator = LocalActuator(fleet, pool, inst.feed, device, settings.drain_s, settings.term_s)
-    adopter = Adopter(inst.directory, fleet, pool, actuator, inst.feed, lambda _: False)
+    device = CpuShare(settings.cores, settings.threads_cap, settings.kv_bytes)
+    actuator = LocalActuator(fleet, pool, services.feed, device, settings.drain_s, settings.term_s)
+    adopter = Adopter(services.directory, fleet, pool, actuator, services.feed, lambda _: False)
     await adopter.sweep()
     tasks.start_loop("standbys", pool.run)
     tasks.start_loop("adopter", adopter.run)
-    return JobsBeside(inst.directory.path / SOCKET, job_desk(fleet, pool, inst.feed), clock)
+    return ZygotePushJobs(services.directory.path / ZYGOTE_SOCKET, job_desk(fleet, pool, services.feed), clock)

@@ -24,7 +24,7 @@ def read_column(stored: str, kind: type[T], what: str) -> T:
         raise UnreadableColumn(f"{what} can't be read ({error})") from error
 
 
-def read_word(stored: str, words: type[W], what: str) -> W:
+def read_enum(stored: str, words: type[W], what: str) -> W:
     """Return the word of these that the column has. Raises UnreadableColumn."""
     try:
         return words(stored)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.secrets import KEY_TEXT
-from service.whole_file import drafted
+from service.whole_file import pending_file
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ def ensure_key_file(path: Path) -> str:
     except FileNotFoundError:
         pass
     text = new_key_text()
-    with drafted(path, 0o600) as draft:
+    with pending_file(path, 0o600) as draft:
         draft.file.write(text.encode() + b"\n")
         try:
-            draft.keep(replace=False)
+            draft.commit(replace=False)
         except FileExistsError:  # another has made it meanwhile
             return path.read_text("latin-1").strip()
     return text

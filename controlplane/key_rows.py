@@ -7,8 +7,8 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, not_
 from contracts.control import KeyRow, Scope
 from contracts.errors import NotFound, Refused
 from controlplane import schema
-from controlplane.json_columns import read_word
-from controlplane.policy.access import OPERATORS, KeyState, key_state
+from controlplane.json_columns import read_enum
+from controlplane.policy.access import OPERATOR_TENANT, KeyState, key_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ def insert_key(connection: Connection, key: Key) -> None:
     )
 
 
-def set_columns(connection: Connection, key_id: str, **columns: int | str | None) -> None:
+def update_key(connection: Connection, key_id: str, **columns: int | str | None) -> None:
     """Of one that there is."""
     connection.execute(update(schema.keys).where(schema.keys.c.key_id == key_id).values(**columns))
 
 
-def is_good(now_s: int) -> ColumnElement[bool]:
+def is_active(now_s: int) -> ColumnElement[bool]:
     """As `key_state`, for a query. Rows are never deleted, so a tenant may have many more keys than good ones."""
     c = schema.keys.c
     return and_(c.revoked_at_s.is_(None), or_(c.expires_at_s.is_(None), c.expires_at_s > now_s))
@@ -75,12 +75,12 @@ def load_keys(connection: Connection) -> list[Key]:
     return [_key(row) for row in connection.execute(select(schema.keys)).mappings()]
 
 
-def load_listed(connection: Connection, tenant: str, now_s: int, ended: int) -> list[Key]:
+def load_listed_keys(connection: Connection, tenant: str, now_s: int, ended: int) -> list[Key]:
     """The tenant's good keys and the last `ended` others, the newest first."""
     table = schema.keys
     newest_first = (table.c.created_at_s.desc(), table.c.key_id)
-    good = select(table).where(table.c.tenant == tenant, is_good(now_s))
-    others = select(table).where(table.c.tenant == tenant, not_(is_good(now_s))).order_by(*newest_first).limit(ended)
+    good = select(table).where(table.c.tenant == tenant, is_active(now_s))
+    others = select(table).where(table.c.tenant == tenant, not_(is_active(now_s))).order_by(*newest_first).limit(ended)
     found = [_key(row) for query in (good, others) for row in connection.execute(query).mappings()]
     return sorted(found, key=lambda key: (-key.created_at_s, key.key_id))
 
@@ -95,11 +95,11 @@ def find_key(connection: Connection, tenant: str, key_id: str) -> Key:
     return _key(row)
 
 
-def lasting_operators(connection: Connection) -> list[str]:
+def permanent_operator_keys(connection: Connection) -> list[str]:
     """Keys of operators that end only when they are revoked."""
     c = schema.keys.c
     query = select(c.key_id, c.scopes).where(
-        c.tenant == OPERATORS, c.expires_at_s.is_(None), c.revoked_at_s.is_(None)
+        c.tenant == OPERATOR_TENANT, c.expires_at_s.is_(None), c.revoked_at_s.is_(None)
     )  # fmt: skip
     return [key_id for key_id, scopes in connection.execute(query) if Scope.OPERATOR in scopes.split()]
 
@@ -110,7 +110,7 @@ def _key(row: RowMapping) -> Key:
         tenant=row["tenant"],
         name=row["name"],
         secret_sha256=row["secret_sha256"],
-        scopes=tuple(read_word(word, Scope, f"the scopes of key {row['key_id']}") for word in row["scopes"].split()),
+        scopes=tuple(read_enum(word, Scope, f"the scopes of key {row['key_id']}") for word in row["scopes"].split()),
         models=tuple(row["models"].split()),
         created_at_s=row["created_at_s"],
         expires_at_s=row["expires_at_s"],

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, Refused
-from contracts.ladder import CapOutput, Fallback, Ladder, Rung
-from contracts.names import DEFAULT_ALIAS, model_name, owner_of
+from contracts.ladder import CapOutput, DegradationStep, Fallback, Ladder
+from contracts.names import DEFAULT_ALIAS, require_model_name, split_qualified_name
 from contracts.numbers import MAX_LIMIT
 from controlplane.facts import Model
 
-Find = Callable[[tuple[str, str]], Model | None]  # by tenant and name
+FindModel = Callable[[tuple[str, str]], Model | None]  # by tenant and name
 
 
-def check_ladder(model: Model, ladder: Ladder, find: Find) -> None:
+def check_degradation(model: Model, ladder: Ladder, find: FindModel) -> None:
     """Raises Refused: InvalidRequest (order, a step twice, itself, too many tokens), ModelNotFound (what its owner may
     not call), Conflict (of a model that does not generate, or to one).
     """
@@ -21,7 +21,7 @@ def check_ladder(model: Model, ladder: Ladder, find: Find) -> None:
         _check_steps(model, steps, find, f"plans.{plan}")
 
 
-def _check_steps(model: Model, steps: Sequence[Rung], find: Find, field: str) -> None:
+def _check_steps(model: Model, steps: Sequence[DegradationStep], find: FindModel, field: str) -> None:
     if not steps:
         return
     waits = [inf if step.wait_s is None else step.wait_s for step in steps]
@@ -38,8 +38,8 @@ def _check_steps(model: Model, steps: Sequence[Rung], find: Find, field: str) ->
             raise Refused(InvalidRequest("tokens", str(step.tokens)[:40], f"must be {MAX_LIMIT} or less"))
 
 
-def _check_fallback(model: Model, named: str, find: Find) -> None:
-    owner, name = owner_of(model.tenant, model_name(named, "model"))
+def _check_fallback(model: Model, named: str, find: FindModel) -> None:
+    owner, name = split_qualified_name(model.tenant, require_model_name(named, "model"))
     if (owner, name) == (model.tenant, model.model):
         raise Refused(InvalidRequest("model", repr(named), "must be another one"))
     other = find((owner, name))

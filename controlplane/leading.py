@@ -15,19 +15,19 @@ from typing import Final
 
 from controlplane.clock import Clock
 from controlplane.health import Health
-from controlplane.scaling.knative.lease import Election, Leases
+from controlplane.scaling.knative.lease import LeaderElection, LeaseStore
 from controlplane.scaling.knative.role_label import RoleLabel
-from controlplane.tasks import ended
+from controlplane.tasks import cancel_and_wait
 from service.loops import Loops
 
 log = logging.getLogger(__name__)
 
-NAME: Final = "kelvin-controlplane"  # of the Lease
+LEASE_NAME: Final = "kelvin-controlplane"  # of the Lease
 LABEL_LOOP: Final = "role label"
 
 
 async def lead(
-    leases: Leases,
+    leases: LeaseStore,
     namespace: str,
     health: Health,
     clock: Clock,
@@ -41,32 +41,32 @@ async def lead(
     Return if `stop` is set while others lead. While this one leads, `serve` has to heed `stop`. Raises what `serve`
     raises.
     """
-    me = f"{socket.gethostname()}_{secrets.token_hex(8)}"
-    election = Election(leases, namespace, NAME, me, clock)
+    identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
+    election = LeaderElection(leases, namespace, LEASE_NAME, identity, clock)
     while True:
-        log.info("waits for the lead", extra={"me": me})
-        async with _following(health, role):
-            if not await _won(election, stop):
+        log.info("waits for the lead", extra={"me": identity})
+        async with _as_follower(health, role):
+            if not await _wait_for_lead(election, stop):
                 return
         if await election.lead(partial(_serve_as_leader, serve, role)):
             return
 
 
 @asynccontextmanager
-async def _following(health: Health, role: RoleLabel | None) -> AsyncIterator[None]:
+async def _as_follower(health: Health, role: RoleLabel | None) -> AsyncIterator[None]:
     """Be a follower until the block is left. Without a role label the Service can't tell it from the leader, so it is
     not ready.
     """
-    health.waits_for = "the lead"
+    health.waiting_for = "the lead"
     if role is None:
         yield
         return
 
     async def be_ready_once_labelled() -> None:
         # The label may still be that of a leader: from before the lead was lost, or before this container started.
-        health.waits_for = "its pod's label"
+        health.waiting_for = "its pod's label"
         await role.follow()
-        health.waits_for = "the lead"
+        health.waiting_for = "the lead"
         health.is_follower = True
 
     try:
@@ -86,13 +86,13 @@ async def _serve_as_leader(serve: Callable[[], Awaitable[None]], role: RoleLabel
         await serve()
 
 
-async def _won(election: Election, stop: asyncio.Event) -> bool:
+async def _wait_for_lead(election: LeaderElection, stop: asyncio.Event) -> bool:
     """False where `stop` comes first."""
     winning, stopping = asyncio.create_task(election.win()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((winning, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await ended(winning, stopping)
+        await cancel_and_wait(winning, stopping)
     if winning.cancelled():
         return False
     winning.result()

@@ -16,16 +16,16 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection, func, select, update
 
 from contracts.billing import ClosingReport
-from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch, TimelineAnswer
+from contracts.control import LifetimeBatch, RequestBatch, RunningLifetimes, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage
-from contracts.usage import CUT, LifetimeRecord, RequestRecord
+from contracts.usage import UNSEEN_END_PREFIX, LifetimeRecord, RequestRecord
 from controlplane import open_lives
-from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
-from controlplane.chains import Chains
-from controlplane.closings import Closed, closing_entry
+from controlplane.arrivals import ConflictWriter, ReceivedSequences, chunks, insert_rows
+from controlplane.chains import ChainWriter
+from controlplane.closings import ClosedMonths, journal_closing
 from controlplane.dialects import upserts
-from controlplane.journal import Entry, LedgerJournal
+from controlplane.journal import JournalEntry, LedgerJournal
 from controlplane.ledger_schema import (
     IN_USE,
     LIFETIME_VALUES,
@@ -35,12 +35,27 @@ from controlplane.ledger_schema import (
     lifetime_records,
     request_records,
 )
-from controlplane.policy.booking import Booked
-from controlplane.policy.chain import Kind
-from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request, standing
-from controlplane.request_rows import Groups, Name, book_all, kin_of, known_requests, request_row, set_standing
+from controlplane.policy.booking import LedgerRecord
+from controlplane.policy.chain import RowKind
+from controlplane.policy.standing import (
+    RecordConflict,
+    RecordDecision,
+    RecordStatus,
+    decide_lifetime_record,
+    decide_request_record,
+    standing,
+)
+from controlplane.request_rows import (
+    RecordGroups,
+    RequestKey,
+    known_requests,
+    mark_all_charged,
+    request_row,
+    requests_with_same_key,
+    update_charge,
+)
 from controlplane.store import Database
-from controlplane.totals import Totals
+from controlplane.totals import UsageTotals
 from controlplane.usage_batches import Unreadable, check_size
 
 log = logging.getLogger(__name__)
@@ -50,11 +65,11 @@ R = TypeVar("R", RequestRecord, LifetimeRecord)
 
 _LIFETIME_FIELDS: Final = LifetimeRecord.__struct_fields__
 _lifetime_values: Final = attrgetter(*(column.name for column in LIFETIME_VALUES))
-_POSITION: Final = upserts(
+_UPSERT_POSITION: Final = upserts(
     journal_position,
     lambda new: new.on_conflict_do_update(index_elements=["id"], set_={"position": new.excluded.position}),
 )
-_COLD: Final = frozenset({Stage.PROMOTED, Stage.LEASED, Stage.BOUND, Stage.READY})
+_COLD_STAGES: Final = frozenset({Stage.PROMOTED, Stage.LEASED, Stage.BOUND, Stage.READY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +108,8 @@ class Ledger:
         Raises Refused(InvalidRequest) for too many.
         """
         check_size(len(batch.records) + len(unreadable))
-        enter = partial(self._noted, append_requests, records=batch.records, unreadable=unreadable)
-        self._tell(await self._write(enter, repeated=True), unreadable)
+        enter = partial(self._enter_and_journal, append_requests, records=batch.records, unreadable=unreadable)
+        self._log_kept_aside(await self._write(enter, repeated=True), unreadable)
 
     async def append_lifetimes(self, batch: LifetimeBatch, unreadable: Sequence[Unreadable] = ()) -> None:
         """Enter the records, and keep the unreadable ones aside, in one transaction.
@@ -102,31 +117,31 @@ class Ledger:
         Raises Refused(InvalidRequest) for too many.
         """
         check_size(len(batch.records) + len(unreadable))
-        enter = partial(self._noted, append_lifetimes, records=batch.records, unreadable=unreadable)
-        self._tell(await self._write(enter, repeated=True), unreadable)
+        enter = partial(self._enter_and_journal, append_lifetimes, records=batch.records, unreadable=unreadable)
+        self._log_kept_aside(await self._write(enter, repeated=True), unreadable)
 
-    async def note_lives(self, batch: LivesSoFar, now_us: int) -> None:
+    async def record_running_replicas(self, batch: RunningLifetimes, now_us: int) -> None:
         """How replicas have lived so far, at `now_us` by the wall. Raises Refused(InvalidRequest)."""
         check_size(len(batch.records))
         _check_sources(batch.records)
         note = partial(open_lives.note, records=batch.records, now_us=now_us)
         await self._database.write(note, repeated=True)
 
-    async def cut_lives(self, before_us: int) -> int:
-        """Record the lives of replicas that have said nothing since `before_us` (wall clock, CUT_S ago). Return how
-        many. One that contradicts the ledger, or can't be read, is kept aside, and is forgotten here, too.
+    async def record_lost_replicas(self, before_us: int) -> int:
+        """Record the lives of replicas that have said nothing since `before_us` (wall clock, LOST_AFTER_S ago). Return
+        how many. One that contradicts the ledger, or can't be read, is kept aside, and is forgotten here, too.
         """
 
         def cut(connection: Connection) -> tuple[Appended, list[Unreadable]]:
-            open_lives.limit_times(connection, before_us + int(open_lives.CUT_S * 1e6))
-            records, unreadable = open_lives.cut_off(connection, before_us)
-            appended = self._noted(append_lifetimes, connection, records, unreadable)
+            open_lives.clamp_report_times(connection, before_us + int(open_lives.LOST_AFTER_S * 1e6))
+            records, unreadable = open_lives.read_final_records(connection, before_us)
+            appended = self._enter_and_journal(append_lifetimes, connection, records, unreadable)
             ended = {record.runtime_id for record in records} | {each.subject for each in unreadable}
             open_lives.forget(connection, ended)
             return appended, unreadable
 
         appended, unreadable = await self._write(cut, repeated=True)
-        self._tell(appended, unreadable)
+        self._log_kept_aside(appended, unreadable)
         return appended.new
 
     async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
@@ -137,12 +152,12 @@ class Ledger:
             before = connection.execute(count).scalar_one()
             closing = close(connection)
             if self._journal is not None and connection.execute(count).scalar_one() != before:
-                self._journalize(connection, self._journal, [closing_entry(connection, closing.report)])
+                self._append_to_journal(connection, self._journal, [journal_closing(connection, closing.report)])
             return closing
 
         return await self._write(closed)
 
-    async def settle_journal(self) -> None:
+    async def write_due_marks(self) -> None:
         """Write the marks that the journal is due: see `journal.py`. Without a journal, store that none is in use.
 
         Raises Refused if journal or database is unavailable, and OlderDatabase.
@@ -151,7 +166,9 @@ class Ledger:
             leave = update(journal_position).where(journal_position.c.id == IN_USE).values(position=0)
             await self._database.write(lambda connection: connection.execute(leave), repeated=True)
         else:
-            await self._database.write(partial(self._journalize, journal=self._journal, entries=()), repeated=True)
+            await self._database.write(
+                partial(self._append_to_journal, journal=self._journal, entries=()), repeated=True
+            )
 
     async def _write(self, work: Callable[[Connection], T], *, repeated: bool = False) -> T:
         """Run a transaction that writes to the journal. If it fails, mark its entries as dropped.
@@ -164,10 +181,10 @@ class Ledger:
         except Exception:
             if self._journal is not None and self._journal.committed != before:
                 with suppress(Exception):
-                    await self.settle_journal()
+                    await self.write_due_marks()
             raise
 
-    def _noted(
+    def _enter_and_journal(
         self,
         enter: Callable[[Connection, Sequence[R]], Appended],
         connection: Connection,
@@ -179,10 +196,10 @@ class Ledger:
         if unreadable:
             appended = replace(appended, unreadable=keep_aside(connection, unreadable))
         if self._journal is not None and (records or unreadable):
-            self._journalize(connection, self._journal, [*records, *unreadable])
+            self._append_to_journal(connection, self._journal, [*records, *unreadable])
         return appended
 
-    def _tell(self, appended: Appended, unreadable: Sequence[Unreadable]) -> None:
+    def _log_kept_aside(self, appended: Appended, unreadable: Sequence[Unreadable]) -> None:
         self.kept_aside += appended.conflicting + appended.unreadable
         if appended.conflicting:
             log.error("usage records contradict the ledger; they are kept aside", extra={"count": appended.conflicting})
@@ -191,7 +208,7 @@ class Ledger:
             log.error("a usage record can't be read; it is kept aside", extra={"subject": each.subject, **seen})
 
     @staticmethod
-    def _journalize(connection: Connection, journal: LedgerJournal, entries: Sequence[Entry]) -> None:
+    def _append_to_journal(connection: Connection, journal: LedgerJournal, entries: Sequence[JournalEntry]) -> None:
         """Append due marks and the entries, and store the journal's position. See `journal.py`."""
         c = journal_position.c
         query = select(c.id, c.position).where(c.id.in_((journal.number, IN_USE)))
@@ -208,7 +225,7 @@ class Ledger:
             journal.append(entries)
         rows = [{"id": journal.number, "position": journal.committed}, {"id": IN_USE, "position": journal.number}]
         if changed := [row for row in rows if known.get(row["id"]) != row["position"]]:
-            connection.execute(_POSITION[connection.dialect.name], changed)
+            connection.execute(_UPSERT_POSITION[connection.dialect.name], changed)
 
     async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer:
         """Of a request that ended; without stamps where it had nothing to tell. Raises Refused(NotFound)."""
@@ -224,31 +241,31 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
     Links of a chain are in the order of the records, however these are batched: a replay of the journal has to make the
     same chains.
     """
-    arrived = Arrivals(connection, {record.source for record in records})
-    shut = Closed(connection, {record.tenant for record in records})
+    arrived = ReceivedSequences(connection, {record.source for record in records})
+    closed_months = ClosedMonths(connection, {record.tenant for record in records})
     known = known_requests(connection, {(record.tenant, record.request_id) for record in records})
     groups = {name: list(booked) for name, booked in known.items()}
-    touched: Groups = {}
-    aside, placements = Conflicts(), defaultdict[Placement, int](int)
-    links: list[Name | str] = []  # requests, and digests of what is kept aside
+    touched: RecordGroups = {}
+    aside, placements = ConflictWriter(), defaultdict[RecordDecision, int](int)
+    links: list[RequestKey | str] = []  # requests, and digests of what is kept aside
     for record in records:
         name = record.tenant, record.request_id
         group = groups[name]
         taken = arrived.has(record.source, record.sequence)
-        placement = place_request([booked.record for booked in group], record, sequence_taken=taken)
-        if placement is Known.NEW:
-            group.append(Booked(record, shut.month_for(record.tenant, record.ended_at_us)))
+        placement = decide_request_record([booked.record for booked in group], record, sequence_taken=taken)
+        if placement is RecordStatus.NEW:
+            group.append(LedgerRecord(record, closed_months.month_for(record.tenant, record.ended_at_us)))
             touched[name] = group
             links.append(name)
-        elif isinstance(placement, Conflict):
+        elif isinstance(placement, RecordConflict):
             subject = f"{record.request_id} ({record.source}#{record.sequence})"
             links.append(aside.add(record, subject, record.ended_at_us, placement))
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.ended_at_us)
-    totals, new = Totals(connection), dict[Name, Iterator[Booked]]()
-    kin = kin_of(connection, touched)
-    known |= kin
-    for name, after in book_all(touched | kin, shut).items():
+    totals, new = UsageTotals(connection), dict[RequestKey, Iterator[LedgerRecord]]()
+    same_key_requests = requests_with_same_key(connection, touched)
+    known |= same_key_requests
+    for name, after in mark_all_charged(touched | same_key_requests, closed_months).items():
         before = known[name]
         if before == after:  # what is charged is not for another request to change
             continue
@@ -256,9 +273,9 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
         new[name] = iter(after[len(before) :])
         for old, now in zip(before, after, strict=False):
             if old != now:
-                set_standing(connection, now)
-    chains, rows = Chains(connection), list[tuple[Any, ...]]()
-    aside.settle(connection)
+                update_charge(connection, now)
+    chains, rows = ChainWriter(connection), list[tuple[Any, ...]]()
+    aside.drop_stored(connection)
     for link in links:
         if isinstance(link, str):
             aside.link(link, chains)
@@ -269,37 +286,37 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
     totals.write()
     chains.write()
     arrived.write(connection)
-    return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside_count)
+    return Appended(placements[RecordStatus.NEW], placements[RecordStatus.DUPLICATE], aside_count)
 
 
 def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) -> Appended:
     """Enter the records, in any order and however often. Links are as of `append_requests`."""
-    arrived = Arrivals(connection, {record.source for record in records})
-    shut = Closed(connection, {record.tenant or "" for record in records})
+    arrived = ReceivedSequences(connection, {record.source for record in records})
+    closed_months = ClosedMonths(connection, {record.tenant or "" for record in records})
     known = _known_lifetimes(connection, {record.runtime_id for record in records})
-    totals = Totals(connection)
-    aside, placements = Conflicts(), defaultdict[Placement, int](int)
+    totals = UsageTotals(connection)
+    aside, placements = ConflictWriter(), defaultdict[RecordDecision, int](int)
     links: list[LifetimeRecord | str] = []
     for record in records:
         taken = arrived.has(record.source, record.sequence)
-        placement = place_lifetime(known.get(record.runtime_id), record, sequence_taken=taken)
-        if placement is Known.NEW:
+        placement = decide_lifetime_record(known.get(record.runtime_id), record, sequence_taken=taken)
+        if placement is RecordStatus.NEW:
             known[record.runtime_id] = record
             links.append(record)
-        elif isinstance(placement, Conflict):
+        elif isinstance(placement, RecordConflict):
             subject = f"{record.runtime_id} ({record.source}#{record.sequence})"
             links.append(aside.add(record, subject, record.died_at_us, placement))
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.died_at_us)
-    chains, rows = Chains(connection), list[tuple[Any, ...]]()
-    aside.settle(connection)
+    chains, rows = ChainWriter(connection), list[tuple[Any, ...]]()
+    aside.drop_stored(connection)
     for link in links:
         if isinstance(link, str):
             aside.link(link, chains)
             continue
-        month = shut.month_for(link.tenant or "", link.died_at_us)
+        month = closed_months.month_for(link.tenant or "", link.died_at_us)
         values = _lifetime_values(link)
-        rows.append((*values, month, *chains.add((link.tenant or "", month), (Kind.LIFETIME, *values))))
+        rows.append((*values, month, *chains.add((link.tenant or "", month), (RowKind.LIFETIME, *values))))
         totals.add_lifetime(link, month)
     insert_rows(connection, lifetime_records, rows)
     open_lives.forget(connection, known)
@@ -307,19 +324,19 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
     totals.write()
     chains.write()
     arrived.write(connection)
-    return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside_count)
+    return Appended(placements[RecordStatus.NEW], placements[RecordStatus.DUPLICATE], aside_count)
 
 
 def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> int:
     """Store unreadable records as links of their tenants' chains. Return how many were new."""
-    chains, aside = Chains(connection), Conflicts()
-    arrived = Arrivals(connection, {each.source for each in unreadable if each.source})
+    chains, aside = ChainWriter(connection), ConflictWriter()
+    arrived = ReceivedSequences(connection, {each.source for each in unreadable if each.source})
     digests = []
     for each in unreadable:
         digests.append(aside.add_unreadable(each.raw, each.tenant, each.subject, each.at_us, each.reason))
         if each.source:
             arrived.add(each.source, each.sequence, each.at_us)
-    aside.settle(connection)
+    aside.drop_stored(connection)
     for digest in digests:
         aside.link(digest, chains)
     new = aside.write(connection)
@@ -339,15 +356,15 @@ def timeline_of(connection: Connection, tenant: str, request_id: str) -> Timelin
         request_id=request_id,
         model=record.model,
         version=record.version,
-        cold=any(stamp.stage in _COLD for stamp in stamps),
+        cold=any(stamp.stage in _COLD_STAGES for stamp in stamps),
         stamps=stamps,
     )
 
 
 def _check_sources(records: Sequence[LifetimeRecord]) -> None:
     for record in records:
-        if record.source.startswith(CUT):  # ours: another's could take the place of a life that we end
-            raise Refused(InvalidRequest("source", record.source[:128], f"must not begin with {CUT!r}"))
+        if record.source.startswith(UNSEEN_END_PREFIX):  # ours: another's could take the place of a life that we end
+            raise Refused(InvalidRequest("source", record.source[:128], f"must not begin with {UNSEEN_END_PREFIX!r}"))
 
 
 def _known_lifetimes(connection: Connection, names: Collection[str]) -> dict[str, LifetimeRecord]:

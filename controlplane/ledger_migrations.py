@@ -8,8 +8,8 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, Table, bindparam, select, text, update
 
-from controlplane.chains import Chains
-from controlplane.dialects import in_byte_order, unhurried
+from controlplane.chains import ChainWriter
+from controlplane.dialects import disable_statement_timeout, ensure_c_collation
 from controlplane.ledger_schema import (
     CONFLICT_VALUES,
     LIFETIME_VALUES,
@@ -20,7 +20,7 @@ from controlplane.ledger_schema import (
     request_records,
 )
 from controlplane.migrations import Migration
-from controlplane.policy.chain import Kind
+from controlplane.policy.chain import RowKind
 from controlplane.policy.month import month_of
 
 _ROWS: Final = 2_000
@@ -91,11 +91,13 @@ def _chains(connection: Connection) -> None:
         "CREATE INDEX ledger_runtime_totals_by_end ON ledger_runtime_totals (tenant, last_at_us)",
     ):
         connection.execute(text(statement))
-    links = Chains(connection)
-    _chain(connection, links, request_records, Kind.REQUEST, [column.name for column in REQUEST_VALUES], "ended_at_us")
+    links = ChainWriter(connection)
+    _chain(
+        connection, links, request_records, RowKind.REQUEST, [column.name for column in REQUEST_VALUES], "ended_at_us"
+    )
     lifetime_values = [column.name for column in LIFETIME_VALUES]
-    _chain(connection, links, lifetime_records, Kind.LIFETIME, lifetime_values, "died_at_us")
-    _chain(connection, links, conflicts, Kind.CONFLICT, [column.name for column in CONFLICT_VALUES], "at_us")
+    _chain(connection, links, lifetime_records, RowKind.LIFETIME, lifetime_values, "died_at_us")
+    _chain(connection, links, conflicts, RowKind.CONFLICT, [column.name for column in CONFLICT_VALUES], "at_us")
     links.write()
     for statement in (
         "INSERT INTO ledger_request_totals SELECT tenant, month, ended_at_us / 86400000000, model, outcome, billable, "
@@ -129,7 +131,9 @@ def _guests(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-def _chain(connection: Connection, links: Chains, table: Table, kind: Kind, values: list[str], end: str) -> None:
+def _chain(
+    connection: Connection, links: ChainWriter, table: Table, kind: RowKind, values: list[str], end: str
+) -> None:
     """Link the rows in the order of their ends; as they lie in no chain yet, none is read twice."""
     names = [column.name for column in table.primary_key]
     same = [table.c[name] == bindparam(f"of_{name}") for name in names]
@@ -242,7 +246,7 @@ def ensure_ledger(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
         raise NewerLedger(f"the ledger has schema {done}; this program knows {len(steps)}")
     for step in steps[done:]:
         with engine.begin() as connection:
-            unhurried(connection)
+            disable_statement_timeout(connection)
             step.apply(connection)
             connection.execute(text("INSERT INTO ledger_schema (number) VALUES (:number)"), {"number": step.number})
-    in_byte_order(engine, metadata.tables)
+    ensure_c_collation(engine, metadata.tables)

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Boolean, Column, ColumnElement, Index, Intege
 metadata = MetaData()
 
 
-def _chained() -> list[Column[object]]:
+def _chain_columns() -> list[Column[object]]:
     """Where a row is in its tenant's chain of a month: rows of all kinds are numbered together."""
     return [
         Column("month", String(7), nullable=False),  # YYYY-MM, in which it is booked
@@ -46,7 +46,7 @@ request_records = Table(
     Column("timeline", Text),  # JSON of a list of stamps
     Column("stands", Boolean, nullable=False),
     Column("billable", Boolean, nullable=False),
-    *_chained(),
+    *_chain_columns(),
     Column("replaces", String(145)),  # "origin:orphan_of" of the record of a closed month whose charge it takes back
     Column("once", String(64)),  # of the requests that are one for the bill
     Column("degraded", String(160)),  # what its model's ladder gave up for it
@@ -91,7 +91,7 @@ lifetime_records = Table(
     Column("exit_status", Integer, nullable=False),
     Column("cpu_us", BigInteger, nullable=False),
     Column("max_rss_kb", BigInteger, nullable=False),
-    *_chained(),
+    *_chain_columns(),
     Index("ledger_lifetimes_by_link", "tenant", "month", "link", unique=True),
 )
 
@@ -134,7 +134,7 @@ conflicts = Table(
     Column("at_us", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
     Column("record", Text, nullable=False),
-    *_chained(),
+    *_chain_columns(),
     Index("ledger_conflicts_by_link", "tenant", "month", "link", unique=True),
 )
 
@@ -234,7 +234,7 @@ journal_position = Table(
     Column("position", BigInteger, nullable=False),  # its last entry when the last transaction with it committed
 )
 
-# What a digest covers, in this order: a released list is never edited. Of a request `marks_of` comes last.
+# What a digest covers, in this order: a released list is never edited. Of a request `digested_marks` comes last.
 REQUEST_VALUES: Final = tuple(column for column in request_records.c if column.name in (
     "tenant", "request_id", "origin", "orphan_of", "source", "sequence", "model", "version", "key_id", "runtime_id",
     "started_at_us", "ended_at_us", "queued_us", "outcome", "status", "stream", "prompt_tokens", "cached_tokens",
@@ -253,7 +253,7 @@ CLOSING_VALUES: Final = tuple(column for column in closings.c if column.name in 
 ))  # fmt: skip
 
 
-def marks_of(once: str | None, degraded: str | None) -> tuple[str | None, ...]:
+def digested_marks(once: str | None, degraded: str | None) -> tuple[str | None, ...]:
     """What the digest of a request covers beyond REQUEST_VALUES: nothing, where it has neither."""
     if degraded is not None:
         return once, degraded

@@ -16,47 +16,47 @@ from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelSta
 from controlplane.audit import ActorOf
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
-from controlplane.economy import Economy
-from controlplane.explained import Starts, starts_of
-from controlplane.forecasts import Forecasts
-from controlplane.idle_explained import IdleModel, idle_of
+from controlplane.economy import WarmthCost
+from controlplane.explained import Starts, forecast_starts
+from controlplane.forecasts import StartForecaster
+from controlplane.idle_explained import IdleModel, explain_idle
 from controlplane.nul import read
-from controlplane.outcomes import Outcomes
-from controlplane.peers import Evict, Peers, own_eviction
-from controlplane.policy.pending import ANY
+from controlplane.outcomes import StartOutcomes
+from controlplane.peers import Evict, SiblingProcesses, own_eviction
+from controlplane.policy.pending import ANY_ZONE
 from controlplane.policy.replica_life import SERVING, ReplicaState
-from controlplane.policy.trail import Action, made
+from controlplane.policy.trail import AuditAction, made
 from controlplane.registry import Registry
 from controlplane.replacement import ReplicaReplacement
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.pool import StandbyPool
 from controlplane.status import memory, model_status, pool_status
-from controlplane.trail import Trail
-from service.bodies import answer, nothing
-from service.openapi import described
-from service.principal import admin_of, holder_of
+from controlplane.trail import AuditLog
+from service.bodies import answer, empty_response
+from service.openapi import route_docs
+from service.principal import require_admin, require_scope
 from telemetry.policy.exposition import CONTENT_TYPE, merge, render
-from telemetry.policy.instruments import Family, Kind, by
+from telemetry.policy.instruments import MetricFamily, MetricKind, by
 from telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MachineServices:
     """What the routes look at."""
 
     registry: Registry
     table: ReplicaTable
-    outcomes: Outcomes
+    outcomes: StartOutcomes
     autoscaler: Autoscaler
-    peers: Peers
-    forecasts: Forecasts
-    economy: Economy
+    peers: SiblingProcesses
+    forecasts: StartForecaster
+    economy: WarmthCost
     clock: Clock
     pool: StandbyPool
     replacement: ReplicaReplacement
 
 
-async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Status:
+async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]) -> Status:
     """The machine's processes, devices and cache, with these models."""
     peers, table, pool = shown.peers, shown.table, shown.pool
     processes, exits, cache, disk = await asyncio.gather(
@@ -71,7 +71,7 @@ async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Statu
         zygote=memory(pool.footprints.zygote),
     )
     # Nobody knows how long: a slot comes free when another version leaves it.
-    row = PendingReplicas(device=pool.state().device, zone=ANY, spot="no", replicas=shown.autoscaler.pending)
+    row = PendingReplicas(device=pool.state().device, zone=ANY_ZONE, spot="no", replicas=shown.autoscaler.pending)
     return Status(
         processes=processes,
         cache=cache,
@@ -83,72 +83,75 @@ async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Statu
     )
 
 
-def router(shown: Shown, trail: Trail, telemetry: Telemetry) -> APIRouter:
+def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> APIRouter:
     """Routes under `/admin/v1`. `GET /cache`, `POST /cache/check` and `GET /metrics`, which shows the pages of all
     processes, need the scope `operator`. The others need `admin` and are about the caller's tenant only.
     """
     routes = APIRouter(prefix="/admin/v1")
-    operator_of, actor_of = holder_of(Scope.OPERATOR), ActorOf(Scope.ADMIN)
+    operator_of, actor_of = require_scope(Scope.OPERATOR), ActorOf(Scope.ADMIN)
     registry, table, peers, replacement = shown.registry, shown.table, shown.peers, shown.replacement
     turn = asyncio.Lock()  # no other restart begins between an entry and its own
 
-    @routes.get("/models/{model}/starts", **described(Starts, NotFound, ModelNotFound))
+    @routes.get("/models/{model}/starts", **route_docs(Starts, NotFound, ModelNotFound))
     async def starts(request: Request, model: str) -> Response:
-        principal = admin_of(request)
-        return answer(await starts_of(registry.model(principal.tenant, model), table, shown.forecasts))
+        principal = require_admin(request)
+        return answer(await forecast_starts(registry.model(principal.tenant, model), table, shown.forecasts))
 
-    @routes.get("/models/{model}/idle", **described(IdleModel, NotFound, ModelNotFound))
+    @routes.get("/models/{model}/idle", **route_docs(IdleModel, NotFound, ModelNotFound))
     async def idle(request: Request, model: str) -> Response:
-        found = registry.model(admin_of(request).tenant, model)
-        return answer(idle_of(found, table, shown.autoscaler, shown.economy, shown.clock))
+        found = registry.model(require_admin(request).tenant, model)
+        return answer(explain_idle(found, table, shown.autoscaler, shown.economy, shown.clock))
 
-    @routes.post("/models/{model}/stop", **described(ModelStatus, NotFound, ModelNotFound, status=202))
+    @routes.post("/models/{model}/stop", **route_docs(ModelStatus, NotFound, ModelNotFound, status=202))
     async def stop(request: Request, model: str) -> Response:
         principal = actor_of(request)
         found = await registry.stop(principal, principal.tenant, model, shown.clock.wall_s())
         shown.autoscaler.stop(tuple(version.key for version in found.versions))
         return answer(model_status(found, table, shown.outcomes), status=202)
 
-    @routes.post("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound, Conflict, status=202))
+    @routes.post("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound, Conflict, status=202))
     async def restart(request: Request, model: str) -> Response:
         by = actor_of(request)
         found = registry.model(by.tenant, model)
         async with turn:
             replacement.check(found)  # what is refused has no entry
-            await trail.note(by, by.tenant, Action.MODEL_RESTARTED, model)
+            await trail.add_entry(by, by.tenant, AuditAction.MODEL_RESTARTED, model)
             return answer(replacement.begin(found), status=202)
 
-    @routes.get("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound))
+    @routes.get("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound))
     async def restarted(request: Request, model: str) -> Response:
-        return answer(replacement.state(registry.model(admin_of(request).tenant, model)))
+        return answer(replacement.state(registry.model(require_admin(request).tenant, model)))
 
-    @routes.get("/cache", **described(CacheStatus, scope=Scope.OPERATOR))
+    @routes.get("/cache", **route_docs(CacheStatus, scope=Scope.OPERATOR))
     async def cache(request: Request) -> Response:
         operator_of(request)
         return Response(await peers.cache_state(), media_type="application/json")
 
-    @routes.post("/cache/evict", **described(None, NotFound, Conflict, status=204, takes=Evict))
+    @routes.post("/cache/evict", **route_docs(None, NotFound, Conflict, status=204, request_body=Evict))
     async def evict(request: Request) -> Response:
         principal = actor_of(request)
         wanted = own_eviction(principal.tenant, await read(request, Evict))
         changed = made(tier=wanted.tier, version=wanted.version)
-        async with trail.noted(principal, principal.tenant, Action.CACHE_EVICTED, "cache", changed):
+        async with trail.record_around(principal, principal.tenant, AuditAction.CACHE_EVICTED, "cache", changed):
             await peers.evict(wanted)
-        return nothing()
+        return empty_response()
 
-    @routes.post("/cache/check", **described(CacheCheck, scope=Scope.OPERATOR))
+    @routes.post("/cache/check", **route_docs(CacheCheck, scope=Scope.OPERATOR))
     async def check(request: Request) -> Response:
         operator_of(request)
         return answer(await peers.check_cache())
 
-    @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
+    @routes.get("/metrics", **route_docs(str, scope=Scope.OPERATOR))
     async def metrics(request: Request) -> Response:
         operator_of(request)
         serving = (replica.runtime_id for replica in table if replica.state in SERVING)
         found = await peers.metrics(serving)
         heard = by((name, page is not None) for name, page in found.items() if name in peers.names)
-        up = render((Family("kelvin_up", "Whether a process answers.", Kind.GAUGE, ("peer",), heard),), "controlplane")
-        pages = (up, telemetry.text(), *(page for page in found.values() if page is not None))
+        up = render(
+            (MetricFamily("kelvin_up", "Whether a process answers.", MetricKind.GAUGE, ("peer",), heard),),
+            "controlplane",
+        )
+        pages = (up, telemetry.render_page(), *(page for page in found.values() if page is not None))
         return Response(merge(pages), media_type=CONTENT_TYPE)
 
     return routes

@@ -13,15 +13,15 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
 from controlplane.scaling.footprints import Footprint
 from controlplane.scaling.pool import StandbyPool
-from telemetry.policy.instruments import Kind, Labels, Page, by
+from telemetry.policy.instruments import Labels, MetricKind, MetricsPage, by
 from telemetry.policy.labels import OK, outcome_of, slowest_tier
 from telemetry.policy.spans import RestoreFacts
 from telemetry.telemetry import Telemetry
 
-SECONDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+RESTORE_BUCKETS_S: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
-class RestoreMeters:
+class RestoreMetrics:
     """Restores that this control plane saw from start to end; adopted replicas are another one's to count."""
 
     def __init__(self, telemetry: Telemetry, table: ReplicaTable, *, wall: Callable[[], float] = time.time) -> None:
@@ -30,14 +30,14 @@ class RestoreMeters:
         self._failures = 0
         page = telemetry.page
         self._times = page.histogram(
-            "kelvin_restore_seconds", "From asking for a replica to its readiness.", ("tier",), SECONDS
+            "kelvin_restore_seconds", "From asking for a replica to its readiness.", ("tier",), RESTORE_BUCKETS_S
         )
         self._failed = page.counter("kelvin_restore_failures_total", "Restores that came to nothing.", ("outcome",))
-        page.read("kelvin_replicas", "Processes by state.", Kind.GAUGE, ("state",), lambda: _by_state(table))
+        page.read("kelvin_replicas", "Processes by state.", MetricKind.GAUGE, ("state",), lambda: _by_state(table))
         page.read(
             "kelvin_device_slots",
             "Room for replicas on this machine.",
-            Kind.GAUGE,
+            MetricKind.GAUGE,
             ("state",),
             lambda: by((("held", table.held), ("free", table.slots - table.held))),
         )
@@ -82,15 +82,15 @@ class RestoreMeters:
         """Says nothing of restores."""
 
 
-def show_pending(page: Page, pending: Callable[[], dict[Labels, float]]) -> None:
+def register_pending_metric(page: MetricsPage, pending: Callable[[], dict[Labels, float]]) -> None:
     """Replicas that wait for room, by what they ask for: what a node autoscaler goes by."""
     page.read(
-        "kelvin_pending_replicas", "Replicas that are wanted and have no node, or no device slot.", Kind.GAUGE,
+        "kelvin_pending_replicas", "Replicas that are wanted and have no node, or no device slot.", MetricKind.GAUGE,
         ("device", "zone", "spot"), pending,
     )  # fmt: skip
 
 
-def show_pool(page: Page, pool: StandbyPool) -> None:
+def register_pool_metrics(page: MetricsPage, pool: StandbyPool) -> None:
     """Standbys, what was found of them, and what they cost: the platform's own memory."""
 
     def counts() -> dict[Labels, float]:
@@ -106,11 +106,11 @@ def show_pool(page: Page, pool: StandbyPool) -> None:
         return {**_of("zygote", pool.footprints.zygote), **_of("standbys", pool.footprints.standbys)}
 
     page.read(
-        "kelvin_standbys", "Processes without a version, and how many there should be.", Kind.GAUGE,
+        "kelvin_standbys", "Processes without a version, and how many there should be.", MetricKind.GAUGE,
         ("device", "state"), counts,
     )  # fmt: skip
     page.read(
-        "kelvin_standby_takes_total", "Starts and jobs by whether a standby was parked.", Kind.COUNTER,
+        "kelvin_standby_takes_total", "Starts and jobs by whether a standby was parked.", MetricKind.COUNTER,
         ("device", "taker", "result"), takes,
     )  # fmt: skip
     page.gauge(
@@ -121,7 +121,9 @@ def show_pool(page: Page, pool: StandbyPool) -> None:
         "kelvin_standby_replace_seconds", "Until a standby that was taken is made up for, on average.",
         lambda: pool.state().takes.replace_s,
     )  # fmt: skip
-    page.read("kelvin_platform_memory_bytes", "Memory of zygote and standbys.", Kind.GAUGE, ("of", "measure"), memory)
+    page.read(
+        "kelvin_platform_memory_bytes", "Memory of zygote and standbys.", MetricKind.GAUGE, ("of", "measure"), memory
+    )
     page.gauge("kelvin_standby_budget_bytes", "Standbys' memory, at most.", lambda: float(pool.sizing.budget_bytes))
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, text
 from contracts.wire import decode_any, encode
 from controlplane import schema
 from controlplane.audit_migration import chain_audit
-from controlplane.dialects import drop_columns, in_byte_order, unhurried
+from controlplane.dialects import disable_statement_timeout, drop_columns, ensure_c_collation
 
 _VERSION_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS schema_version (number INTEGER PRIMARY KEY, name VARCHAR(64) NOT NULL)"
@@ -213,10 +213,10 @@ def migrate(engine: Engine, steps: Sequence[Migration] = STEPS) -> None:
         raise NewerDatabase(f"the database is at schema {done}; this program knows {len(steps)}")
     for step in steps[done:]:
         with engine.begin() as connection:
-            unhurried(connection)
+            disable_statement_timeout(connection)
             step.apply(connection)
             connection.execute(
                 text("INSERT INTO schema_version (number, name) VALUES (:number, :name)"),
                 {"number": step.number, "name": step.name},
             )
-    in_byte_order(engine, schema.metadata.tables)
+    ensure_c_collation(engine, schema.metadata.tables)

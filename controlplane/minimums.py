@@ -6,17 +6,17 @@ from typing import Protocol
 from contracts.errors import InvalidRequest, Refused
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
-from controlplane.policy.device_share import bounded, share
+from controlplane.policy.device_share import cap_minimums, tenant_share
 from controlplane.policy.scale_settings import ScaleSettings
 
 
-class Devices(Protocol):
+class DeviceSlots(Protocol):
     """Running replicas. See `autoscaler.Actuator`."""
 
     @property
     def slots(self) -> int | None: ...
 
-    def in_use(self) -> tuple[VersionKey, ...]: ...
+    def active_versions(self) -> tuple[VersionKey, ...]: ...
 
     def live(self, key: VersionKey) -> int: ...
 
@@ -27,7 +27,7 @@ class Minimums:
     While other tenants wait for a device slot, minimums are bounded: see `policy/device_share.py`.
     """
 
-    def __init__(self, models: Callable[[], Iterable[Model]], devices: Devices, feed: FeedHub) -> None:
+    def __init__(self, models: Callable[[], Iterable[Model]], devices: DeviceSlots, feed: FeedHub) -> None:
         self._models = models
         self._devices = devices
         self._feed = feed
@@ -42,7 +42,7 @@ class Minimums:
             return 0
         return self._bounds.get(version.key, model.scale.min)
 
-    def every(self) -> list[tuple[VersionKey, int]]:
+    def list_all(self) -> list[tuple[VersionKey, int]]:
         """Return all minimums that hold, unbounded, those of the oldest models first."""
         models = [each for each in self._models() if each.scale.min]
         return [
@@ -53,7 +53,7 @@ class Minimums:
             if _holds(model, version)
         ]
 
-    def bound(self, waiting: Collection[str]) -> None:
+    def apply_bounds(self, waiting: Collection[str]) -> None:
         """Bound each tenant's minimums to its share while another one of `waiting` waits for a device slot."""
         self._bounds = {}
         slots = self._devices.slots
@@ -61,20 +61,20 @@ class Minimums:
             return
         weights = self._weights(waiting)
         minimums: dict[str, list[tuple[VersionKey, int]]] = {}
-        for key, least in self.every():
+        for key, least in self.list_all():
             minimums.setdefault(key.tenant, []).append((key, least))
         for tenant, own in minimums.items():
             if any(each != tenant for each in waiting):
                 competing = weights | {tenant: self._feed.weight(tenant)}
-                self._bounds |= bounded(share(slots, competing, tenant), own)
+                self._bounds |= cap_minimums(tenant_share(slots, competing, tenant), own)
 
     def is_below_share(self, tenant: str) -> bool:
         """Return whether the tenant has fewer replicas than its share of the device slots."""
         slots = self._devices.slots
         if slots is None:
             return True
-        held = sum(self._devices.live(key) for key in self._devices.in_use() if key.tenant == tenant)
-        return held < share(slots, self._weights({tenant}), tenant)
+        held = sum(self._devices.live(key) for key in self._devices.active_versions() if key.tenant == tenant)
+        return held < tenant_share(slots, self._weights({tenant}), tenant)
 
     def check(self, model: Model, scale: ScaleSettings) -> None:
         """Raise Refused(InvalidRequest) if `scale` raises the minimum above the tenant's share of the device slots."""
@@ -82,8 +82,8 @@ class Minimums:
         if slots is None or scale.min <= model.scale.min:
             return
         tenant, named = model.tenant, max(1, len(model.named))
-        own_share = share(slots, self._weights({tenant}), tenant)
-        others = sum(least for key, least in self.every() if key.tenant == tenant and key.model != model.model)
+        own_share = tenant_share(slots, self._weights({tenant}), tenant)
+        others = sum(least for key, least in self.list_all() if key.tenant == tenant and key.model != model.model)
         if scale.min * named + others <= own_share:
             return
         most = max(0, own_share - others) // named
@@ -96,7 +96,7 @@ class Minimums:
 
     def _weights(self, tenants: Collection[str]) -> dict[str, int]:
         """Return the weights of these tenants and of all that have a process or a start."""
-        competing = {key.tenant for key in self._devices.in_use()}.union(tenants)
+        competing = {key.tenant for key in self._devices.active_versions()}.union(tenants)
         return {tenant: self._feed.weight(tenant) for tenant in competing}
 
 

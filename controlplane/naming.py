@@ -17,7 +17,7 @@ def check_digest(version: str) -> None:
         raise Refused(InvalidRequest("version", repr(version[:80]), f"must be {DIGEST_HEX} hex digits"))
 
 
-def resolve(model: Model, prefix: str) -> Version:
+def find_version(model: Model, prefix: str) -> Version:
     """The model's version. Raises Refused: NotFound, InvalidRequest (it is too short, or fits two)."""
     if len(prefix) < MIN_PREFIX:
         raise Refused(InvalidRequest("version", repr(prefix), f"must have {MIN_PREFIX} or more hex digits"))
@@ -29,9 +29,9 @@ def resolve(model: Model, prefix: str) -> Version:
     return fitting[0]
 
 
-def servable(model: Model, prefix: str) -> Version:
-    """One that may be named. Raises Refused: as `resolve`, Conflict (it is faulty or deleted)."""
-    version = resolve(model, prefix)
+def find_servable(model: Model, prefix: str) -> Version:
+    """One that may be named. Raises Refused: as `find_version`, Conflict (it is faulty or deleted)."""
+    version = find_version(model, prefix)
     what = f"version {version.registration.version[:12]}"
     if version.is_deleted:
         raise Refused(Conflict(what, "it was deleted: push it again"))

@@ -22,10 +22,10 @@ _ESCAPED: Final = b"\\u0000"
 _ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
-def refusing_nul(app: ASGIApp) -> ASGIApp:
+def reject_nul(app: ASGIApp) -> ASGIApp:
     """Wrap an application: a path or query with a NUL is answered 400 `invalid_request`."""
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+    async def reject_or_pass(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             query = scope["query_string"]
             for field, has_nul in (("path", "\0" in scope["path"]), ("query", b"%00" in query or b"\0" in query)):
@@ -34,10 +34,10 @@ def refusing_nul(app: ASGIApp) -> ASGIApp:
                     return
         await app(scope, receive, send)
 
-    return guarded
+    return reject_or_pass
 
 
-def without_nul(word: str) -> str:
+def replace_nul(word: str) -> str:
     """Return the word with U+FFFD for each NUL."""
     return word.replace("\0", "\ufffd")
 

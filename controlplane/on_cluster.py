@@ -13,26 +13,26 @@ from controlplane.answers import ModelStatus, ProcessStatus, Status
 from controlplane.changing import Changes
 from controlplane.clock import Clock
 from controlplane.cluster_settings import SCALING, ClusterSettings
-from controlplane.installation import Installation
-from controlplane.jobs import jobs_beside
-from controlplane.meters import show_pending
-from controlplane.outcomes import Outcomes
+from controlplane.installation import ControlPlaneServices
+from controlplane.jobs import build_zygote_push_jobs
+from controlplane.meters import register_pending_metric
+from controlplane.outcomes import StartOutcomes
 from controlplane.policy.knative_service import namespace_of
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.running import Running
+from controlplane.running import ReplicaBackend
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError
-from controlplane.scaling.knative.declarations import Declarations
-from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
-from controlplane.scaling.knative.plane import Plane
+from controlplane.scaling.knative.declarations import CustomResourceController
+from controlplane.scaling.knative.declared_stores import ModelResourceStore, TenantResourceStore
+from controlplane.scaling.knative.plane import KnativeController
 from controlplane.scaling.knative.pods import PodTable
-from controlplane.scaling.knative.pool_calls import PodCalls
-from controlplane.scaling.knative.pools import Pools
+from controlplane.scaling.knative.pool_calls import PodClient
+from controlplane.scaling.knative.pools import PoolController
 from controlplane.scaling.knative.role_label import RoleLabel
-from controlplane.scaling.knative.wanted import Rendering
+from controlplane.scaling.knative.wanted import ServiceRenderer
 from controlplane.status import pending_replicas, pod_pools
 from service.first import first
-from service.way import Ways
-from telemetry.policy.instruments import Kind, by
+from service.way import ConnectorFactory
+from telemetry.policy.instruments import MetricKind, by
 
 if TYPE_CHECKING:
     from controlplane.scaling.knative.client import KubernetesCluster
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REASONS: Final = ("Busy", "Conflict", "Denied", "Differs", "Foreign", "Invalid", "Missing", "Unreachable")
-BEHIND: Final = ("failed", "refused", "starting", "unreadable", "waiting")
+BEHIND_REASONS: Final = ("failed", "refused", "starting", "unreadable", "waiting")
 STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
 
 
 @asynccontextmanager
-async def connected(settings: ClusterSettings, clock: Clock) -> "AsyncIterator[KubernetesCluster]":
+async def connect_cluster(settings: ClusterSettings, clock: Clock) -> "AsyncIterator[KubernetesCluster]":
     """The cluster, until the block is left; whether it answers is not asked. Raises BadSetting."""
     try:
         from controlplane.scaling.knative import client  # an extra, which no other installation has to have
     except ImportError as error:
         raise BadSetting(SCALING, "knative", "needs the extra `cluster`") from error
-    load = client.in_cluster() if settings.kubeconfig is None else client.kubeconfig(settings.kubeconfig)
-    async with AsyncExitStack() as ladder:
+    load = client.service_account_loader() if settings.kubeconfig is None else client.kubeconfig(settings.kubeconfig)
+    async with AsyncExitStack() as stack:
         try:
-            cluster = await ladder.enter_async_context(client.opened(load, clock))
+            cluster = await stack.enter_async_context(client.open_cluster(load, clock))
         except ClusterError as error:
-            raise BadSetting(SCALING, "knative", f"no cluster to speak to: {error.trouble.message}") from error
+            raise BadSetting(SCALING, "knative", f"no cluster to speak to: {error.api_failure.message}") from error
         yield cluster
 
 
@@ -66,63 +66,72 @@ def role_label(settings: ClusterSettings, cluster: "KubernetesCluster", clock: C
 
 
 async def on_cluster(
-    ladder: AsyncExitStack,
-    inst: Installation,
+    stack: AsyncExitStack,
+    services: ControlPlaneServices,
     settings: ClusterSettings,
     api: ClusterApi,
-    ways: Ways,
+    connector_factory: ConnectorFactory,
     stop: asyncio.Event,
-) -> Running:
+) -> ReplicaBackend:
     """Put the cluster's parts together. On return the feed has what runs already, unless `stop` is set."""
-    jobs = await jobs_beside(ladder, inst)
-    pods = PodTable(inst.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.own_devices)
-    page = inst.telemetry.page
+    jobs = await build_zygote_push_jobs(stack, services)
+    pods = PodTable(
+        services.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.unpooled_devices
+    )
+    page = services.telemetry.page
     page.read(
-        "kelvin_replicas", "Pods by state.", Kind.GAUGE, ("state",),
+        "kelvin_replicas", "Pods by state.", MetricKind.GAUGE, ("state",),
         lambda: by((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
     )  # fmt: skip
-    outcomes = Outcomes(inst.registry, inst.feed, inst.tasks)
-    rendering = Rendering(settings.pods, settings.namespace, inst.settings.kv_bytes, settings.own_devices)
-    pools = Pools(
-        api, settings.pools, settings.pods, inst.settings.kv_bytes, PodCalls(ways),
-        inst.registry, inst.feed, outcomes, pods, inst.clock, inst.tasks,
+    outcomes = StartOutcomes(services.registry, services.feed, services.tasks)
+    rendering = ServiceRenderer(
+        settings.pods, settings.namespace, services.settings.kv_bytes, settings.unpooled_devices
+    )
+    pools = PoolController(
+        api, settings.pools, settings.pods, services.settings.kv_bytes, PodClient(connector_factory),
+        services.registry, services.feed, outcomes, pods, services.clock, services.tasks,
     )  # fmt: skip
-    page.read("kelvin_pool_pods", "Pods that wait or serve, by state.", Kind.GAUGE, ("pool", "state"), pools.counts)
+    page.read(
+        "kelvin_pool_pods", "Pods that wait or serve, by state.", MetricKind.GAUGE, ("pool", "state"), pools.counts
+    )
 
     def has_no_minimum(tenant: str) -> bool:
-        return inst.feed.is_suspended(tenant) or inst.feed.is_spent(tenant)
+        return services.feed.is_suspended(tenant) or services.feed.is_spent(tenant)
 
-    plane = Plane(
-        api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, has_no_minimum, pools,
+    plane = KnativeController(
+        api, services.registry, services.feed, outcomes, pods, rendering, services.clock, has_no_minimum, pools,
         settings.overlap_s,
     )  # fmt: skip
-    show_pending(
+    register_pending_metric(
         page,
-        lambda: {(row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.nodes.pending()},
+        lambda: {
+            (row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.node_forecasts.pending()
+        },
     )
     page.read(
-        "kelvin_cluster_refused_objects", "What the cluster does not take or keep as it is wanted.", Kind.GAUGE,
+        "kelvin_cluster_refused_objects", "What the cluster does not take or keep as it is wanted.", MetricKind.GAUGE,
         ("reason",), lambda: by((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
     )  # fmt: skip
     page.read(
         "kelvin_cluster_versions_behind", "Versions that run the image, or other settings of Kelvin's own, of before.",
-        Kind.GAUGE, ("reason",),
-        lambda: by((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in BEHIND),
+        MetricKind.GAUGE, ("reason",),
+        lambda: by((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
+        BEHIND_REASONS),
     )  # fmt: skip
-    inst.registry.on_changed = plane.tick
-    inst.registry.meanwhile = plane.meanwhile
-    tenants = inst.access.tenants
-    changes = Changes(inst.registry, tenants, inst.access.keys, pods, plane, inst.clock)
-    declared = Declarations(
+    services.registry.on_changed = plane.tick
+    services.registry.meanwhile = plane.meanwhile
+    tenants = services.access.tenants
+    changes = Changes(services.registry, tenants, services.access.keys, pods, plane, services.clock)
+    declared = CustomResourceController(
         api,
-        DeclaredModels(changes),
-        DeclaredTenants(changes),
-        inst.clock,
+        ModelResourceStore(changes),
+        TenantResourceStore(changes),
+        services.clock,
         lambda tenant: namespace_of(tenant, settings.pods),
         settings.namespace,
     )
-    inst.tasks.start_loop("cluster", plane.run)
-    inst.tasks.start_loop("declarations", declared.run)
+    services.tasks.start_loop("cluster", plane.run)
+    services.tasks.start_loop("declarations", declared.run)
     await first(plane.synced.wait(), stop.wait())
 
     async def ready() -> bool:
@@ -130,16 +139,18 @@ async def on_cluster(
 
     async def status(models: tuple[ModelStatus, ...]) -> Status:
         here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
-        now_s = inst.clock.wall_s()
-        pending = tuple(pending_replicas(row, now_s) for row in plane.nodes.pending())
+        now_s = services.clock.wall_s()
+        pending = tuple(pending_replicas(row, now_s) for row in plane.node_forecasts.pending())
         return Status(
             processes=(here,), cache=None, device=None, models=models, pending=pending, pools=pod_pools(pools.counts())
         )
 
-    router = cluster_api.router(inst.telemetry)
+    router = cluster_api.router(services.telemetry)
     # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.
-    return Running(pods, outcomes, plane, jobs, ready, status, _unheard, None, (router,), plane.obstacle)
+    return ReplicaBackend(
+        pods, outcomes, plane, jobs, ready, status, _ignore_requests, None, (router,), plane.find_start_obstacle
+    )
 
 
-def _unheard(records: tuple[RequestRecord, ...]) -> None:
+def _ignore_requests(records: tuple[RequestRecord, ...]) -> None:
     """Do nothing: on a cluster no time to the first token is foretold, so none is learned."""

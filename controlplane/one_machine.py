@@ -5,22 +5,22 @@ from functools import partial
 
 from controlplane import machine_api
 from controlplane.autoscaler import Autoscaler
-from controlplane.economy import Economy
-from controlplane.forecasts import Forecasts
-from controlplane.installation import Installation
+from controlplane.economy import WarmthCost
+from controlplane.forecasts import StartForecaster
+from controlplane.installation import ControlPlaneServices
 from controlplane.jobs import job_desk
-from controlplane.machine_api import Shown
-from controlplane.meters import RestoreMeters, show_pending, show_pool
-from controlplane.outcomes import Outcomes
-from controlplane.peers import Peers
-from controlplane.policy.pending import ANY
+from controlplane.machine_api import MachineServices
+from controlplane.meters import RestoreMetrics, register_pending_metric, register_pool_metrics
+from controlplane.outcomes import StartOutcomes
+from controlplane.peers import SiblingProcesses
+from controlplane.policy.pending import ANY_ZONE
 from controlplane.policy.start_problem import no_room
 from controlplane.prefetch import Prefetcher
 from controlplane.replacement import DamageLoop, ReplicaReplacement
 from controlplane.replicas import ReplicaTable
-from controlplane.running import Running
+from controlplane.running import ReplicaBackend
 from controlplane.scaling.adopt import Adopter
-from controlplane.scaling.device import Device
+from controlplane.scaling.device import CpuShare
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
@@ -28,41 +28,47 @@ from controlplane.scaling.pool import StandbyPool
 from service.zygote import ZygoteClient
 
 
-async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
+async def one_machine(stack: AsyncExitStack, services: ControlPlaneServices) -> ReplicaBackend:
     """Put the control plane of one machine together. On return living replicas are adopted and in the feed."""
-    settings, clock, registry, feed, tasks = inst.settings, inst.clock, inst.registry, inst.feed, inst.tasks
-    directory, telemetry = inst.directory, inst.telemetry
+    settings, clock, registry, feed, tasks = (
+        services.settings,
+        services.clock,
+        services.registry,
+        services.feed,
+        services.tasks,
+    )
+    directory, telemetry = services.directory, services.telemetry
     zygote = ZygoteClient(directory)
-    peers = Peers(directory, zygote, filters=settings.filters)
-    ladder.push_async_callback(peers.close)
-    device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
+    peers = SiblingProcesses(directory, zygote, filters=settings.filters)
+    stack.push_async_callback(peers.close)
+    device = CpuShare(settings.cores, settings.threads_cap, settings.kv_bytes)
     table = ReplicaTable(settings.device_slots)
 
     fleet = Fleet(directory, zygote, table, clock, tasks)
-    ladder.push_async_callback(fleet.close)
-    await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+    stack.push_async_callback(fleet.close)
+    await stack.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
     pool = StandbyPool(fleet, settings.sizing, Footprints(fleet, lambda: zygote.pid), settings.cores)
-    show_pool(telemetry.page, pool)
+    register_pool_metrics(telemetry.page, pool)
     actuator = LocalActuator(fleet, pool, feed, device, settings.drain_s, settings.term_s)
-    forecasts = Forecasts(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
-    economy = Economy(
-        inst.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
+    forecasts = StartForecaster(registry.find, peers.whereabouts, feed, clock, tasks, telemetry.page)
+    economy = WarmthCost(
+        services.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
     )
-    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy.steps, feed)
-    show_pending(telemetry.page, lambda: {(pool.state().device, ANY, "no"): autoscaler.pending})
-    outcomes = Outcomes(registry, feed, tasks)
-    autoscaler.on_room_changed = partial(outcomes.room_changed, no_room(table.slots))
-    actuator.listen(autoscaler)
-    actuator.listen(outcomes)
-    actuator.listen(RestoreMeters(telemetry, table))
-    actuator.listen(forecasts)
+    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy.level_changes, feed)
+    register_pending_metric(telemetry.page, lambda: {(pool.state().device, ANY_ZONE, "no"): autoscaler.pending})
+    outcomes = StartOutcomes(registry, feed, tasks)
+    autoscaler.on_slot_shortage_changed = partial(outcomes.set_slot_shortage, no_room(table.slots))
+    actuator.add_listener(autoscaler)
+    actuator.add_listener(outcomes)
+    actuator.add_listener(RestoreMetrics(telemetry, table))
+    actuator.add_listener(forecasts)
     replacement = ReplicaReplacement(fleet, actuator)
-    actuator.listen(replacement)
-    actuator.on_start(forecasts.starting)
-    actuator.on_room(autoscaler.room)
+    actuator.add_listener(replacement)
+    actuator.add_start_listener(forecasts.on_start_accepted)
+    actuator.on_slot_freed(autoscaler.assign_free_slots)
     prefetcher = Prefetcher(peers.prefetch, tasks)
-    registry.on_named = prefetcher.named
-    autoscaler.on_placing = actuator.on_placing = prefetcher.placing
+    registry.on_alias_moved = prefetcher.named
+    autoscaler.on_start_waiting = actuator.on_start_waiting = prefetcher.on_start_waiting
     damages = DamageLoop(peers.damaged_pids, fleet, actuator, telemetry.page)
     adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
     await adopter.sweep()
@@ -72,16 +78,16 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     tasks.start_loop("autoscaler", autoscaler.run)
     tasks.start_loop("damages", damages.run)
 
-    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, replacement)
-    return Running(
+    shown = MachineServices(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, replacement)
+    return ReplicaBackend(
         replicas=table,
         outcomes=outcomes,
         decider=autoscaler,
         jobs=job_desk(fleet, pool, feed),
         ready=peers.zygote_answers,
         status=partial(machine_api.machine_status, shown),
-        answered=forecasts.answered,
-        alive=lambda: [replica.runtime_id for replica in table],
-        routers=(machine_api.router(shown, inst.trail, telemetry),),
-        obstacle=None,
+        record_answers=forecasts.record_answers,
+        find_live_replicas=lambda: [replica.runtime_id for replica in table],
+        routers=(machine_api.router(shown, services.trail, telemetry),),
+        find_start_obstacle=None,
     )

@@ -11,34 +11,34 @@ from typing import Final
 
 from contracts.control import Feed, StartProblem, StartProblemRow
 from contracts.errors import Failure
-from contracts.timeline import Span
+from contracts.timeline import StageSpan
 from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord
 from controlplane.answers import ReplicaDeath
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
-from controlplane.policy.lifecycle import VersionEvent, speaks_of_bytes
+from controlplane.policy.lifecycle import VersionEvent, is_version_fault
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.rollout import ImageBehind
-from controlplane.policy.start_problem import crash_loop, problem_of
+from controlplane.policy.start_problem import crash_loop, problem_from_failure
 from controlplane.registry import Registry
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-MAX_AWAITED: Final = 64  # lifetime records of unexpected deaths that are awaited at once
+MAX_AWAITED_EXIT_RECORDS: Final = 64  # lifetime records of unexpected deaths that are awaited at once
 
 
 @dataclass(frozen=True, slots=True)
 class LastRestore:
     """How the last attempt of a version went. `failure` is its code and sentence, None where it succeeded."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
     failure: tuple[str, str] | None
 
 
-class Outcomes:
+class StartOutcomes:
     """Listens to the actuator. What is known of deleted versions goes when another one is tried."""
 
     def __init__(self, registry: Registry, feed: FeedHub, tasks: Tasks) -> None:
@@ -49,13 +49,13 @@ class Outcomes:
         self.behind: Mapping[VersionKey, ImageBehind] = {}  # versions of a cluster that run the image of before
         self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
         # Runtimes that ended unexpectedly and have no lifetime record yet.
-        self._awaited: deque[str] = deque(maxlen=MAX_AWAITED)
+        self._awaited_exit_records: deque[str] = deque(maxlen=MAX_AWAITED_EXIT_RECORDS)
         self._deaths: dict[VersionKey, ReplicaDeath] = {}
 
     def __repr__(self) -> str:
-        return f"<Outcomes versions={len(self._last)}>"
+        return f"<StartOutcomes versions={len(self._last)}>"
 
-    def last(self, key: VersionKey) -> LastRestore | None:
+    def last_attempt(self, key: VersionKey) -> LastRestore | None:
         """None where this control plane has seen no attempt."""
         return self._last.get(key)
 
@@ -81,61 +81,61 @@ class Outcomes:
         if known is not None and reason in (None, known.reason):
             self._feed.publish(Feed(removed_start_problems=((key.tenant, key.model, key.version),)))
 
-    def room_changed(self, problem: StartProblem, key: VersionKey, is_lacking: bool) -> None:
+    def set_slot_shortage(self, problem: StartProblem, key: VersionKey, is_short_of_slots: bool) -> None:
         """Set `problem`, which says that there is no room for the version, or clear it."""
-        if is_lacking:
+        if is_short_of_slots:
             self.set_problem(key, problem)
         else:
             self.clear_problem(key, problem.reason)
 
-    def exited(self, records: Iterable[LifetimeRecord]) -> None:
+    def record_exits(self, records: Iterable[LifetimeRecord]) -> None:
         """Take in how processes ended. The problem of a crash loop names the last exit status."""
         for record in records:
             if record.tenant is None or record.model is None or record.version is None:
                 continue
             key = VersionKey(record.tenant, record.model, record.version)
-            if record.runtime_id in self._awaited:
-                self._awaited.remove(record.runtime_id)
+            if record.runtime_id in self._awaited_exit_records:
+                self._awaited_exit_records.remove(record.runtime_id)
                 at_s = record.died_at_us // 1_000_000
                 self._deaths[key] = ReplicaDeath(record.runtime_id, at_s, record.exit_status)
             if not record.exit_status:
                 continue
             known = self.problem(key)
             if known is not None and known.reason == "crash_loop":
-                self.set_problem(key, problem_of(crash_loop(record.exit_status)))
+                self.set_problem(key, problem_from_failure(crash_loop(record.exit_status)))
             if key in self._last:
                 self._exits[key] = record.exit_status
 
     def ready(self, replica: Replica) -> None:
         """Record a restore that succeeded: the version's bytes are good."""
         assert replica.key is not None
-        self._tried(replica.key, LastRestore(replica.restore, None))
+        self._record_attempt(replica.key, LastRestore(replica.restore, None))
         self._exits.pop(replica.key, None)
         self.clear_problem(replica.key)
-        self._note(replica.key, VersionEvent.RESTORED, None)
+        self._record_version_event(replica.key, VersionEvent.RESTORED, None)
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
         """Record a restore that failed. The version is faulty only if the failure is about its bytes."""
-        self._tried(key, LastRestore((), (failure.code, failure.message)))
-        problem = problem_of(failure)
+        self._record_attempt(key, LastRestore((), (failure.code, failure.message)))
+        problem = problem_from_failure(failure)
         if problem.reason == "crash_loop" and problem.exit_status is None:
-            problem = problem_of(crash_loop(self._exits.get(key)))
+            problem = problem_from_failure(crash_loop(self._exits.get(key)))
         self.set_problem(key, problem)
-        if speaks_of_bytes(failure.code):
-            self._note(key, VersionEvent.FOUND_BROKEN, failure.code)
+        if is_version_fault(failure.code):
+            self._record_version_event(key, VersionEvent.FOUND_BROKEN, failure.code)
 
     def lost(self, replica: Replica) -> None:
         """Await the record of its end if the replica ended unexpectedly. A death says nothing about the version."""
         if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING):
-            self._awaited.append(replica.runtime_id)
+            self._awaited_exit_records.append(replica.runtime_id)
 
-    def _tried(self, key: VersionKey, last: LastRestore) -> None:
+    def _record_attempt(self, key: VersionKey, last_attempt: LastRestore) -> None:
         if key not in self._last:
             for gone in [each for each in {*self._last, *self._deaths} if self._registry.find(each) is None]:
                 self._last.pop(gone, None)
                 self._exits.pop(gone, None)
                 self._deaths.pop(gone, None)
-        self._last[key] = last
+        self._last[key] = last_attempt
 
-    def _note(self, key: VersionKey, event: VersionEvent, fault: str | None) -> None:
+    def _record_version_event(self, key: VersionKey, event: VersionEvent, fault: str | None) -> None:
         self._tasks.start(self._registry.note(key, event, fault), f"note {event} of {key}")

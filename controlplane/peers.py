@@ -10,13 +10,13 @@ import aiohttp
 import msgspec
 
 from contracts.errors import NotFound, Refused, Unavailable
-from contracts.filters import SOCKET as FILTERS
-from contracts.forecast import Whereabouts
+from contracts.filters import FILTERS_SOCKET as FILTERS
+from contracts.forecast import TierPlacement
 from contracts.wire import Wire, decode, encode
 from controlplane import dependencies
 from controlplane.answers import CacheCheck, CacheStatus, DiskStatus, ProcessStatus
 from controlplane.facts import VersionKey
-from controlplane.prefetch import Wish
+from controlplane.prefetch import PrefetchRequest
 from service.born import socket_name
 from service.client import ServiceClient
 from service.exits import REPLICAS, ProcessExits, read_exits
@@ -25,9 +25,9 @@ from service.zygote import ZygoteClient
 
 log = logging.getLogger(__name__)
 
-ASK_S: Final = dependencies.SIBLINGS.timeout_s
-EVICT_S: Final = dependencies.EVICTION.timeout_s
-CHECK_S: Final = dependencies.EXAMINATION.timeout_s
+SIBLING_LIMIT_S: Final = dependencies.SIBLINGS.timeout_s
+EVICTION_LIMIT_S: Final = dependencies.EVICTION.timeout_s
+CHECK_LIMIT_S: Final = dependencies.EXAMINATION.timeout_s
 CACHE: Final = "cache"
 _SOCKETS: Final = {"activator": "activator.sock", CACHE: "cache.sock", "snapshotter": "snapshotter.sock"}
 
@@ -47,16 +47,16 @@ def own_eviction(tenant: str, evict: Evict) -> Evict:
     return Evict(tier=evict.tier, version=evict.version, tenant=tenant)
 
 
-class _Damaged(msgspec.Struct):
+class _DamagedChunk(msgspec.Struct):
     """The part of a row that counts here."""
 
     pids: frozenset[int]
 
 
-class _Damages(msgspec.Struct):
+class _DamageReport(msgspec.Struct):
     """What the cache says of wrong memory."""
 
-    damaged: tuple[_Damaged, ...]
+    damaged: tuple[_DamagedChunk, ...]
 
 
 def _with_exits(status: ProcessStatus, exits: ProcessExits | None) -> ProcessStatus:
@@ -65,7 +65,7 @@ def _with_exits(status: ProcessStatus, exits: ProcessExits | None) -> ProcessSta
     return msgspec.structs.replace(status, exits=exits.count, last_exit_at_s=exits.last_at_s, last_exit=exits.last)
 
 
-class Peers:
+class SiblingProcesses:
     """Clients to the siblings. Close it where you opened it."""
 
     def __init__(self, directory: SocketDirectory, zygote: ZygoteClient, *, filters: bool = False) -> None:
@@ -75,7 +75,7 @@ class Peers:
         self._clients = {name: ServiceClient(directory, socket, name) for name, socket in sockets.items()}
 
     def __repr__(self) -> str:
-        return f"<Peers {sorted(self._clients)}>"
+        return f"<SiblingProcesses {sorted(self._clients)}>"
 
     @property
     def names(self) -> frozenset[str]:
@@ -115,26 +115,26 @@ class Peers:
     async def zygote_answers(self) -> bool:
         """Whether the zygote answers, so that new standbys can be born."""
         try:
-            await self._zygote.ping(ASK_S)
+            await self._zygote.ping(SIBLING_LIMIT_S)
         except Refused:
             return False
         return True
 
     async def cache_state(self) -> bytes:
         """The cache agent's own answer, JSON. Raises Refused."""
-        return await self._cache_state(EVICT_S)
+        return await self._cache_state(EVICTION_LIMIT_S)
 
     async def try_cache_status(self) -> CacheStatus | None:
         """What it found faulty; None where it does not answer."""
         try:
-            return decode(await self._cache_state(ASK_S), CacheStatus, what="state of the weight cache")
+            return decode(await self._cache_state(SIBLING_LIMIT_S), CacheStatus, what="state of the weight cache")
         except Refused:
             return None
 
-    async def whereabouts(self, key: VersionKey) -> Whereabouts:
+    async def whereabouts(self, key: VersionKey) -> TierPlacement:
         """In which tiers the version's bytes are. Raises Refused."""
         path = f"/v1/whereabouts?tenant={key.tenant}&version={key.version}"
-        return await self._clients[CACHE].call("GET", path, Whereabouts, timeout_s=ASK_S)
+        return await self._clients[CACHE].call("GET", path, TierPlacement, timeout_s=SIBLING_LIMIT_S)
 
     async def _cache_state(self, timeout_s: float) -> bytes:
         try:
@@ -145,12 +145,14 @@ class Peers:
 
     async def damaged_pids(self) -> frozenset[int]:
         """Processes that have memory mapped which the weight cache found wrong. Raises Refused."""
-        found = (await self._clients[CACHE].call("GET", "/v1/damages", _Damages, timeout_s=ASK_S)).damaged
+        found = (
+            await self._clients[CACHE].call("GET", "/v1/damages", _DamageReport, timeout_s=SIBLING_LIMIT_S)
+        ).damaged
         return frozenset[int]().union(*(row.pids for row in found))
 
     async def check_cache(self) -> CacheCheck:
         """Have the weight cache hash all that it keeps. Raises Refused."""
-        return await self._clients[CACHE].call("POST", "/v1/check", CacheCheck, timeout_s=CHECK_S)
+        return await self._clients[CACHE].call("POST", "/v1/check", CacheCheck, timeout_s=CHECK_LIMIT_S)
 
     async def metrics(self, runtimes: Iterable[str]) -> dict[str, str | None]:
         """The page of each sibling by its name, and of these runtimes by their ids; None of who does not answer."""
@@ -167,19 +169,21 @@ class Peers:
 
     async def _page(self, client: ServiceClient) -> str | None:
         try:
-            async with client.open("GET", "/metrics", timeout_s=ASK_S) as answer:
+            async with client.open("GET", "/metrics", timeout_s=SIBLING_LIMIT_S) as answer:
                 return (await answer.read()).decode()
         except (Refused, aiohttp.ClientError, TimeoutError, OSError):
             return None
 
     async def evict(self, evict: Evict) -> None:
         """Drop a tenant's bytes from a tier. Raises Refused: a conflict where they are leased."""
-        async with self._clients[CACHE].open("POST", "/v1/evict", payload=encode(evict), timeout_s=EVICT_S):
+        async with self._clients[CACHE].open("POST", "/v1/evict", payload=encode(evict), timeout_s=EVICTION_LIMIT_S):
             pass
 
-    async def prefetch(self, wish: Wish) -> None:
+    async def prefetch(self, request: PrefetchRequest) -> None:
         """Have the weight cache bring a version ahead; it has begun when this returns. Raises Refused."""
-        async with self._clients[CACHE].open("POST", "/v1/prefetch", payload=encode(wish), timeout_s=ASK_S):
+        async with self._clients[CACHE].open(
+            "POST", "/v1/prefetch", payload=encode(request), timeout_s=SIBLING_LIMIT_S
+        ):
             pass
 
     async def close(self) -> None:
@@ -188,12 +192,12 @@ class Peers:
             await client.close()
 
     async def _status(self, name: str) -> ProcessStatus:
-        healthy, ready = await asyncio.gather(self._answers(name, "/healthz"), self._answers(name, "/readyz"))
+        healthy, ready = await asyncio.gather(self._is_answering(name, "/healthz"), self._is_answering(name, "/readyz"))
         return ProcessStatus(name=name, healthy=healthy, ready=ready)
 
-    async def _answers(self, name: str, path: str) -> bool:
+    async def _is_answering(self, name: str, path: str) -> bool:
         try:
-            async with self._clients[name].open("GET", path, timeout_s=ASK_S):
+            async with self._clients[name].open("GET", path, timeout_s=SIBLING_LIMIT_S):
                 return True
         except Refused:
             return False

@@ -18,18 +18,18 @@ from contracts.settings import BadSetting
 from controlplane import ledger_schema, schema
 from controlplane.arrivals import insert_rows
 from controlplane.backups import DATABASE, FILES
-from controlplane.dialects import unhurried
+from controlplane.dialects import disable_statement_timeout
 from controlplane.ledger_migrations import NewerLedger, ensure_ledger
 from controlplane.migrations import NewerDatabase, migrate
-from controlplane.postgres_place import PostgresPlace
-from controlplane.store import disposing, reading_engine, streamed
+from controlplane.postgres_place import PostgresUrl
+from controlplane.store import disposing, reading_engine, stream_rows
 from service.whole_file import sync
 
 STAGING: Final = ".restore"
-MARK: Final = "restoring"  # `kelvin/supervisor/up.py` knows it, too
-_DATABASE: Final = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
-_OURS: Final = frozenset({STAGING, MARK, "lock"})
-_FOREIGN: Final = "lost+found"  # of a file system whose root the data directory is
+IN_PROGRESS_FILE: Final = "restoring"  # `kelvin/supervisor/up.py` knows it, too
+_DATABASE_FILES: Final = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
+_IGNORED_NAMES: Final = frozenset({STAGING, IN_PROGRESS_FILE, "lock"})
+_LOST_AND_FOUND: Final = "lost+found"  # of a file system whose root the data directory is
 TABLES: Final = (*schema.metadata.sorted_tables, *ledger_schema.metadata.sorted_tables)
 _ROWS: Final = 2_000  # at a time
 
@@ -49,7 +49,7 @@ def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...],
     call was cut, and what lies there is half of each: it may be replaced.
     """
     check_data(data, replace=replace)
-    mark = data / MARK
+    mark = data / IN_PROGRESS_FILE
     _check_closed(staging)
     for path in (staging / DATABASE, *(staging / name for name in FILES)):
         if path.exists():
@@ -72,14 +72,14 @@ def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...],
 
 def check_data(data: Path, *, replace: bool) -> None:
     """Raise NotEmpty if something is in the data directory that may not be replaced."""
-    there = sorted({entry.name for entry in data.iterdir()} - _OURS - {_FOREIGN})
-    if there and not replace and not (data / MARK).exists():
+    there = sorted({entry.name for entry in data.iterdir()} - _IGNORED_NAMES - {_LOST_AND_FOUND})
+    if there and not replace and not (data / IN_PROGRESS_FILE).exists():
         raise NotEmpty(f"{data} is not empty ({', '.join(there[:5])}): restore into another one, or say --replace")
 
 
 def _move_aside(data: Path) -> Path | None:
     """A database's log must never meet another database: all of what a backup can hold goes."""
-    there = [name for name in (*_DATABASE, *FILES) if (data / name).exists()]
+    there = [name for name in (*_DATABASE_FILES, *FILES) if (data / name).exists()]
     if not there:
         return None
     aside = data / f"replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
@@ -93,7 +93,7 @@ def _move_aside(data: Path) -> Path | None:
     return aside
 
 
-def check_empty(database: Path | PostgresPlace) -> None:
+def check_empty(database: Path | PostgresUrl) -> None:
     """Raise NotEmpty if something is in the database. Nothing is made there: a name that was mistyped may be somebody
     else's database. Raises CannotRestore if it can't be read.
     """
@@ -102,11 +102,15 @@ def check_empty(database: Path | PostgresPlace) -> None:
             if path.exists() and path.stat().st_size:
                 raise NotEmpty(f"{path} is there, and not empty: name another file")
         return
-    with _naming(str(database)), disposing(reading_engine(database)) as engine, engine.connect() as connection:
+    with (
+        _translate_errors(str(database)),
+        disposing(reading_engine(database)) as engine,
+        engine.connect() as connection,
+    ):
         _check_no_rows(connection, database)
 
 
-def place_file(staging: Path, database: Path) -> None:
+def install_database_file(staging: Path, database: Path) -> None:
     """Give the restored file that name, on the same disk. Raises NotEmpty, OSError."""
     _check_closed(staging)
     check_empty(database)
@@ -115,13 +119,13 @@ def place_file(staging: Path, database: Path) -> None:
     sync(database.parent)
 
 
-def fill(restored: Engine, database: PostgresPlace) -> None:
+def copy_into_postgres(restored: Engine, database: PostgresUrl) -> None:
     """Copy every row of the restored file into the PostgreSQL, in one transaction, which ends only when each was
     compared as it lies there: cut at any point, nothing has happened. Raises NotEmpty, CannotRestore.
     """
     from controlplane.postgres import Postgres  # its driver is an extra
 
-    with _naming(str(database)), closing(Postgres(database, 1)) as target:
+    with _translate_errors(str(database)), closing(Postgres(database, 1)) as target:
         migrate(target.writing)
         ensure_ledger(target.writing)
         with restored.connect() as source:
@@ -129,12 +133,12 @@ def fill(restored: Engine, database: PostgresPlace) -> None:
 
 
 def _check_closed(staging: Path) -> None:
-    if any((staging / name).exists() for name in _DATABASE[1:]):
+    if any((staging / name).exists() for name in _DATABASE_FILES[1:]):
         raise OSError("the restored database was not closed: its log is still beside it")
 
 
 @contextmanager
-def _naming(where: str) -> Iterator[None]:
+def _translate_errors(where: str) -> Iterator[None]:
     """Translate what the database there refuses. No value of a row is in the text."""
     try:
         yield
@@ -146,7 +150,7 @@ def _naming(where: str) -> Iterator[None]:
         raise CannotRestore(f"{where}: {why}") from error
 
 
-def _check_no_rows(connection: Connection, database: PostgresPlace) -> None:
+def _check_no_rows(connection: Connection, database: PostgresUrl) -> None:
     there = set(inspect(connection).get_table_names())
     for table in TABLES:
         if table.name in there and connection.execute(select(literal(1)).select_from(table).limit(1)).first():
@@ -154,14 +158,17 @@ def _check_no_rows(connection: Connection, database: PostgresPlace) -> None:
             raise NotEmpty(f"{rule}, or drop this one and make it anew")
 
 
-def _copy(source: Connection, database: PostgresPlace, target: Connection) -> None:
-    unhurried(target)
+def _copy(source: Connection, database: PostgresUrl, target: Connection) -> None:
+    disable_statement_timeout(target)
     target.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))  # while the file is read
     _check_no_rows(target, database)  # nobody else writes there now
     # Rows whose words were let go come as they are, which is no way of adding to an audit.
     target.execute(text(f"ALTER TABLE {schema.audit.name} DISABLE TRIGGER USER"))
     for table in TABLES:
-        with _naming(str(table.name)), source.execute(select(table).execution_options(yield_per=_ROWS)) as found:
+        with (
+            _translate_errors(str(table.name)),
+            source.execute(select(table).execution_options(yield_per=_ROWS)) as found,
+        ):
             for some in found.partitions():
                 insert_rows(target, table, [tuple(row) for row in some])
     target.execute(text(f"ALTER TABLE {schema.audit.name} ENABLE TRIGGER USER"))
@@ -172,6 +179,6 @@ def _copy(source: Connection, database: PostgresPlace, target: Connection) -> No
 def _compare(source: Connection, target: Connection, table: Table) -> None:
     """Compare row by row, in the order of their keys."""
     query = select(table).order_by(*table.primary_key)
-    for one, other in zip_longest(streamed(source, query, _ROWS), streamed(target, query, _ROWS)):
+    for one, other in zip_longest(stream_rows(source, query, _ROWS), stream_rows(target, query, _ROWS)):
         if one is None or other is None or tuple(one) != tuple(other):
             raise CannotRestore(f"{table.name} came out as something else")

@@ -24,14 +24,14 @@ from sqlalchemy.exc import DBAPIError
 from contracts.settings import BadSetting
 from controlplane import dependencies, silence
 from controlplane.policy.database_faults import DatabaseFault, fault_of_sqlstate
-from controlplane.postgres_place import PostgresPlace
-from service.listener import ASK_AGAIN_S, ASK_TIMES, QUIET_S
+from controlplane.postgres_place import PostgresUrl
+from service.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OLDEST: Final = 150_000  # as libpq numbers versions: 15, the oldest that the suite runs with
+MIN_SERVER_VERSION: Final = 150_000  # as libpq numbers versions: 15, the oldest that the suite runs with
 LOCK: Final = int.from_bytes(b"kelvin", "big")  # an advisory lock is of one database
 _WAIT_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 _LOCK_MS: Final = 3000  # less than the silence after which the client gives up, so that the server can say why
@@ -43,9 +43,9 @@ _SESSION: Final = (
     f"statement_timeout={_STATEMENT_MS}",
     f"idle_in_transaction_session_timeout={_STATEMENT_MS}",
     # The server's own: a machine of ours that is gone holds the lock no longer than connections between hosts last.
-    f"tcp_keepalives_idle={QUIET_S}",
-    f"tcp_keepalives_interval={ASK_AGAIN_S}",
-    f"tcp_keepalives_count={ASK_TIMES}",
+    f"tcp_keepalives_idle={KEEPALIVE_IDLE_S}",
+    f"tcp_keepalives_interval={KEEPALIVE_INTERVAL_S}",
+    f"tcp_keepalives_count={KEEPALIVE_PROBES}",
 )
 _READ_ONLY: Final = "default_transaction_read_only=on"
 _WRITERS: Final = (
@@ -63,14 +63,14 @@ _COUNT: Final = text(
     "UPDATE writers SET commits = commits + 1 "
     "WHERE number = :number AND pg_current_xact_id_if_assigned() IS NOT NULL RETURNING commits"
 )
-LOST: Final = "the database has lost what it had committed: a failover to a standby that lagged, or a restore"
+LOST_COMMITS: Final = "the database has lost what it had committed: a failover to a standby that lagged, or a restore"
 
 
-class Held(psycopg.OperationalError):
+class WriterLockHeld(psycopg.OperationalError):
     """Another control plane writes to this database."""
 
 
-class Superseded(psycopg.OperationalError):
+class WriterFenced(psycopg.OperationalError):
     """The database and this process's memory differ, so the process has to restart."""
 
 
@@ -80,17 +80,17 @@ class Writer:
     def __init__(self) -> None:
         self.number: int | None = None
         self.commits = 0  # transactions known to be committed
-        self.superseded = False
+        self.is_fenced = False
         self._token = secrets.randbits(62)
-        self._is_unsure = False  # one more commit got no answer
-        self._may_be_behind = False  # and if it took place, memory lacks its changes
+        self._has_unanswered_commit = False  # one more commit got no answer
+        self._may_lack_changes = False  # and if it took place, memory lacks its changes
 
-    def hold(self, connection: "psycopg.Connection[Any]") -> None:
+    def acquire_lock(self, connection: "psycopg.Connection[Any]") -> None:
         """Take the lock, which this session holds until it ends. Raises Held, Superseded."""
         try:
             connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         except LockNotAvailable:
-            raise Held("another control plane writes to this database") from None
+            raise WriterLockHeld("another control plane writes to this database") from None
         connection.commit()  # this transaction began before the wait, so it would not see writes made meanwhile
         if self.number is None:
             for statement in _WRITERS:
@@ -107,16 +107,16 @@ class Writer:
             self._compare(newest)
             connection.commit()
 
-    def committed(self) -> None:
+    def record_commit(self) -> None:
         """Record an acknowledged commit."""
         self.commits += 1
 
-    def is_unsure(self, *, may_be_behind: bool) -> None:
+    def record_unanswered_commit(self, *, may_lack_changes: bool) -> None:
         """Record that it is unknown whether one more transaction was committed.
 
-        `may_be_behind`: its caller has gone and will not repeat it. If it was committed, memory lacks its changes.
+        `may_lack_changes`: its caller has gone and will not repeat it. If it was committed, memory lacks its changes.
         """
-        self._is_unsure, self._may_be_behind = True, may_be_behind
+        self._has_unanswered_commit, self._may_lack_changes = True, may_lack_changes
 
     def _compare(self, newest: tuple[Any, ...] | None) -> None:
         """Compare the newest writer in the database with this one. Raises Superseded. The session holds the lock, so no
@@ -127,23 +127,23 @@ class Writer:
         """
         number, token, commits = newest or (0, 0, 0)
         # (1)
-        if self.superseded or (self.number is not None and number > self.number):
-            self._end("another control plane has written to this database")
+        if self.is_fenced or (self.number is not None and number > self.number):
+            self._fence("another control plane has written to this database")
         # (2)
-        if self._is_unsure and token == self._token and commits == self.commits + 1:
-            if self._may_be_behind:
-                self._end("a change of which nobody was told has been committed")
+        if self._has_unanswered_commit and token == self._token and commits == self.commits + 1:
+            if self._may_lack_changes:
+                self._fence("a change of which nobody was told has been committed")
             self.commits = commits
         # (3)
         if (number, token, commits) != (self.number, self._token, self.commits):
-            self._end(LOST)
-        self._is_unsure = self._may_be_behind = False
+            self._fence(LOST_COMMITS)
+        self._has_unanswered_commit = self._may_lack_changes = False
 
-    def _end(self, why: str) -> None:
-        if not self.superseded:
+    def _fence(self, why: str) -> None:
+        if not self.is_fenced:
             log.error("this control plane ends, to begin anew with what the database holds", extra={"why": why})
-        self.superseded = True
-        raise Superseded(why)
+        self.is_fenced = True
+        raise WriterFenced(why)
 
 
 class _Session(psycopg.Connection[Any]):
@@ -153,7 +153,7 @@ class _Session(psycopg.Connection[Any]):
         """See psycopg. Closes the session and raises OperationalError if the server is silent for too long."""
         try:
             return super().wait(_checking_silence(gen), *arguments, **options)
-        except silence.Silent as error:
+        except silence.ServerSilent as error:
             with suppress(Exception):  # a server that still works releases its locks sooner
                 self.cancel_safe(timeout=silence.CANCEL_S)
             self.close()
@@ -162,7 +162,7 @@ class _Session(psycopg.Connection[Any]):
 
 def _checking_silence(gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     """Wrap psycopg's generator. Its driver sends it the socket's readiness at least ten times a second."""
-    silence.begin_wait()
+    silence.start_silence()
     try:
         wanted = next(gen)
         while True:
@@ -178,15 +178,15 @@ def _checking_silence(gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]
 class Postgres:
     """Two engines over one database: a session that writes, and some that read. Close it where you opened it."""
 
-    def __init__(self, place: PostgresPlace, readers: int) -> None:
+    def __init__(self, place: PostgresUrl, readers: int) -> None:
         """Connect. Raises DBAPIError if that fails or another control plane writes; BadSetting for a wrong server."""
         self.place = place
         self.writer = Writer()
-        self.writing = _engine(place, 1, lambda: _connect(place, *_SESSION), self.writer.hold)
+        self.writing = _engine(place, 1, lambda: _connect(place, *_SESSION), self.writer.acquire_lock)
         self.reading = _engine(place, readers, lambda: _connect(place, *_SESSION, _READ_ONLY))
         try:
             with self.writing.connect() as connection:
-                _check(connection.connection.driver_connection)
+                _check_server(connection.connection.driver_connection)
         except BaseException:
             self.close()
             raise
@@ -211,13 +211,13 @@ class Postgres:
             try:
                 transaction.commit()
             except DBAPIError as error:
-                if not has_written or not (error.connection_invalidated or _is_unknown(error)):
+                if not has_written or not (error.connection_invalidated or _is_outcome_unknown(error)):
                     raise
                 connection.invalidate()
                 lost = error
             else:
                 if has_written:
-                    self.writer.committed()
+                    self.writer.record_commit()
                 return done
         if not self._was_committed(repeated):
             raise lost
@@ -231,22 +231,22 @@ class Postgres:
     def _was_committed(self, repeated: bool) -> bool:
         """Ask in a new session. Once it has the lock, the lost session has ended."""
         before = self.writer.commits
-        self.writer.is_unsure(may_be_behind=False)
+        self.writer.record_unanswered_commit(may_lack_changes=False)
         try:
             self.writing.connect().close()
-        except (DBAPIError, silence.Silent):
+        except (DBAPIError, silence.ServerSilent):
             if self.writer.commits == before:
-                self.writer.is_unsure(may_be_behind=not repeated)
+                self.writer.record_unanswered_commit(may_lack_changes=not repeated)
         return self.writer.commits > before
 
 
-def reading_engine(place: PostgresPlace) -> Engine:
+def reading_engine(place: PostgresUrl) -> Engine:
     """To read one consistent state, in a process of its own."""
     return _engine(place, 1, lambda: _connect(place, *_SESSION, _READ_ONLY))
 
 
 def _engine(
-    place: PostgresPlace,
+    place: PostgresUrl,
     sessions: int,
     connect: Callable[[], "psycopg.Connection[Any]"],
     begin: Callable[["psycopg.Connection[Any]"], None] = lambda connection: None,
@@ -254,7 +254,7 @@ def _engine(
     def connected() -> "psycopg.Connection[Any]":
         connection = connect()
         try:
-            with silence.within(silence.LIMIT_S):
+            with silence.limit_silence(silence.LIMIT_S):
                 begin(connection)
         except BaseException:
             connection.close()
@@ -273,7 +273,7 @@ def _engine(
     )
 
 
-def _connect(place: PostgresPlace, *session: str) -> "psycopg.Connection[Any]":
+def _connect(place: PostgresUrl, *session: str) -> "psycopg.Connection[Any]":
     """Raises psycopg.OperationalError, also where the file with the password can't be read."""
     try:
         password = place.password()
@@ -281,7 +281,7 @@ def _connect(place: PostgresPlace, *session: str) -> "psycopg.Connection[Any]":
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise psycopg.OperationalError(f"the file with its password can't be read: {why}") from None
     given = {} if password is None else {"password": password}
-    silence.begin_wait()
+    silence.start_silence()
     try:
         silence.check()
         left_s = min(silence.remaining_s(), dependencies.DATABASE.timeout_s)
@@ -297,22 +297,22 @@ def _connect(place: PostgresPlace, *session: str) -> "psycopg.Connection[Any]":
     except ConnectionTimeout:
         silence.give_up()
         raise
-    except silence.Silent as error:
+    except silence.ServerSilent as error:
         raise psycopg.OperationalError(str(error)) from None
     silence.record_answer()
     return connection
 
 
-def _check(connection: "psycopg.Connection[Any] | None") -> None:
+def _check_server(connection: "psycopg.Connection[Any] | None") -> None:
     assert connection is not None
     shown, told = "postgresql://...", connection.info
-    if told.server_version < OLDEST:
-        raise BadSetting("KELVIN_DATABASE", shown, f"its server must be {OLDEST // 10_000} or later")
+    if told.server_version < MIN_SERVER_VERSION:
+        raise BadSetting("KELVIN_DATABASE", shown, f"its server must be {MIN_SERVER_VERSION // 10_000} or later")
     encoding = told.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise BadSetting("KELVIN_DATABASE", shown, f"its encoding is {encoding}; make it with ENCODING 'UTF8'")
 
 
-def _is_unknown(error: DBAPIError) -> bool:
+def _is_outcome_unknown(error: DBAPIError) -> bool:
     code = getattr(error.orig, "sqlstate", None)
     return code is not None and fault_of_sqlstate(code) is DatabaseFault.UNKNOWN

@@ -16,10 +16,10 @@ from controlplane.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-MAX_ASKING: Final = 64
+MAX_IN_FLIGHT: Final = 64
 
 
-class Wish(Wire, frozen=True):
+class PrefetchRequest(Wire, frozen=True):
     """Body of the agent's `POST /v1/prefetch`. `urgent`: a start waits for it."""
 
     tenant: str
@@ -30,33 +30,33 @@ class Wish(Wire, frozen=True):
 class Prefetcher:
     """Each wish is asked for once at a time; `ask` returns when it was accepted, and raises Refused."""
 
-    def __init__(self, ask: Callable[[Wish], Awaitable[None]], tasks: Tasks) -> None:
+    def __init__(self, ask: Callable[[PrefetchRequest], Awaitable[None]], tasks: Tasks) -> None:
         self._ask = ask
         self._tasks = tasks
-        self._asking: set[Wish] = set()
+        self._in_flight: set[PrefetchRequest] = set()
 
     def __repr__(self) -> str:
-        return f"<Prefetcher asking={len(self._asking)}>"
+        return f"<Prefetcher asking={len(self._in_flight)}>"
 
     def named(self, key: VersionKey) -> None:
         """An alias names it: it will be asked for, by and by."""
-        self._want(Wish(tenant=key.tenant, version=key.version, urgent=False))
+        self._request(PrefetchRequest(tenant=key.tenant, version=key.version, urgent=False))
 
-    def placing(self, key: VersionKey) -> None:
+    def on_start_waiting(self, key: VersionKey) -> None:
         """Somebody waits for it, and it waits for its process."""
-        self._want(Wish(tenant=key.tenant, version=key.version, urgent=True))
+        self._request(PrefetchRequest(tenant=key.tenant, version=key.version, urgent=True))
 
-    def _want(self, wish: Wish) -> None:
-        if wish in self._asking or len(self._asking) >= MAX_ASKING:
+    def _request(self, wish: PrefetchRequest) -> None:
+        if wish in self._in_flight or len(self._in_flight) >= MAX_IN_FLIGHT:
             return
-        self._asking.add(wish)
-        self._tasks.start(self._told(wish), f"prefetch {wish.version[:12]}", for_nobody=not wish.urgent)
+        self._in_flight.add(wish)
+        self._tasks.start(self._send(wish), f"prefetch {wish.version[:12]}", detached=not wish.urgent)
 
-    async def _told(self, wish: Wish) -> None:
+    async def _send(self, wish: PrefetchRequest) -> None:
         try:
             await self._ask(wish)
         except Refused as refused:
             seen = {"tenant": wish.tenant, "version": wish.version, "why": refused.failure.message}
             log.info("the weight cache takes no prefetch", extra=seen)
         finally:
-            self._asking.discard(wish)
+            self._in_flight.discard(wish)

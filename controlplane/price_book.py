@@ -13,7 +13,7 @@ from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices, PriceBook, Prices
 
 MAX_MICROS = 10**15  # a billion per unit
-MAX_FAULT = 400  # characters of what is wrong: a value may be long
+MAX_FAULT_CHARS = 400  # characters of what is wrong: a value may be long
 
 
 class BadPriceBook(ValueError):
@@ -35,7 +35,7 @@ def load_price_book(path: Path) -> PriceBook:
         raise BadPriceBook(f"{path.name}: is not UTF-8 (byte {error.start})") from error
 
 
-def book_of(path: Path | None) -> PriceBook:
+def read_price_book(path: Path | None) -> PriceBook:
     """Return the prices of a file, or those that are shipped. Raises BadSetting."""
     if path is None:
         return default_price_book()
@@ -52,11 +52,11 @@ def parse_price_book(text: str, name: str) -> PriceBook:
     except RecursionError:
         raise BadPriceBook(f"{name}: it is nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError is one, and what int() says of thousands of digits
-        raise BadPriceBook(f"{name}: {str(error)[:MAX_FAULT]}") from error
+        raise BadPriceBook(f"{name}: {str(error)[:MAX_FAULT_CHARS]}") from error
     try:
         return _book(raw)
     except ValueError as error:
-        raise BadPriceBook(f"{name}: {str(error)[:MAX_FAULT]}") from error
+        raise BadPriceBook(f"{name}: {str(error)[:MAX_FAULT_CHARS]}") from error
 
 
 def _book(raw: dict[str, Any]) -> PriceBook:

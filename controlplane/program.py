@@ -10,7 +10,7 @@ from contracts.wire import encode
 from controlplane.store import failure_of
 
 
-def reporting(work: Callable[[], object], *refusals: type[Exception]) -> int:
+def run_cli_program(work: Callable[[], object], *refusals: type[Exception]) -> int:
     """Do it. Its report, if it has one, as JSON on standard output and 0; or what is refused, as one line on standard
     error, and 1. What a database reports, such as a full disk, is refused; a defect is raised.
     """

@@ -13,56 +13,69 @@ import msgspec
 from sqlalchemy import Connection
 
 from contracts.billing import Compared, Difference, ReconcileReport
-from controlplane.accounts import Accounts, Surroundings, open_runtimes, unreadable_finding
-from controlplane.chains import Tell
+from controlplane.accounts import ConsistencyChecks, ExternalFacts, open_runtimes, unreadable_finding
+from controlplane.chains import OnProgress
 from controlplane.policy.findings import (
-    Finding,
-    Kind,
-    Rates,
-    Size,
-    Sums,
-    life_micros,
-    of_waiting,
-    requests_micros,
+    Discrepancy,
+    DiscrepancyKind,
+    Impact,
+    PriceLookup,
+    TotalKind,
+    device_price_micros,
+    report_unshipped,
+    requests_price_micros,
 )
 from controlplane.policy.month import DAY_US, day_of
-from controlplane.recount import Uses
+from controlplane.recount import RuntimeTotals
 from controlplane.store import UNREADABLE
-from controlplane.verify import MonthRows, months_of
+from controlplane.verify import MonthVerification, list_months
 
 MAX_DIFFERENCES: Final = 500  # listed; the rest is counted
 MAX_IDS: Final = 10
-_NAMED: Final = frozenset((Kind.REQUESTS_MISSING, Kind.REQUESTS_EXTRA, Kind.LIFETIME_MISSING, Kind.DEVICE_TIME_OVER))
+_KINDS_WITH_REQUEST_IDS: Final = frozenset(
+    (
+        DiscrepancyKind.REQUESTS_MISSING,
+        DiscrepancyKind.REQUESTS_EXTRA,
+        DiscrepancyKind.LIFETIME_MISSING,
+        DiscrepancyKind.DEVICE_TIME_OVER,
+    )
+)
 
 
 def reconcile(
-    connection: Connection, tenant: str, month: str | None, around: Surroundings, tell: Tell = lambda rows: None
+    connection: Connection,
+    tenant: str,
+    month: str | None,
+    external_facts: ExternalFacts,
+    on_progress: OnProgress = lambda rows: None,
 ) -> ReconcileReport:
     """One month, or all that there are and the totals by replica."""
-    months = [month] if month is not None else months_of(connection, tenant)
-    found = _Found()
-    accounts = Accounts(connection, tenant, around)
+    months = [month] if month is not None else list_months(connection, tenant)
+    found = _DiscrepancyCollector()
+    accounts = ConsistencyChecks(connection, tenant, external_facts)
     for each in months:
-        found.note_all(accounts.lives(each))
-        found.note_all(accounts.ended(open_runtimes(connection, tenant, each)))
-        found.note_all(accounts.gaps(each))
-        found.note_all(accounts.charged_orphans(each))
-        found.note_all(accounts.kept_aside(each))
-    spools = sorted(around.spools.items())
-    found.note_all(of_waiting(source, each) for source, each in spools if each.last > each.acknowledged)
-    uses = Uses(connection, tenant) if month is None else None
+        found.add_all(accounts.check_lifetimes(each))
+        found.add_all(accounts.check_unrecorded_replicas(open_runtimes(connection, tenant, each)))
+        found.add_all(accounts.check_gaps(each))
+        found.add_all(accounts.check_charged_orphans(each))
+        found.add_all(accounts.check_conflicts(each))
+    spools = sorted(external_facts.spools.items())
+    found.add_all(report_unshipped(source, each) for source, each in spools if each.last > each.acknowledged)
+    runtimes = RuntimeTotals(connection, tenant) if month is None else None
     is_whole = True  # whether every row of all months was read
     for each in months:
-        rows = MonthRows(connection, tenant, each, uses, tell)
-        is_whole &= found.note_all(_priced(each, finding, accounts.rates) for finding in rows.totals(found.add_id))
+        rows = MonthVerification(connection, tenant, each, runtimes, on_progress)
+        is_whole &= found.add_all(
+            _with_impact(each, finding, accounts.price_lookup) for finding in rows.totals(found.add_id)
+        )
         accounts.compared["rows"] += rows.rows
-    if uses is not None and is_whole:
-        found.note_all(_priced("", finding, accounts.rates) for finding in uses.findings())
+    if runtimes is not None and is_whole:
+        found.add_all(_with_impact("", finding, accounts.price_lookup) for finding in runtimes.findings())
     return ReconcileReport(
         tenant=tenant,
         months=tuple(months),
-        currency=around.book.currency,
-        agrees=found.failing == 0,
+        currency=external_facts.book.currency,
+        agrees=found.failure_count == 0,
         compared=Compared(**accounts.compared),
         differences=found.differences(),
         more=found.more,
@@ -70,34 +83,34 @@ def reconcile(
 
 
 @dataclass(slots=True)
-class _Found:
+class _DiscrepancyCollector:
     """Collects findings: those that fail are listed before those that are known."""
 
-    failing: int = 0
+    failure_count: int = 0
     more: int = 0
     _ids: dict[str, list[str]] = field(default_factory=dict)  # of requests, by a replica that something is wrong with
-    _wrong: list[Difference] = field(default_factory=list)
-    _known: list[Difference] = field(default_factory=list)
+    _failures: list[Difference] = field(default_factory=list)
+    _informational: list[Difference] = field(default_factory=list)
 
-    def note_all(self, findings: Iterable[Finding]) -> bool:
+    def add_all(self, findings: Iterable[Discrepancy]) -> bool:
         """Keep each with its size, or count it where too many are kept. Return whether all rows could be read."""
         try:
             for finding in findings:
-                self._note(finding)
+                self._add(finding)
         except UNREADABLE as error:
-            self._note(unreadable_finding(error))
+            self._add(unreadable_finding(error))
             return False
         return True
 
-    def _note(self, finding: Finding) -> None:
-        kept = self._wrong if finding.fails else self._known
+    def _add(self, finding: Discrepancy) -> None:
+        kept = self._failures if finding.fails else self._informational
         if len(kept) < MAX_DIFFERENCES:
             kept.append(_difference(finding))
-            if finding.kind in _NAMED:
+            if finding.kind in _KINDS_WITH_REQUEST_IDS:
                 self._ids[finding.subject] = []
         else:
             self.more += 1
-        self.failing += finding.fails
+        self.failure_count += finding.fails
 
     def add_id(self, request_id: str, runtime_id: str | None) -> None:
         """A request of that replica."""
@@ -108,61 +121,63 @@ class _Found:
     def differences(self) -> tuple[Difference, ...]:
         """All that are kept, with the ids that turned up."""
         return tuple(
-            msgspec.structs.replace(each, ids=tuple(self._ids.get(each.subject, ()))) if each.kind in _NAMED else each
-            for each in chain(self._wrong, self._known)
+            msgspec.structs.replace(each, ids=tuple(self._ids.get(each.subject, ())))
+            if each.kind in _KINDS_WITH_REQUEST_IDS
+            else each
+            for each in chain(self._failures, self._informational)
         )
 
 
-def _difference(finding: Finding) -> Difference:
-    size = finding.size()
+def _difference(finding: Discrepancy) -> Difference:
+    impact = finding.impact()
     return Difference(
         kind=finding.kind,
         subject=finding.subject,
-        detail=f"{finding.detail}; {size.least}" if size.least else finding.detail,
+        detail=f"{finding.detail}; {impact.least}" if impact.least else finding.detail,
         fails=finding.fails,
         cause=finding.cause,
-        ids=size.ids,
-        requests=size.requests,
-        tokens=size.tokens,
-        device_us=size.device_us,
-        amount_micros=size.amount_micros,
+        ids=impact.ids,
+        requests=impact.requests,
+        tokens=impact.tokens,
+        device_us=impact.device_us,
+        amount_micros=impact.amount_micros,
     )
 
 
-def _priced(month: str, finding: Finding, rates: Rates) -> Finding:
+def _with_impact(month: str, finding: Discrepancy, price_lookup: PriceLookup) -> Discrepancy:
     """A wrong total by what it sums up, with its size."""
     total = finding.total
     assert total is not None, "rows tell of totals alone"
     match total.of:
-        case Sums.REQUESTS:
+        case TotalKind.REQUESTS:
             day, model, outcome, billable = total.key
-            count, prompt, cached, completion = total.off
-            prices = rates.prices(day * DAY_US)
+            count, prompt, cached, completion = total.deltas
+            prices = price_lookup.prices(day * DAY_US)
             # Prompt and cached tokens may be off in different directions.
-            micros = requests_micros(prices, count, max(prompt, cached), cached, completion) if billable else 0
+            micros = requests_price_micros(prices, count, max(prompt, cached), cached, completion) if billable else 0
             subject = f"{month}: {day_of(day * DAY_US)}, {model}, {outcome}, {'charged' if billable else 'free'}"
             figures = "requests, prompt, cached and completion tokens"
-            size = Size(count, prompt + completion, 0, micros)
-        case Sums.STEPS:  # a count alone: no money
+            impact = Impact(count, prompt + completion, 0, micros)
+        case TotalKind.STEPS:  # a count alone: no money
             day, step = total.key
             subject = f"{month}: {day_of(day * DAY_US)}, {step}"
             figures = "requests that a ladder gave something up for"
-            size = Size(total.off[0])
-        case Sums.DEVICE_TIME:
+            impact = Impact(total.deltas[0])
+        case TotalKind.DEVICE_TIME:
             day, model, device_class = total.key
-            _, *parts = total.off
-            micros = life_micros(rates.prices(day * DAY_US), device_class, *parts)
+            _, *parts = total.deltas
+            micros = device_price_micros(price_lookup.prices(day * DAY_US), device_class, *parts)
             subject = f"{month}: {day_of(day * DAY_US)}, {model}, {device_class}"
             figures = "replicas, restore, active and idle us"
-            size = Size(0, 0, sum(parts), micros)
-        case Sums.REPLICA:  # only the balance is made of these: no money
-            requests, _, device_us, *_ = total.off
+            impact = Impact(0, 0, sum(parts), micros)
+        case TotalKind.REPLICA:  # only the balance is made of these: no money
+            requests, _, device_us, *_ = total.deltas
             subject = finding.subject
             figures = "requests, those that cost anything, device us, first and last end"
-            size = Size(requests, 0, device_us)
-    detail = f"{figures} are {_figures(total.kept)}; the rows make {_figures(total.made)}"
-    return Finding(Kind.TOTAL_WRONG, subject, detail, lambda: size)
+            impact = Impact(requests, 0, device_us)
+    detail = f"{figures} are {_join_figures(total.kept)}; the rows make {_join_figures(total.made)}"
+    return Discrepancy(DiscrepancyKind.TOTAL_WRONG, subject, detail, lambda: impact)
 
 
-def _figures(sums: Sequence[int] | None) -> str:
+def _join_figures(sums: Sequence[int] | None) -> str:
     return "none" if sums is None else ", ".join(str(figure) for figure in sums)

@@ -13,10 +13,10 @@ from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.grants import load_grantees
-from controlplane.json_columns import read_column, read_word
+from controlplane.json_columns import read_column, read_enum
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.scale_settings import ScaleSettings
-from controlplane.policy.trail import Action, Value, differing, made
+from controlplane.policy.trail import AuditAction, Value, changed_fields, made
 from controlplane.tenant_rows import find_tenant
 
 
@@ -25,7 +25,7 @@ def delete_model(connection: Connection, by: Actor, model: Model, now_s: int) ->
     for table in (schema.grants, schema.aliases, schema.versions, schema.models):  # what refers first
         connection.execute(delete(table).where(table.c.tenant == model.tenant, table.c.model == model.model))
     versions = ", ".join(version.registration.version[:12] for version in model.versions)
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_DELETED, model.model, f"versions {versions}")
+    audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_DELETED, model.model, f"versions {versions}")
 
 
 def insert_version(connection: Connection, model: Model, version: Version, *, first: bool) -> None:
@@ -54,7 +54,7 @@ def insert_version(connection: Connection, model: Model, version: Version, *, fi
     )
     if first:
         connection.execute(insert(schema.aliases).values(**owner, alias=DEFAULT_ALIAS, version=of.version))
-    published(connection, of, version.created_at_s)
+    record_published(connection, of, version.created_at_s)
 
 
 def set_split(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
@@ -62,7 +62,7 @@ def set_split(connection: Connection, by: Actor, before: Model, model: Model, no
     _store(connection, model, split=model.split or None)
     if before.split != model.split:
         changed = {"split": (before.split, model.split)}
-        audit.record(connection, by, now_s, model.tenant, Action.MODEL_SPLIT, model.model, changed=changed)
+        audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_SPLIT, model.model, changed=changed)
 
 
 def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
@@ -71,17 +71,17 @@ def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now
     which = (table.c.tenant == model.tenant, table.c.model == model.model, table.c.alias == DEFAULT_ALIAS)
     connection.execute(update(table).where(*which).values(version=prod))
     _store(connection, model, split=model.split or None)
-    changed = differing(
+    changed = changed_fields(
         {"prod": before.aliases.get(DEFAULT_ALIAS), "split": before.split}, {"prod": prod, "split": model.split}
     )
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_DEPLOYED, model.model, changed=changed)
+    audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_DEPLOYED, model.model, changed=changed)
 
 
 def set_scale(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
     """As the model has it, recorded for the audit where it was another one."""
     _store(connection, model, scale=model.scale)
-    if changed := differing(structs.asdict(before.scale), structs.asdict(model.scale)):
-        audit.record(connection, by, now_s, model.tenant, Action.MODEL_SCALED, model.model, changed=changed)
+    if changed := changed_fields(structs.asdict(before.scale), structs.asdict(model.scale)):
+        audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_SCALED, model.model, changed=changed)
 
 
 def set_state(connection: Connection, version: Version) -> None:
@@ -107,21 +107,23 @@ def set_stops(connection: Connection, before: Model, model: Model) -> None:
             )
 
 
-def stopped(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
+def record_stopped(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
     """Record for the audit that an operator stopped the model."""
-    audit.record(connection, by, now_s, model.tenant, Action.MODEL_STOPPED, model.model)
+    audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_STOPPED, model.model)
 
 
-def published(connection: Connection, of: VersionRegistration, now_s: int) -> None:
+def record_published(connection: Connection, of: VersionRegistration, now_s: int) -> None:
     """Record for the audit that the version can be served from now on."""
     by = Actor(key_id=of.pushed_by, tenant=of.tenant if of.pushed_by else "", scopes=())
-    audit.record(connection, by, now_s, of.tenant, Action.VERSION_PUBLISHED, of.model, changed=made(version=of.version))
+    audit.record(
+        connection, by, now_s, of.tenant, AuditAction.VERSION_PUBLISHED, of.model, changed=made(version=of.version)
+    )
 
 
-def deleted(connection: Connection, by: Actor, key: VersionKey, now_s: int) -> None:
+def record_deleted(connection: Connection, by: Actor, key: VersionKey, now_s: int) -> None:
     """Record for the audit that it no longer can."""
     changed = {"version": (key.version, None)}
-    audit.record(connection, by, now_s, key.tenant, Action.VERSION_DELETED, key.model, changed=changed)
+    audit.record(connection, by, now_s, key.tenant, AuditAction.VERSION_DELETED, key.model, changed=changed)
 
 
 def _store(connection: Connection, model: Model, **columns: object) -> None:
@@ -134,8 +136,8 @@ def set_ladder(connection: Connection, by: Actor, before: Model, model: Model, n
     """As the model has it, recorded for the audit where it was another one."""
     ladder = Ladder(steps=model.ladder, plans=model.plan_ladders)
     _store(connection, model, degradation=ladder if ladder.steps or ladder.plans else None)
-    if changed := differing(_ladders(before), _ladders(model)):
-        audit.record(connection, by, now_s, model.tenant, Action.MODEL_LADDER, model.model, changed=changed)
+    if changed := changed_fields(_ladders(before), _ladders(model)):
+        audit.record(connection, by, now_s, model.tenant, AuditAction.MODEL_LADDER, model.model, changed=changed)
 
 
 def _ladders(model: Model) -> dict[str, Value]:
@@ -162,7 +164,7 @@ def load_models(connection: Connection) -> list[Model]:
             kind=row["kind"],
             signature=None if stored is None else read_column(stored, Signature, f"the signature {of}"),
         )
-        state = read_word(row["state"], VersionState, f"the state {of}")
+        state = read_enum(row["state"], VersionState, f"the state {of}")
         version = Version(registration, row["created_at_s"], state, row["fault"], row["stopped_at_s"])
         versions.setdefault((row["tenant"], row["model"]), []).append(version)
     aliases: dict[tuple[str, str], dict[str, str]] = {}

@@ -14,23 +14,28 @@ from typing import Final
 from contracts.errors import Conflict, Failure, Refused
 from controlplane.answers import Renewal
 from controlplane.facts import Model, VersionKey
-from controlplane.policy.replacement import Old, Step, next_step, step_if_damaged
+from controlplane.policy.replacement import (
+    ReplacedReplica,
+    ReplacementStep,
+    choose_step_if_damaged,
+    next_replacement_step,
+)
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.local import RESTORE_S, LocalActuator
 from service.loops import isolated
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
-LOOK_S: Final = 2.0
-NONE: Final = Renewal(order="", state="none", replicas=0, replaced=0)
+DAMAGE_POLL_S: Final = 2.0
+NO_REPLACEMENT: Final = Renewal(order="", state="none", replicas=0, replaced=0)
 
 
 @dataclass(slots=True)
-class _Order:
+class _ReplacementOrder:
     """One order. `failures` are the last ones of starts, by version."""
 
     name: str
@@ -41,7 +46,7 @@ class _Order:
     is_over: bool = False
     failures: dict[VersionKey, Failure] = field(default_factory=dict)
 
-    def told(self) -> Renewal:
+    def as_answer(self) -> Renewal:
         """As the API says it."""
         counts = (len(self.old), self.replaced)
         if not self.is_over:
@@ -60,8 +65,8 @@ class ReplicaReplacement:
         self._table = fleet.table
         self._actuator = actuator
         self._clock = fleet.clock
-        self._limit_s = 2 * (RESTORE_S + actuator.leave_s)  # for one replica
-        self._orders: dict[tuple[str, str], _Order] = {}  # the last of each model
+        self._limit_s = 2 * (RESTORE_S + actuator.drain_max_s)  # for one replica
+        self._orders: dict[tuple[str, str], _ReplacementOrder] = {}  # the last of each model
 
     def __repr__(self) -> str:
         return f"<ReplicaReplacement running={sum(not order.is_over for order in self._orders.values())}>"
@@ -69,7 +74,7 @@ class ReplicaReplacement:
     def state(self, model: Model) -> Renewal:
         """How the model's last order goes, or went, under this control plane."""
         order = self._orders.get((model.tenant, model.model))
-        return NONE if order is None else order.told()
+        return NO_REPLACEMENT if order is None else order.as_answer()
 
     def check(self, model: Model) -> None:
         """Raises Refused(Conflict) while an order for the model runs."""
@@ -87,10 +92,12 @@ class ReplicaReplacement:
             for replica in self._table.of(version.key)
             if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING)
         }
-        order = self._orders[model.tenant, model.model] = _Order(f"o{secrets.token_hex(6)}", model.model, old)
+        order = self._orders[model.tenant, model.model] = _ReplacementOrder(
+            f"o{secrets.token_hex(6)}", model.model, old
+        )
         log.info("a restart is ordered", extra={"model": model.model, "order": order.name, "replicas": len(old)})
-        self._fleet.tasks.start(self._run(order), f"restart {model.model}", for_nobody=True)
-        return order.told()
+        self._fleet.tasks.start(self._run(order), f"restart {model.model}", detached=True)
+        return order.as_answer()
 
     def ready(self, replica: Replica) -> None:
         """Seen in the table."""
@@ -104,7 +111,7 @@ class ReplicaReplacement:
     def lost(self, replica: Replica) -> None:
         """Seen in the table."""
 
-    async def _run(self, order: _Order) -> None:
+    async def _run(self, order: _ReplacementOrder) -> None:
         try:
             for runtime_id, key in order.old.items():
                 await self._replace(order, runtime_id, key)
@@ -118,36 +125,36 @@ class ReplicaReplacement:
             order.is_over = True
             log.info("a restart is over", extra={"model": order.model, "order": order.name, "why": order.reason})
 
-    async def _replace(self, order: _Order, runtime_id: str, key: VersionKey) -> None:
+    async def _replace(self, order: _ReplacementOrder, runtime_id: str, key: VersionKey) -> None:
         """Return once it is dead and another one serves. Raises Refused: why none does."""
-        began_us, new_before = self._clock.monotonic_us(), 0
-        begun: Step | None = None
+        began_us, ready_before = self._clock.monotonic_us(), 0
+        start_step: ReplacementStep | None = None
         while True:
-            new, failure = self._new(order, key), order.failures.get(key)
-            old = Old(
+            new, failure = self._count_new(order, key), order.failures.get(key)
+            old = ReplacedReplica(
                 state=self._table[runtime_id].state if runtime_id in self._table else None,
-                begun=begun,
+                start_step=start_step,
                 has_room=self._actuator.has_room(),
                 coming=self._table.coming(key),
-                has_come=new > new_before,
+                is_new_ready=new > ready_before,
                 failure=failure,
             )
-            step = next_step(old, (self._clock.monotonic_us() - began_us) / 1e6, self._limit_s)
+            step = next_replacement_step(old, (self._clock.monotonic_us() - began_us) / 1e6, self._limit_s)
             match step:
-                case Step.OVER:
+                case ReplacementStep.OVER:
                     return
-                case Step.FAILED:
+                case ReplacementStep.FAILED:
                     raise Refused(failure or Conflict("the new replica", "was not ready; the one before it stays"))
-                case Step.LATE:
+                case ReplacementStep.LATE:
                     raise Refused(Conflict("a replica", f"was not replaced within {self._limit_s:.0f} s"))
-                case Step.BESIDE | Step.AFTER:
+                case ReplacementStep.BESIDE | ReplacementStep.AFTER:
                     order.failures.pop(key, None)
-                    begun, new_before = step, new
-            if step is not Step.WAIT:
+                    start_step, ready_before = step, new
+            if step is not ReplacementStep.WAIT:
                 self._actuator.replace(runtime_id, step)
             await self._clock.sleep(POLL_S)
 
-    def _new(self, order: _Order, key: VersionKey) -> int:
+    def _count_new(self, order: _ReplacementOrder, key: VersionKey) -> int:
         """Replicas that are ready and were not there when the order came."""
         return sum(
             each.state is ReplicaState.READY and each.runtime_id not in order.old for each in self._table.of(key)
@@ -164,37 +171,37 @@ class DamageLoop:
         damaged: Callable[[], Awaitable[frozenset[int]]],
         fleet: Fleet,
         actuator: LocalActuator,
-        page: Page,
+        page: MetricsPage,
     ) -> None:
         self._damaged = damaged
         self._fleet = fleet
         self._actuator = actuator
-        self._told: set[str] = set()
+        self._handled_ids: set[str] = set()
         self._counter = page.counter("kelvin_condemned_replicas_total", "Replicas whose memory was found wrong.", ())
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await self._fleet.clock.sleep(LOOK_S)
-            await self.look()
+            await self._fleet.clock.sleep(DAMAGE_POLL_S)
+            await self.end_damaged()
 
-    async def look(self) -> None:
+    async def end_damaged(self) -> None:
         """Look once. A cache that does not answer is asked again at the next look."""
         table = self._fleet.table
-        if all(step_if_damaged(replica.state) is Step.WAIT for replica in table):
+        if all(choose_step_if_damaged(replica.state) is ReplacementStep.WAIT for replica in table):
             return
         try:
             pids = await self._damaged()
         except Refused:
             return
-        self._told = {runtime_id for runtime_id in self._told if runtime_id in table}
+        self._handled_ids = {runtime_id for runtime_id in self._handled_ids if runtime_id in table}
         for replica in table:
-            step = step_if_damaged(replica.state)
-            if replica.pid not in pids or replica.runtime_id in self._told or step is Step.WAIT:
+            step = choose_step_if_damaged(replica.state)
+            if replica.pid not in pids or replica.runtime_id in self._handled_ids or step is ReplacementStep.WAIT:
                 continue
             with isolated(replica.runtime_id):
                 self._actuator.replace(replica.runtime_id, step)
-                self._told.add(replica.runtime_id)
+                self._handled_ids.add(replica.runtime_id)
                 self._counter.add(())
                 seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
                 log.error("a replica has memory that was found wrong", extra=seen)

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from contracts.control import ReplicaRow
 from contracts.errors import Failure
-from contracts.timeline import Span
+from contracts.timeline import StageSpan
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import LIVE, SERVING, SLEEPING, ReplicaEvent, ReplicaState, move
 from service.born import socket_name
@@ -35,7 +35,7 @@ class Replica:
     key: VersionKey | None = None
     device_class: str = ""
     max_streams: int = 0
-    restore: tuple[Span, ...] = ()
+    restore: tuple[StageSpan, ...] = ()
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # empty where another control plane had it restored
     url: str = ""  # where other hosts reach it, if they do
     ends_asleep: bool = False  # it slept when it was told to end
@@ -48,17 +48,17 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A replica that was requested at `asked_us` and has no process yet. While the process `after` lives, the start has
-    no slot of its own: it will take that one's.
+    """A replica that was requested at `requested_us` and has no process yet. While the process `after` lives, the start
+    has no slot of its own: it will take that one's.
     """
 
     number: int
     key: VersionKey
-    asked_us: int
+    requested_us: int
     after: str | None = None
 
 
-class Listener(Protocol):
+class ReplicaListener(Protocol):
     """Callbacks on what becomes of replicas. Called from the event loop; must not block."""
 
     def ready(self, replica: Replica) -> None:
@@ -76,11 +76,11 @@ class ReplicaTable:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.unknown = 0  # processes that have yet to say what they are: each may hold a slot
+        self.unknown_processes = 0  # processes that have yet to say what they are: each may hold a slot
         self._replicas: dict[str, Replica] = {}
         self._by_key: dict[VersionKey, dict[str, None]] = {}  # insertion order: the oldest first
         self._starts: dict[int, Start] = {}
-        self._numbers = count(1)
+        self._start_numbers = count(1)
 
     def __repr__(self) -> str:
         states: dict[str, int] = {}
@@ -104,10 +104,10 @@ class ReplicaTable:
         """
         known = sum(start.after not in self._replicas for start in self._starts.values())
         known += sum(each.holds_slot for each in self._replicas.values())
-        return min(known + self.unknown, max(known, self.slots))  # some of the unknown ones are standbys
+        return min(known + self.unknown_processes, max(known, self.slots))  # some of the unknown ones are standbys
 
     @property
-    def staying(self) -> int:
+    def slots_sharing_threads(self) -> int:
         """Return how many device slots share the machine's threads. A replica that is being replaced leaves soon."""
         return self.held - self.count(ReplicaState.RELIEVED)
 
@@ -147,7 +147,7 @@ class ReplicaTable:
         """
         heirs = sum(start.after in self._replicas for start in self._starts.values())
         held = sum(each.holds_slot and each.state not in LIVE for each in self._replicas.values())
-        return self.unknown + held - heirs
+        return self.unknown_processes + held - heirs
 
     def count(self, state: ReplicaState) -> int:
         """Processes in that state."""
@@ -161,11 +161,11 @@ class ReplicaTable:
         if replica.key is not None:
             self._by_key.setdefault(replica.key, {})[replica.runtime_id] = None
 
-    def begin(self, key: VersionKey, asked_us: int, after: str | None = None) -> Start:
+    def begin(self, key: VersionKey, requested_us: int, after: str | None = None) -> Start:
         """Accept a start, taking a slot for it, or that of the runtime `after` which it comes. Raises NoSlot."""
         if after is None and self.held >= self.slots:
             raise NoSlot
-        start = Start(next(self._numbers), key, asked_us, after)
+        start = Start(next(self._start_numbers), key, requested_us, after)
         self._starts[start.number] = start
         return start
 
@@ -202,16 +202,16 @@ class ReplicaTable:
         self._by_key.setdefault(start.key, {})[runtime_id] = None
         return after
 
-    def move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **learned: Any) -> Replica:
+    def move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **changes: Any) -> Replica:
         """Apply an event other than `bind` and `wake`. Raises IllegalMove and leaves the replica as it was."""
         if event in (ReplicaEvent.BIND, ReplicaEvent.WAKE):
             raise ValueError(f"a {event} needs its slot")
-        return self._move(runtime_id, event, now_us, **learned)
+        return self._move(runtime_id, event, now_us, **changes)
 
-    def _move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **learned: Any) -> Replica:
+    def _move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **changes: Any) -> Replica:
         replica = self._replicas[runtime_id]
-        learned["ends_asleep"] = event is ReplicaEvent.END and replica.state in SLEEPING
-        after = replace(replica, state=move(replica.state, event), since_us=now_us, **learned)
+        changes["ends_asleep"] = event is ReplicaEvent.END and replica.state in SLEEPING
+        after = replace(replica, state=move(replica.state, event), since_us=now_us, **changes)
         if after.key != replica.key:
             raise ValueError("a key comes with a bind only")
         self._replicas[runtime_id] = after

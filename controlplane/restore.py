@@ -24,21 +24,37 @@ from contracts.backup import BackupIndex, RestoreReport
 from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
-from controlplane.backup_place import backups_in
+from controlplane.backup_place import list_backups
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
-from controlplane.closings import freeze, frozen_report, prices_of
-from controlplane.journal import Closing, Entry, entries_after, entry_of, joined, lost_after, payloads_after
+from controlplane.closings import closed_report, prices_of, store_closing
+from controlplane.journal import (
+    ClosedMonthEntry,
+    JournalEntry,
+    count_lost_after,
+    decode_entry,
+    entries_after,
+    join_pieces,
+    payloads_after,
+)
 from controlplane.ledger import append_lifetimes, append_requests, keep_aside
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import IN_USE, UNKNOWN, journal_position
 from controlplane.migrations import NewerDatabase
-from controlplane.placing import STAGING, CannotRestore, check_data, check_empty, fill, place, place_file
-from controlplane.postgres_place import BadPlace, PostgresPlace, parse_place
-from controlplane.program import reporting
+from controlplane.placing import (
+    STAGING,
+    CannotRestore,
+    check_data,
+    check_empty,
+    copy_into_postgres,
+    install_database_file,
+    place,
+)
+from controlplane.postgres_place import BadPostgresUrl, PostgresUrl, parse_postgres_url
+from controlplane.program import run_cli_program
 from controlplane.store import Database, open_database
 from controlplane.usage_batches import Unreadable
-from controlplane.verify import soundness_of
-from service.private import keep_secrets
+from controlplane.verify import verify_all_chains
+from service.private import protect_memory
 from spool.frame import Frame, decode_frame
 
 BATCH: Final = 500  # entries in a transaction
@@ -51,7 +67,7 @@ def restore(
     *,
     replace: bool,
     accept_unsound: bool,
-    database: Path | PostgresPlace | None = None,
+    database: Path | PostgresUrl | None = None,
 ) -> RestoreReport:
     """Restore into `data`, or the database alone into an empty `database`; without either only check. `source` is a
     file, or a place with its journal: then the newest backup that is whole. Raises CannotRestore, OSError.
@@ -63,15 +79,15 @@ def restore(
     if data is not None and data.exists():
         check_data(data, replace=replace)
     with _staging(data, database) as staging:
-        taken, index, passed_over = _unpacked(source, staging)
-        with closing(_opened(staging / DATABASE)) as restored:
+        taken, index, passed_over = _unpack_newest(source, staging)
+        with closing(_open_restored(staging / DATABASE)) as restored:
             _check_pages(restored)
             # The journal first: it says whether a record that was unshipped came before or after its month was closed.
             if source.is_dir():
                 replayed, missing = _replay_journal(restored, source, index)
             else:
-                replayed, missing = 0, 0 if is_checked else _left_out(source, index)
-            waiting = _unshipped(staging / UNSHIPPED, index.made_at_us)
+                replayed, missing = 0, 0 if is_checked else _count_newer_entries(source, index)
+            waiting = _decode_spooled(staging / UNSHIPPED, index.made_at_us)
             unreadable = sum(isinstance(entry, Unreadable) for entry in waiting)
             unshipped = replay(restored.engine, waiting) - unreadable
             with restored.engine.begin() as connection:
@@ -82,14 +98,14 @@ def restore(
                 kept = UNKNOWN if in_use is None else in_use
                 connection.execute(insert(journal_position).values(id=IN_USE, position=kept))
             with restored.engine.connect() as connection:
-                found = soundness_of(connection)
+                found = verify_all_chains(connection)
                 keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()
             if found.fault is not None and not accept_unsound:
                 raise CannotRestore(found.fault)
-            if isinstance(database, PostgresPlace):
-                fill(restored.engine, database)
+            if isinstance(database, PostgresUrl):
+                copy_into_postgres(restored.engine, database)
         if isinstance(database, Path):
-            place_file(staging, database)
+            install_database_file(staging, database)
         placed, aside = ((), None) if data is None else place(staging, data, replace=replace)
     return RestoreReport(
         source=str(taken),
@@ -111,7 +127,7 @@ def restore(
 
 
 @contextmanager
-def _staging(data: Path | None, database: Path | PostgresPlace | None) -> Iterator[Path]:
+def _staging(data: Path | None, database: Path | PostgresUrl | None) -> Iterator[Path]:
     """An empty directory of ours, gone afterwards: on the disk that the files are for."""
     if data is None:
         beside = database.parent if isinstance(database, Path) else None
@@ -127,11 +143,11 @@ def _staging(data: Path | None, database: Path | PostgresPlace | None) -> Iterat
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _unpacked(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]]:
+def _unpack_newest(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]]:
     """The newest file that is whole, what it says, and why newer ones were passed over. Raises CannotRestore, OSError
     if there is no room for the newest.
     """
-    candidates = [path for _, path in reversed(backups_in(source))] if source.is_dir() else [source]
+    candidates = [path for _, path in reversed(list_backups(source))] if source.is_dir() else [source]
     passed_over: list[str] = []
     for path in candidates:
         try:
@@ -149,7 +165,7 @@ def _unpacked(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]
     raise CannotRestore("; ".join(passed_over) or f"{source} holds no backup")
 
 
-def _opened(path: Path) -> Database:
+def _open_restored(path: Path) -> Database:
     """Migrated to this program's schema, as at any start."""
     try:
         return open_database(path)
@@ -164,9 +180,9 @@ def _check_pages(database: Database) -> None:
         raise CannotRestore(f"the database is damaged: {found}")
 
 
-def _unshipped(path: Path, made_at_us: int) -> list[Entry]:
+def _decode_spooled(path: Path, made_at_us: int) -> list[JournalEntry]:
     """Return the records that waited in spools when the backup was made."""
-    return [entry_of(payload, made_at_us) for _, payload in joined(_frames_in(path.read_bytes()))]
+    return [decode_entry(payload, made_at_us) for _, payload in join_pieces(_frames_in(path.read_bytes()))]
 
 
 def _frames_in(content: bytes) -> Iterator[Frame]:
@@ -184,17 +200,17 @@ def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tupl
         replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
     except ValueError as error:
         raise CannotRestore(f"the journal holds {error}: restore with the program that wrote it") from error
-    return replayed, lost_after(place, index.journal_after)
+    return replayed, count_lost_after(place, index.journal_after)
 
 
-def _left_out(file: Path, index: BackupIndex) -> int:
+def _count_newer_entries(file: Path, index: BackupIndex) -> int:
     """Return how many entries of the journal beside a backup's file come after it. They are not entered."""
     if index.journal_after is None:
         return 0
     return sum(1 for _ in payloads_after(file.parent, index.journal_after))
 
 
-def replay(engine: Engine, entries: Iterable[Entry]) -> int:
+def replay(engine: Engine, entries: Iterable[JournalEntry]) -> int:
     """Enter again what was entered once, in its order. Return how many entries there were.
 
     What is there already changes nothing, so a journal may reach back further than the database that it is put on.
@@ -203,15 +219,15 @@ def replay(engine: Engine, entries: Iterable[Entry]) -> int:
     count = 0
     for batch in _batches(entries):
         with engine.begin() as connection:
-            _enter(connection, batch)
+            _append_batch(connection, batch)
         count += len(batch)
     return count
 
 
-def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def _batches(entries: Iterable[JournalEntry]) -> Iterator[list[JournalEntry]]:
     """Of one kind each."""
     for _, alike in groupby(entries, type):
-        batch: list[Entry] = []
+        batch: list[JournalEntry] = []
         for entry in alike:
             batch.append(entry)
             if len(batch) == BATCH:
@@ -221,21 +237,21 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
             yield batch
 
 
-def _enter(connection: Connection, batch: list[Entry]) -> None:
+def _append_batch(connection: Connection, batch: list[JournalEntry]) -> None:
     append_requests(connection, [entry for entry in batch if isinstance(entry, RequestRecord)])
     append_lifetimes(connection, [entry for entry in batch if isinstance(entry, LifetimeRecord)])
     if unreadable := [entry for entry in batch if isinstance(entry, Unreadable)]:
         keep_aside(connection, unreadable)
     for entry in batch:
-        if isinstance(entry, Closing):
+        if isinstance(entry, ClosedMonthEntry):
             report = entry.report
-            if frozen_report(connection, report.tenant, report.month) is None:
-                freeze(connection, prices_of(entry.prices), report)
+            if closed_report(connection, report.tenant, report.month) is None:
+                store_closing(connection, prices_of(entry.prices), report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The report as JSON on standard output, or one line on standard error and exit status 1."""
-    keep_secrets()
+    protect_memory()
     parser = argparse.ArgumentParser(prog="python -m controlplane.restore")
     parser.add_argument("source", type=Path)
     parser.add_argument("data", type=Path, nargs="?")
@@ -244,27 +260,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database")
     parser.add_argument("--password-file", type=Path)
     given = parser.parse_args(arguments)
-    return reporting(
+    return run_cli_program(
         lambda: restore(
             given.source,
             given.data,
             replace=given.replace,
             accept_unsound=given.accept_unsound,
-            database=_database_of(given.database, given.password_file),
+            database=_parse_database(given.database, given.password_file),
         ),
         CannotRestore,
     )
 
 
-def _database_of(word: str | None, password_file: Path | None) -> Path | PostgresPlace | None:
+def _parse_database(word: str | None, password_file: Path | None) -> Path | PostgresUrl | None:
     """The URL of a PostgreSQL, or the name of a file."""
     if word is None:
         return None
     if "://" not in word:
         return Path(word)
     try:
-        return parse_place(word, password_file)
-    except BadPlace as bad:
+        return parse_postgres_url(word, password_file)
+    except BadPostgresUrl as bad:
         raise CannotRestore(f"--database: {bad}") from bad
 
 

@@ -10,13 +10,13 @@ from contracts.control import StartProblem, Stats
 from contracts.usage import RequestRecord
 from controlplane.answers import ModelStatus, Status
 from controlplane.facts import Model, VersionKey
-from controlplane.outcomes import Outcomes
+from controlplane.outcomes import StartOutcomes
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.replicas import Replica
-from service.jobs import Jobs
+from service.jobs import PushJobs
 
 
-class Replicas(Protocol):
+class ReplicaLookup(Protocol):
     """What runs, by version. Answers from memory."""
 
     def __iter__(self) -> Iterator[Replica]: ...
@@ -42,7 +42,7 @@ class Replicas(Protocol):
         ...
 
 
-class Decider(Protocol):
+class Scaler(Protocol):
     """Decides how many replicas a version has. All calls return at once."""
 
     def observe(self, stats: Stats) -> None:
@@ -59,19 +59,21 @@ class Decider(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ReplicaBackend:
     """What runs the versions, one machine or a cluster, as the routes know it. `routers` are those that only it can
     answer.
     """
 
-    replicas: Replicas
-    outcomes: Outcomes
-    decider: Decider
-    jobs: Jobs
+    replicas: ReplicaLookup
+    outcomes: StartOutcomes
+    decider: Scaler
+    jobs: PushJobs
     ready: Callable[[], Awaitable[bool]]
     status: Callable[[tuple[ModelStatus, ...]], Awaitable[Status]]  # the installation's, of these models: for operators
-    answered: Callable[[tuple[RequestRecord, ...]], None]  # hears of requests that ended
-    alive: Callable[[], Collection[str]] | None  # names in the ledger of who has not died; None where nobody knows
+    record_answers: Callable[[tuple[RequestRecord, ...]], None]  # hears of requests that ended
+    find_live_replicas: (
+        Callable[[], Collection[str]] | None
+    )  # names in the ledger of who has not died; None where nobody knows
     routers: tuple[APIRouter, ...]
     # What keeps a tenant's versions from being started, whatever they are; None where nothing can.
-    obstacle: Callable[[str], Awaitable[StartProblem | None]] | None
+    find_start_obstacle: Callable[[str], Awaitable[StartProblem | None]] | None

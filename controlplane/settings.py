@@ -9,10 +9,10 @@ from typing import Final
 from contracts import settings
 from contracts.roles import Role
 from controlplane.cluster_settings import ClusterSettings, read_cluster
-from controlplane.policy.standbys import LEAST_TARGET, Sizing
-from controlplane.postgres_place import BadPlace, PostgresPlace, parse_place
-from service.inner_settings import ALONE, Between, read_between
-from telemetry.settings import OFF, TelemetrySettings
+from controlplane.policy.standbys import MIN_TARGET, PoolSizing
+from controlplane.postgres_place import BadPostgresUrl, PostgresUrl, parse_postgres_url
+from service.inner_settings import LOCAL_ONLY, PeerSettings, read_peer_settings
+from telemetry.settings import NO_TRACES, TelemetrySettings
 from telemetry.settings import read_settings as read_telemetry
 
 LISTEN: Final = "KELVIN_CONTROL_LISTEN"
@@ -40,9 +40,9 @@ class Settings:
     backup_s: float = 240.0
     backup_days: int = 30
     filters: bool = False  # whether their process runs
-    postgres: PostgresPlace | None = None
-    telemetry: TelemetrySettings = OFF
-    between: Between = ALONE
+    postgres: PostgresUrl | None = None
+    telemetry: TelemetrySettings = NO_TRACES
+    peer_settings: PeerSettings = LOCAL_ONLY
     cluster: ClusterSettings | None = None  # None: this machine runs the versions
 
     @property
@@ -51,7 +51,7 @@ class Settings:
         return self.data / "run"
 
     @property
-    def database(self) -> Path | PostgresPlace:
+    def database(self) -> Path | PostgresUrl:
         """The SQLite file, or where PostgreSQL is."""
         return self.data / "kelvin.db" if self.postgres is None else self.postgres
 
@@ -66,10 +66,10 @@ class Settings:
         return self.runtime_drain_s + 10.0
 
     @property
-    def sizing(self) -> Sizing:
+    def sizing(self) -> PoolSizing:
         """Of the pool of standbys. Each takes a device slot in the end: more of them than slots are of no use."""
         most = max(self.standbys, self.device_slots)
-        return Sizing(self.standbys, most, self.standby_target, self.standby_share, self.standby_bytes)
+        return PoolSizing(self.standbys, most, self.standby_target, self.standby_share, self.standby_bytes)
 
 
 def load(env: Mapping[str, str] = os.environ) -> Settings:
@@ -79,7 +79,7 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
         lifeline_fd=None if lifeline < 0 else lifeline,
         standbys=settings.integer(env, "KELVIN_STANDBYS", 1, low=0, high=64),
-        standby_target=settings.number(env, "KELVIN_STANDBY_TARGET", 0.99, low=LEAST_TARGET, high=0.9999),
+        standby_target=settings.number(env, "KELVIN_STANDBY_TARGET", 0.99, low=MIN_TARGET, high=0.9999),
         standby_share=settings.number(env, "KELVIN_STANDBY_SHARE", 0.15, low=0, high=1),
         standby_bytes=settings.integer(env, "KELVIN_STANDBY_BYTES", 1 << 30, low=1 << 20),
         device_slots=settings.integer(env, "KELVIN_DEVICE_SLOTS", 8, low=1, high=1024),
@@ -96,12 +96,12 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         backup_days=settings.integer(env, "KELVIN_BACKUP_DAYS", 30, low=1, high=3650),
         postgres=_postgres(env),
         telemetry=read_telemetry(env),
-        between=read_between(env, Role.CONTROLPLANE, LISTEN),
+        peer_settings=read_peer_settings(env, Role.CONTROLPLANE, LISTEN),
         cluster=read_cluster(env, settings.integer(env, "KELVIN_THREADS", 1, low=1, high=1024)),
     )
 
 
-def _postgres(env: Mapping[str, str]) -> PostgresPlace | None:
+def _postgres(env: Mapping[str, str]) -> PostgresUrl | None:
     """No error shows more of a URL than its beginning."""
     url, file = env.get("KELVIN_DATABASE"), env.get("KELVIN_DATABASE_PASSWORD_FILE")
     if not url:
@@ -109,8 +109,8 @@ def _postgres(env: Mapping[str, str]) -> PostgresPlace | None:
     if file and not Path(file).is_absolute():
         raise settings.BadSetting("KELVIN_DATABASE_PASSWORD_FILE", file, "must be an absolute path")
     try:
-        return parse_place(url, Path(file) if file else None)
-    except BadPlace as bad:
+        return parse_postgres_url(url, Path(file) if file else None)
+    except BadPostgresUrl as bad:
         scheme, there, _ = url.partition("://")
         raise settings.BadSetting("KELVIN_DATABASE", f"{scheme}://..." if there else "...", str(bad)) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from contracts.billing import Balance, BillingReport, DeviceUse
-from controlplane.closings import frozen_prices
+from controlplane.closings import closed_prices
 from controlplane.policy.month import DAY_US, month_of
 from controlplane.policy.rating import Bill, PriceBook, Prices
 
@@ -28,12 +28,12 @@ class Pricing:
         own = month_of(day * DAY_US)
         book = self._books.get(own)
         if book is None:
-            book = self._books[own] = frozen_prices(self._connection, self._tenant, own)
+            book = self._books[own] = closed_prices(self._connection, self._tenant, own)
         return "" if own == self._month else own, book.at(day * DAY_US)
 
 
 @dataclass(slots=True)
-class Sheet:
+class BillBuilder:
     """Sums up totals."""
 
     pricing: Pricing

@@ -20,39 +20,39 @@ CANCEL_S: Final = 1.0  # for asking the server to cancel the statement
 LIMIT_S = dependencies.DATABASE.timeout_s - CANCEL_S
 
 
-class Silent(TimeoutError):
+class ServerSilent(TimeoutError):
     """The server has sent nothing for too long."""
 
 
-class _Silence(threading.local):
+class _ThreadSilence(threading.local):
     def __init__(self) -> None:
         self.limit_s = math.inf
         self.since_s = 0.0
         self.is_silent = False  # a wait was given up, and no answer came since
 
 
-_silence: Final = _Silence()
+_silence: Final = _ThreadSilence()
 
 
 @contextmanager
-def within(limit_s: float, asked_s: float | None = None) -> Iterator[None]:
+def limit_silence(limit_s: float, queued_at_s: float | None = None) -> Iterator[None]:
     """Limit waits of this thread to `limit_s` seconds of silence. A lower limit of an outer block stays.
 
-    `asked_s` (monotonic) is when the call was queued for this thread. While the server is silent, silence counts from
-    there, so queued calls do not each wait anew. Raises Silent at once if that is too long already.
+    `queued_at_s` (monotonic) is when the call was queued for this thread. While the server is silent, silence counts
+    from there, so queued calls do not each wait anew. Raises Silent at once if that is too long already.
     """
     before_s = _silence.limit_s
     _silence.limit_s = min(before_s, limit_s)
     try:
-        if asked_s is not None and _silence.is_silent:
-            _silence.since_s = max(_silence.since_s, asked_s)
+        if queued_at_s is not None and _silence.is_silent:
+            _silence.since_s = max(_silence.since_s, queued_at_s)
             check()
         yield
     finally:
         _silence.limit_s = before_s
 
 
-def begin_wait() -> None:
+def start_silence() -> None:
     """Start to measure silence: from here on this thread waits for the server."""
     if not _silence.is_silent:
         _silence.since_s = time.monotonic()
@@ -72,7 +72,7 @@ def check() -> None:
     """Raise Silent if this thread has waited for too long."""
     if remaining_s() <= 0:
         give_up()
-        raise Silent("the server does not answer")
+        raise ServerSilent("the server does not answer")
 
 
 def give_up() -> None:

@@ -1,7 +1,7 @@
 """Tell activators what tenants with a budget have spent of their month: the bill as it stands.
 
-After a batch of records or a change of a budget, the rows of those tenants are read. Every AGAIN_S all rows are read,
-because months and prices begin and replicas end. Rows that have changed are sent.
+After a batch of records or a change of a budget, the rows of those tenants are read. Every FULL_READ_INTERVAL_S all
+rows are read, because months and prices begin and replicas end. Rows that have changed are sent.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
-PAUSE_S: Final = 0.25  # between two tellings
-AGAIN_S: Final = 30.0
-LATELY_US: Final = 3_600_000_000
-LATEST: Final = 64  # activators whose last record may be older: it may have waited in a spool for long
-ACTIVATORS: Final = "activator-"
+PUBLISH_INTERVAL_S: Final = 0.25  # between two tellings
+FULL_READ_INTERVAL_S: Final = 30.0
+RECENT_US: Final = 3_600_000_000
+RECENT_SOURCES: Final = 64  # activators whose last record may be older: it may have waited in a spool for long
+ACTIVATOR_SOURCES: Final = "activator-"
 
 
-class Spending:
+class SpendingFeed:
     """Reads the ledger and publishes what tenants have spent. Writes nothing."""
 
     def __init__(self, database: Database, book: PriceBook, feed: FeedHub, clock: Clock) -> None:
@@ -45,41 +45,41 @@ class Spending:
         self._feed = feed
         self._clock = clock
         self._due = asyncio.Event()
-        self._told: dict[str, SpendingRow] = {}
-        self._noted: set[str] = set()  # tenants with records, or another budget, since the last telling
+        self._published: dict[str, SpendingRow] = {}
+        self._changed_tenants: set[str] = set()  # tenants with records, or another budget, since the last telling
 
     def __repr__(self) -> str:
-        return f"<Spending tenants={len(self._told)}>"
+        return f"<SpendingFeed tenants={len(self._published)}>"
 
     def noted(self, records: Iterable[RequestRecord]) -> None:
         """Record that the ledger has these records."""
-        if tenants := {record.tenant for record in records if record.tenant in self._told}:
-            self._noted |= tenants
+        if tenants := {record.tenant for record in records if record.tenant in self._published}:
+            self._changed_tenants |= tenants
             self._due.set()
 
-    def changed(self, tenant: str) -> None:
+    def on_budget_changed(self, tenant: str) -> None:
         """Record that the tenant's budget was set or removed."""
-        self._noted.add(tenant)
+        self._changed_tenants.add(tenant)
         self._due.set()
 
-    async def tell(self) -> None:
+    async def publish_spending(self) -> None:
         """Send the changed rows of all tenants that have a budget. Raises Refused."""
-        await self._tell(None)
+        await self._publish_changed(None)
 
     async def run(self) -> None:
         """Send changed rows until cancelled."""
         all_at_us = self._clock.monotonic_us()
         is_away = False
         while True:
-            left_s = AGAIN_S - (self._clock.monotonic_us() - all_at_us) / 1e6
+            left_s = FULL_READ_INTERVAL_S - (self._clock.monotonic_us() - all_at_us) / 1e6
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, left_s)):
                     await self._due.wait()
             self._due.clear()
             # A steady stream of records must not postpone the reading of all rows.
-            is_all = self._clock.monotonic_us() - all_at_us >= AGAIN_S * 1e6
+            is_all = self._clock.monotonic_us() - all_at_us >= FULL_READ_INTERVAL_S * 1e6
             try:
-                await self._tell(None if is_all else frozenset(self._noted))
+                await self._publish_changed(None if is_all else frozenset(self._changed_tenants))
                 is_away = False
                 if is_all:
                     all_at_us = self._clock.monotonic_us()
@@ -91,11 +91,11 @@ class Spending:
             except Exception:
                 self._due.set()  # what is due stays so, whatever prevented it
                 raise
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
 
-    async def _tell(self, tenants: Collection[str] | None) -> None:
+    async def _publish_changed(self, tenants: Collection[str] | None) -> None:
         """Read the rows of these tenants (None: of all), and send those that have changed."""
-        noted, self._noted = self._noted, set()
+        noted, self._changed_tenants = self._changed_tenants, set()
         now_us = self._clock.wall_s() * 1_000_000
         # From memory, because each batch of records asks.
         wanted = self._feed.budgets() if tenants is None else sorted(filter(self._feed.has_budget, tenants))
@@ -104,21 +104,25 @@ class Spending:
                 lambda connection: spending(connection, self._book, now_us, wanted)
             )
         except BaseException:
-            self._noted |= noted
+            self._changed_tenants |= noted
             raise
         for tenant, error in failed.items():
             record_error(error, f"the budget of {tenant}")
-        kept = self._told if tenants is not None else {name: self._told[name] for name in failed if name in self._told}
+        kept = (
+            self._published
+            if tenants is not None
+            else {name: self._published[name] for name in failed if name in self._published}
+        )
         told = dict(kept)
         news = []
         for row in rows:
-            last = self._told.get(row.tenant)
+            last = self._published.get(row.tenant)
             # A new `seen` alone is sent only to tenants that have records in this batch.
             if last is None or (row if row.tenant in noted else replace(row, seen=last.seen)) != last:
                 news.append(row)
                 last = row
             told[row.tenant] = last
-        self._told = told
+        self._published = told
         if news:
             self._feed.publish(Feed(spending=tuple(news)))
 
@@ -141,9 +145,9 @@ def spending(
         per_tokens=prices.per_tokens, prompt=prices.prompt, cached=prices.cached, completion=prices.completion,
         request=prices.request,
     )  # fmt: skip
-    activators = sources.c.source.startswith(ACTIVATORS, autoescape=True)
-    late = select(sources.c.source).where(activators, sources.c.last_at_us >= now_us - LATELY_US)
-    latest = select(sources.c.source).where(activators).order_by(sources.c.last_at_us.desc()).limit(LATEST)
+    activators = sources.c.source.startswith(ACTIVATOR_SOURCES, autoescape=True)
+    late = select(sources.c.source).where(activators, sources.c.last_at_us >= now_us - RECENT_US)
+    latest = select(sources.c.source).where(activators).order_by(sources.c.last_at_us.desc()).limit(RECENT_SOURCES)
     among_these = or_(received.c.source.in_(late), received.c.source.in_(latest))
     last = func.max(cast(received.c.last, BigInteger)).label("last")  # SQLite may hold a text there
     ends = select(received.c.source, last).where(among_these)

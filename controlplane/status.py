@@ -14,18 +14,18 @@ from controlplane.answers import (
     VersionStatus,
 )
 from controlplane.facts import Model, Version, VersionKey
-from controlplane.outcomes import LastRestore, Outcomes
+from controlplane.outcomes import LastRestore, StartOutcomes
 from controlplane.policy.pending import Pending
 from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.replicas import Replica
-from controlplane.running import Replicas
+from controlplane.running import ReplicaLookup
 from controlplane.scaling.footprints import Footprint
 from controlplane.scaling.pool import StandbyPool
 
 _SERVING = SERVING | {ReplicaState.DRAINING}
 
 
-def model_status(model: Model, replicas: Replicas, outcomes: Outcomes) -> ModelStatus:
+def model_status(model: Model, replicas: ReplicaLookup, outcomes: StartOutcomes) -> ModelStatus:
     """The model with all of its versions."""
     versions = tuple(_version_status(model, version, replicas, outcomes) for version in model.versions)
     prod = model.aliases.get(DEFAULT_ALIAS)
@@ -95,7 +95,7 @@ def memory(seen: Footprint) -> Memory:
     return Memory(pss=seen.pss_bytes, private=seen.private_bytes)
 
 
-def _version_status(model: Model, version: Version, replicas: Replicas, outcomes: Outcomes) -> VersionStatus:
+def _version_status(model: Model, version: Version, replicas: ReplicaLookup, outcomes: StartOutcomes) -> VersionStatus:
     of, key = version.registration, version.key
     return VersionStatus(
         version=of.version,
@@ -109,14 +109,14 @@ def _version_status(model: Model, version: Version, replicas: Replicas, outcomes
         total_bytes=of.total_bytes,
         kv_bytes_per_token=of.kv_bytes_per_token,
         replicas=tuple(_replica_status(replica) for replica in replicas.of(key)),
-        last_restore=_restore_status(outcomes.last(key)),
+        last_restore=_restore_status(outcomes.last_attempt(key)),
         start_problem=outcomes.problem(key),
         last_death=outcomes.last_death(key),
         image_behind=outcomes.behind.get(key),
     )
 
 
-def _state(replicas: Replicas, key: VersionKey) -> str:
+def _state(replicas: ReplicaLookup, key: VersionKey) -> str:
     if replicas.ready(key):
         return "ready"
     if replicas.live(key):
@@ -134,8 +134,8 @@ def _replica_status(replica: Replica) -> ReplicaStatus:
     )
 
 
-def _restore_status(last: LastRestore | None) -> RestoreStatus | None:
-    if last is None:
+def _restore_status(last_attempt: LastRestore | None) -> RestoreStatus | None:
+    if last_attempt is None:
         return None
-    code, sentence = last.failure or (None, None)
-    return RestoreStatus(spans=last.spans, failure_code=code, failure=sentence)
+    code, sentence = last_attempt.failure or (None, None)
+    return RestoreStatus(spans=last_attempt.spans, failure_code=code, failure=sentence)

@@ -40,7 +40,7 @@ from controlplane import dependencies, silence
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.migrations import migrate
 from controlplane.policy.database_faults import DatabaseFault, fault_of_result, fault_of_sqlstate
-from controlplane.postgres_place import PostgresPlace
+from controlplane.postgres_place import PostgresUrl
 
 if TYPE_CHECKING:  # its driver is an extra
     from controlplane.postgres import Postgres
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
-DAMAGED_S: Final = 60.0  # Retry-After while the database is damaged: somebody has to repair it
+DAMAGED_RETRY_AFTER_S: Final = 60.0  # Retry-After while the database is damaged: somebody has to repair it
 # Raised by rows that somebody changed.
 UNREADABLE: Final = (ValueError, TypeError, LookupError, ArithmeticError, DBAPIError)
 _READ_ONLY: Final = "kelvin_read_only"
@@ -95,7 +95,7 @@ def _refusing_faults() -> Iterator[None]:
     """Translate faults of the database to `Refused`. Any other error is a defect, and is raised unchanged."""
     try:
         yield
-    except (NoSession, silence.Silent) as error:
+    except (NoSession, silence.ServerSilent) as error:
         raise Refused(Unavailable("the database")) from error
     except DBAPIError as error:
         failure = failure_of(error)
@@ -117,7 +117,7 @@ def failure_of(error: DBAPIError) -> Failure | None:
         case DatabaseFault.FULL:
             return CapacityExceeded("bytes on the disk of the database", 1, 0)
         case DatabaseFault.DAMAGED:
-            return Unavailable("the database, whose files are damaged,", DAMAGED_S)
+            return Unavailable("the database, whose files are damaged,", DAMAGED_RETRY_AFTER_S)
         case DatabaseFault.REFUSED | DatabaseFault.RETRYABLE | DatabaseFault.UNKNOWN:
             return Unavailable("the database")
 
@@ -139,7 +139,7 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int) -> Iterator[Any]:
+def stream_rows(connection: Connection, query: Select[*tuple[Any, ...]], rows: int) -> Iterator[Any]:
     """Yield the rows of a query, fetched `rows` at a time. Close the iterator if you stop before its end.
 
     Raises DBAPIError at a row with a text that is no UTF-8, after all rows before it. SQLite fails the whole fetch that
@@ -154,10 +154,10 @@ def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int)
     except DBAPIError as error:
         if rows == 1 or connection.dialect.name != "sqlite" or failure_of(error) is not None:
             raise
-        yield from streamed(connection, query.offset(count), 1)
+        yield from stream_rows(connection, query.offset(count), 1)
 
 
-def typed(query: Select[*tuple[Any, ...]], rows: Iterable[Any]) -> Iterator[Any]:
+def check_row_types(query: Select[*tuple[Any, ...]], rows: Iterable[Any]) -> Iterator[Any]:
     """Yield the query's rows. Raises TypeError for a value of another type: SQLite keeps any value in any column."""
     columns = tuple(query.selected_columns)
     kinds = tuple((column.type.python_type, NoneType) for column in columns)
@@ -168,7 +168,7 @@ def typed(query: Select[*tuple[Any, ...]], rows: Iterable[Any]) -> Iterator[Any]
         yield row
 
 
-def texts_of(connection: Connection, column: ColumnElement[str]) -> list[str]:
+def distinct_texts(connection: Connection, column: ColumnElement[str]) -> list[str]:
     """Return the distinct texts of a column, sorted.
 
     In SQLite such a column may hold bytes that are no UTF-8. These are escaped.
@@ -215,7 +215,7 @@ class Database:
         ensure_ledger(engine)
         self.engine = engine
         self.writes = 0  # transactions, of a file only those that changed something
-        self.on_superseded: Callable[[], None] = lambda: None  # memory and database differ: the process has to restart
+        self.on_fenced: Callable[[], None] = lambda: None  # memory and database differ: the process has to restart
         self._postgres = postgres
         self._reading = engine if postgres is None else postgres.reading
         self._writer = ThreadPoolExecutor(1, "database-writer")
@@ -233,25 +233,25 @@ class Database:
         process; `Refused(CapacityExceeded)` if its disk is full. Pass `repeated` for idempotent work that its caller
         repeats until it succeeds. Pass `silence_s` for a statement during which PostgreSQL may be silent for longer.
         """
-        asked_s = time.monotonic()
+        queued_at_s = time.monotonic()
 
         def transaction() -> T:
-            with _refusing_faults(), self._within(silence_s or silence.LIMIT_S, asked_s):
+            with _refusing_faults(), self._limit_silence(silence_s or silence.LIMIT_S, queued_at_s):
                 return self._commit(work, repeated)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
         except Refused:
-            if self._postgres is not None and self._postgres.writer.superseded:
-                self.on_superseded()
+            if self._postgres is not None and self._postgres.writer.is_fenced:
+                self.on_fenced()
             raise
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` over one consistent snapshot. Raises as `write`."""
-        asked_s = time.monotonic()
+        queued_at_s = time.monotonic()
 
         def transaction() -> T:
-            limit = self._within(silence.LIMIT_S, asked_s)
+            limit = self._limit_silence(silence.LIMIT_S, queued_at_s)
             with _refusing_faults(), limit, snapshot(self._reading) as connection:
                 return work(connection)
 
@@ -292,9 +292,9 @@ class Database:
         if self._postgres is not None:
             self._postgres.close()
 
-    def _within(self, limit_s: float, asked_s: float) -> AbstractContextManager[None]:
+    def _limit_silence(self, limit_s: float, queued_at_s: float) -> AbstractContextManager[None]:
         """Bound silence of PostgreSQL. SQLite bounds its own waits."""
-        return nullcontext() if self._postgres is None else silence.within(limit_s, asked_s)
+        return nullcontext() if self._postgres is None else silence.limit_silence(limit_s, queued_at_s)
 
     def _commit(self, work: Callable[[Connection], T], repeated: bool) -> T:
         if self._postgres is not None:
@@ -323,7 +323,7 @@ def copy_file(source: SqliteConnection, path: Path) -> None:
         raise OSError(errno.EIO, f"the database can't be copied: {error}") from error
 
 
-def open_database(place: Path | PostgresPlace) -> Database:
+def open_database(place: Path | PostgresUrl) -> Database:
     """Open and migrate the database. Raises DBAPIError if PostgreSQL is away or another control plane writes to it;
     BadSetting; NewerDatabase, NewerLedger.
     """
@@ -339,7 +339,7 @@ def open_database(place: Path | PostgresPlace) -> Database:
         return opened
 
 
-def reading_engine(place: Path | PostgresPlace) -> Engine:
+def reading_engine(place: Path | PostgresUrl) -> Engine:
     """To read what another process writes. Dispose of it."""
     if isinstance(place, Path):
         return sqlite_engine(place)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane.facts import Model
-from controlplane.feed import REMEMBERED_S
+from controlplane.feed import RECONNECT_S
 from controlplane.policy.idle import LOCAL_WINDOW_MAX_S
 from controlplane.policy.reclaim import MIN_IDLE_S
 
@@ -19,32 +19,32 @@ class Takeover:
 
     def __init__(self, readers: Callable[[], set[str]]) -> None:
         self._readers = readers
-        self._began_s: float | None = None  # since when activators can report
-        self._heard_s: dict[str, float] = {}  # activator -> its first report
+        self._takeover_began_s: float | None = None  # since when activators can report
+        self._first_report_s: dict[str, float] = {}  # activator -> its first report
 
     def __repr__(self) -> str:
-        return f"<Takeover began={self._began_s} heard={len(self._heard_s)}>"
+        return f"<Takeover began={self._takeover_began_s} heard={len(self._first_report_s)}>"
 
     def begin(self, now: float) -> None:
         """Record that activators can report from now on. Idempotent."""
-        if self._began_s is None:
-            self._began_s = now
+        if self._takeover_began_s is None:
+            self._takeover_began_s = now
 
     def record_report(self, activator: str, now: float) -> None:
         """Record an activator's first report."""
-        if self._began_s is None or now < self._began_s + _RECORD_S:
-            self._heard_s.setdefault(activator, now)
+        if self._takeover_began_s is None or now < self._takeover_began_s + _RECORD_S:
+            self._first_report_s.setdefault(activator, now)
 
     def is_window_over(self, model: Model, now: float) -> bool:
         """Return whether activators had a whole stable window of the model to report."""
-        return self._began_s is not None and now - self._began_s >= model.scale.window_s
+        return self._takeover_began_s is not None and now - self._takeover_began_s >= model.scale.window_s
 
-    def is_known(self, model: Model, now: float) -> bool:
+    def is_known_idle(self, model: Model, now: float) -> bool:
         """Return whether a model without reports is known to be idle."""
         if self.is_window_over(model, now):
             return True
-        if self._began_s is None or now - self._began_s < REMEMBERED_S:
+        if self._takeover_began_s is None or now - self._takeover_began_s < RECONNECT_S:
             return False  # activators are still coming back
         # An activator reports all models in use each second, so each within MIN_IDLE_S of its first report.
         readers = self._readers()
-        return bool(readers) and all(now - self._heard_s.get(name, now) >= MIN_IDLE_S for name in readers)
+        return bool(readers) and all(now - self._first_report_s.get(name, now) >= MIN_IDLE_S for name in readers)

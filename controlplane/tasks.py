@@ -43,15 +43,15 @@ class Tasks:
         if self._running:
             await asyncio.wait(self._running)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str, *, for_nobody: bool = False) -> None:
+    def start(self, work: Coroutine[Any, Any, None], name: str, *, detached: bool = False) -> None:
         """Run `work` until it ends or the block is left; after that it is not begun.
 
-        `for_nobody`: it is not done for the request that the caller works for, though that may have set it off.
+        `detached`: it is not done for the request that the caller works for, though that may have set it off.
         """
         if self._closed:
             work.close()
             return
-        context = contextvars.Context() if for_nobody else None
+        context = contextvars.Context() if detached else None
         task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -60,7 +60,7 @@ class Tasks:
         """Run `body` until the block is left, again after each unexpected error. See `Loops.start`."""
         self._loops.start(name, body)
 
-    async def settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until no task runs, tasks started meanwhile included. Loops go on."""
         while self._running:
             await asyncio.wait(self._running)
@@ -71,7 +71,7 @@ class Tasks:
             log.error("a background task failed", exc_info=error, extra={"task": task.get_name()})
 
 
-async def ended(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancels them, and returns once all are done. Raises CancelledError then, where the caller was told to end."""
     for each in tasks:
         each.cancel()

@@ -10,21 +10,21 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from contracts.control import Feed, TenantLimits, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
-from contracts.names import tenant_name
+from contracts.names import require_tenant_name
 from contracts.wire import encode
 from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.feed import FeedHub
 from controlplane.grants import delete_grants_to
-from controlplane.json_columns import read_column, read_word
-from controlplane.key_rows import is_good
-from controlplane.policy.access import TenantState, check_empty, check_move
-from controlplane.policy.trail import Action
+from controlplane.json_columns import read_column, read_enum
+from controlplane.key_rows import is_active
+from controlplane.policy.access import TenantState, check_empty, check_state_change
+from controlplane.policy.trail import AuditAction
 from controlplane.store import Database
 
 MAX_TENANTS: Final = 10_000  # that are not deleted: as many as the activator makes certificates for
-TELL_S: Final = 1.0  # for every activator to be told of an end
-_ACTIONS: Final = {TenantState.ACTIVE: Action.TENANT_RESUMED, TenantState.SUSPENDED: Action.TENANT_SUSPENDED}
+DELIVERY_LIMIT_S: Final = 1.0  # for every activator to be told of an end
+_ACTIONS: Final = {TenantState.ACTIVE: AuditAction.TENANT_RESUMED, TenantState.SUSPENDED: AuditAction.TENANT_SUSPENDED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class TenantStore:
     def __init__(self, database: Database, feed: FeedHub) -> None:
         self._database = database
         self._feed = feed
-        self._turn = asyncio.Lock()  # published in the order in which it was stored
-        self.on_limited: Callable[[str], None] = lambda _: None  # of which tenant, once its limits are published
+        self._write_lock = asyncio.Lock()  # published in the order in which it was stored
+        self.on_limits_changed: Callable[[str], None] = lambda _: None  # of which tenant, once its limits are published
 
     async def load(self, now_s: int) -> None:
         """Publish all of them. Raises UnreadableColumn."""
@@ -68,7 +68,7 @@ class TenantStore:
         """Raises Refused: InvalidRequest for what can't be a tenant's name, Conflict where the name is or was given,
         CapacityExceeded.
         """
-        tenant_name(tenant)
+        require_tenant_name(tenant)
 
         def write(connection: Connection) -> Tenant:
             table = schema.tenants
@@ -83,7 +83,7 @@ class TenantStore:
             insert_tenant(connection, by, tenant, now_s)
             return _one(connection, tenant, now_s)
 
-        async with self._turn:
+        async with self._write_lock:
             made = await self._database.write(write)
             self._feed.publish(Feed(tenants=(made.row(),)))
         return made
@@ -97,15 +97,15 @@ class TenantStore:
         def write(connection: Connection) -> Tenant:
             before = _one(connection, tenant, now_s)
             if before.state is not wanted:
-                check_move(tenant, wanted)
+                check_state_change(tenant, wanted)
                 _set_state(connection, tenant, wanted)
                 audit.record(connection, by, now_s, tenant, _ACTIONS[wanted], tenant)
             return _one(connection, tenant, now_s)
 
-        async with self._turn:
+        async with self._write_lock:
             moved = await self._database.write(write)
             revision = self._feed.publish(Feed(tenants=(moved.row(),)))
-        await self._feed.settled(revision, TELL_S)
+        await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return moved
 
     async def limit(self, by: Actor, tenant: str, changes: dict[str, int | str | None], now_s: int) -> Tenant:
@@ -121,14 +121,14 @@ class TenantStore:
                 )
                 told = ", ".join(f"{name} {'default' if value is None else value}" for name, value in news.items())
                 changed = {name: (getattr(before.limits, name), value) for name, value in news.items()}
-                audit.record(connection, by, now_s, tenant, Action.TENANT_LIMITED, tenant, told, changed)
+                audit.record(connection, by, now_s, tenant, AuditAction.TENANT_LIMITED, tenant, told, changed)
             return _one(connection, tenant, now_s)
 
-        async with self._turn:
+        async with self._write_lock:
             limited = await self._database.write(write)
             revision = self._feed.publish(Feed(tenants=(limited.row(),)))
-        self.on_limited(tenant)
-        await self._feed.settled(revision, TELL_S)
+        self.on_limits_changed(tenant)
+        await self._feed.wait_until_delivered(revision, DELIVERY_LIMIT_S)
         return limited
 
     async def limits(self, tenant: str) -> TenantLimits:
@@ -140,13 +140,13 @@ class TenantStore:
 
         def write(connection: Connection) -> None:
             _one(connection, tenant, now_s)
-            check_move(tenant, TenantState.DELETED)
-            check_empty(tenant, _models(connection, tenant), good_keys(connection, tenant, now_s))
+            check_state_change(tenant, TenantState.DELETED)
+            check_empty(tenant, _models(connection, tenant), active_keys(connection, tenant, now_s))
             delete_grants_to(connection, by, tenant, now_s)
             _set_state(connection, tenant, TenantState.DELETED)
-            audit.record(connection, by, now_s, tenant, Action.TENANT_DELETED, tenant)
+            audit.record(connection, by, now_s, tenant, AuditAction.TENANT_DELETED, tenant)
 
-        async with self._turn:
+        async with self._write_lock:
             await self._database.write(write)
             self._feed.publish(Feed(removed_tenants=(tenant,)))
 
@@ -155,7 +155,7 @@ def insert_tenant(connection: Connection, by: Actor, tenant: str, now_s: int) ->
     """A new row, and its line in the audit."""
     values = {"tenant": tenant, "created_at_s": now_s, "state": str(TenantState.ACTIVE)}
     connection.execute(insert(schema.tenants).values(values))
-    audit.record(connection, by, now_s, tenant, Action.TENANT_CREATED, tenant)
+    audit.record(connection, by, now_s, tenant, AuditAction.TENANT_CREATED, tenant)
 
 
 def _set_state(connection: Connection, tenant: str, state: TenantState) -> None:
@@ -169,17 +169,17 @@ def _one(connection: Connection, tenant: str, now_s: int) -> Tenant:
     return found[0]
 
 
-def _load(connection: Connection, now_s: int, only: str | None = None) -> list[Tenant]:
+def _load(connection: Connection, now_s: int, only_tenant: str | None = None) -> list[Tenant]:
     table, keys, models = schema.tenants, schema.keys, schema.models
-    good = select(func.count()).where(keys.c.tenant == table.c.tenant, is_good(now_s)).scalar_subquery()
+    good = select(func.count()).where(keys.c.tenant == table.c.tenant, is_active(now_s)).scalar_subquery()
     had = select(func.count()).where(models.c.tenant == table.c.tenant).scalar_subquery()
     wanted = select(table, had.label("models"), good.label("keys")).where(table.c.state != TenantState.DELETED)
-    if only is not None:
-        wanted = wanted.where(table.c.tenant == only)
+    if only_tenant is not None:
+        wanted = wanted.where(table.c.tenant == only_tenant)
     return [
         Tenant(
             row["tenant"],
-            read_word(row["state"], TenantState, f"the state of tenant {row['tenant']}"),
+            read_enum(row["state"], TenantState, f"the state of tenant {row['tenant']}"),
             row["created_at_s"],
             row["models"],
             row["keys"],
@@ -194,8 +194,8 @@ def _models(connection: Connection, tenant: str) -> list[str]:
     return list(connection.execute(select(table.c.model).where(table.c.tenant == tenant).order_by("model")).scalars())
 
 
-def good_keys(connection: Connection, tenant: str, now_s: int) -> list[str]:
+def active_keys(connection: Connection, tenant: str, now_s: int) -> list[str]:
     """Ids of the tenant's keys that are neither expired nor revoked."""
     c = schema.keys.c
-    query = select(c.key_id).where(c.tenant == tenant, is_good(now_s)).order_by(c.key_id)
+    query = select(c.key_id).where(c.tenant == tenant, is_active(now_s)).order_by(c.key_id)
     return list(connection.execute(query).scalars())

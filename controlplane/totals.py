@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Executable, Table, bindparam, case, delete
 
-from contracts.names import owner_of
+from contracts.names import split_qualified_name
 from contracts.usage import LifetimeRecord
 from controlplane.dialects import Insert, upserts
 from controlplane.ledger_schema import device_totals, request_totals, runtime_totals, step_totals
 from controlplane.policy.booking import (
-    Booked,
     DeviceKey,
+    LedgerRecord,
     StepKey,
     SumKey,
     device_sums,
@@ -28,10 +28,10 @@ from controlplane.policy.booking import (
 REQUEST_FIGURES: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 STEP_FIGURES: Final = ("requests",)
 DEVICE_FIGURES: Final = ("lifetimes", "restore_us", "active_us", "idle_us")
-USE_FIGURES: Final = ("requests", "answered", "device_us")
+RUNTIME_FIGURES: Final = ("requests", "answered", "device_us")
 
 
-class Totals:
+class UsageTotals:
     """What one transaction adds to the sums. As large as the batch has days, models, outcomes and runtimes."""
 
     def __init__(self, connection: Connection) -> None:
@@ -39,11 +39,11 @@ class Totals:
         self._requests: defaultdict[SumKey, list[int]] = defaultdict(lambda: [0] * len(REQUEST_FIGURES))
         self._steps: defaultdict[StepKey, int] = defaultdict(int)
         self._devices: defaultdict[DeviceKey, list[int]] = defaultdict(lambda: [0] * len(DEVICE_FIGURES))
-        self._uses: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * len(USE_FIGURES))
+        self._runtimes: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * len(RUNTIME_FIGURES))
         self._spans: dict[tuple[str, str], tuple[int, int]] = {}
         self._owners: dict[tuple[str, str], str] = {}  # of replicas that are another tenant's
 
-    def add_requests(self, before: Sequence[Booked], after: Sequence[Booked]) -> None:
+    def add_requests(self, before: Sequence[LedgerRecord], after: Sequence[LedgerRecord]) -> None:
         """All records of one request as they were and as they are; the new ones are last."""
         for sign, group in ((-1, before), (1, after)) if before else ((1, after),):
             for key, figures in request_sums(group).items():
@@ -51,14 +51,14 @@ class Totals:
             for step, count in step_sums(group).items():
                 self._steps[step] += sign * count
             for runtime_id, use in runtime_uses(booked.record for booked in group).items():
-                _add(self._uses[runtime_id, after[0].record.tenant], use, sign)
+                _add(self._runtimes[runtime_id, after[0].record.tenant], use, sign)
         for booked in after[len(before) :]:
             record = booked.record
             if record.runtime_id is not None:
                 name, at_us = (record.runtime_id, record.tenant), record.ended_at_us
                 first, last = self._spans.get(name, (at_us, at_us))
                 self._spans[name] = min(first, at_us), max(last, at_us)
-                owner, _ = owner_of(record.tenant, record.model)
+                owner, _ = split_qualified_name(record.tenant, record.model)
                 if owner != record.tenant:
                     self._owners[name] = owner
 
@@ -75,16 +75,16 @@ class Totals:
         # Of a runtime without a span nothing is new.
         uses = {
             name: [*use, *self._spans[name], self._owners.get(name)]
-            for name, use in self._uses.items()
+            for name, use in self._runtimes.items()
             if name in self._spans
         }
         _REQUESTS.run(self._connection, requests)
         _STEPS.run(self._connection, steps)
         _DEVICES.run(self._connection, devices)
-        _USES.run(self._connection, uses)
+        _RUNTIMES.run(self._connection, uses)
 
 
-class _Adding:
+class TotalsUpsert:
     """Adds figures to rows of a table; those that are not there begin with them. What is `fixed` stays as it began."""
 
     def __init__(
@@ -95,10 +95,10 @@ class _Adding:
         span: Sequence[str] = (),
         fixed: Sequence[str] = (),
     ) -> None:
-        self._statements = upserts(table, lambda new: _adding(new, table, names, figures, span))
+        self._statements = upserts(table, lambda new: _upsert_statement(new, table, names, figures, span))
         self._columns = (*names, *figures, *span, *fixed)
         same = [table.c[name] == bindparam(f"of_{name}") for name in names]
-        self._sweep = delete(table).where(*same, *(table.c[name] == 0 for name in figures))
+        self._delete_zero = delete(table).where(*same, *(table.c[name] == 0 for name in figures))
         self._names = names
 
     def run(self, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[Any]]) -> None:
@@ -109,10 +109,12 @@ class _Adding:
         connection.execute(self._statements[connection.dialect.name], rows)
         # A sum may come to nothing from either side: what a batch adds can balance what an earlier one took back.
         named = [f"of_{name}" for name in self._names]
-        connection.execute(self._sweep, [dict(zip(named, name, strict=True)) for name in sums])
+        connection.execute(self._delete_zero, [dict(zip(named, name, strict=True)) for name in sums])
 
 
-def _adding(new: Insert, table: Table, names: Sequence[str], figures: Sequence[str], span: Sequence[str]) -> Executable:
+def _upsert_statement(
+    new: Insert, table: Table, names: Sequence[str], figures: Sequence[str], span: Sequence[str]
+) -> Executable:
     changes: dict[str, ColumnElement[Any]] = {name: table.c[name] + new.excluded[name] for name in figures}
     for name, further in zip(span, (operator.lt, operator.gt), strict=False):
         old, other = table.c[name], new.excluded[name]
@@ -128,7 +130,9 @@ def _add(sums: list[int], figures: Sequence[int], sign: int) -> None:
 _request_name: Final = operator.attrgetter(*SumKey.__slots__)
 _step_name: Final = operator.attrgetter(*StepKey.__slots__)
 _device_name: Final = operator.attrgetter(*DeviceKey.__slots__)
-_REQUESTS: Final = _Adding(request_totals, SumKey.__slots__, REQUEST_FIGURES)
-_STEPS: Final = _Adding(step_totals, StepKey.__slots__, STEP_FIGURES)
-_DEVICES: Final = _Adding(device_totals, DeviceKey.__slots__, DEVICE_FIGURES)
-_USES: Final = _Adding(runtime_totals, ("runtime_id", "tenant"), USE_FIGURES, ("first_at_us", "last_at_us"), ("owner",))
+_REQUESTS: Final = TotalsUpsert(request_totals, SumKey.__slots__, REQUEST_FIGURES)
+_STEPS: Final = TotalsUpsert(step_totals, StepKey.__slots__, STEP_FIGURES)
+_DEVICES: Final = TotalsUpsert(device_totals, DeviceKey.__slots__, DEVICE_FIGURES)
+_RUNTIMES: Final = TotalsUpsert(
+    runtime_totals, ("runtime_id", "tenant"), RUNTIME_FIGURES, ("first_at_us", "last_at_us"), ("owner",)
+)

@@ -13,21 +13,31 @@ from contracts.audit import AuditWindows
 from contracts.control import Principal
 from contracts.errors import NotFound, Refused
 from controlplane import dependencies, schema
-from controlplane.audit import INSTALLATION, Actor, Event, days_of, events, expire, record, set_days, tenants_of
-from controlplane.clock import Clock, ClockSteps
+from controlplane.audit import (
+    INSTALLATION_ACTOR,
+    Actor,
+    Event,
+    audited_tenants,
+    events,
+    expire,
+    record,
+    set_window_days,
+    window_days,
+)
+from controlplane.clock import Clock, ClockStepDetector
 from controlplane.policy.rating import PriceBook
-from controlplane.policy.trail import Action, Changed, differing, made
+from controlplane.policy.trail import AuditAction, Changed, changed_fields, made
 from controlplane.store import Database
 from controlplane.tenant_rows import find_tenant
 from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
-EXPIRE_S: Final = 3600.0
+EXPIRY_INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
 
 
-class Trail:
+class AuditLog:
     """Over the database. What changes a row records itself, in that row's transaction."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -35,10 +45,16 @@ class Trail:
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<Trail {self._database!r}>"
+        return f"<AuditLog {self._database!r}>"
 
-    async def note(
-        self, by: Actor, tenant: str, action: Action, subject: str, changed: Changed | None = None, detail: str = ""
+    async def add_entry(
+        self,
+        by: Actor,
+        tenant: str,
+        action: AuditAction,
+        subject: str,
+        changed: Changed | None = None,
+        detail: str = "",
     ) -> None:
         """Durable on return; call it before what is noted is done, and only where that is not refused any more."""
         now_s = self._clock.wall_s()
@@ -47,20 +63,20 @@ class Trail:
         )
 
     @asynccontextmanager
-    async def noted(
-        self, by: Actor, tenant: str, action: Action, subject: str, changed: Changed
+    async def record_around(
+        self, by: Actor, tenant: str, action: AuditAction, subject: str, changed: Changed
     ) -> AsyncIterator[None]:
         """Around what somebody else does, or refuses: noted before it is asked for, so that nothing is done that is
         not here; and where it is refused, a second entry says so, by the failure's code.
         """
-        await self.note(by, tenant, action, subject, changed)
+        await self.add_entry(by, tenant, action, subject, changed)
         try:
             yield
         except Refused as refused:
-            await self.note(by, tenant, action, subject, detail=f"refused: {refused.failure.code}")
+            await self.add_entry(by, tenant, action, subject, detail=f"refused: {refused.failure.code}")
             raise
 
-    async def looked(self, by: Actor, tenant: str, action: Action) -> None:
+    async def record_access(self, by: Actor, tenant: str, action: AuditAction) -> None:
         """An operator reads what is another tenant's: that tenant's to know."""
         if by.tenant != tenant and tenant:
             now_s = self._clock.wall_s()
@@ -93,15 +109,15 @@ class Trail:
             if tenant:
                 find_tenant(connection, tenant)
             before = _windows(connection, tenant)
-            set_days(connection, tenant, days)
+            set_window_days(connection, tenant, days)
             after = _windows(connection, tenant)
-            if changed := differing(before.days, after.days):
-                record(connection, by, now_s, tenant, Action.AUDIT_KEPT, tenant, changed=changed)
+            if changed := changed_fields(before.days, after.days):
+                record(connection, by, now_s, tenant, AuditAction.AUDIT_KEPT, tenant, changed=changed)
             return after
 
         return await self._database.write(write)
 
-    async def expire(self, by: Actor = INSTALLATION, tenant: str | None = None) -> dict[str, int]:
+    async def expire(self, by: Actor = INSTALLATION_ACTOR, tenant: str | None = None) -> dict[str, int]:
         """Empty expired entries of one tenant, or of all, each tenant in a transaction of its own. Their digests stay.
         Return how many were emptied, by tenant, without zeros.
 
@@ -110,7 +126,7 @@ class Trail:
         """
         if tenant and not await self._database.read(lambda connection: _is_known(connection, tenant)):
             raise Refused(NotFound("tenant", tenant[:63]))
-        tenants = [tenant] if tenant is not None else await self._database.read(tenants_of)
+        tenants = [tenant] if tenant is not None else await self._database.read(audited_tenants)
         found: dict[str, int] = {}
         for each in tenants:
             now_s = self._clock.wall_s()
@@ -130,13 +146,13 @@ class Trail:
                 found[each] = count
         return found
 
-    async def note_prices(self, book: PriceBook) -> None:
+    async def record_prices(self, book: PriceBook) -> None:
         """What the installation charges from now on, where it is not what it charged."""
         digest = sha256(json.encode(book, order="deterministic")).hexdigest()[:16]
         c, now_s = schema.audit.c, self._clock.wall_s()
         query = (
             select(c.subject)
-            .where(c.tenant == "", c.action == str(Action.PRICES_CHANGED))
+            .where(c.tenant == "", c.action == str(AuditAction.PRICES_CHANGED))
             .order_by(c.sequence.desc())
             .limit(1)
         )
@@ -144,7 +160,7 @@ class Trail:
         def write(connection: Connection) -> None:
             if connection.execute(query).scalar_one_or_none() != digest:
                 changed = made(currency=book.currency)
-                record(connection, INSTALLATION, now_s, "", Action.PRICES_CHANGED, digest, changed=changed)
+                record(connection, INSTALLATION_ACTOR, now_s, "", AuditAction.PRICES_CHANGED, digest, changed=changed)
 
         await self._database.write(write)
 
@@ -154,10 +170,10 @@ class Trail:
         What is let go is gone. So the first time is after an hour, as is the next one after a step of the clock: it may
         be wrong until it is set.
         """
-        steps, wait_s = ClockSteps(self._clock), EXPIRE_S
+        steps, wait_s = ClockStepDetector(self._clock), EXPIRY_INTERVAL_S
         while True:
             await self._clock.sleep(wait_s)
-            wait_s = EXPIRE_S
+            wait_s = EXPIRY_INTERVAL_S
             if by_us := steps.stepped_us():
                 log.warning("the clock stepped; nothing of the audit expires for an hour", extra={"by_us": by_us})
                 continue
@@ -175,4 +191,6 @@ def _is_known(connection: Connection, tenant: str) -> bool:
 
 
 def _windows(connection: Connection, tenant: str) -> AuditWindows:
-    return AuditWindows(tenant=tenant, days={str(window): days for window, days in days_of(connection, tenant).items()})
+    return AuditWindows(
+        tenant=tenant, days={str(window): days for window, days in window_days(connection, tenant).items()}
+    )

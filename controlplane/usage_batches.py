@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.usage import CUT, LifetimeRecord, RequestRecord
+from contracts.usage import UNSEEN_END_PREFIX, LifetimeRecord, RequestRecord
 from contracts.wire import BadJson, Fact, Wire, convert, decode, decode_any, decoder
 from controlplane.nul import check_json
 
@@ -56,11 +56,13 @@ def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tup
         if newer := _fields_of_newer_program(each.raw, kind):
             rule = f"has the field {newer[0]!r}, of a newer program: it waits until the control plane is replaced, too"
             raise Refused(InvalidRequest("records", each.subject[:128], rule))
-    ours = [record for record in records if record.source.startswith(CUT)]  # reserved for lives that we end
+    ours = [
+        record for record in records if record.source.startswith(UNSEEN_END_PREFIX)
+    ]  # reserved for lives that we end
     if ours:
-        reason = f"its source must not begin with {CUT!r}"
+        reason = f"its source must not begin with {UNSEEN_END_PREFIX!r}"
         unreadable += [describe(msgspec.json.encode(record), reason, now_us) for record in ours]
-        records = [record for record in records if not record.source.startswith(CUT)]
+        records = [record for record in records if not record.source.startswith(UNSEEN_END_PREFIX)]
     return tuple(records), tuple(unreadable)
 
 

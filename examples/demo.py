@@ -20,7 +20,7 @@ from typing import Any
 
 import openai
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from coldstart_bench.programs import Program, make_model
 
 TINYLM = Path(__file__).parent / "tinylm" / "model"
@@ -88,7 +88,7 @@ def tour(installation: Installation, scratch: Path) -> None:
     _, tiny_id = stream(client, "tinylm", "In the beginning God created")
     first_s, half_id = stream(client, "half-gigabyte", "w1 w2 w3 w4")
     with waiting("measuring the frozen floor of this machine for the larger one"), floor_of(scratch / "half") as floor:
-        floor_ms = f"{1000 * min(floor.timed(list(range(3, 7))) for _ in range(3)):.1f}"
+        floor_ms = f"{1000 * min(floor.time_request(list(range(3, 7))) for _ in range(3)):.1f}"
     command(installation, "timeline", tiny_id)
     command(installation, "timeline", half_id, "--floor-ms", floor_ms)
 
@@ -154,7 +154,7 @@ def main() -> int:
     try:
         say("Start Kelvin")
         with waiting("processes to be ready"):
-            ready = running(scratch / "data")
+            ready = running_installation(scratch / "data")
             installation = ready.__enter__()
         try:
             tour(installation, scratch)

@@ -10,8 +10,18 @@ from typing import Final
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, TENANT, Direction, Findings, Looked, Question
-from contracts.numbers import whole_number
+from contracts.filters import (
+    CHECK_PATH,
+    DEADLINE_HEADER,
+    ENTITIES,
+    FILTERS_SOCKET,
+    TENANT_HEADER,
+    Direction,
+    FilterRequest,
+    FilterResponse,
+    TextResult,
+)
+from contracts.numbers import parse_whole_number
 from filters.pii import unknown_region
 from filters.scanner import Scanner
 from filters.settings import FilterSettings
@@ -19,21 +29,21 @@ from service.bodies import LARGE_BYTES, answer, read
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
-from telemetry.policy.instruments import Page
-from telemetry.telemetry import local
+from telemetry.policy.instruments import MetricsPage
+from telemetry.telemetry import open_without_traces
 
 log = logging.getLogger(__name__)
 
 # How long a thread keeps the interpreter while another one waits for it: the loop only hands texts on.
-SWITCH_S: Final = 0.001
-LONGEST_S: Final = 10.0  # nobody of ours waits longer for an answer
+THREAD_SWITCH_S: Final = 0.001
+MAX_SCAN_S: Final = 10.0  # nobody of ours waits longer for an answer
 _FILTER: Final = "pii"
 
 
-class Meters:
+class FilterMetrics:
     """What the filters' page counts: verdicts by direction, what was found by entity. Neither has a caller's values."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: MetricsPage) -> None:
         self._verdicts = page.counter(
             "kelvin_filter_verdicts_total", "Pieces of text that were looked at", ("filter", "direction", "verdict")
         )
@@ -49,7 +59,7 @@ class Meters:
         if texts:
             self._unseen.add((), texts)
 
-    def looked(self, direction: Direction, looked: Looked) -> None:
+    def looked(self, direction: Direction, looked: TextResult) -> None:
         """One text was looked at."""
         actions = {span.action for span in looked.spans}
         verdict = "stop" if "stop" in actions else "redact" if actions else "allow"
@@ -60,33 +70,33 @@ class Meters:
 
 async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
     """Answer on the socket until `stop`."""
-    telemetry = local("filters")
+    telemetry = open_without_traces("filters")
     async with AsyncExitStack() as stack:
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        sys.setswitchinterval(SWITCH_S)
+        sys.setswitchinterval(THREAD_SWITCH_S)
         executor = ThreadPoolExecutor(1, "looking")
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-        app = make_app(Meters(telemetry.page), Scanner(executor))
-        listener = stack.enter_context(directory.listen(SOCKET))
-        log.info("serving", extra={"socket": SOCKET})
-        await serve_until(telemetry.exposing(app), listener, stop)
+        app = make_app(FilterMetrics(telemetry.page), Scanner(executor))
+        listener = stack.enter_context(directory.listen(FILTERS_SOCKET))
+        log.info("serving", extra={"socket": FILTERS_SOCKET})
+        await serve_until(telemetry.with_metrics_route(app), listener, stop)
 
 
-def make_app(meters: Meters, scanner: Scanner) -> FastAPI:
+def make_app(meters: FilterMetrics, scanner: Scanner) -> FastAPI:
     """One question is one POST; no text is logged or kept."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
 
-    @app.post(CHECK)
+    @app.post(CHECK_PATH)
     async def check(request: Request) -> Response:
-        question = await read(request, Question, LARGE_BYTES)
-        _require_known(question)
-        looked = await scanner.scan(request.headers.get(TENANT, ""), question, _left_s(request))
+        question = await read(request, FilterRequest, LARGE_BYTES)
+        _check_rules_known(question)
+        looked = await scanner.scan(request.headers.get(TENANT_HEADER, ""), question, _remaining_s(request))
         meters.unseen(question.unseen)
         for found in looked:
             meters.looked(question.direction, found)
-        return answer(Findings(looked=looked))
+        return answer(FilterResponse(looked=looked))
 
     @app.get("/healthz")
     @app.get("/readyz")
@@ -96,20 +106,20 @@ def make_app(meters: Meters, scanner: Scanner) -> FastAPI:
     return app
 
 
-def _left_s(request: Request) -> float:
-    """Return for how many seconds the asker still waits, at most LONGEST_S. An asker of an older build does not say.
+def _remaining_s(request: Request) -> float:
+    """Return for how many seconds the asker still waits, at most MAX_SCAN_S. An asker of an older build does not say.
 
     Raises `Refused(InvalidRequest)`.
     """
-    raw = request.headers.get(DEADLINE)
+    raw = request.headers.get(DEADLINE_HEADER)
     if raw is None:
-        return LONGEST_S
-    if (milliseconds := whole_number(raw)) is None:
-        raise Refused(InvalidRequest(DEADLINE, repr(raw[:20]), "must be whole milliseconds"))
-    return min(milliseconds / 1000, LONGEST_S)
+        return MAX_SCAN_S
+    if (milliseconds := parse_whole_number(raw)) is None:
+        raise Refused(InvalidRequest(DEADLINE_HEADER, repr(raw[:20]), "must be whole milliseconds"))
+    return min(milliseconds / 1000, MAX_SCAN_S)
 
 
-def _require_known(question: Question) -> None:
+def _check_rules_known(question: FilterRequest) -> None:
     for rule in question.rules:
         for entity in rule.actions:
             if entity not in ENTITIES:

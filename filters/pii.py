@@ -15,10 +15,10 @@ import phonenumbers
 from stdnum import iban, luhn
 from stdnum.us import ssn
 
-from contracts.filters import Action, Looked, Rule, Span
-from filters.policy.text import fold, is_plain, next_segment, settle, without_invisible
+from contracts.filters import Action, EntitySpan, FilterRule, TextResult
+from filters.policy.text import fold, is_plain, merge_spans, next_segment, without_invisible
 
-Found = tuple[int, int]
+Offsets = tuple[int, int]
 
 _PLAIN_SEGMENTS: Final = 256
 
@@ -43,25 +43,25 @@ _ADDRESS: Final = re.compile(
 )
 
 
-def _emails(text: str) -> Iterator[Found]:
+def _emails(text: str) -> Iterator[Offsets]:
     if "@" in text:
         yield from (found.span() for found in _EMAIL.finditer(text))
 
 
-def _cards(text: str) -> Iterator[Found]:
+def _cards(text: str) -> Iterator[Offsets]:
     """Groups of digits, with spaces, a hyphen or a dot between them, that have a card's length and check digit: the
     longest.
     """
     groups = [found.span() for found in _GROUP.finditer(text)]
     at = 0
     while at < len(groups):
-        last = _card_from(text, groups, at)
+        last = _longest_card(text, groups, at)
         if last is not None:
             yield groups[at][0], groups[last][1]
         at = at + 1 if last is None else last + 1
 
 
-def _card_from(text: str, groups: list[Found], first: int) -> int | None:
+def _longest_card(text: str, groups: list[Offsets], first: int) -> int | None:
     """The last group of the longest card that begins with this one."""
     start = groups[first][0]
     if text[start] not in _CARD_BEGINS or (start and text[start - 1].isalpha()):
@@ -83,16 +83,16 @@ def _card_from(text: str, groups: list[Found], first: int) -> int | None:
     return longest
 
 
-def _is_grouped(groups: list[Found]) -> bool:
+def _is_grouped(groups: list[Offsets]) -> bool:
     """Return whether digits are grouped as on a card. Otherwise any number with a dot, such as pi, might be one."""
     return len(groups) > 2 and all(end - start in range(3, 7) for start, end in groups)
 
 
-def _ssns(text: str) -> Iterator[Found]:
+def _ssns(text: str) -> Iterator[Offsets]:
     yield from (found.span() for found in _SSN.finditer(text) if ssn.is_valid("-".join(found.group(1, 3, 4))))
 
 
-def _ibans(text: str) -> Iterator[Found]:
+def _ibans(text: str) -> Iterator[Offsets]:
     text, at = text.translate(_CAPITALS), 0
     while (found := _IBAN.search(text, at)) is not None:
         places = [index for index in range(*found.span()) if text[index] not in " -"]
@@ -106,7 +106,7 @@ def _ibans(text: str) -> Iterator[Found]:
                 break
 
 
-def _addresses(text: str) -> Iterator[Found]:
+def _addresses(text: str) -> Iterator[Offsets]:
     for found in _ADDRESS.finditer(text):
         shown = found[0].rstrip(".:") if not found[0].endswith("::") else found[0]
         try:
@@ -117,7 +117,7 @@ def _addresses(text: str) -> Iterator[Found]:
             yield found.start(), found.start() + len(shown)
 
 
-_FINDERS: Final[Mapping[str, Callable[[str], Iterator[Found]]]] = {
+_FINDERS: Final[Mapping[str, Callable[[str], Iterator[Offsets]]]] = {
     "CREDIT_CARD": _cards,
     "EMAIL_ADDRESS": _emails,
     "IBAN_CODE": _ibans,
@@ -127,12 +127,12 @@ _FINDERS: Final[Mapping[str, Callable[[str], Iterator[Found]]]] = {
 _PHONE: Final = "PHONE_NUMBER"
 
 
-def unknown_region(rule: Rule) -> str | None:
+def unknown_region(rule: FilterRule) -> str | None:
     """One whose numbers nobody here knows."""
     return next((region for region in rule.phone_regions if region not in phonenumbers.SUPPORTED_REGIONS), None)
 
 
-def finders(rule: Rule) -> Iterator[Callable[[str], list[Span]]]:
+def build_finders(rule: FilterRule) -> Iterator[Callable[[str], list[EntitySpan]]]:
     """Yield a finder for each entity; telephones come last, one finder for each region, as they match too much.
 
     Each takes a folded text without invisible characters. What they find may overlap.
@@ -146,67 +146,67 @@ def finders(rule: Rule) -> Iterator[Callable[[str], list[Span]]]:
             yield partial(_spans, entity, action, _FINDERS[entity])
 
 
-def _spans(entity: str, action: Action, finder: Callable[[str], Iterable[Found]], text: str) -> list[Span]:
-    return [Span(start=start, end=end, label=entity, action=action) for start, end in finder(text)]
+def _spans(entity: str, action: Action, finder: Callable[[str], Iterable[Offsets]], text: str) -> list[EntitySpan]:
+    return [EntitySpan(start=start, end=end, label=entity, action=action) for start, end in finder(text)]
 
 
-def _phones(region: str | None, text: str) -> Iterator[Found]:
+def _phones(region: str | None, text: str) -> Iterator[Offsets]:
     for match in phonenumbers.PhoneNumberMatcher(text, region):
         yield match.start, match.end
 
 
-def look(text: str, rules: Sequence[Rule], whole: bool) -> Looked:
+def scan_text(text: str, rules: Sequence[FilterRule], whole: bool) -> TextResult:
     """Return what was found as far as the text is decided. Ends with the first span that stops: what follows is
     nobody's.
     """
-    steps = look_in_steps(text, rules, whole)
+    steps = scan_steps(text, rules, whole)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            found: Looked = end.value
+            found: TextResult = end.value
             return found
 
 
-def look_in_steps(text: str, rules: Sequence[Rule], whole: bool) -> Generator[None, None, Looked]:
-    """Look as `look` does, and yield after each step of some milliseconds, so that scans can share a thread.
+def scan_steps(text: str, rules: Sequence[FilterRule], whole: bool) -> Generator[None, None, TextResult]:
+    """Look as `scan_text` does, and yield after each step of some milliseconds, so that scans can share a thread.
 
     A step is one pattern over one segment, or _PLAIN_SEGMENTS segments that hold nothing to look for.
     """
     folded = fold(text)
-    at, plain, spans = 0, 0, list[Span]()
+    at, plain, spans = 0, 0, list[EntitySpan]()
     while True:
         segment = next_segment(folded, at, whole)
         if isinstance(segment, int):
-            return Looked(decided=segment, spans=tuple(spans))
+            return TextResult(decided=segment, spans=tuple(spans))
         part = folded[segment.start : segment.end]
         if is_plain(part):
             at, plain = segment.final, plain + 1
             if plain % _PLAIN_SEGMENTS == 0:
                 yield
             continue
-        found = yield from _find(part, rules)
+        found = yield from _scan_segment(part, rules)
         mine = [span for span in found if segment.start + span.start < segment.final]
-        spans += [_moved(span, segment.start) for span in mine]
+        spans += [_shift(span, segment.start) for span in mine]
         at = max(segment.final, spans[-1].end) if mine else segment.final
         if mine and mine[-1].action == "stop":
-            return Looked(decided=at, spans=tuple(spans))
+            return TextResult(decided=at, spans=tuple(spans))
 
 
-def _find(folded: str, rules: Sequence[Rule]) -> Generator[None, None, list[Span]]:
+def _scan_segment(folded: str, rules: Sequence[FilterRule]) -> Generator[None, None, list[EntitySpan]]:
     visible, places = without_invisible(folded)
     found = []
     for rule in rules:
-        for finder in finders(rule):
+        for finder in build_finders(rule):
             found += finder(visible)
             yield
-    settled = settle(found)
-    return settled if places is None else [_as_written(span, places) for span in settled]
+    settled = merge_spans(found)
+    return settled if places is None else [_original_span(span, places) for span in settled]
 
 
-def _as_written(span: Span, places: Sequence[int]) -> Span:
-    return Span(start=places[span.start], end=places[span.end - 1] + 1, label=span.label, action=span.action)
+def _original_span(span: EntitySpan, places: Sequence[int]) -> EntitySpan:
+    return EntitySpan(start=places[span.start], end=places[span.end - 1] + 1, label=span.label, action=span.action)
 
 
-def _moved(span: Span, by: int) -> Span:
-    return Span(start=span.start + by, end=span.end + by, label=span.label, action=span.action)
+def _shift(span: EntitySpan, by: int) -> EntitySpan:
+    return EntitySpan(start=span.start + by, end=span.end + by, label=span.label, action=span.action)

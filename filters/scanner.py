@@ -1,7 +1,7 @@
 """Scan texts on one thread that tenants share in time slices.
 
 A scan takes from microseconds to seconds, depending on the text's digits and the tenant's rules. So it runs in steps
-(see `look_in_steps`), and after SLICE_S it gives the thread to another waiting tenant. However much other tenants have
+(see `scan_steps`), and after SLICE_S it gives the thread to another waiting tenant. However much other tenants have
 to scan, a short text waits for at most one slice of each.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts.errors import Refused
-from contracts.filters import Looked, Question
+from contracts.filters import FilterRequest, TextResult
 from contracts.traffic_errors import DeadlineExceeded
-from filters.pii import look_in_steps
+from filters.pii import scan_steps
 from service.fair_lock import FairLock
 
 SLICE_S: Final = 0.005
@@ -27,9 +27,9 @@ MAX_WAITING_OF_TENANT: Final = 64
 class _Scan:
     """The scan of one question. Used by one thread at a time."""
 
-    steps: Generator[None, None, tuple[Looked, ...]]
+    steps: Generator[None, None, tuple[TextResult, ...]]
     is_cancelled: bool = False
-    result: tuple[Looked, ...] = ()
+    result: tuple[TextResult, ...] = ()
 
     def run_slice(self) -> bool:
         """Scan for SLICE_S. Return whether the scan is complete."""
@@ -53,26 +53,26 @@ class Scanner:
     def __repr__(self) -> str:
         return f"<Scanner {self._lock!r}>"
 
-    async def scan(self, tenant: str, question: Question, within_s: float) -> tuple[Looked, ...]:
+    async def scan(self, tenant: str, question: FilterRequest, timeout_s: float) -> tuple[TextResult, ...]:
         """Return what was found in each text of `question`. Raises `Refused`: Overloaded at once if the queue is full,
         DeadlineExceeded. A cancelled scan ends after its current step.
         """
         loop, scan = asyncio.get_running_loop(), _Scan(_scan_all(question))
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(timeout_s):
                 while True:
                     async with self._lock.hold(tenant):
                         if await loop.run_in_executor(self._executor, scan.run_slice):
                             return scan.result
         except TimeoutError:
-            raise Refused(DeadlineExceeded(within_s, "looking at a text")) from None
+            raise Refused(DeadlineExceeded(timeout_s, "looking at a text")) from None
         finally:
             scan.is_cancelled = True
 
 
-def _scan_all(question: Question) -> Generator[None, None, tuple[Looked, ...]]:
-    looked: list[Looked] = []
+def _scan_all(question: FilterRequest) -> Generator[None, None, tuple[TextResult, ...]]:
+    looked: list[TextResult] = []
     for text in question.texts:
-        looked += [(yield from look_in_steps(text, question.rules, question.whole))]
+        looked += [(yield from scan_steps(text, question.rules, question.whole))]
         yield  # a short text is one step, and a question may have thousands of them
     return tuple(looked)

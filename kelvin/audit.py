@@ -8,17 +8,17 @@ import click
 from rich.table import Table
 
 from contracts.audit import AuditReport, AuditWindows, Expired
-from contracts.numbers import whole_number
+from contracts.numbers import parse_whole_number
 from contracts.wire import decode
-from kelvin.client import asked, examined, json_option, of_tenant, target
-from kelvin.tables import instant, print_json, print_table
+from kelvin.client import asked, current_target, json_option, poll_report, tenant_query
+from kelvin.tables import format_instant, print_json, print_table
 
 UNSOUND_EXIT: Final = 2
-_WHAT: Final = "answer of the control plane"
-_TENANT = click.option(
+_PEER: Final = "answer of the control plane"
+_TENANT_OPTION = click.option(
     "--tenant", help="Of another tenant, for operators; '' is the installation. [default: the key's own]"
 )
-_ALL = click.option("--all", "every", is_flag=True, help="Of every tenant and the installation; for operators.")
+_ALL_OPTION = click.option("--all", "every", is_flag=True, help="Of every tenant and the installation; for operators.")
 
 
 @click.group("audit")
@@ -28,33 +28,33 @@ def audit_command() -> None:
 
 @audit_command.command("list")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The latest so many.")
-@_TENANT
+@_TENANT_OPTION
 @json_option
 def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
     """Who made, changed and took away what, and when."""
-    found = asked("GET", "/admin/v1/audit", params={**of_tenant(tenant), "limit": str(limit)})
+    found = asked("GET", "/admin/v1/audit", params={**tenant_query(tenant), "limit": str(limit)})
     if as_json:
         print_json(found)
         return
     table = Table("link", "at", "by", "what", "which", "", title="audit, UTC")
     for row in found["events"]:
-        said = f"(expired: {row['window']})" if row["expired"] else row["detail"] or changes(row["changed"])
-        table.add_row(str(row["link"]), instant(row["at_s"]), row["actor"], row["action"], row["subject"], said)
+        said = f"(expired: {row['window']})" if row["expired"] else row["detail"] or format_changes(row["changed"])
+        table.add_row(str(row["link"]), format_instant(row["at_s"]), row["actor"], row["action"], row["subject"], said)
     print_table(table)
 
 
 @audit_command.command("verify")
-@_TENANT
-@_ALL
+@_TENANT_OPTION
+@_ALL_OPTION
 def verify_command(tenant: str | None, every: bool) -> None:
     """Recompute the chain from its entries.
 
     Exits with code 2 where one was changed, removed, added or moved, or its words went before their time; the first
     one is named. Note the digest elsewhere: who owns the database can make another chain, but not one that ends so.
     """
-    with target().door() as door:
-        raw = examined(door, "/admin/v1/audit/verify", {"all": "true"} if every else of_tenant(tenant))
-    report = decode(raw, AuditReport, what=_WHAT)
+    with current_target().door() as door:
+        raw = poll_report(door, "/admin/v1/audit/verify", {"all": "true"} if every else tenant_query(tenant))
+    report = decode(raw, AuditReport, what=_PEER)
     for chain in report.chains:
         name = _name(chain.tenant)
         click.echo(f"{name}: {chain.links:,} entries hold, {chain.expired:,} of them expired, chain {chain.chain}")
@@ -71,9 +71,9 @@ def expire_command(tenant: str | None) -> None:
 
     An entry's words go and its digest stays, so that the chain still holds.
     """
-    with target().door() as door:
-        answer = door.post("/admin/v1/audit/expire", params=of_tenant(tenant))
-    found = decode(answer.content, Expired, what=_WHAT).entries
+    with current_target().door() as door:
+        answer = door.post("/admin/v1/audit/expire", params=tenant_query(tenant))
+    found = decode(answer.content, Expired, what=_PEER).entries
     for name, count in sorted(found.items()):
         click.echo(f"{_name(name)}: {count:,} entries expired")
     if not found:
@@ -82,20 +82,20 @@ def expire_command(tenant: str | None) -> None:
 
 @audit_command.command("windows")
 @click.option("--set", "wanted", metavar="WINDOW=DAYS", multiple=True, help="Keep so long, or `default`; repeat.")
-@_TENANT
+@_TENANT_OPTION
 def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
     """For how many days what is kept; `--set` is for operators, and with `--tenant ''` for every tenant without."""
-    days_of, where = _days_of(wanted), of_tenant(tenant)
-    with target().door() as door:
+    days_of, where = _parse_days(wanted), tenant_query(tenant)
+    with current_target().door() as door:
         if days_of:
             answer = door.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
         else:
             answer = door.get("/admin/v1/audit/windows", params=where)
-    for name, days in decode(answer.content, AuditWindows, what=_WHAT).days.items():
+    for name, days in decode(answer.content, AuditWindows, what=_PEER).days.items():
         click.echo(f"{name}: {days} days")
 
 
-def changes(fields: Mapping[str, Any]) -> str:
+def format_changes(fields: Mapping[str, Any]) -> str:
     """What changed, for a line: `rpm none → 60`."""
     return ", ".join(f"{name} {_value(was)} → {_value(now)}" for name, (was, now) in fields.items())
 
@@ -110,12 +110,12 @@ def _value(value: object) -> str:
             return json.dumps(value)
 
 
-def _days_of(wanted: tuple[str, ...]) -> dict[str, int | None]:
+def _parse_days(wanted: tuple[str, ...]) -> dict[str, int | None]:
     """Of WINDOW=DAYS. Raises UsageError."""
     found: dict[str, int | None] = {}
     for each in wanted:
         name, _, days = each.partition("=")
-        number = whole_number(days)
+        number = parse_whole_number(days)
         if (number is None and days != "default") or name in found:
             raise click.UsageError(f"--set {each}: must be WINDOW=DAYS or WINDOW=default, each window once")
         found[name] = number

@@ -30,7 +30,7 @@ def bench_command() -> None:
     """Measure Kelvin on this machine, beside floors and rivals of the same run where there are any."""
 
 
-def _passed_on(name: str, what: str) -> click.Command:
+def _bench_passthrough(name: str, what: str) -> click.Command:
     """A command whose words are the bench's own, `--help` too."""
 
     def run(arguments: tuple[str, ...]) -> None:
@@ -48,7 +48,7 @@ def _passed_on(name: str, what: str) -> click.Command:
 
 
 for _name, _what in BENCHES.items():
-    bench_command.add_command(_passed_on(_name, _what))
+    bench_command.add_command(_bench_passthrough(_name, _what))
 
 
 @click.group("drill")
@@ -57,5 +57,5 @@ def drill_command() -> None:
 
 
 drill_command.add_command(
-    _passed_on("recovery", "Lose the database, then the whole data directory; restore, and compare the bill")
+    _bench_passthrough("recovery", "Lose the database, then the whole data directory; restore, and compare the bill")
 )

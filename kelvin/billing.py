@@ -24,7 +24,7 @@ from contracts.billing import (
     VerifyReport,
 )
 from contracts.wire import decode
-from kelvin.client import DoorClosed, examined
+from kelvin.client import CommandFailed, poll_report
 from kelvin.tables import print_table
 
 UNBALANCED_EXIT: Final = 2
@@ -51,7 +51,7 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
     """
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
-        raw = door.get("/admin/v1/billing/report", params=of_month(tenant, chosen)).content
+        raw = door.get("/admin/v1/billing/report", params=month_query(tenant, chosen)).content
     report = decode(raw, BillingReport, what="answer of the control plane")
     if form == "json":
         click.echo(raw.decode())
@@ -77,7 +77,7 @@ def close_command(context: click.Context, tenant: str | None, month: str) -> Non
     with context.obj.door() as door, hint_own_key(tenant, "admin"):
         answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
     closing = decode(answer.content, ClosingReport, what="answer of the control plane")
-    total = f"{closing.report.currency} {money(closing.report.total_micros)}"
+    total = f"{closing.report.currency} {format_money(closing.report.total_micros)}"
     click.echo(f"{closing.report.tenant} {month} is closed: {total}, chain {closing.chain}")
     if not closing.report.balance.balanced:
         for line in problem_lines(closing.report):
@@ -95,7 +95,7 @@ def verify_command(context: click.Context, tenant: str | None, month: str | None
     Exits with code 2 where a row was changed, removed, added or moved; the first difference of each month is named.
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
-        raw = examined(door, "/admin/v1/billing/verify", of_month(tenant, month))
+        raw = poll_report(door, "/admin/v1/billing/verify", month_query(tenant, month))
     report = decode(raw, VerifyReport, what="answer of the control plane")
     for chain in report.months:
         state = "closed" if chain.closed else "open"
@@ -123,7 +123,7 @@ def write_csv(report: BillingReport, out: TextIO) -> None:
     rows.writerow(CSV_COLUMNS)
     for outcome, count in sorted(report.requests.items()):
         rows.writerow(["requests", outcome, "", "", "", count, "request", "", "", "", ""])
-    for step, count in _degraded(report):
+    for step, count in _degraded_counts(report):
         rows.writerow(["degraded", step, "", "", "", count, "request", "", "", "", ""])
     for item in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         rows.writerow(["tokens", item, "", "", "", getattr(report, item), "token", "", "", "", ""])
@@ -142,19 +142,27 @@ def write_csv(report: BillingReport, out: TextIO) -> None:
         rows.writerow(["problem", f"{problem.kind}: {problem.subject}: {problem.detail}", *[""] * 9])
 
 
-def _degraded(report: BillingReport) -> list[tuple[str, int]]:
+def _degraded_counts(report: BillingReport) -> list[tuple[str, int]]:
     return [] if report.degraded is UNSET else sorted(report.degraded.items())
 
 
-def _words(line: BillLine) -> tuple[str, str, str]:
+def _describe_line(line: BillLine) -> tuple[str, str, str]:
     """What it is, how much of it, and for how much: short enough for a terminal of 80 columns."""
     if line.device_class is None:
-        return line.item.replace("_", " "), f"{line.quantity:,}", f"{money(line.price_micros)} / {_short(line.per)}"
+        return (
+            line.item.replace("_", " "),
+            f"{line.quantity:,}",
+            f"{format_money(line.price_micros)} / {_short_count(line.per)}",
+        )
     item = f"{line.item.removeprefix('device_')} {line.device_class}"
-    return item, f"{seconds(line.quantity)} s", f"{money(line.price_micros)} / {_short(line.per // 1_000_000)} s"
+    return (
+        item,
+        f"{format_seconds(line.quantity)} s",
+        f"{format_money(line.price_micros)} / {_short_count(line.per // 1_000_000)} s",
+    )
 
 
-def _short(count: int) -> str:
+def _short_count(count: int) -> str:
     return f"{count // 1_000_000}M" if count and count % 1_000_000 == 0 else f"{count:,}"
 
 
@@ -163,7 +171,7 @@ def print_tables(report: BillingReport, console: Console) -> None:
     used = Table("", "", title=f"{report.tenant}, {report.month}: used", show_header=False)
     for outcome, count in sorted(report.requests.items()):
         used.add_row(f"requests, {outcome}", f"{count:,}")
-    for step, count in _degraded(report):
+    for step, count in _degraded_counts(report):
         used.add_row(f"  of them less than asked, {step}", f"{count:,}")
     used.add_row("prompt tokens", f"{report.prompt_tokens:,}")
     used.add_row("  of them cached", f"{report.cached_tokens:,}")
@@ -172,17 +180,17 @@ def print_tables(report: BillingReport, console: Console) -> None:
     print_table(used, console)
     device = Table("device", "replicas", "restore s", "active s", "idle s", title="device time")
     for use in report.device:
-        times = (seconds(use.restore_us), seconds(use.active_us), seconds(use.idle_us))
+        times = (format_seconds(use.restore_us), format_seconds(use.active_us), format_seconds(use.idle_us))
         device.add_row(use.device_class, str(use.lifetimes), *times)
     bill = Table("model", "item", "quantity", "price", "amount", title=f"bill, {report.currency}")
     dates = {line.since for line in report.lines}
     for line in report.lines:
-        item, quantity, price = _words(line)
+        item, quantity, price = _describe_line(line)
         dated = f"{item}, from {line.since}" if len(dates) > 1 else item
         dated = f"{dated}, adjusts {line.adjusts}" if line.adjusts else dated
-        bill.add_row(line.model, dated, quantity, price, money(line.amount_micros))
+        bill.add_row(line.model, dated, quantity, price, format_money(line.amount_micros))
     bill.add_section()
-    bill.add_row("total", "", "", "", money(report.total_micros))
+    bill.add_row("total", "", "", "", format_money(report.total_micros))
     for table, numbers in ((device, range(1, 5)), (bill, (2, 3, 4))):
         for number in numbers:
             table.columns[number].justify = "right"
@@ -212,7 +220,7 @@ def reconcile_command(context: click.Context, tenant: str | None, month: str | N
     acknowledgement, on their way) are named, and are no failure.
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
-        raw = examined(door, "/admin/v1/billing/reconcile", of_month(tenant, month))
+        raw = poll_report(door, "/admin/v1/billing/reconcile", month_query(tenant, month))
     report = decode(raw, ReconcileReport, what="answer of the control plane")
     if as_json:
         click.echo(raw.decode())
@@ -227,10 +235,10 @@ def lines(report: ReconcileReport) -> Iterator[str]:
     """For people: what was compared, each difference, the verdict."""
     compared = report.compared
     yield f"{report.tenant}, {', '.join(report.months) or 'no month'}:"
-    yield from _compared(compared)
+    yield from _compared_lines(compared)
     for difference in report.differences:
         yield f"{'' if difference.fails else 'known: '}{difference.kind}: {difference.subject}: {difference.detail}"
-        size = _size(difference, report.currency)
+        size = _difference_size(difference, report.currency)
         yield f"  {'; '.join(part for part in (size, difference.cause) if part)}"
         if difference.ids and difference.ids != (difference.subject,):
             yield f"  requests: {', '.join(difference.ids)}"
@@ -239,23 +247,24 @@ def lines(report: ReconcileReport) -> Iterator[str]:
     yield f"the accounts {'agree' if report.agrees else 'DIFFER'}"
 
 
-def _compared(compared: Compared) -> Iterator[str]:
+def _compared_lines(compared: Compared) -> Iterator[str]:
     yield f"  requests: {compared.served:,} by {compared.replicas:,} replicas, {compared.recorded:,} recorded"
     yield f"  charged by the last acknowledgement: {compared.orphans:,}"
     yield (
-        f"  replicas' time: {seconds(compared.lived_us)} s lived, {seconds(compared.attributed_us)} s attributed; "
-        f"of {seconds(compared.active_us)} s active, {seconds(compared.used_us)} s to requests"
+        f"  replicas' time: {format_seconds(compared.lived_us)} s lived, "
+        f"{format_seconds(compared.attributed_us)} s attributed; "
+        f"of {format_seconds(compared.active_us)} s active, {format_seconds(compared.used_us)} s to requests"
     )
     yield f"  sources: {compared.sources:,}; rows behind the totals: {compared.rows:,}"
 
 
-def _size(difference: Difference, currency: str) -> str:
+def _difference_size(difference: Difference, currency: str) -> str:
     """At most so much; what nobody knows is said."""
     figures = (
-        ("requests", difference.requests, _counted(difference.requests or 0, "request")),
-        ("tokens", difference.tokens, _counted(difference.tokens or 0, "token")),
-        ("device time", difference.device_us, f"{seconds(difference.device_us or 0)} s"),
-        ("money", difference.amount_micros, f"{currency} {money(difference.amount_micros or 0)}"),
+        ("requests", difference.requests, _count_phrase(difference.requests or 0, "request")),
+        ("tokens", difference.tokens, _count_phrase(difference.tokens or 0, "token")),
+        ("device time", difference.device_us, f"{format_seconds(difference.device_us or 0)} s"),
+        ("money", difference.amount_micros, f"{currency} {format_money(difference.amount_micros or 0)}"),
     )
     known = [told for _, figure, told in figures if figure]
     unknown = [name for name, figure, _ in figures if figure is None]
@@ -263,18 +272,18 @@ def _size(difference: Difference, currency: str) -> str:
     return "; ".join([*parts, *(["unknown: " + ", ".join(unknown)] if unknown else [])])
 
 
-def _counted(count: int, thing: str) -> str:
+def _count_phrase(count: int, thing: str) -> str:
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
-def money(micros: int) -> str:
+def format_money(micros: int) -> str:
     """Micro-units of a currency, with at least two decimals."""
     amount = Decimal(micros).scaleb(-6).normalize()
     places = max(2, -int(amount.as_tuple().exponent))
     return f"{amount:,.{places}f}"
 
 
-def seconds(microseconds: int) -> str:
+def format_seconds(microseconds: int) -> str:
     """To the millisecond."""
     return f"{Decimal(microseconds).scaleb(-6):,.3f}"
 
@@ -284,10 +293,10 @@ def hint_own_key(tenant: str | None, scope: str) -> Iterator[None]:
     """Say which key a tenant's ledger needs. To any other key, an operator's too, the tenant seems not to exist."""
     try:
         yield
-    except DoorClosed as closed:
+    except CommandFailed as closed:
         if tenant is None or closed.status != HTTPStatus.NOT_FOUND:
             raise
-        raise DoorClosed(
+        raise CommandFailed(
             f"the ledger of tenant '{tenant}' is shown to keys of that tenant alone, and this key is another's. "
             f"Make one with `kelvin keys create NAME --tenant {tenant} --scope {scope} --output FILE`, "
             "then use --key FILE",
@@ -295,6 +304,6 @@ def hint_own_key(tenant: str | None, scope: str) -> Iterator[None]:
         ) from closed
 
 
-def of_month(tenant: str | None, month: str | None) -> dict[str, str]:
+def month_query(tenant: str | None, month: str | None) -> dict[str, str]:
     """Return the query of a tenant and a month: without a tenant the key's own, without a month all of them."""
     return {name: value for name, value in (("tenant", tenant), ("month", month)) if value is not None}

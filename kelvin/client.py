@@ -15,20 +15,20 @@ from rich.console import Console
 
 from contracts.billing import Examining
 from contracts.errors import RemoteFailure
-from contracts.numbers import whole_number
+from contracts.numbers import parse_whole_number
 from contracts.problem import from_problem
 from contracts.secrets import redact
 from contracts.wire import BadJson, decode, decode_any, decoder
 from kelvin.settings import DEFAULT_PORT
 from kelvin.supervisor.lock import naming
-from service.private import keep_secrets
+from service.private import protect_memory
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, as the API answers it.")
 TIMEOUT_S: Final = 60.0
-ASK_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
+REPORT_POLL_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
 
 
-class DoorClosed(click.ClickException):
+class CommandFailed(click.ClickException):
     """The installation can't be reached, or refused the call. Exit code 1. A key in the message loses its secret.
 
     `status` is of the answer that refused it, where there was one.
@@ -49,17 +49,19 @@ class Target:
     key: Path | None = None
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        """Return a client of the installation. Raises DoorClosed if address, CA or key is missing or can't be used."""
-        keep_secrets()
+        """Return a client of the installation. Raises CommandFailed if address, CA or key is missing or can't
+        be used.
+        """
+        protect_memory()
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
         try:
-            url = _address(self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}"))
+            url = _checked_url(self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}"))
             for path, what in ((ca, "CA"), (key, "key")):
                 if not path.exists():
-                    raise DoorClosed(f"{what} file {path} does not exist; {self._hint(what)}")
-            trusted, secret = _trusting(ca), _secret(key)
+                    raise CommandFailed(f"{what} file {path} does not exist; {self._hint(what)}")
+            trusted, secret = _tls_context(ca), _read_key(key)
         except OSError as error:
-            raise DoorClosed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
+            raise CommandFailed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         return httpx.Client(
             base_url=url,
             verify=trusted,
@@ -80,7 +82,7 @@ class Target:
             return path.read_text("latin-1").strip() if path.exists() else default
 
 
-def _address(url: str) -> httpx.URL:
+def _checked_url(url: str) -> httpx.URL:
     try:
         found = httpx.URL(url)
         found.raw_host.decode().encode("idna")  # as the resolver does
@@ -88,33 +90,33 @@ def _address(url: str) -> httpx.URL:
             return found
     except (httpx.InvalidURL, UnicodeError):
         pass
-    raise DoorClosed(f"{url!r} is no address of an installation; it must be https://HOST or https://HOST:PORT")
+    raise CommandFailed(f"{url!r} is no address of an installation; it must be https://HOST or https://HOST:PORT")
 
 
-def _trusting(ca: Path) -> ssl.SSLContext:
+def _tls_context(ca: Path) -> ssl.SSLContext:
     try:
         with naming(ca):
             return ssl.create_default_context(cafile=str(ca))
     except ssl.SSLError as error:
-        raise DoorClosed(f"CA file {ca} holds no certificate that can be read; it must be PEM") from error
+        raise CommandFailed(f"CA file {ca} holds no certificate that can be read; it must be PEM") from error
 
 
-def _secret(key: Path) -> str:
+def _read_key(key: Path) -> str:
     with naming(key):
         text = key.read_text("latin-1").strip()
     if not text or not text.isascii() or not text.isprintable() or " " in text:
-        raise DoorClosed(f"key file {key} holds no API key; it must be one line, as `kelvin keys create` prints it")
+        raise CommandFailed(f"key file {key} holds no API key; it must be one line, as `kelvin keys create` prints it")
     return text
 
 
-def target() -> Target:
+def current_target() -> Target:
     """The installation that the running command was pointed at."""
     found = click.get_current_context().obj
     assert isinstance(found, Target)
     return found
 
 
-def of_tenant(tenant: str | None) -> dict[str, str]:
+def tenant_query(tenant: str | None) -> dict[str, str]:
     """Return the query that names a tenant: without one the key's own is meant."""
     return {} if tenant is None else {"tenant": tenant}
 
@@ -124,30 +126,30 @@ def refuse(answer: httpx.Response) -> None:
     if answer.is_success:
         return
     answer.read()
-    raise DoorClosed(failure_of(answer).message, answer.status_code)
+    raise CommandFailed(failure_of_response(answer).message, answer.status_code)
 
 
-def json_of(answer: httpx.Response) -> dict[str, Any]:
-    """Return the JSON object in a response. Raises DoorClosed if something else answered, such as a proxy."""
+def decode_json_object(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object in a response. Raises CommandFailed if something else answered, such as a proxy."""
     try:
         found = decode_any(answer.content)
     except BadJson:
         found = None
     if not isinstance(found, dict):
-        raise DoorClosed(f"{answer.url.copy_with(query=None)} answered with no JSON object: is the URL Kelvin's?")
+        raise CommandFailed(f"{answer.url.copy_with(query=None)} answered with no JSON object: is the URL Kelvin's?")
     return found
 
 
 def asked(method: str, path: str, **sent: Any) -> dict[str, Any]:
     """Return the JSON object that the running command's installation answers. `sent` is what httpx takes beside.
 
-    Raises DoorClosed as `Target.door` and `json_of` do, and for a refusal.
+    Raises CommandFailed as `Target.door` and `decode_json_object` do, and for a refusal.
     """
-    with target().door() as door:
-        return json_of(door.request(method, path, **sent))
+    with current_target().door() as door:
+        return decode_json_object(door.request(method, path, **sent))
 
 
-def unreachable(error: httpx.TransportError) -> DoorClosed:
+def unreachable_error(error: httpx.TransportError) -> CommandFailed:
     """Return the error of a call without an answer: the address, the reason, and what to do next."""
     origin = str(error.request.url.copy_with(raw_path=b"/")).rstrip("/")
     hint = (
@@ -155,7 +157,7 @@ def unreachable(error: httpx.TransportError) -> DoorClosed:
         if "CERTIFICATE_VERIFY_FAILED" in str(error)
         else "is `kelvin up` running, and is that its address (--url)?"
     )
-    return DoorClosed(f"the installation can't be reached at {origin}: {error}; {hint}")
+    return CommandFailed(f"the installation can't be reached at {origin}: {error}; {hint}")
 
 
 class _Error(msgspec.Struct):
@@ -164,7 +166,7 @@ class _Error(msgspec.Struct):
     param: str | None = None
 
 
-class _Foreign(msgspec.Struct):
+class _ForeignError(msgspec.Struct):
     """What the door itself answers before another API is reached, or another server on the way: an error of OpenAI's
     form, or problem details without a code of ours.
     """
@@ -173,7 +175,7 @@ class _Foreign(msgspec.Struct):
     detail: str | None = None
 
 
-def failure_of(answer: httpx.Response) -> RemoteFailure:
+def failure_of_response(answer: httpx.Response) -> RemoteFailure:
     """Return the failure in an answer other than success, whoever on the way wrote it. The body was read."""
     status = answer.status_code
     if status < 400:
@@ -182,11 +184,11 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     if (found := from_problem(answer.content)) is not None:
         return found
     passing = status in (429, 502, 503, 504)
-    after_s = whole_number(answer.headers.get("retry-after", ""))
+    after_s = parse_whole_number(answer.headers.get("retry-after", ""))
     try:
-        said = decoder(_Foreign).decode(answer.content)
+        said = decoder(_ForeignError).decode(answer.content)
     except BadJson:
-        said = _Foreign()
+        said = _ForeignError()
     if said.error is None:
         message = said.detail or f"the answer was {status}"
         return RemoteFailure("unavailable", status, message, None, passing, after_s)
@@ -195,14 +197,14 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     )
 
 
-def examined(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
+def poll_report(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
     """Ask for a report until it is there: the installation reads its ledger or audit, however many rows that has.
 
     Return its JSON. How far it is meanwhile is shown on a terminal. Raises what the door raises.
     """
     console = Console(stderr=True)
     with console.status("reading") if console.is_terminal else nullcontext() as status:
-        while (answer := door.get(path, params=params, timeout=ASK_S)).status_code == HTTPStatus.ACCEPTED:
+        while (answer := door.get(path, params=params, timeout=REPORT_POLL_S)).status_code == HTTPStatus.ACCEPTED:
             seen = decode(answer.content, Examining, what="answer of the control plane")
             if status is not None:
                 status.update(f"reading: {seen.rows:,} of {seen.of:,} rows")

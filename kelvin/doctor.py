@@ -12,7 +12,7 @@ import click
 from kelvin.checks.certificates import check_certificate_files
 from kelvin.checks.devices import check_devices
 from kelvin.checks.disk import READ_BYTES, check_disk
-from kelvin.checks.guards import OF_POSTGRESQL, check_backups, check_certificates, check_secrets, is_running
+from kelvin.checks.guards import POSTGRES_BACKUP_NOTE, check_backups, check_certificates, check_secrets, is_running
 from kelvin.checks.kernel import (
     check_clock,
     check_kernel,
@@ -23,17 +23,17 @@ from kelvin.checks.kernel import (
     wall_minus_monotonic_s,
 )
 from kelvin.checks.services import check_services
-from kelvin.client import DoorClosed, target
+from kelvin.client import CommandFailed, current_target
 from kelvin.policy.configuration import judge_names, judge_values, number_of
-from kelvin.policy.findings import Finding, Level, fails
+from kelvin.policy.findings import Finding, FindingLevel, has_failure
 from kelvin.settings import doctor_environment
-from service.private import keep_secrets
+from service.private import protect_memory
 
 FAILING_EXIT: Final = 1
 _WIDTH: Final = 22
 
 
-def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iterator[Finding]:
+def run_checks(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iterator[Finding]:
     """Yield the findings; the disk is measured first, before other checks make the machine busy.
 
     Raises PermissionError if a file of the data directory can't be looked at.
@@ -52,7 +52,7 @@ def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iter
     yield from check_certificates(data, running=running)
     yield from check_certificate_files(environment)
     if environment.get("KELVIN_DATABASE"):
-        yield OF_POSTGRESQL
+        yield POSTGRES_BACKUP_NOTE
     else:
         every_s = number_of(environment, "KELVIN_BACKUP_S")
         yield from check_backups(data, environment.get("KELVIN_BACKUP") or None, every_s, running=running)
@@ -73,23 +73,23 @@ def doctor_command(store: str | None, read_bytes: int, as_json: bool) -> None:
 
     Works beside a running installation and without one. Exits with 1 where something fails, with 0 otherwise.
     """
-    keep_secrets()
-    data = target().data.absolute()
+    protect_memory()
+    data = current_target().data.absolute()
     findings = []
     try:
-        for finding in examine(data, doctor_environment(data, store), read_bytes):
+        for finding in run_checks(data, doctor_environment(data, store), read_bytes):
             findings.append(finding)
             if not as_json:
                 _print(finding)
     except PermissionError as error:
-        raise DoorClosed(f"{error.filename} can't be read: run doctor as the user of {data}") from error
+        raise CommandFailed(f"{error.filename} can't be read: run doctor as the user of {data}") from error
     if as_json:
         rows = [dataclasses.asdict(finding) for finding in findings]
-        click.echo(json.dumps({"findings": rows, "fails": fails(findings)}, indent=2))
+        click.echo(json.dumps({"findings": rows, "fails": has_failure(findings)}, indent=2))
     else:
-        counts = ", ".join(f"{sum(finding.level is level for finding in findings)} {level}" for level in Level)
+        counts = ", ".join(f"{sum(finding.level is level for finding in findings)} {level}" for level in FindingLevel)
         click.echo(counts)
-    if fails(findings):
+    if has_failure(findings):
         sys.exit(FAILING_EXIT)
 
 

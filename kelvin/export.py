@@ -27,9 +27,16 @@ from contracts.errors import CapacityExceeded, InvalidRequest, ModelNotFound, No
 from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import is_digest, parse_reference
 from contracts.push import AttestationEntry, AttestationList, Original
-from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, find_bundle, lay_out, lay_out_original, pieces
+from kelvin.policy.export_layout import (
+    TENSORS_FILE,
+    ExportLayout,
+    chunk_slices,
+    find_bundle,
+    plan_layout,
+    plan_original_layout,
+)
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import Patience, PushCalls, answered, decoded, open_door
+from kelvin.push_calls import PushClient, RetryPolicy, decode_response, open_client, raise_for_failure
 from kelvin.signing import SIGNATURE_FILE
 from service.whole_file import sync
 from snapshotter.policy.files import SINGLE_FILE
@@ -39,18 +46,18 @@ from snapshotter.policy.tensors_index import (
     INDEX_BYTES,
     PREFIX_BYTES,
     ContentCheck,
-    Entry,
+    IndexEntry,
     index_bytes,
     index_end,
     parse_index,
 )
 
-LIBRARY_S: Final = 4 * 3600.0
+CONVERSION_TIMEOUT_S: Final = 4 * 3600.0
 PROGRAM: Final = ("-P", "-m", "snapshotter.tensorizer_file")
 _NOT_INSTALLED: Final = 3
 _BLOCK: Final = 8 << 20
 RECEIVERS: Final = 4
-RESOLVE_S: Final = 60.0
+RESOLVE_TIMEOUT_S: Final = 60.0
 FORMATS: Final = ("safetensors", "tensors")
 
 
@@ -77,7 +84,7 @@ def check_original(path: Path, original: Original, manifest: Manifest) -> None:
         raise Refused(InvalidRequest("format", "tensors", "the file that was pushed holds other tensors"))
 
 
-def _names_tensors_of(entries: Sequence[Entry], manifest: Manifest) -> bool:
+def _names_tensors_of(entries: Sequence[IndexEntry], manifest: Manifest) -> bool:
     facts = {each.tensor.name: (each.tensor.dtype, each.tensor.shape) for each in entries}
     return facts == {each.name: (each.dtype, each.shape) for each in manifest.tensors}
 
@@ -86,39 +93,39 @@ def convert(source: Path, target: Path, manifest: Manifest) -> None:
     """Write `target`, compare each tensor with `source` and with the manifest, remove `source`. Raises `Refused`."""
     command = [sys.executable, *PROGRAM, str(source), str(target)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIBRARY_S)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CONVERSION_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise _failed(f"took longer than {LIBRARY_S:g} s") from None
+        raise _conversion_failure(f"took longer than {CONVERSION_TIMEOUT_S:g} s") from None
     last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     if done.returncode == _NOT_INSTALLED:
-        raise _failed(f"{last}: `pip install 'kelvin-serving[tensorizer]'`")
+        raise _conversion_failure(f"{last}: `pip install 'kelvin-serving[tensorizer]'`")
     if done.returncode:
-        raise _failed(last[:200])
+        raise _conversion_failure(last[:200])
     _compare(source, target, manifest)
     source.unlink()
 
 
 def _compare(source: Path, target: Path, manifest: Manifest) -> None:
     with ExitStack() as stack:
-        ours, theirs = (_opened(stack, path) for path in (source, target))
+        ours, theirs = (_open_tensors(stack, path) for path in (source, target))
         size = os.fstat(ours).st_size
         head = os.pread(ours, header_bytes(os.pread(ours, SAFETENSORS_PREFIX, 0), size, source.name), 0)
         wanted = {tensor.name: tensor for tensor in parse_header(source.name, head, size)}
         entries = read_index(theirs, target.name)
         if not _names_tensors_of(entries, manifest):
-            raise _failed("wrote other tensors than it was given")
+            raise _conversion_failure("wrote other tensors than it was given")
         for entry in entries:
             if not _is_same(ours, wanted[entry.tensor.name], theirs, entry):
-                raise _failed(f"wrote other bytes of tensor {entry.tensor.name[:80]!r} than it was given")
+                raise _conversion_failure(f"wrote other bytes of tensor {entry.tensor.name[:80]!r} than it was given")
 
 
-def read_index(fd: int, path: str) -> tuple[Entry, ...]:
+def read_index(fd: int, path: str) -> tuple[IndexEntry, ...]:
     """The index of an open tensorizer file. Raises `Refused(ArtifactRejected)`."""
     size = os.fstat(fd).st_size
     return parse_index(path, os.pread(fd, index_end(os.pread(fd, PREFIX_BYTES, 0), size, path), 0), size)
 
 
-def _is_same(ours: int, tensor: SourceTensor, theirs: int, entry: Entry) -> bool:
+def _is_same(ours: int, tensor: SourceTensor, theirs: int, entry: IndexEntry) -> bool:
     """Whether both files hold the same bytes of it, and the header of theirs is right about them."""
     header = os.pread(theirs, entry.tensor.offset - entry.header_offset, entry.header_offset)
     check = ContentCheck(entry.tensor.path, entry, header)
@@ -132,17 +139,17 @@ def _is_same(ours: int, tensor: SourceTensor, theirs: int, entry: Entry) -> bool
     return True
 
 
-def _opened(stack: ExitStack, path: Path) -> int:
+def _open_tensors(stack: ExitStack, path: Path) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, fd)
     return fd
 
 
-def _failed(why: str) -> Refused:
+def _conversion_failure(why: str) -> Refused:
     return Refused(InvalidRequest("format", "tensors", f"tensorizer {why}"))
 
 
-class ExportCalls(PushCalls):
+class ExportClient(PushClient):
     """The calls of an export, repeated while that may help, like those of a push."""
 
     def manifest(self, version: str) -> Manifest:
@@ -152,7 +159,7 @@ class ExportCalls(PushCalls):
     def try_original(self, version: str) -> Original | None:
         """The kept file that it was pushed as, where there is one; unchecked. Raises `Refused`."""
         try:
-            return decoded(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
+            return decode_response(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
         except Refused as refused:
             if refused.failure.code == NotFound.code:
                 return None
@@ -161,7 +168,7 @@ class ExportCalls(PushCalls):
     def attestations(self, version: str) -> tuple[AttestationEntry, ...]:
         """What is signed about it, as the installation judges it."""
         answer = self._call("GET", f"/push/v1/versions/{version}/attestations", b"")
-        return decoded(answer, AttestationList).attestations
+        return decode_response(answer, AttestationList).attestations
 
     def chunk(self, digest: str, length: int) -> bytes:
         """Of a manifest of the tenant's, checked against its digest. Raises `Refused`."""
@@ -177,7 +184,7 @@ class ExportCalls(PushCalls):
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """What lies in the directory."""
 
     version: str
@@ -187,21 +194,26 @@ class Exported:
 
 
 def export_version(
-    version: str, directory: Path, form: str, door: httpx.Client, progress: Progress, patience: Patience | None = None
-) -> Exported:
+    version: str,
+    directory: Path,
+    form: str,
+    door: httpx.Client,
+    progress: Progress,
+    retry_policy: RetryPolicy | None = None,
+) -> ExportResult:
     """Write the version's files to `directory`, which appears whole or not at all. Raises `Refused`."""
     if directory.exists() or directory.is_symlink():
         raise Refused(InvalidRequest("directory", str(directory), "exists already"))
     progress.begin("looking", None)
-    calls = ExportCalls(door, patience)
+    calls = ExportClient(door, retry_policy)
     manifest = calls.manifest(version)
     original = calls.try_original(version) if form == "tensors" else None
     if form == "tensors" and original is None:
         check_fits(manifest)
-    layout = lay_out(manifest, version) if original is None else lay_out_original(manifest, version, original)
+    layout = plan_layout(manifest, version) if original is None else plan_original_layout(manifest, version, original)
     try:
-        with _appearing(directory) as scratch:
-            _receive(calls, manifest, layout, scratch, progress)
+        with _atomic_directory(directory) as scratch:
+            _receive_chunks(calls, manifest, layout, scratch, progress)
             _check_files(manifest, scratch)
             if original is not None:
                 check_original(scratch / TENSORS_FILE, original, manifest)
@@ -215,11 +227,11 @@ def export_version(
     except OSError as error:
         rule = f"can't be written: {error.strerror or error}"
         raise Refused(InvalidRequest("directory", str(directory), rule)) from error
-    return Exported(version, tuple(sorted(sizes)), sum(sizes.values()), original is not None)
+    return ExportResult(version, tuple(sorted(sizes)), sum(sizes.values()), original is not None)
 
 
 @contextmanager
-def _appearing(directory: Path) -> Iterator[Path]:
+def _atomic_directory(directory: Path) -> Iterator[Path]:
     """A directory beside it to write to. At the end all of it is synced, and gets its name."""
     scratch = directory.absolute().with_name(f".{directory.name}.{secrets.token_hex(8)}")
     scratch.mkdir()
@@ -234,7 +246,9 @@ def _appearing(directory: Path) -> Iterator[Path]:
         raise
 
 
-def _receive(calls: ExportCalls, manifest: Manifest, layout: ExportLayout, scratch: Path, progress: Progress) -> None:
+def _receive_chunks(
+    calls: ExportClient, manifest: Manifest, layout: ExportLayout, scratch: Path, progress: Progress
+) -> None:
     """All chunks to their places, each fetched once however often it occurs."""
     wanted: dict[Chunk, list[int]] = {}
     start = 0
@@ -250,7 +264,7 @@ def _receive(calls: ExportCalls, manifest: Manifest, layout: ExportLayout, scrat
         def receive(chunk: Chunk) -> None:
             data = memoryview(calls.chunk(chunk.digest, chunk.length))
             for begin in wanted[chunk]:
-                for path, offset, part in pieces(layout, begin, chunk.length):
+                for path, offset, part in chunk_slices(layout, begin, chunk.length):
                     _write(files[path], data[part], offset)
             progress.advance(chunk.length)
 
@@ -284,13 +298,13 @@ def _check_files(manifest: Manifest, scratch: Path) -> None:
             raise Refused(ChunkCorrupt(found, "transit"))
 
 
-def resolve(door: httpx.Client, reference: str) -> str:
+def resolve_version(door: httpx.Client, reference: str) -> str:
     """The version that `M`, `M@prod` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
     if is_digest(reference):  # and no model's name
         return reference
     named = parse_reference(reference)
-    answer = answered(door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S))
-    found = decoded(answer, _Model)
+    answer = raise_for_failure(door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_TIMEOUT_S))
+    found = decode_response(answer, _Model)
     if named.alias is not None:
         fitting = [found.aliases[named.alias]] if named.alias in found.aliases else []
     else:
@@ -321,8 +335,8 @@ class _Model(msgspec.Struct):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export_command(reference: str, directory: Path, form: str, as_json: bool) -> None:
     """Write a version to DIRECTORY, which must not exist: its pinned files as they were, its weights as one file."""
-    with open_door() as door, shown_progress(not as_json) as progress:
-        exported = export_version(resolve(door, reference), directory, form, door, progress)
+    with open_client() as door, shown_progress(not as_json) as progress:
+        exported = export_version(resolve_version(door, reference), directory, form, door, progress)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(exported)))
         return

@@ -10,10 +10,10 @@ import click
 from rich.table import Table
 
 from contracts.control import Scope
-from kelvin.client import DoorClosed, asked, json_of, json_option, of_tenant, target
+from kelvin.client import CommandFailed, asked, current_target, decode_json_object, json_option, tenant_query
 from kelvin.policy.rate import parse_duration_s
-from kelvin.tables import instant, print_json, print_table
-from service.whole_file import drafted
+from kelvin.tables import format_instant, print_json, print_table
+from service.whole_file import pending_file
 
 _ROOM_BYTES: Final = 4096  # more than a key has
 
@@ -30,9 +30,9 @@ class Duration(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-_TENANT = click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
+_TENANT_OPTION = click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
 _SCOPES = click.Choice([scope.value for scope in Scope])
-_OUTPUT = click.option(
+_OUTPUT_OPTION = click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the secret to this file, mode 0600."
 )
 
@@ -43,11 +43,11 @@ def keys_command() -> None:
 
 
 @keys_command.command("list")
-@_TENANT
+@_TENANT_OPTION
 @json_option
 def list_command(tenant: str | None, as_json: bool) -> None:
     """Good keys and those that ended, without their secrets."""
-    found = asked("GET", "/admin/v1/keys", params=of_tenant(tenant))
+    found = asked("GET", "/admin/v1/keys", params=tenant_query(tenant))
     if as_json:
         print_json(found)
         return
@@ -59,9 +59,9 @@ def list_command(tenant: str | None, as_json: bool) -> None:
             row["state"],
             " ".join(row["scopes"]),
             " ".join(row["models"]) or "all",
-            instant(row["created_at_s"]),
-            instant(row["expires_at_s"], "never"),
-            instant(row["last_used_at_s"], "never"),
+            format_instant(row["created_at_s"]),
+            format_instant(row["expires_at_s"], "never"),
+            format_instant(row["last_used_at_s"], "never"),
         )
     print_table(table)
 
@@ -71,8 +71,8 @@ def list_command(tenant: str | None, as_json: bool) -> None:
 @click.option("--scope", "scopes", type=_SCOPES, multiple=True, required=True, help="What it may do; repeat.")
 @click.option("--model", "models", multiple=True, help="Only this model may be called; repeat. [default: all]")
 @click.option("--expires", type=Duration(), help="How long it is good, such as 90d. [default: until it is revoked]")
-@_TENANT
-@_OUTPUT
+@_TENANT_OPTION
+@_OUTPUT_OPTION
 @json_option
 def create_command(
     name: str,
@@ -85,38 +85,38 @@ def create_command(
 ) -> None:
     """Make a key. Its secret can't be shown again: it is all that is on standard output, or in the file of --output."""
     body = {"name": name, "scopes": scopes, "models": models, "expires_in_s": expires}
-    _make("/admin/v1/keys", body, tenant, output, as_json, replace=False)
+    _create_key("/admin/v1/keys", body, tenant, output, as_json, replace=False)
 
 
 @keys_command.command("rotate")
 @click.argument("key_id", metavar="ID")
 @click.option("--overlap", type=Duration(), default="24h", show_default=True, help="How long the old one stays good.")
-@_TENANT
-@_OUTPUT
+@_TENANT_OPTION
+@_OUTPUT_OPTION
 @json_option
 def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path | None, as_json: bool) -> None:
     """Make a key that may do what ID may, and let ID end after the overlap. The output's file is replaced."""
-    _make(f"/admin/v1/keys/{key_id}/rotate", {"overlap_s": overlap}, tenant, output, as_json, replace=True)
+    _create_key(f"/admin/v1/keys/{key_id}/rotate", {"overlap_s": overlap}, tenant, output, as_json, replace=True)
 
 
 @keys_command.command("revoke")
 @click.argument("key_id", metavar="ID")
-@_TENANT
+@_TENANT_OPTION
 def revoke_command(key_id: str, tenant: str | None) -> None:
     """End a key now. What is being answered is finished."""
-    found = asked("POST", f"/admin/v1/keys/{key_id}/revoke", params=of_tenant(tenant))
+    found = asked("POST", f"/admin/v1/keys/{key_id}/revoke", params=tenant_query(tenant))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{key_id}: revoked{late}")
 
 
-def _make(
+def _create_key(
     path: str, body: dict[str, Any], tenant: str | None, output: Path | None, as_json: bool, *, replace: bool
 ) -> None:
     """Ask for a key, and put its secret where it was asked for and nowhere else."""
     with contextlib.ExitStack() as stack:
         write = None if output is None else stack.enter_context(key_file(output, replace=replace))
-        door = stack.enter_context(target().door())
-        made = json_of(door.post(path, json=body, params=of_tenant(tenant)))
+        door = stack.enter_context(current_target().door())
+        made = decode_json_object(door.post(path, json=body, params=tenant_query(tenant)))
         if write is not None:
             write(made.pop("secret"))
     if as_json:
@@ -125,34 +125,34 @@ def _make(
     key, old = made["key"], made["old"]
     click.echo(f"{key['key_id']}: {key['name']}, {' '.join(key['scopes'])}", err=True)
     if old is not None:
-        click.echo(f"{old['key_id']}: good until {instant(old['expires_at_s'])} UTC", err=True)
+        click.echo(f"{old['key_id']}: good until {format_instant(old['expires_at_s'])} UTC", err=True)
     if output is None:
         click.echo(made["secret"])
 
 
 @contextlib.contextmanager
 def key_file(path: Path, *, replace: bool) -> Iterator[Callable[[str], None]]:
-    """Make sure of a file for a key before the key exists. Raises DoorClosed where the file can't be made.
+    """Make sure of a file for a key before the key exists. Raises CommandFailed where the file can't be made.
 
-    Yields what writes the key: whole or not at all, mode 0600. It raises DoorClosed if the file was made meanwhile, and
-    `replace` is False.
+    Yields what writes the key: whole or not at all, mode 0600. It raises CommandFailed if the file was made meanwhile,
+    and `replace` is False.
     """
     if os.path.lexists(path) and not replace:  # a link that leads nowhere has the name, too
-        raise DoorClosed(f"{path} exists; a new key does not replace it")
+        raise CommandFailed(f"{path} exists; a new key does not replace it")
     with contextlib.ExitStack() as stack:
         try:
-            draft = stack.enter_context(drafted(path, 0o600))
+            draft = stack.enter_context(pending_file(path, 0o600))
             os.posix_fallocate(draft.file.fileno(), 0, _ROOM_BYTES)  # a full disk may take a new file and no bytes
         except OSError as error:
-            raise DoorClosed(f"{path} can't be written: {error.strerror}") from error
+            raise CommandFailed(f"{path} can't be written: {error.strerror}") from error
 
         def write(secret: str) -> None:
             draft.file.write(secret.encode() + b"\n")
             draft.file.truncate()
             try:
-                draft.keep(replace=replace)
+                draft.commit(replace=replace)
             except FileExistsError as error:
                 rest = "its file is kept, and the new key has none: revoke it (`kelvin keys list`), and make another"
-                raise DoorClosed(f"{path} was made meanwhile; {rest}") from error
+                raise CommandFailed(f"{path} was made meanwhile; {rest}") from error
 
         yield write

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from contracts.numbers import whole_number
-from kelvin.client import json_of, json_option, target
+from contracts.numbers import parse_whole_number
+from kelvin.client import current_target, decode_json_object, json_option
 from kelvin.tables import print_json
 
 _ORDER: Final = ("cap-output", "fallback", "cached")  # of those with the same wait, what gives up least first
@@ -24,7 +24,7 @@ _VALUES: Final = {"cap-output": "tokens", "fallback": "model", "cached": "age_s"
 @click.option("--off", is_flag=True, help="Give up nothing.")
 @click.option("--as-others", is_flag=True, help="With --plan: no steps of its own any more.")
 @json_option
-def ladder_command(
+def degradation_command(
     model: str, plan: str | None, off: bool, as_others: bool, as_json: bool, **given: tuple[str, ...]
 ) -> None:
     """Set what a model gives up of an answer rather than be late or refuse: from an expected wait of SECONDS on, or,
@@ -35,19 +35,19 @@ def ladder_command(
         raise click.UsageError(f"{'--off' if off else '--as-others'}: give no steps with it")
     if as_others and (off or plan is None):
         raise click.UsageError("--as-others: give a --plan with it, and no --off")
-    with target().door() as door:
-        shown = json_of(door.get(f"/admin/v1/models/{model}"))
+    with current_target().door() as door:
+        shown = decode_json_object(door.get(f"/admin/v1/models/{model}"))
         answer = {"steps": shown["ladder"], "plans": shown["plan_ladders"]}
         if steps or off or as_others:
-            body = changed(answer, None if as_others else steps, plan)
-            answer = json_of(door.put(f"/admin/v1/models/{model}/ladder", json=body))
+            body = replace_plan_steps(answer, None if as_others else steps, plan)
+            answer = decode_json_object(door.put(f"/admin/v1/models/{model}/ladder", json=body))
     if as_json:
         print_json(answer)
         return
-    click.echo("\n".join(ladder_lines(model, answer)))
+    click.echo("\n".join(degradation_lines(model, answer)))
 
 
-def changed(ladder: dict[str, Any], steps: list[dict[str, Any]] | None, plan: str | None) -> dict[str, Any]:
+def replace_plan_steps(ladder: dict[str, Any], steps: list[dict[str, Any]] | None, plan: str | None) -> dict[str, Any]:
     """Return the ladder with these steps for the plan, or for all tenants without one. None removes a plan's steps."""
     if plan is None:
         return ladder | {"steps": steps}
@@ -55,7 +55,7 @@ def changed(ladder: dict[str, Any], steps: list[dict[str, Any]] | None, plan: st
     return ladder | {"plans": others if steps is None else others | {plan: steps}}
 
 
-def ladder_lines(model: str, ladder: dict[str, Any]) -> Iterator[str]:
+def degradation_lines(model: str, ladder: dict[str, Any]) -> Iterator[str]:
     """What holds for all, then what does for each plan that has steps of its own."""
     yield from list(step_lines(ladder["steps"])) or [f"{model}: gives up nothing"]
     for plan, steps in sorted(ladder["plans"].items()):
@@ -67,11 +67,14 @@ def read_steps(caps: Sequence[str], fallbacks: Sequence[str], cached: Sequence[s
     """Of VALUE[@SECONDS], in the order of their waits. Raises UsageError."""
     steps = [
         *(
-            {"step": "cap-output", "tokens": _whole("--cap-output", value), **wait}
-            for value, wait in map(_parted, caps)
+            {"step": "cap-output", "tokens": _parse_whole("--cap-output", value), **wait}
+            for value, wait in map(_split_wait, caps)
         ),
-        *({"step": "fallback", "model": value, **wait} for value, wait in map(_parted, fallbacks)),
-        *({"step": "cached", "age_s": _whole("--cached", value), **wait} for value, wait in map(_parted, cached)),
+        *({"step": "fallback", "model": value, **wait} for value, wait in map(_split_wait, fallbacks)),
+        *(
+            {"step": "cached", "age_s": _parse_whole("--cached", value), **wait}
+            for value, wait in map(_split_wait, cached)
+        ),
     ]
     return sorted(steps, key=lambda step: (step.get("wait_s", inf), _ORDER.index(step["step"])))
 
@@ -83,7 +86,7 @@ def step_lines(steps: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{step['step']} {step[_VALUES[step['step']]]}: {when}"
 
 
-def _parted(text: str) -> tuple[str, dict[str, float]]:
+def _split_wait(text: str) -> tuple[str, dict[str, float]]:
     value, at, seconds = text.partition("@")
     if not at:
         return value, {}
@@ -96,7 +99,7 @@ def _parted(text: str) -> tuple[str, dict[str, float]]:
     return value, {"wait_s": wait_s}
 
 
-def _whole(option: str, text: str) -> int:
-    if (number := whole_number(text)) is None:
+def _parse_whole(option: str, text: str) -> int:
+    if (number := parse_whole_number(text)) is None:
         raise click.UsageError(f"{option} {text}: must be a whole number")
     return number

@@ -17,7 +17,7 @@ from contracts.settings import BadSetting
 from kelvin.audit import audit_command
 from kelvin.bench import bench_command, drill_command
 from kelvin.billing import billing_command
-from kelvin.client import DoorClosed, Target, unreachable
+from kelvin.client import CommandFailed, Target, unreachable_error
 from kelvin.doctor import doctor_command
 from kelvin.explain import explain_command
 from kelvin.export import export_command
@@ -40,7 +40,7 @@ from kelvin.timeline import timeline_command
 from kelvin.up import logs_command, restart_command, up_command
 from kelvin.versions import show_command, versions_command
 
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class _Kelvin(click.Group):
@@ -51,15 +51,15 @@ class _Kelvin(click.Group):
         try:
             return super().invoke(ctx)
         except Refused as refused:
-            raise DoorClosed(refused.failure.message) from refused
+            raise CommandFailed(refused.failure.message) from refused
         except httpx.TransportError as error:
-            raise unreachable(error) from error
+            raise unreachable_error(error) from error
         except OSError as error:
-            if error.filename is None and error.errno in _NO_ROOM:  # raised by a write
-                raise DoorClosed(f"a file can't be written: {error.strerror}") from error
+            if error.filename is None and error.errno in _NO_SPACE_ERRNOS:  # raised by a write
+                raise CommandFailed(f"a file can't be written: {error.strerror}") from error
             if error.filename is None:
                 raise  # of no file that the user named
-            raise DoorClosed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
+            raise CommandFailed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         except BadSetting as bad:
             raise click.UsageError(str(bad)) from bad
 
@@ -84,7 +84,7 @@ def main(context: click.Context) -> None:
     context.obj = Target(default_data())
 
 
-def _place(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _set_target(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     """Point the running command at another installation. The options are named as the fields of Target."""
     if value is not None:
         assert isinstance(context.obj, Target)
@@ -102,26 +102,26 @@ class _NamedPath(click.Path):
 
 def _target_option(name: str, variable: str, kind: Any, what: str) -> click.Option:
     text = f"{what} [default: ${variable}, else of the data directory]"
-    return click.Option([name], type=kind, envvar=variable, callback=_place, expose_value=False, help=text)
+    return click.Option([name], type=kind, envvar=variable, callback=_set_target, expose_value=False, help=text)
 
 
 _DATA_HELP = "Data directory. [default: $KELVIN_DATA, else kelvin/ in $XDG_DATA_HOME or ~/.local/share]"
-_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, logs_command, restart_command, restore_command)
+_LOCAL_ONLY = (up_command, backup_command, doctor_command, logs_command, restart_command, restore_command)
 
 
-def _located(command: click.Command) -> click.Command:
+def _add_target_options(command: click.Command) -> click.Command:
     """Give a command, or each command of a group, the options that say which installation it speaks to."""
     if isinstance(command, click.Group):
         for child in command.commands.values():
             if child not in LOCAL:
-                _located(child)
+                _add_target_options(child)
         if not command.invoke_without_command:
             return command
     file, directory = _NamedPath(path_type=Path, dir_okay=False), _NamedPath(path_type=Path, file_okay=False)
     command.params += [
-        click.Option(["--data"], type=directory, callback=_place, expose_value=False, help=_DATA_HELP),
+        click.Option(["--data"], type=directory, callback=_set_target, expose_value=False, help=_DATA_HELP),
     ]
-    if command not in _OF_THIS_MACHINE:
+    if command not in _LOCAL_ONLY:
         command.params += [
             _target_option("--url", URL, str, "Address of another installation."),
             _target_option("--ca", CA, file, "Its CA certificate (PEM)."),
@@ -161,7 +161,7 @@ for _command in (
     up_command,
     versions_command,
 ):
-    main.add_command(_located(_command))
+    main.add_command(_add_target_options(_command))
 
 
 if __name__ == "__main__":

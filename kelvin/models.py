@@ -10,17 +10,17 @@ import httpx
 from rich.table import Table
 
 from contracts.names import parse_reference
-from contracts.numbers import whole_number
+from contracts.numbers import parse_whole_number
 from kelvin.checks.disk import judge_space
-from kelvin.client import DoorClosed, asked, json_of, json_option, of_tenant, target
-from kelvin.ladder import ladder_command
-from kelvin.policy.findings import Level, as_bytes
+from kelvin.client import CommandFailed, asked, current_target, decode_json_object, json_option, tenant_query
+from kelvin.ladder import degradation_command
+from kelvin.policy.findings import FindingLevel, format_bytes
 from kelvin.render import render_command
-from kelvin.tables import instant, print_json, print_table
+from kelvin.tables import format_instant, print_json, print_table
 from service.exits import describe_exit
 
 POLL_S: Final = 0.2
-AWAY_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
+UNAVAILABLE_LIMIT_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
 
 
 @click.command("status")
@@ -29,10 +29,10 @@ def status_command(as_json: bool) -> None:
     """Show the installation's processes, to operators, and the models of the key's tenant."""
     try:
         found = asked("GET", "/admin/v1/status")
-    except DoorClosed as closed:
+    except CommandFailed as closed:
         if closed.status != HTTPStatus.SERVICE_UNAVAILABLE:
             raise
-        raise DoorClosed(
+        raise CommandFailed(
             f"{closed.message}: the activator answers, the control plane does not. It is started again by itself; "
             "`kelvin logs controlplane` shows what happened",
             closed.status,
@@ -43,7 +43,7 @@ def status_command(as_json: bool) -> None:
     if found["processes"]:  # told to operators
         processes = Table("process", "healthy", "ready", title="processes")
         for row in found["processes"]:
-            processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
+            processes.add_row(row["name"], _check_mark(row["healthy"]), _check_mark(row["ready"]))
         print_table(processes)
         for line in exit_lines(found["processes"], found.get("replica_exits")):
             click.echo(line)
@@ -84,7 +84,7 @@ def delete_command(model: str, force: bool) -> None:
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; {freed}")
 
 
-for _command in (ladder_command, render_command):
+for _command in (degradation_command, render_command):
     models_command.add_command(_command)
 
 
@@ -109,7 +109,7 @@ def read_weights(given: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in given:
         version, _, weight = each.partition("=")
-        number = whole_number(weight)
+        number = parse_whole_number(weight)
         if not version or number is None or version in found:
             raise click.UsageError(f"{each}: must be VERSION=WEIGHT, a whole number, each version once")
         found[version] = number
@@ -129,7 +129,7 @@ def disk_lines(disk: dict[str, Any] | None) -> Iterator[str]:
     """
     if disk is not None:
         found = judge_space(disk["free_bytes"], disk["total_bytes"], disk["free_inodes"])
-        if found.level is Level.FAIL:
+        if found.level is FindingLevel.FAIL:
             yield f"disk of the data directory: {found.seen}: {found.cost}; `kelvin doctor` says what to do"
 
 
@@ -165,8 +165,8 @@ def standby_lines(device: dict[str, Any]) -> Iterator[str]:
             f"  {pool['starts_per_s']:.3g} taken per second, made up for in {pool['replaced_in_s']:.2g} s:"
             f" {pool['probability']:.2%} find one (target {pool['target']:.4g})"
         )
-        own, budget = as_bytes(pool["memory"]["private"]), as_bytes(pool["budget_bytes"])
-        shared, zygote = as_bytes(pool["memory"]["pss"]), as_bytes(device["zygote"]["pss"])
+        own, budget = format_bytes(pool["memory"]["private"]), format_bytes(pool["budget_bytes"])
+        shared, zygote = format_bytes(pool["memory"]["pss"]), format_bytes(device["zygote"]["pss"])
         yield f"  memory: {own} of their own (budget {budget}), {shared} with their part of the zygote's; it: {zygote}"
 
 
@@ -204,7 +204,7 @@ def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None 
         ended.append((replicas["name"], replicas["count"], replicas["last_at_s"], replicas["last"]))
     for name, count, at_s, how in ended:
         times = "once" if count == 1 else f"{count} times"
-        yield f"{name}: ended {times}, last {instant(at_s)} UTC: {how}"
+        yield f"{name}: ended {times}, last {format_instant(at_s)} UTC: {how}"
 
 
 def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
@@ -227,27 +227,27 @@ def death_lines(models: list[dict[str, Any]]) -> Iterator[str]:
             if (death := version.get("last_death")) is not None:  # a control plane of an older build does not say
                 yield (
                     f"{row['model']}@{version['version'][:12]}: replica {death['runtime_id']} ended unexpectedly,"
-                    f" {instant(death['at_s'])} UTC: {describe_exit(death['exit_status'])}"
+                    f" {format_instant(death['at_s'])} UTC: {describe_exit(death['exit_status'])}"
                 )
 
 
-def _mark(good: bool) -> str:
+def _check_mark(good: bool) -> str:
     return "yes" if good else "NO"
 
 
-def overlap_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+def fallback_version_lines(models: list[dict[str, Any]]) -> Iterator[str]:
     """Of each model of which a version was only just named, which one answers what that can't yet."""
     for row in models:
         for new, old in row.get("meanwhile", {}).items():  # a control plane of an older build says nothing of it
             yield f"{row['model']}: {old[:12]} answers what {new[:12]} can't take yet"
 
 
-def behind_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+def outdated_lines(models: list[dict[str, Any]]) -> Iterator[str]:
     """Of each version of a cluster that still runs the image of before, since when and why."""
     for row in models:
         for version in row.get("versions", ()):
             if (behind := version.get("image_behind")) is not None:  # a control plane of an older build does not say
-                since = instant(behind["since_s"])
+                since = format_instant(behind["since_s"])
                 yield (
                     f"{row['model']}@{version['version'][:12]}: image behind since {since} UTC"
                     f" ({behind['reason']}): {behind['message']}"
@@ -256,7 +256,12 @@ def behind_lines(models: list[dict[str, Any]]) -> Iterator[str]:
 
 def _print_models(models: list[dict[str, Any]]) -> None:
     print_table(_model_table(models))
-    for line in (*failure_lines(models), *death_lines(models), *overlap_lines(models), *behind_lines(models)):
+    for line in (
+        *failure_lines(models),
+        *death_lines(models),
+        *fallback_version_lines(models),
+        *outdated_lines(models),
+    ):
         click.echo(line)
 
 
@@ -277,12 +282,12 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
 @click.argument("reference", metavar="M@VERSION")
 def deploy_command(reference: str) -> None:
     """Move the alias `prod` of a model to one of its versions (12 or more hex digits)."""
-    model, digits = named_version(reference)
+    model, digits = split_reference(reference)
     answer = asked("POST", f"/admin/v1/models/{model}/deploy", json={"version": digits})
     click.echo(f"{model}@prod -> {answer['version']}")
 
 
-def named_version(reference: str) -> tuple[str, str]:
+def split_reference(reference: str) -> tuple[str, str]:
     """Return the model, and digits of its version. Raises UsageError where the reference names no version by them."""
     found = parse_reference(reference)
     if found.version_prefix is None:
@@ -294,7 +299,7 @@ def named_version(reference: str) -> tuple[str, str]:
 @click.argument("model")
 def stop_command(model: str) -> None:
     """Take a model to zero now; the next request starts it again."""
-    with target().door() as door:
+    with current_target().door() as door:
         door.post(f"/admin/v1/models/{model}/stop")
     click.echo(f"{model}: stopping")
 
@@ -325,7 +330,7 @@ def revoke_command(model: str, tenant: str, owner: str | None) -> None:
 @json_option
 def grants_command(tenant: str | None, as_json: bool) -> None:
     """List the tenant's models that others may call, and the models of others that the tenant may call."""
-    found = asked("GET", "/admin/v1/grants", params=of_tenant(tenant))
+    found = asked("GET", "/admin/v1/grants", params=tenant_query(tenant))
     if as_json:
         print_json(found)
         return
@@ -336,7 +341,7 @@ def grants_command(tenant: str | None, as_json: bool) -> None:
 
 
 def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
-    found = asked(method, f"/admin/v1/models/{model}/grants/{tenant}", params=of_tenant(owner))
+    found = asked(method, f"/admin/v1/models/{model}/grants/{tenant}", params=tenant_query(owner))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")
 
@@ -351,32 +356,32 @@ def restart_command(model: str, as_json: bool) -> None:
     interrupted command leaves the order as it is.
     """
     path = f"/admin/v1/models/{model}/restart"
-    with target().door() as door:
-        ordered = found = json_of(door.post(path))
-        shown = _print_replaced(None, found, as_json)
+    with current_target().door() as door:
+        ordered = found = decode_json_object(door.post(path))
+        shown = _print_progress(None, found, as_json)
         while found["state"] == "running":
             time.sleep(POLL_S)
-            found = _ask_order(door, path)
+            found = _poll_replacement(door, path)
             if found["order"] != ordered["order"]:
-                raise DoorClosed(
-                    f"{model}: the order ended with its control plane, {_replaced_of(shown)}; order it again"
+                raise CommandFailed(
+                    f"{model}: the order ended with its control plane, {_replaced_count(shown)}; order it again"
                 )
-            shown = _print_replaced(shown, found, as_json)
+            shown = _print_progress(shown, found, as_json)
     if as_json:
         print_json(found)
     if found["state"] == "failed":
-        raise DoorClosed(f"{model}: {found['reason']}; {_replaced_of(found)}")
+        raise CommandFailed(f"{model}: {found['reason']}; {_replaced_count(found)}")
     if not as_json:
-        click.echo(f"{model}: restarted, {_replaced_of(found)}")
+        click.echo(f"{model}: restarted, {_replaced_count(found)}")
 
 
-def _ask_order(door: httpx.Client, path: str) -> dict[str, Any]:
-    """How it goes. Without a control plane it is asked again for a while. Raises DoorClosed."""
-    limit = time.monotonic() + AWAY_S
+def _poll_replacement(door: httpx.Client, path: str) -> dict[str, Any]:
+    """How it goes. Without a control plane it is asked again for a while. Raises CommandFailed."""
+    limit = time.monotonic() + UNAVAILABLE_LIMIT_S
     while True:
         try:
-            answer: dict[str, Any] = json_of(door.get(path))
-        except (DoorClosed, httpx.TransportError) as error:
+            answer: dict[str, Any] = decode_json_object(door.get(path))
+        except (CommandFailed, httpx.TransportError) as error:
             if (
                 getattr(error, "status", HTTPStatus.SERVICE_UNAVAILABLE) != HTTPStatus.SERVICE_UNAVAILABLE
                 or time.monotonic() > limit
@@ -387,12 +392,12 @@ def _ask_order(door: httpx.Client, path: str) -> dict[str, Any]:
             return answer
 
 
-def _print_replaced(before: dict[str, Any] | None, found: dict[str, Any], as_json: bool) -> dict[str, Any]:
+def _print_progress(before: dict[str, Any] | None, found: dict[str, Any], as_json: bool) -> dict[str, Any]:
     """Print how many replicas were replaced, if that changed."""
     if not as_json and found["replaced"] and (before is None or found["replaced"] != before["replaced"]):
-        click.echo(_replaced_of(found))
+        click.echo(_replaced_count(found))
     return found
 
 
-def _replaced_of(found: dict[str, Any]) -> str:
+def _replaced_count(found: dict[str, Any]) -> str:
     return f"{found['replaced']} of {found['replicas']} replicas replaced"

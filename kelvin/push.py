@@ -14,26 +14,26 @@ from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.push import AttestRequest, Committed, Committing, Missing, Plan, PlannedChunk
 from contracts.traffic_errors import DeadlineExceeded
-from kelvin.policy.rate import senders
+from kelvin.policy.rate import sender_count
 from kelvin.progress import Progress
-from kelvin.push_calls import Pace, Patience, PushCalls
-from kelvin.push_directory import TensorsWish, is_tensors, scan, scan_tensors
-from kelvin.signing import Signing
+from kelvin.push_calls import BandwidthLimit, PushClient, RetryPolicy
+from kelvin.push_directory import TensorsOptions, is_tensors, scan, scan_tensors
+from kelvin.signing import PushSigner
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 READERS: Final = 2
-PARALLEL: Final = 4
-ROUNDS: Final = 4  # a plan may expire, a staged chunk may be lost: then it begins again, with what is there
-COMMIT_S: Final = 4 * 3600.0
+DEFAULT_SENDERS: Final = 4
+MAX_ROUNDS: Final = 4  # a plan may expire, a staged chunk may be lost: then it begins again, with what is there
+COMMIT_TIMEOUT_S: Final = 4 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushResult:
     """What came of a push."""
 
     committed: Committed
@@ -43,7 +43,7 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class DryRunResult:
     """What would come of it. `missing_*` would be sent."""
 
     version: str
@@ -55,12 +55,12 @@ class Rehearsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TransferOptions:
     """How bytes go out: by how many senders at once, how fast all together (None: as fast as they can)."""
 
-    parallel: int = PARALLEL
+    parallel: int = DEFAULT_SENDERS
     bytes_s: int | None = None
-    patience: Patience = field(default_factory=Patience)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 def push_directory(
@@ -68,15 +68,17 @@ def push_directory(
     model: str,
     door: httpx.Client,
     progress: Progress,
-    line: Line | None = None,
-    tensors: TensorsWish | None = None,
-    signing: Signing | None = None,
-) -> Pushed:
+    line: TransferOptions | None = None,
+    tensors: TensorsOptions | None = None,
+    signing: PushSigner | None = None,
+) -> PushResult:
     """Push `directory` as a version of `model`. Holds at most a chunk per sender in memory. Raises `Refused`.
 
     `directory` may be a tensorizer file; `tensors` is then what is wished of it.
     """
-    return _repeated(_Attempt(directory, model, door, progress, line or Line(), tensors, signing), _Attempt.run)
+    return _with_retries(
+        _PushRun(directory, model, door, progress, line or TransferOptions(), tensors, signing), _PushRun.run
+    )
 
 
 def rehearse(
@@ -84,16 +86,18 @@ def rehearse(
     model: str,
     door: httpx.Client,
     progress: Progress,
-    line: Line | None = None,
-    tensors: TensorsWish | None = None,
-) -> Rehearsed:
+    line: TransferOptions | None = None,
+    tensors: TensorsOptions | None = None,
+) -> DryRunResult:
     """All of a push but the sending; nothing is kept of it. Raises `Refused` as the push would."""
-    return _repeated(_Attempt(directory, model, door, progress, line or Line(), tensors), _Attempt.rehearse)
+    return _with_retries(
+        _PushRun(directory, model, door, progress, line or TransferOptions(), tensors), _PushRun.rehearse
+    )
 
 
-def _repeated(attempt: "_Attempt", way: "Callable[[_Attempt], T]") -> T:
+def _with_retries(attempt: "_PushRun", way: "Callable[[_PushRun], T]") -> T:
     try:
-        for _ in range(ROUNDS - 1):
+        for _ in range(MAX_ROUNDS - 1):
             try:
                 return way(attempt)
             except Refused as refused:
@@ -105,7 +109,7 @@ def _repeated(attempt: "_Attempt", way: "Callable[[_Attempt], T]") -> T:
         attempt.stop()
 
 
-class _Attempt:
+class _PushRun:
     """One push, over as many rounds as it takes; digests are kept between them."""
 
     def __init__(
@@ -114,18 +118,18 @@ class _Attempt:
         model: str,
         door: httpx.Client,
         progress: Progress,
-        line: Line,
-        tensors: TensorsWish | None,
-        signing: Signing | None = None,
+        line: TransferOptions,
+        tensors: TensorsOptions | None,
+        signing: PushSigner | None = None,
     ) -> None:
-        self._model = dns_label(model, "model")
+        self._model = require_dns_label(model, "model")
         progress.begin("looking", None)
-        wish = tensors or TensorsWish()
+        wish = tensors or TensorsOptions()
         self._source = scan_tensors(directory, wish, progress) if is_tensors(directory) else scan(directory)
         self._line = line
         self._stopped = threading.Event()
-        pace = None if line.bytes_s is None else Pace(line.bytes_s, sleep=self._stopped.wait)
-        self._calls = PushCalls(door, line.patience, self._stopped, pace)
+        bandwidth_limit = None if line.bytes_s is None else BandwidthLimit(line.bytes_s, sleep=self._stopped.wait)
+        self._calls = PushClient(door, line.retry_policy, self._stopped, bandwidth_limit)
         self._progress = progress
         self._signing = signing
         self._signed: tuple[str, AttestRequest] | None = None
@@ -136,7 +140,7 @@ class _Attempt:
         """Nothing more is sent, whoever waits to."""
         self._stopped.set()
 
-    def run(self) -> Pushed:
+    def run(self) -> PushResult:
         """Plan, hash, ask, send, commit. Raises `Refused`."""
         plan = self._calls.plan(self._source.request(self._model))
         digests = self._hash(plan)
@@ -146,17 +150,17 @@ class _Attempt:
         if self._signing is not None:
             self._attest(self._signing, missing, plan, digests)
         committed = self._commit(missing.plan_id, digests)
-        return Pushed(committed, len(self._sent), sum(self._sent), self._source.others)
+        return PushResult(committed, len(self._sent), sum(self._sent), self._source.ignored_paths)
 
-    def rehearse(self) -> Rehearsed:
+    def rehearse(self) -> DryRunResult:
         """Plan, hash, ask. Raises `Refused`."""
         plan = self._calls.plan(structs.replace(self._source.request(self._model), dry_run=True))
         digests = self._hash(plan)
         missing = self._calls.missing(plan.plan_id, digests)
         lengths = [chunk.length for chunk in _chunks_of(missing, plan, digests).values()]
         self._source.check_unchanged()
-        return Rehearsed(
-            missing.version, missing.exists, plan.total_bytes, len(lengths), sum(lengths), self._source.others
+        return DryRunResult(
+            missing.version, missing.exists, plan.total_bytes, len(lengths), sum(lengths), self._source.ignored_paths
         )
 
     def _hash(self, plan: Plan) -> tuple[str, ...]:
@@ -186,11 +190,11 @@ class _Attempt:
             self._progress.advance(chunk.length)
             return chunk.length
 
-        threads = senders(self._line.parallel, self._line.bytes_s, longest)
+        threads = sender_count(self._line.parallel, self._line.bytes_s, longest)
         for length in self._in_threads(threads, send, wanted.items()):
             self._sent.append(length)
 
-    def _attest(self, signing: Signing, missing: Missing, plan: Plan, digests: tuple[str, ...]) -> None:
+    def _attest(self, signing: PushSigner, missing: Missing, plan: Plan, digests: tuple[str, ...]) -> None:
         """Before the commit: nobody sees the version without it."""
         self._progress.begin("signing", None)
         raw = self._calls.manifest_of(missing.plan_id)
@@ -200,7 +204,7 @@ class _Attempt:
         self._calls.attest(missing.plan_id, self._signed[1])
 
     def _commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed:
-        give_up_at = time.monotonic() + COMMIT_S
+        give_up_at = time.monotonic() + COMMIT_TIMEOUT_S
         step = None
         while True:
             answer = self._calls.commit(plan_id, digests)
@@ -233,7 +237,7 @@ def _chunks_of(missing: Missing, plan: Plan, digests: tuple[str, ...]) -> dict[s
 
 def _check_time(give_up_at: float, answer: Committing) -> None:
     if time.monotonic() > give_up_at:
-        raise Refused(DeadlineExceeded(COMMIT_S, f"the commit was {answer.step}"))
+        raise Refused(DeadlineExceeded(COMMIT_TIMEOUT_S, f"the commit was {answer.step}"))
 
 
 def _digest(data: bytes) -> str:

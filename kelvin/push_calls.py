@@ -14,10 +14,10 @@ import click
 import httpx
 
 from contracts.bucket import TokenBucket
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.push import (
-    CLIENT,
+    CLIENT_PHRASE,
     AttestRequest,
     CommitRequest,
     Committed,
@@ -29,23 +29,23 @@ from contracts.push import (
 )
 from contracts.traffic_errors import Overloaded
 from contracts.wire import BadJson, decoder, encode
-from kelvin.client import DoorClosed, failure_of
+from kelvin.client import CommandFailed, failure_of_response
 
 T = TypeVar("T")
 
-PLAN_S: Final = 300.0  # headers of a large model over a slow line, and the gate
-CALL_S: Final = 120.0
+PLAN_TIMEOUT_S: Final = 300.0  # headers of a large model over a slow line, and the gate
+CALL_TIMEOUT_S: Final = 120.0
 ACCEPTED: Final = 202
 PIECE_BYTES: Final = 64 << 10
 BURST_S: Final = 0.25  # that many seconds' worth may be sent at once
 
 
 @contextmanager
-def open_door() -> Iterator[httpx.Client]:
+def open_client() -> Iterator[httpx.Client]:
     """The door of the running command: its context's object opens it. Raises `Refused` where it can't be found."""
     try:
         opened = click.get_current_context().obj.door()
-    except DoorClosed as closed:
+    except CommandFailed as closed:
         raise Refused(RemoteFailure("unavailable", Unavailable.status, closed.message, None, True)) from closed
     with opened as door:
         # This API's refusals say whether a repeat may help: they are read here, not raised as sentences.
@@ -53,14 +53,14 @@ def open_door() -> Iterator[httpx.Client]:
         yield door
 
 
-def answered(answer: httpx.Response) -> httpx.Response:
-    """Return an answer of `open_door` that says success. Raises `Refused` with the failure that it says otherwise."""
+def raise_for_failure(answer: httpx.Response) -> httpx.Response:
+    """Return an answer of `open_client` that says success. Raises `Refused` with the failure that it says otherwise."""
     if not answer.is_success:
-        raise Refused(failure_of(answer))
+        raise Refused(failure_of_response(answer))
     return answer
 
 
-def decoded(answer: httpx.Response, kind: type[T]) -> T:
+def decode_response(answer: httpx.Response, kind: type[T]) -> T:
     """Decode a successful answer. Raises `Refused` if another server wrote it, or one of another version."""
     try:
         return decoder(kind).decode(answer.content)
@@ -71,7 +71,7 @@ def decoded(answer: httpx.Response, kind: type[T]) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long a call that fails for a passing reason is repeated: shorter before the first answer of all."""
 
     give_up_s: float = 120.0
@@ -84,11 +84,11 @@ class Patience:
 
     def pause_s(self, failed: int, failure: Failure) -> float:
         """Half of an exponential step, the other half by chance, and never before the time that was asked for."""
-        step_s = Doubling(self.base_s, self.cap_s).after(failed + 1, 1 - self.chance())
+        step_s = ExponentialBackoff(self.base_s, self.cap_s).after(failed + 1, 1 - self.chance())
         return max(step_s, failure.retry_after_s or 0.0)
 
 
-class Pace:
+class BandwidthLimit:
     """Bodies sent no faster than a limit allows, by all threads together.
 
     Thread-safe. `sleep` may return early where nothing more shall be sent.
@@ -107,7 +107,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<Pace {self._bytes_s} bytes/s>"
+        return f"<BandwidthLimit {self._bytes_s} bytes/s>"
 
     def pieces(self, body: bytes) -> Iterator[bytes]:
         """`body` in order, each piece when it is due."""
@@ -122,34 +122,34 @@ class Pace:
             yield piece
 
 
-class PushCalls:
+class PushClient:
     """Each method raises `Refused` with the failure that the installation answered, or Unavailable. Thread-safe."""
 
     def __init__(
         self,
         door: httpx.Client,
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
         stopped: threading.Event | None = None,
-        pace: Pace | None = None,
+        bandwidth_limit: BandwidthLimit | None = None,
     ) -> None:
         self._door = door
-        self._patience = patience or Patience()
+        self._retry_policy = retry_policy or RetryPolicy()
         self._stopped = stopped or threading.Event()  # then nothing is repeated any more
-        self._pace = pace
+        self._pace = bandwidth_limit
         self._reached = False
         self._client = secrets.token_hex(8)
 
     def __repr__(self) -> str:
-        return f"<PushCalls reached={self._reached}>"
+        return f"<PushClient reached={self._reached}>"
 
     def plan(self, request: PlanRequest) -> Plan:
         """Judge and lay out; opens a push."""
-        return decoded(self._call("POST", "/push/v1/plans", encode(request), PLAN_S), Plan)
+        return decode_response(self._call("POST", "/push/v1/plans", encode(request), PLAN_TIMEOUT_S), Plan)
 
     def missing(self, plan_id: str, digests: tuple[str, ...]) -> Missing:
         """Which chunks have to be sent."""
         body = encode(MissingRequest(digests=digests))
-        return decoded(self._call("POST", f"/push/v1/plans/{plan_id}/missing", body), Missing)
+        return decode_response(self._call("POST", f"/push/v1/plans/{plan_id}/missing", body), Missing)
 
     def put_chunk(self, plan_id: str, digest: str, data: bytes) -> None:
         """Send one."""
@@ -167,21 +167,21 @@ class PushCalls:
     def commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed | Committing:
         """Make the version; `Committing` means: ask again."""
         body = encode(CommitRequest(digests=digests))
-        answer = self._call("POST", f"/push/v1/plans/{plan_id}/commit?{CLIENT}={self._client}", body)
+        answer = self._call("POST", f"/push/v1/plans/{plan_id}/commit?{CLIENT_PHRASE}={self._client}", body)
         kind: type[Committed] | type[Committing] = Committing if answer.status_code == ACCEPTED else Committed
-        return decoded(answer, kind)
+        return decode_response(answer, kind)
 
     def _call(
         self,
         method: str,
         path: str,
         content: bytes,
-        timeout_s: float = CALL_S,
+        timeout_s: float = CALL_TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        patience = self._patience
-        sleep = patience.sleep or self._stopped.wait
-        began, failed = patience.clock(), 0
+        retry_policy = self._retry_policy
+        sleep = retry_policy.sleep or self._stopped.wait
+        began, failed = retry_policy.clock(), 0
         while True:
             failure, retryable = self._attempt(method, path, content, timeout_s, headers)
             if isinstance(failure, httpx.Response):
@@ -189,9 +189,9 @@ class PushCalls:
                 return failure
             self._reached |= failure.code == Overloaded.code  # it is there, and full
             failed += 1
-            pause_s = patience.pause_s(failed, failure)
-            give_up_at = began + (patience.give_up_s if self._reached else patience.first_s)
-            if not retryable or self._stopped.is_set() or patience.clock() + pause_s > give_up_at:
+            pause_s = retry_policy.pause_s(failed, failure)
+            give_up_at = began + (retry_policy.give_up_s if self._reached else retry_policy.first_s)
+            if not retryable or self._stopped.is_set() or retry_policy.clock() + pause_s > give_up_at:
                 raise Refused(failure)
             sleep(pause_s)
 
@@ -204,16 +204,16 @@ class PushCalls:
         try:
             answer = self._door.request(method, path, content=body, headers=named, timeout=timeout_s)
         except httpx.TransportError as error:
-            if (reason := _distrust(error)) is not None:
+            if (reason := _certificate_error(error)) is not None:
                 return RemoteFailure("untrusted", 0, f"the installation's certificate is not trusted: {reason}"), False
             return Unavailable("the installation"), True
         if answer.is_success:
             return answer, False
-        failure = failure_of(answer)
+        failure = failure_of_response(answer)
         return failure, failure.retryable
 
 
-def _distrust(error: BaseException) -> str | None:
+def _certificate_error(error: BaseException) -> str | None:
     """The verifier's reason where a certificate was refused: repeating won't help."""
     cause: BaseException | None = error
     while cause is not None:

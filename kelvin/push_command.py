@@ -12,18 +12,18 @@ import msgspec
 
 from contracts.errors import Refused
 from contracts.problem import to_wire
-from kelvin.policy.exits import exit_of
+from kelvin.policy.exits import exit_code_of
 from kelvin.policy.rate import parse_rate
 from kelvin.progress import shown_progress
-from kelvin.push import PARALLEL, Line, Pushed, Rehearsed, push_directory, rehearse
-from kelvin.push_calls import open_door
-from kelvin.push_directory import TensorsWish, is_tensors
-from kelvin.signing import Signing, bundler, read_claims, read_key
+from kelvin.push import DEFAULT_SENDERS, DryRunResult, PushResult, TransferOptions, push_directory, rehearse
+from kelvin.push_calls import open_client
+from kelvin.push_directory import TensorsOptions, is_tensors
+from kelvin.signing import PushSigner, make_bundle_signer, read_claims, read_key
 
 SIGN_FORMATS: Final = ("kelvin", "model-signing")
 
 
-class _Rate(click.ParamType[int]):
+class _ByteRate(click.ParamType[int]):
     name = "RATE"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -41,9 +41,13 @@ class _Rate(click.ParamType[int]):
 )
 @click.option("--repack", is_flag=True, help="Keep only a .tensors file's tensors, in packs that versions share.")
 @click.option(
-    "--parallel", type=click.IntRange(1, 64), default=PARALLEL, show_default=True, help="Chunks sent at once, at most."
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=DEFAULT_SENDERS,
+    show_default=True,
+    help="Chunks sent at once, at most.",
 )
-@click.option("--limit-rate", "bytes_s", type=_Rate(), help="Bytes sent a second, at most: 500K, 10M, 1G.")
+@click.option("--limit-rate", "bytes_s", type=_ByteRate(), help="Bytes sent a second, at most: 500K, 10M, 1G.")
 @click.option(
     "--sign",
     "signing_key",
@@ -87,40 +91,40 @@ def push_command(
     options = ([] if beside is None else [f"--with {beside}"]) + (["--repack"] if repack else [])
     if options and not is_tensors(directory):
         raise click.UsageError(f"{' '.join(options)}: only for a .tensors file, which {directory} is not")
-    wish = TensorsWish(beside, repack)
+    wish = TensorsOptions(beside, repack)
     if signing_key is None and (claims is not None or form != SIGN_FORMATS[0]):
         raise click.UsageError("--claims and --sign-format: only with --sign, as nobody would have said it")
     if signing_key is not None and dry_run:
         raise click.UsageError("--sign: not with --dry-run, which keeps nothing")
-    line = Line(parallel, bytes_s)
-    with _ending(as_json):
-        signing = None if signing_key is None else _signing(signing_key, claims, form)
+    line = TransferOptions(parallel, bytes_s)
+    with _exit_with_code(as_json):
+        signing = None if signing_key is None else _push_signer(signing_key, claims, form)
         _push(directory, model, wish, line, signing, dry_run, as_json)
 
 
-def _signing(key: Path, claims: Path | None, form: str) -> Signing:
+def _push_signer(key: Path, claims: Path | None, form: str) -> PushSigner:
     signer = read_key(key)
-    return Signing(signer, read_claims(claims), None if form == SIGN_FORMATS[0] else bundler(key, signer))
+    return PushSigner(signer, read_claims(claims), None if form == SIGN_FORMATS[0] else make_bundle_signer(key, signer))
 
 
 def _push(
     directory: Path,
     model: str,
-    wish: TensorsWish,
-    line: Line,
-    signing: Signing | None,
+    wish: TensorsOptions,
+    line: TransferOptions,
+    signing: PushSigner | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    with open_door() as door, shown_progress(not as_json) as progress:
+    with open_client() as door, shown_progress(not as_json) as progress:
         if dry_run:
-            _tell_rehearsed(model, rehearse(directory, model, door, progress, line, wish), as_json)
+            _print_dry_run(model, rehearse(directory, model, door, progress, line, wish), as_json)
         else:
-            _tell_pushed(push_directory(directory, model, door, progress, line, wish, signing), as_json)
+            _print_result(push_directory(directory, model, door, progress, line, wish, signing), as_json)
 
 
 @contextmanager
-def _ending(as_json: bool) -> Iterator[None]:
+def _exit_with_code(as_json: bool) -> Iterator[None]:
     try:
         yield
     except Refused as refused:
@@ -128,16 +132,16 @@ def _ending(as_json: bool) -> Iterator[None]:
             click.echo(json.dumps({"error": msgspec.structs.asdict(to_wire(refused.failure))}))
         else:
             click.echo(f"Error: {refused.failure.message}", err=True)
-        sys.exit(exit_of(refused.failure))
+        sys.exit(exit_code_of(refused.failure))
 
 
-def _tell_pushed(pushed: Pushed, as_json: bool) -> None:
+def _print_result(pushed: PushResult, as_json: bool) -> None:
     committed = pushed.committed
     if as_json:
         sent = {"sent_chunks": pushed.sent_chunks, "sent_bytes": pushed.sent_bytes, "ignored": pushed.ignored}
         click.echo(json.dumps({"dry_run": False, **msgspec.to_builtins(committed), **sent}))
         return
-    _tell_ignored(pushed.ignored)
+    _print_ignored(pushed.ignored)
     news = "a new version" if committed.created else "this version was there already"
     if committed.restored:
         news = "this version was deleted, and is back"
@@ -150,11 +154,11 @@ def _tell_pushed(pushed: Pushed, as_json: bool) -> None:
     click.echo(committed.version)
 
 
-def _tell_rehearsed(model: str, rehearsed: Rehearsed, as_json: bool) -> None:
+def _print_dry_run(model: str, rehearsed: DryRunResult, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"dry_run": True, "model": model, **msgspec.to_builtins(rehearsed)}))
         return
-    _tell_ignored(rehearsed.ignored)
+    _print_ignored(rehearsed.ignored)
     news = "this version is there already" if rehearsed.exists else "would be a new version"
     size = (
         f"{rehearsed.missing_chunks} chunks, {rehearsed.missing_bytes / 1e6:.1f} "
@@ -164,6 +168,6 @@ def _tell_rehearsed(model: str, rehearsed: Rehearsed, as_json: bool) -> None:
     click.echo(rehearsed.version)
 
 
-def _tell_ignored(ignored: tuple[str, ...]) -> None:
+def _print_ignored(ignored: tuple[str, ...]) -> None:
     for path in ignored:
         click.echo(f"left out: {path}", err=True)

@@ -26,7 +26,7 @@ from snapshotter.policy.files import (
     MAX_PATHS,
     PINNED,
     PREDICTOR,
-    Role,
+    FileRole,
     check_paths,
     choose_weights,
     find_path_fault,
@@ -39,7 +39,7 @@ from snapshotter.policy.safetensors_header import PREFIX_BYTES, header_bytes
 from snapshotter.policy.tensors_index import (
     END_BYTES,
     ContentCheck,
-    Entry,
+    IndexEntry,
     index_end,
     parse_index,
 )
@@ -50,7 +50,7 @@ _BLOCK: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class FileStamp:
     """What changes when a file is written or replaced."""
 
     device: int
@@ -65,18 +65,18 @@ class SourceFile:
 
     root: Path
     path: str
-    identity: Identity
+    identity: FileStamp
     head: bytes
     whole: WholeFile | None = None  # of a file that the store is to keep as it is
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PushSource:
     """What is pushed, as it was when it was scanned."""
 
     small: tuple[SourceFile, ...]
     weights: tuple[SourceFile, ...]
-    others: tuple[str, ...]  # neither served nor dangerous; directories that were not entered end in "/"
+    ignored_paths: tuple[str, ...]  # neither served nor dangerous; directories that were not entered end in "/"
 
     def request(self, model: str) -> PlanRequest:
         """What the snapshotter is asked with."""
@@ -87,7 +87,7 @@ class Source:
                 WeightsFile(path=file.path, size=file.identity.size, header=file.head, whole=file.whole)
                 for file in self.weights
             ),
-            other_paths=tuple(path for path in self.others if not path.endswith("/")),
+            other_paths=tuple(path for path in self.ignored_paths if not path.endswith("/")),
         )
 
     def read_chunk(self, chunk: PlannedChunk) -> bytes:
@@ -96,7 +96,7 @@ class Source:
         data = bytearray(chunk.length)  # what is not read stays zero: that is the padding
         at = 0
         for piece in chunk.pieces:
-            with opened(known[piece.path].root, piece.path) as fd:
+            with open_regular_file(known[piece.path].root, piece.path) as fd:
                 _check_same(known[piece.path], fd)
                 read_into(fd, piece.offset, memoryview(data)[at : at + piece.length], piece.path)
             at += piece.length + piece.pad
@@ -105,15 +105,15 @@ class Source:
     def check_unchanged(self) -> None:
         """Raises `Refused(ArtifactRejected)` where a file was written or replaced since the scan."""
         for file in (*self.small, *self.weights):
-            with opened(file.root, file.path) as fd:
+            with open_regular_file(file.root, file.path) as fd:
                 _check_same(file, fd)
                 head = bytearray(len(file.head))
                 read_into(fd, 0, memoryview(head), file.path)
                 if head != file.head:
-                    raise _changed(file.path)
+                    raise _changed_failure(file.path)
 
 
-def scan(directory: Path) -> Source:
+def scan(directory: Path) -> PushSource:
     """Look at every name, read the small files and the headers. Raises `Refused` for what may not be pushed."""
     if not directory.is_dir():
         raise Refused(InvalidRequest("directory", str(directory), "is not a directory"))
@@ -121,16 +121,16 @@ def scan(directory: Path) -> Source:
     files, unentered = _walk(root)
     check_paths(files)
     if is_predictor(files):
-        whole = tuple(small_file(root, path) for path in files if path in PREDICTOR)
-        return Source(whole, (), tuple(path for path in files if path not in PREDICTOR) + unentered)
-    small = [small_file(root, path) for path in files if role_of(path) in (Role.PINNED, Role.INDEX)]
+        whole = tuple(read_small_file(root, path) for path in files if path in PREDICTOR)
+        return PushSource(whole, (), tuple(path for path in files if path not in PREDICTOR) + unentered)
+    small = [read_small_file(root, path) for path in files if role_of(path) in (FileRole.PINNED, FileRole.INDEX)]
     index = next((file.head for file in small if file.path == INDEX_FILE), None)
-    candidates = [path for path in files if role_of(path) is Role.WEIGHTS]
+    candidates = [path for path in files if role_of(path) is FileRole.WEIGHTS]
     chosen = choose_weights(candidates, None if index is None else indexed_files(index))
     weights = [_weights_file(root, path) for path in chosen]
     pushed = {file.path for file in (*small, *weights)}
-    others = tuple(path for path in files if path not in pushed)
-    return Source(tuple(small), tuple(weights), others + unentered)
+    ignored_paths = tuple(path for path in files if path not in pushed)
+    return PushSource(tuple(small), tuple(weights), ignored_paths + unentered)
 
 
 def _walk(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -169,10 +169,10 @@ def check_link(root: Path, path: str) -> None:
         raise Refused(ArtifactRejected(path, "it is a link to nothing"))
 
 
-def small_file(root: Path, path: str) -> SourceFile:
+def read_small_file(root: Path, path: str) -> SourceFile:
     """A file that travels whole. Raises `Refused(ArtifactRejected)` where it is too large, or can't be read."""
-    with opened(root, path) as fd:
-        identity = identity_of(fd)
+    with open_regular_file(root, path) as fd:
+        identity = file_stamp_of(fd)
         if identity.size > max_bytes_of(path):
             rule = f"it has {identity.size} bytes; the limit is {max_bytes_of(path)}"
             raise Refused(ArtifactRejected(path, rule))
@@ -182,8 +182,8 @@ def small_file(root: Path, path: str) -> SourceFile:
 
 
 def _weights_file(root: Path, path: str) -> SourceFile:
-    with opened(root, path) as fd:
-        identity = identity_of(fd)
+    with open_regular_file(root, path) as fd:
+        identity = file_stamp_of(fd)
         length = header_bytes(os.pread(fd, PREFIX_BYTES, 0), identity.size, path)
         head = bytearray(length)
         read_into(fd, 0, memoryview(head), path)
@@ -191,7 +191,7 @@ def _weights_file(root: Path, path: str) -> SourceFile:
 
 
 @contextmanager
-def opened(root: Path, path: str) -> Iterator[int]:
+def open_regular_file(root: Path, path: str) -> Iterator[int]:
     """A descriptor of a regular file; a named pipe is not waited for."""
     try:
         fd = os.open(root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -205,18 +205,18 @@ def opened(root: Path, path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def identity_of(fd: int) -> Identity:
+def file_stamp_of(fd: int) -> FileStamp:
     """What is open there."""
     found = os.fstat(fd)
-    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return FileStamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _check_same(file: SourceFile, fd: int) -> None:
-    if identity_of(fd) != file.identity:
-        raise _changed(file.path)
+    if file_stamp_of(fd) != file.identity:
+        raise _changed_failure(file.path)
 
 
-def _changed(path: str) -> Refused:
+def _changed_failure(path: str) -> Refused:
     return Refused(ArtifactRejected(path, "it changed while it was being pushed; nothing was published: push again"))
 
 
@@ -229,7 +229,7 @@ def read_into(fd: int, offset: int, into: memoryview, path: str) -> None:
         except OSError as error:
             raise Refused(ArtifactRejected(path, f"it can't be read: {error.strerror}")) from error
         if count == 0:
-            raise _changed(path)
+            raise _changed_failure(path)
         done += count
 
 
@@ -239,16 +239,16 @@ def is_tensors(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorsWish:
+class TensorsOptions:
     """Where the small files are, unless beside it; with `repack` the store keeps only its tensors, else all of it."""
 
     beside: Path | None = None
     repack: bool = False
 
 
-def scan_tensors(file: Path, wish: TensorsWish, progress: Progress) -> Source:
+def scan_tensors(file: Path, tensors_options: TensorsOptions, progress: Progress) -> PushSource:
     """Look at the file and at the pinned files. Raises `Refused`."""
-    directory = file.absolute().parent if wish.beside is None else wish.beside.absolute()
+    directory = file.absolute().parent if tensors_options.beside is None else tensors_options.beside.absolute()
     if not directory.is_dir():
         raise Refused(InvalidRequest("with", str(directory), "is not a directory"))
     root = directory.resolve()
@@ -256,16 +256,16 @@ def scan_tensors(file: Path, wish: TensorsWish, progress: Progress) -> Source:
     for path in sorted(PINNED & {entry.name for entry in os.scandir(root)}):
         if (root / path).is_symlink():
             check_link(root, path)
-        small.append(small_file(root, path))
-    return Source(tuple(small), (_weights(file, wish.repack, progress),), ())
+        small.append(read_small_file(root, path))
+    return PushSource(tuple(small), (_weights(file, tensors_options.repack, progress),), ())
 
 
 def _weights(file: Path, repack: bool, progress: Progress) -> SourceFile:
     root, name = file.absolute().parent, file.name
     if (fault := find_path_fault(name)) is not None:
         raise Refused(ArtifactRejected(repr(name[:80]), fault))
-    with opened(root, name) as fd:
-        identity = identity_of(fd)
+    with open_regular_file(root, name) as fd:
+        identity = file_stamp_of(fd)
         head = bytearray(index_end(os.pread(fd, TENSORS_PREFIX_BYTES, 0), identity.size, name))
         read_into(fd, 0, memoryview(head), name)
         entries = parse_index(name, bytes(head), identity.size)
@@ -280,7 +280,7 @@ def _weights(file: Path, repack: bool, progress: Progress) -> SourceFile:
     return SourceFile(root, name, identity, bytes(head), kept)
 
 
-def _check_content(fd: int, name: str, entry: Entry, whole: blake3, progress: Progress) -> bytearray:
+def _check_content(fd: int, name: str, entry: IndexEntry, whole: blake3, progress: Progress) -> bytearray:
     """The tensor's own hash; `whole` takes in what is read. Returns the header. Raises `Refused(ArtifactRejected)`."""
     header = bytearray(entry.tensor.offset - entry.header_offset)
     read_into(fd, entry.header_offset, memoryview(header), name)

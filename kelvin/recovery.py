@@ -23,23 +23,23 @@ import msgspec
 from contracts.backup import SUFFIX, RestoreReport
 from contracts.wire import decode
 from kelvin.checks.guards import is_running
-from kelvin.client import DoorClosed, failure_of, target
+from kelvin.client import CommandFailed, current_target, failure_of_response
 from kelvin.settings import has_postgres
-from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers, data_lock
-from service.private import keep_secrets
+from kelvin.supervisor.lock import AlreadyRunning, InsecureDirectory, data_lock
+from service.private import protect_memory
 from service.unix import SocketDirectory
-from service.whole_file import drafted
+from service.whole_file import pending_file
 
-SILENCE_S: Final = 600.0  # while the database is copied nothing comes
+OUTPUT_TIMEOUT_S: Final = 600.0  # while the database is copied nothing comes
 MISSING_EXIT: Final = 2
 _STDOUT: Final = Path("-")
-_NOT_USED: Final = (
+_DATABASE_SET_HINT: Final = (
     "KELVIN_DATABASE is set: nothing was restored. A backup holds a kelvin.db, and the control plane would not use it. "
     "Bring that PostgreSQL back by pg_restore, or from its archive. To put the backup's rows into an empty one name it "
     "by `--database`. For an installation with a kelvin.db of its own unset KELVIN_DATABASE (`--check` looks at a "
     "backup all the same)"
 )
-_NOT_THERE: Final = (
+_NOT_RUNNING_HINT: Final = (
     "KELVIN_DATABASE is set, and nothing runs: pg_dump, or the archive of that PostgreSQL, backs it up. For an "
     "installation with a kelvin.db of its own unset KELVIN_DATABASE"
 )
@@ -57,24 +57,24 @@ def backup_command(to: Path, as_json: bool) -> None:
     It holds the installation's secrets: the first two keys and the CA's key, as they are. The file is for its owner
     alone (mode 0600). What versions are made of is not in it.
     """
-    keep_secrets()
+    protect_memory()
     if to == _STDOUT:
         if sys.stdout.isatty():
             raise click.UsageError("a backup is no text: send it to a file or a program")
         # With PYTHONUNBUFFERED `sys.stdout.buffer` ignores a short write, as on a full disk.
         try:
             with open(sys.stdout.fileno(), "wb", closefd=False) as file:
-                size, digest = _copy(file)
+                size, digest = _copy_output(file)
         except OSError as error:
-            raise DoorClosed(f"standard output can't be written: {error.strerror}") from error
+            raise CommandFailed(f"standard output can't be written: {error.strerror}") from error
     else:
-        to = to / _name() if to.is_dir() else to
+        to = to / _backup_name() if to.is_dir() else to
         try:
-            with drafted(to, 0o600) as draft:
-                size, digest = _copy(draft.file)
-                draft.keep()
+            with pending_file(to, 0o600) as draft:
+                size, digest = _copy_output(draft.file)
+                draft.commit()
         except OSError as error:
-            raise DoorClosed(f"{to} can't be written: {error.strerror}") from error
+            raise CommandFailed(f"{to} can't be written: {error.strerror}") from error
     said = {"file": str(to), "bytes": size, "sha256": digest}
     if as_json:
         click.echo(json.dumps(said), err=to == _STDOUT)
@@ -82,49 +82,49 @@ def backup_command(to: Path, as_json: bool) -> None:
         click.echo(f"{to}: {size} bytes, sha256 {digest}", err=True)
 
 
-def _name() -> str:
+def _backup_name() -> str:
     return f"kelvin-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}{SUFFIX}"
 
 
-def _copy(file: BinaryIO) -> tuple[int, str]:
-    """Bytes and digest of what came. Raises DoorClosed where it was cut."""
-    data = target().data.absolute()
+def _copy_output(file: BinaryIO) -> tuple[int, str]:
+    """Bytes and digest of what came. Raises CommandFailed where it was cut."""
+    data = current_target().data.absolute()
     size, digest = 0, hashlib.sha256()
-    for piece in _of_running(data) if is_running(data) else _of_stopped(data):
+    for piece in _backup_running(data) if is_running(data) else _backup_stopped(data):
         file.write(piece)
         digest.update(piece)
         size += len(piece)
     return size, digest.hexdigest()
 
 
-def _of_stopped(data: Path) -> Iterator[bytes]:
+def _backup_stopped(data: Path) -> Iterator[bytes]:
     if has_postgres():
-        raise DoorClosed(_NOT_THERE)
+        raise CommandFailed(_NOT_RUNNING_HINT)
     if not (data / "kelvin.db").is_file():  # before a lock is made in a directory that is none of ours
-        raise DoorClosed(f"nothing runs in {data}, and it holds no kelvin.db")
+        raise CommandFailed(f"nothing runs in {data}, and it holds no kelvin.db")
     try:
         with data_lock(data) as lock:
-            yield from written("controlplane.backups", [str(data)], otherwise="no backup was made", locks=[lock])
+            yield from run_for_output("controlplane.backups", [str(data)], otherwise="no backup was made", locks=[lock])
     except AlreadyRunning as error:
-        raise DoorClosed(
+        raise CommandFailed(
             f"{error}, and its control plane does not answer: `kelvin logs controlplane` says why"
         ) from error
     except OSError as error:
-        raise DoorClosed(f"{data} can't be used: {error.strerror}") from error
+        raise CommandFailed(f"{data} can't be used: {error.strerror}") from error
 
 
-def _of_running(data: Path) -> Iterator[bytes]:
+def _backup_running(data: Path) -> Iterator[bytes]:
     with contextlib.closing(SocketDirectory(data / "run")) as directory:
         transport = httpx.HTTPTransport(uds=directory.address("control.sock"))
         with (
-            httpx.Client(transport=transport, timeout=SILENCE_S, base_url="http://control") as control,
+            httpx.Client(transport=transport, timeout=OUTPUT_TIMEOUT_S, base_url="http://control") as control,
             control.stream("GET", "/internal/v1/backup") as answer,
         ):
             if answer.status_code != 200:
                 is_said = answer.status_code < 500 or answer.status_code == HTTPStatus.INSUFFICIENT_STORAGE
                 logged = "" if is_said else "; `kelvin logs controlplane` says why"
                 answer.read()
-                raise DoorClosed(failure_of(answer).message + logged)
+                raise CommandFailed(failure_of_response(answer).message + logged)
             yield from answer.iter_raw()
 
 
@@ -160,7 +160,7 @@ def restore_command(
     Every digest and the ledger's chain are verified before anything is put in place. Exits with 2 where entries of the
     journal are missing, or records of the spools can't be read: the rest was restored, and the bill lacks some.
     """
-    keep_secrets()
+    protect_memory()
     options = [word for word, given in (("--replace", replace), ("--accept-unsound", accept_unsound)) if given]
     if database is not None:
         if check or replace:
@@ -170,21 +170,21 @@ def restore_command(
     elif password_file is not None:
         raise click.UsageError("--password-file is for --database")
     elif has_postgres() and not check:
-        raise DoorClosed(_NOT_USED)
+        raise CommandFailed(_DATABASE_SET_HINT)
     if check or database is not None:
         report = _restore([str(source.absolute()), *options])
     else:
-        data = target().data.absolute()
+        data = current_target().data.absolute()
         try:
             with data_lock(data, keeps_secrets=True) as lock:
                 check_stopped(data)
                 report = _restore([str(source.absolute()), str(data), *options], lock)
-        except (AlreadyRunning, OpenToOthers) as error:
-            raise DoorClosed(str(error)) from error
+        except (AlreadyRunning, InsecureDirectory) as error:
+            raise CommandFailed(str(error)) from error
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report), indent=2))
     else:
-        _tell(report, check)
+        _print_report(report, check)
     for reason in report.passed_over:
         click.echo(f"passed over: {reason}", err=True)
     if report.unreadable:
@@ -204,10 +204,12 @@ def restore_command(
 
 
 def _restore(arguments: list[str], *locks: int) -> RestoreReport:
-    return reported("controlplane.restore", arguments, RestoreReport, otherwise="nothing was restored", locks=locks)
+    return run_for_report(
+        "controlplane.restore", arguments, RestoreReport, otherwise="nothing was restored", locks=locks
+    )
 
 
-def _tell(report: RestoreReport, check: bool) -> None:
+def _print_report(report: RestoreReport, check: bool) -> None:
     made = datetime.fromtimestamp(report.made_at_us / 1e6, UTC)
     links = sum(chain.links for chain in report.chains)
     click.echo(f"{Path(report.source).name}: made at {made:%Y-%m-%d %H:%M:%S} UTC, every digest is right")
@@ -232,8 +234,11 @@ def _tell(report: RestoreReport, check: bool) -> None:
     )
 
 
-def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str, locks: Sequence[int] = ()) -> T:
-    """Run a module and return the report that it prints. If it fails, raise DoorClosed: `otherwise`, and its last line.
+def run_for_report(
+    module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str, locks: Sequence[int] = ()
+) -> T:
+    """Run a module and return the report that it prints. If it fails, raise CommandFailed: `otherwise`, and its last
+    line.
 
     The program holds `locks`, descriptors of ours, until it ends: if this process is killed, the program goes on.
     """
@@ -243,8 +248,10 @@ def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise:
     return decode(done.stdout, kind, what=f"report of {module}")
 
 
-def written(module: str, arguments: Sequence[str], *, otherwise: str, locks: Sequence[int] = ()) -> Iterator[bytes]:
-    """Run a module and yield what it writes, as it comes. Raises as `reported`, at the end."""
+def run_for_output(
+    module: str, arguments: Sequence[str], *, otherwise: str, locks: Sequence[int] = ()
+) -> Iterator[bytes]:
+    """Run a module and yield what it writes, as it comes. Raises as `run_for_report`, at the end."""
     command = [sys.executable, "-P", "-m", module, *arguments]
     with (
         tempfile.TemporaryFile() as said,  # nobody reads it meanwhile: a pipe would fill, and stop who writes
@@ -261,10 +268,10 @@ def written(module: str, arguments: Sequence[str], *, otherwise: str, locks: Seq
 def _check_ended(status: int, said: bytes, otherwise: str) -> None:
     if status != 0:
         lines = said.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
-        raise DoorClosed(f"{otherwise}: {lines[-1]}")
+        raise CommandFailed(f"{otherwise}: {lines[-1]}")
 
 
 def check_stopped(data: Path) -> None:
-    """Raise DoorClosed if a control plane runs in `data`. Without a supervisor it holds no lock on the directory."""
+    """Raise CommandFailed if a control plane runs in `data`. Without a supervisor it holds no lock on the directory."""
     if is_running(data):
-        raise DoorClosed(f"a control plane runs in {data}: stop it first")
+        raise CommandFailed(f"a control plane runs in {data}: stop it first")

@@ -7,24 +7,24 @@ import json
 
 import click
 
-from contracts.names import dns_label, is_digest
+from contracts.names import is_digest, require_dns_label
 from controlplane.policy.knative_service import (
     FEATURES,
     IMAGE_RULE,
     STORE_RULE,
     TIMEOUT_S,
-    Cluster,
-    Control,
+    ClusterSpec,
+    ControlEndpoints,
     PodVersion,
     is_cluster_store,
     is_image,
     service,
 )
-from controlplane.policy.tenant_space import Needs, render_namespace, store_port
-from kelvin.client import json_of
-from kelvin.export import ExportCalls, resolve
+from controlplane.policy.tenant_space import NamespaceRequirements, render_namespace, store_port
+from kelvin.client import decode_json_object
+from kelvin.export import ExportClient, resolve_version
 from kelvin.policy.configuration import DEFAULTS
-from kelvin.push_calls import answered, open_door
+from kelvin.push_calls import open_client, raise_for_failure
 from kelvin.runtime import device_class_option
 
 
@@ -102,14 +102,14 @@ def render_command(
     timeout_s: int,
 ) -> None:
     """Print a Knative Service for M, M@prod or M@HEX, scaled as the model is here: JSON, which is YAML, too."""
-    dns_label(tenant, "tenant")
+    require_dns_label(tenant, "tenant")
     if is_digest(reference):  # whose scale that would have, nobody knows
         raise click.UsageError(f"{reference}: must be M, M@prod or M@HEX")
-    with open_door() as door:
-        version = resolve(door, reference)
-        manifest = ExportCalls(door).manifest(version)
+    with open_client() as door:
+        version = resolve_version(door, reference)
+        manifest = ExportClient(door).manifest(version)
         model = reference.partition("@")[0]
-        scale = json_of(answered(door.request("GET", f"/admin/v1/models/{model}")))["scale"]
+        scale = decode_json_object(raise_for_failure(door.request("GET", f"/admin/v1/models/{model}")))["scale"]
     rendered = service(
         PodVersion(
             tenant=tenant,
@@ -125,7 +125,7 @@ def render_command(
             grace_s=scale["grace_s"],
             average=scale["average"],
         ),
-        Cluster(
+        ClusterSpec(
             image=image,
             store_url=store,
             namespace=namespace,
@@ -138,19 +138,19 @@ def render_command(
             node_selector=dict(_pair(each) for each in node),
             tolerations=tuple({"key": key, "operator": "Exists"} for key in tolerate),
             priority_class=priority_class,
-            control=_control(control, snapshotter, inner_secret),
+            control=_control_environment(control, snapshotter, inner_secret),
             cache=cache,
         ),
     )
     click.echo(json.dumps(rendered, indent=2))
 
 
-def _control(url: str | None, snapshotter: str | None, secret: str | None) -> Control | None:
+def _control_environment(url: str | None, snapshotter: str | None, secret: str | None) -> ControlEndpoints | None:
     if url is None and snapshotter is None and secret is None:
         return None
     if url is None or snapshotter is None or secret is None:
         raise click.UsageError("--control, --snapshotter and --inner-secret go together")
-    return Control(url=url, snapshotter_url=snapshotter, secret=secret)
+    return ControlEndpoints(url=url, snapshotter_url=snapshotter, secret=secret)
 
 
 def _pair(value: str) -> tuple[str, str]:
@@ -215,14 +215,14 @@ def tenant_command(
     Its network policies and the control plane's rights in it are printed, too. Secrets that you have to create in it
     yourself are named on stderr.
     """
-    dns_label(tenant, "tenant")
+    require_dns_label(tenant, "tenant")
     secrets = {
         inner_secret: "tls.crt, tls.key and ca.crt of the role runtime",
         store_secret: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     }
     named = {name: keys for name, keys in secrets.items() if name}
-    needs = Needs(tuple(named), (trust,) if trust else (), "privileged" if node_cache else "restricted")
-    objects = render_namespace(tenant, needs, dns_label(installation, "namespace"), store_port(store))
+    needs = NamespaceRequirements(tuple(named), (trust,) if trust else (), "privileged" if node_cache else "restricted")
+    objects = render_namespace(tenant, needs, require_dns_label(installation, "namespace"), store_port(store))
     click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
     where = objects[0]["metadata"]["name"]
     click.echo(f"Create these in {where}, too. No version starts before they are there:", err=True)

@@ -13,27 +13,27 @@ from typing import Final
 import click
 
 from contracts.errors import Refused
-from contracts.jobs import Bind, Parked
-from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class, is_digest
-from kelvin.client import DoorClosed
-from kelvin.settings import agent_environment, chosen_data, load_engine, load_pod
+from contracts.jobs import BindRequest, ParkedSpec
+from contracts.names import DEVICE_CLASS_RULE, is_device_class, is_digest, require_dns_label
+from kelvin.client import CommandFailed
+from kelvin.settings import agent_environment, load_engine, load_pod, require_data
 from kelvin.supervisor.lock import AlreadyRunning
 
 _NAME: Final = 40  # characters of the host's name that go into the runtime's
 
 
-def _version(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+def _version_option(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     if value is not None and not is_digest(value):
         raise click.BadParameter(f"{value[:80]!r}: must be 64 lowercase hexadecimal digits")
     return value
 
 
-def label(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def dns_label_option(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """An option that is a DNS label."""
     if value is None:
         return None
     try:
-        return dns_label(value, parameter.name or "")
+        return require_dns_label(value, parameter.name or "")
     except Refused as refused:
         raise click.BadParameter(refused.failure.message) from refused
 
@@ -46,9 +46,9 @@ def device_class_option(_: click.Context, __: click.Parameter, value: str | None
 
 
 @click.command("runtime")
-@click.argument("version", required=False, callback=_version)
-@click.option("--tenant", callback=label, help="Whose version it is.")
-@click.option("--model", callback=label, help="The model's name, for messages and records.")
+@click.argument("version", required=False, callback=_version_option)
+@click.option("--tenant", callback=dns_label_option, help="Whose version it is.")
+@click.option("--model", callback=dns_label_option, help="The model's name, for messages and records.")
 @click.option(
     "--standby",
     metavar="CLASS",
@@ -95,7 +95,7 @@ def runtime_command(
     from kelvin.supervisor.pod import run_pod
 
     threads = threads or len(os.sched_getaffinity(0))
-    what: Bind | Parked
+    what: BindRequest | ParkedSpec
     if standby is not None:
         for name, value in (
             ("VERSION", version),
@@ -105,11 +105,11 @@ def runtime_command(
         ):
             if value is not None:
                 raise click.UsageError(f"{name} and --standby: only one of them can be said")
-        what = Parked(device_class=standby, threads=threads, kv_bytes=0, store="", weight_bytes=weights or 0)
+        what = ParkedSpec(device_class=standby, threads=threads, kv_bytes=0, store="", weight_bytes=weights or 0)
     else:
         if version is None or tenant is None or model is None:
             raise click.UsageError("VERSION, --tenant and --model are needed, or --standby")
-        what = Bind(
+        what = BindRequest(
             tenant=tenant,
             model=model,
             version=version,
@@ -117,17 +117,17 @@ def runtime_command(
             threads=threads,
             kv_bytes=0,  # by what there is, see `load_pod`
         )
-    with _data(data) as place:
+    with _data_directory(data) as place:
         try:
             status = run_pod(load_pod(place, what, _runtime_id(), host, store, port, cache))
         except AlreadyRunning as error:
-            raise DoorClosed(str(error)) from error
+            raise CommandFailed(str(error)) from error
     sys.exit(128 - status if status < 0 else status)  # as a shell says that a signal ended it
 
 
 @contextmanager
-def _data(chosen: Path | None) -> Iterator[Path]:
-    if (place := chosen or chosen_data()) is not None:
+def _data_directory(chosen: Path | None) -> Iterator[Path]:
+    if (place := chosen or require_data()) is not None:
         yield place
         return
     with tempfile.TemporaryDirectory(prefix="kelvin-runtime-") as scratch:
@@ -141,7 +141,7 @@ def _runtime_id() -> str:
 
 
 @click.command("cache")
-@click.option("--tenant", required=True, callback=label, help="Whose versions it lends, and nobody else's.")
+@click.option("--tenant", required=True, callback=dns_label_option, help="Whose versions it lends, and nobody else's.")
 @click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
 @click.option(
     "--data",
@@ -172,5 +172,5 @@ def engine_command(store: str | None, data: Path) -> None:
     try:
         status = run_engine(load_engine(data, store))
     except AlreadyRunning as error:
-        raise DoorClosed(str(error)) from error
+        raise CommandFailed(str(error)) from error
     sys.exit(status)

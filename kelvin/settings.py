@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from contracts.jobs import Bind, Parked, Pod
+from contracts.jobs import BindRequest, ParkedSpec, Pod
 from contracts.machine import available_bytes, kv_bytes_for
 from contracts.roles import Role
 from contracts.settings import BadSetting, choice, integer, text
 from contracts.wire import encode
-from service.inner_settings import ALONE, Between, read_between
+from service.inner_settings import LOCAL_ONLY, PeerSettings, read_peer_settings
 
 DEFAULT_PORT: Final = 8443
 URL: Final = "KELVIN_URL"  # these three say which installation a command speaks to, where no option does
@@ -24,7 +24,7 @@ CA: Final = "KELVIN_CA"
 KEY: Final = "KELVIN_KEY"
 STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"  # where a pod that waits is told what to take
 DEFAULT_POD_PORT: Final = 8080  # Knative's, where nothing says another
-_QUIET_LIBRARIES: Final = {
+_LIBRARY_ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
@@ -49,14 +49,14 @@ class UpSettings:
 class PodSettings:
     """Of `kelvin runtime`: where it keeps things, how long it drains, and what its processes are told beside.
 
-    `between` says where the ledger is, if there is one, and `life_s` how often that is told of the life so far.
+    `peer_settings` says where the ledger is, if there is one, and `life_s` how often that is told of the life so far.
     """
 
     data: Path
     drain_s: int
-    told: Mapping[str, str]
+    extra_environment: Mapping[str, str]
     pod: Pod
-    between: Between = ALONE
+    peer_settings: PeerSettings = LOCAL_ONLY
     life_s: int = 30
     has_agent: bool = True  # of its own
 
@@ -71,7 +71,7 @@ class EngineSettings:
 
 def load_pod(
     data: Path,
-    what: Bind | Parked,
+    what: BindRequest | ParkedSpec,
     runtime_id: str,
     host: str,
     store: str | None,
@@ -90,19 +90,19 @@ def load_pod(
     available = available_bytes(Path("/proc/meminfo").read_text())
     what = msgspec.structs.replace(what, kv_bytes=kv_bytes_for(wanted, available))
     listens = integer(env, "PORT", DEFAULT_POD_PORT, low=1, high=65535) if port is None else port
-    if isinstance(what, Parked):
+    if isinstance(what, ParkedSpec):
         what = msgspec.structs.replace(what, store=store or text(env, "KELVIN_STORE"))
         text(env, STANDBY_LISTEN)
-        read_between(env, Role.RUNTIME, STANDBY_LISTEN)
+        read_peer_settings(env, Role.RUNTIME, STANDBY_LISTEN)
         pod = Pod(runtime_id=runtime_id, parked=what, host=host, port=listens, agent=agent)
     else:
         pod = Pod(runtime_id=runtime_id, bind=what, host=host, port=listens, agent=agent)
     return PodSettings(
         data=data.absolute(),
         drain_s=integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
-        told={} if agent else {"KELVIN_STORE": store or text(env, "KELVIN_STORE")},
+        extra_environment={} if agent else {"KELVIN_STORE": store or text(env, "KELVIN_STORE")},
         pod=pod,
-        between=read_between(env, Role.RUNTIME),
+        peer_settings=read_peer_settings(env, Role.RUNTIME),
         life_s=integer(env, "KELVIN_LIFE_S", 30, low=1, high=45),  # and the time to tell it: less than SO_FAR_S
         has_agent=not agent,
     )
@@ -122,18 +122,18 @@ def agent_environment(
         "KELVIN_DATA": str(data.absolute()),
         "KELVIN_STORE": store or text(env, "KELVIN_STORE"),
         "KELVIN_CACHE_TENANT": tenant,
-        **_QUIET_LIBRARIES,
+        **_LIBRARY_ENVIRONMENT,
     }
 
 
-def chosen_data(env: Mapping[str, str] = os.environ) -> Path | None:
+def require_data(env: Mapping[str, str] = os.environ) -> Path | None:
     """`$KELVIN_DATA`."""
     return Path(chosen) if (chosen := env.get("KELVIN_DATA")) else None
 
 
 def default_data(env: Mapping[str, str] = os.environ) -> Path:
     """`$KELVIN_DATA`, else the user's data directory (XDG Base Directory Specification)."""
-    if (chosen := chosen_data(env)) is not None:
+    if (chosen := require_data(env)) is not None:
         return chosen
     base = env.get("XDG_DATA_HOME") or str(Path(env.get("HOME", "/root")) / ".local" / "share")
     return Path(base) / "kelvin"
@@ -167,7 +167,7 @@ def pod_environment(
 ) -> dict[str, str]:
     """Return the environment for the processes of a pod, whose runtime is called `runtime_id`."""
     pod = encode(msgspec.structs.replace(settings.pod, runtime_id=runtime_id)).decode()
-    return _environment(settings.data, lifeline_fd, {**settings.told, "KELVIN_POD": pod}, uses_store, env)
+    return _environment(settings.data, lifeline_fd, {**settings.extra_environment, "KELVIN_POD": pod}, uses_store, env)
 
 
 def engine_environment(
@@ -181,14 +181,14 @@ def child_environment(
     settings: UpSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return the environment for the processes of an installation."""
-    told = {"KELVIN_HOST": settings.host, "KELVIN_PORT": str(settings.port)}
+    extra_environment = {"KELVIN_HOST": settings.host, "KELVIN_PORT": str(settings.port)}
     if settings.store is not None:
-        told["KELVIN_STORE"] = settings.store
-    return _environment(settings.data, lifeline_fd, told, uses_store, env)
+        extra_environment["KELVIN_STORE"] = settings.store
+    return _environment(settings.data, lifeline_fd, extra_environment, uses_store, env)
 
 
 def _environment(
-    data: Path, lifeline_fd: int, told: Mapping[str, str], uses_store: bool, env: Mapping[str, str]
+    data: Path, lifeline_fd: int, extra_environment: Mapping[str, str], uses_store: bool, env: Mapping[str, str]
 ) -> dict[str, str]:
     """The caller's environment, what its processes are told, and one compute thread in whatever loads numerics.
 
@@ -196,4 +196,4 @@ def _environment(
     """
     kept = env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
     place = {"KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": str(lifeline_fd)}
-    return {**kept, **told, **place, **_QUIET_LIBRARIES}
+    return {**kept, **extra_environment, **place, **_LIBRARY_ENVIRONMENT}

@@ -19,45 +19,45 @@ import msgspec
 from blake3 import blake3
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.attestation import ORIGIN, P256, Claims, Origin
+from contracts.attestation import ORIGIN_TYPE, P256, Claims, OriginPredicate
 from contracts.errors import InvalidRequest, Refused
 from contracts.manifest import Manifest, decode_manifest
 from contracts.push import AttestRequest, Plan
 from contracts.wire import convert
-from kelvin.policy.export_layout import Span, lay_out
-from kelvin.policy.own_bytes import LinearSpace, find_stranger
-from kelvin.push_directory import Source
+from kelvin.policy.export_layout import LayoutSpan, plan_layout
+from kelvin.policy.own_bytes import LinearSpace, find_mismatch
+from kelvin.push_directory import PushSource
 from service.signing import BadKey, Signer, load_signer
 from snapshotter.policy.intake import admit
 
-Read = Callable[[int, int], bytes]  # of the version's linear space: offset, length
-Bundle = Callable[[Manifest, str, Read], bytes]  # of a manifest, its version and its bytes
+ReadRange = Callable[[int, int], bytes]  # of the version's linear space: offset, length
+BundleSigner = Callable[[Manifest, str, ReadRange], bytes]  # of a manifest, its version and its bytes
 SIGNATURE_FILE: Final = "model.sig"  # beside the exported files; the bundle says that it is none of them
 _BLOCK: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Signing:
+class PushSigner:
     """By whom a push is signed, and what they claim. `bundle` makes an OpenSSF bundle as well."""
 
     signer: Signer
     claims: Claims
-    bundle: Bundle | None = None
+    bundle: BundleSigner | None = None
 
     def sign(
-        self, raw: bytes, version: str, plan: Plan, digests: tuple[str, ...], source: Source, model: str
+        self, raw: bytes, version: str, plan: Plan, digests: tuple[str, ...], source: PushSource, model: str
     ) -> AttestRequest:
         """The statement about the version whose manifest is `raw`. Raises `Refused` where it is not of this source."""
         manifest = decode_manifest(raw, version)
         space = LinearSpace(plan)
         intake = admit(source.request(model))
         pinned = {file.path: file.content for file in intake.files}
-        if (stranger := find_stranger(manifest, space, digests, pinned, intake.tensors)) is not None:
+        if (stranger := find_mismatch(manifest, space, digests, pinned, intake.tensors)) is not None:
             raise Refused(ArtifactRejected("version", f"nothing was signed: {stranger}"))
-        bundle = None if self.bundle is None else self.bundle(manifest, version, _reader(space, source))
+        bundle = None if self.bundle is None else self.bundle(manifest, version, _range_reader(space, source))
         digest = None if bundle is None else blake3(bundle).hexdigest()
-        origin = Origin(signed_at_s=int(time.time()), claims=self.claims, bundle=digest)
-        return AttestRequest(envelope=self.signer.attest(version, ORIGIN, origin), bundle=bundle)
+        origin = OriginPredicate(signed_at_s=int(time.time()), claims=self.claims, bundle=digest)
+        return AttestRequest(envelope=self.signer.attest(version, ORIGIN_TYPE, origin), bundle=bundle)
 
 
 def read_key(path: Path) -> Signer:
@@ -82,7 +82,7 @@ def read_claims(path: Path | None) -> Claims:
         raise Refused(InvalidRequest("claims", str(path), str(error))) from error
 
 
-def _reader(space: LinearSpace, source: Source) -> Read:
+def _range_reader(space: LinearSpace, source: PushSource) -> ReadRange:
     """Reads chunk by chunk; the last one is kept, as neighbours often share it."""
     kept: list[tuple[int, bytes]] = []
 
@@ -102,7 +102,7 @@ def _reader(space: LinearSpace, source: Source) -> Read:
     return read
 
 
-def bundler(key: Path, signer: Signer) -> Callable[[Manifest, str, Read], bytes]:
+def make_bundle_signer(key: Path, signer: Signer) -> Callable[[Manifest, str, ReadRange], bytes]:
     """Makes bundles with a file's key. Raises `Refused(InvalidRequest)` without the library, or for another key."""
     if not signer.key_id.startswith(P256):
         rule = "must be an elliptic key (P-256): OpenSSF Model Signing takes no Ed25519"
@@ -113,32 +113,32 @@ def bundler(key: Path, signer: Signer) -> Callable[[Manifest, str, Read], bytes]
         rule = "needs the library 'model-signing' (extra 'signing')"
         raise Refused(InvalidRequest("sign-format", "model-signing", rule)) from error
 
-    def bundle(manifest: Manifest, version: str, read: Read) -> bytes:
-        return _sign(key, version, export_digests(manifest, version, read))
+    def bundle(manifest: Manifest, version: str, read: ReadRange) -> bytes:
+        return _sign_bundle(key, version, export_digests(manifest, version, read))
 
     return bundle
 
 
-def export_digests(manifest: Manifest, version: str, read: Read) -> dict[str, str]:
+def export_digests(manifest: Manifest, version: str, read: ReadRange) -> dict[str, str]:
     """SHA-256 of each file of an export as safetensors, by path."""
-    layout = lay_out(manifest, version)
+    layout = plan_layout(manifest, version)
     found: dict[str, str] = {}
     for path in layout.sizes:
         whole = hashlib.sha256(b"".join(data for name, _, data in layout.fixed if name == path))  # its head
         spans = sorted((span for span in layout.spans if span.path == path), key=lambda span: span.offset)
         for span in spans:
-            for data in _blocks(span, read):
+            for data in _read_blocks(span, read):
                 whole.update(data)
         found[path] = whole.hexdigest()
     return found
 
 
-def _blocks(span: Span, read: Read) -> Iterator[bytes]:
+def _read_blocks(span: LayoutSpan, read: ReadRange) -> Iterator[bytes]:
     for at in range(0, span.nbytes, _BLOCK):
         yield read(span.start + at, min(_BLOCK, span.nbytes - at))
 
 
-def _sign(key: Path, version: str, digests: dict[str, str]) -> bytes:
+def _sign_bundle(key: Path, version: str, digests: dict[str, str]) -> bytes:
     from model_signing import hashing, manifest, signing
     from model_signing._hashing.hashing import Digest
 

@@ -11,26 +11,26 @@ import httpx
 import msgspec
 
 from contracts.errors import Refused, RemoteFailure, Unavailable
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.problem import from_wire
 from contracts.push import CollectReport, CollectRequest, FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from contracts.wire import decode, encode
-from kelvin.client import unreachable
+from kelvin.client import unreachable_error
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import answered, decoded, open_door
+from kelvin.push_calls import decode_response, open_client, raise_for_failure
 
 # Between two lines: the largest pack is read, from a slow store.
-SILENCE_S: Final = 600.0
-COLLECT_S: Final = 600.0
+LINE_TIMEOUT_S: Final = 600.0
+COLLECT_TIMEOUT_S: Final = 600.0
 
 
-def check_store(door: httpx.Client) -> Iterator[FsckLine]:
+def stream_check(door: httpx.Client) -> Iterator[FsckLine]:
     """Lines as they come; ends after the summary. Raises `Refused`, also where the check was cut short."""
     try:
-        with door.stream("POST", "/push/v1/fsck", timeout=SILENCE_S) as answer:
+        with door.stream("POST", "/push/v1/fsck", timeout=LINE_TIMEOUT_S) as answer:
             if not answer.is_success:
                 answer.read()
-            for raw in _lines(answered(answer)):
+            for raw in _lines(raise_for_failure(answer)):
                 line: FsckLine = decode(raw, FsckLine, what="a line of the check")  # type: ignore[arg-type]
                 if isinstance(line, FsckBroken):
                     raise Refused(from_wire(line.failure))
@@ -39,7 +39,7 @@ def check_store(door: httpx.Client) -> Iterator[FsckLine]:
                     return
     except httpx.TransportError as error:
         raise Refused(
-            RemoteFailure("unavailable", Unavailable.status, unreachable(error).message, None, True)
+            RemoteFailure("unavailable", Unavailable.status, unreachable_error(error).message, None, True)
         ) from error
     raise Refused(Unavailable("the end of the check"))
 
@@ -82,8 +82,8 @@ def fsck_command(as_json: bool) -> None:
 
     Other tenants' objects are not read: run it with a key of each (`--key`, scope `admin` or `push`).
     """
-    with open_door() as door, shown_progress(not as_json) as progress:
-        findings, summary = read_findings(check_store(door), progress)
+    with open_client() as door, shown_progress(not as_json) as progress:
+        findings, summary = read_findings(stream_check(door), progress)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins({"findings": findings, "summary": summary})))
     else:
@@ -105,12 +105,12 @@ def _checked_sentence(summary: FsckSummary) -> str:
     return f"{checked}, {summary.checked_bytes} bytes of the key's tenant checked: {faults}; {unused}{running}"
 
 
-def collect(door: httpx.Client, run: bool, tenant: str | None = None) -> CollectReport:
+def request_collection(door: httpx.Client, run: bool, tenant: str | None = None) -> CollectReport:
     """Of the key's tenant, or for an operator another one. Raises `Refused`."""
     path = "/push/v1/collect" if tenant is None else f"/push/v1/collect?tenant={tenant}"
     body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
-    answer = answered(door.request("POST", path, content=body, headers=headers, timeout=COLLECT_S))
-    return decoded(answer, CollectReport)
+    answer = raise_for_failure(door.request("POST", path, content=body, headers=headers, timeout=COLLECT_TIMEOUT_S))
+    return decode_response(answer, CollectReport)
 
 
 @click.command("collect")
@@ -122,8 +122,8 @@ def collect_command(run: bool, tenant: str | None, as_json: bool) -> None:
 
     A version that no model names is marked by the first run, and freed by one after the grace period.
     """
-    with open_door() as door:
-        report = collect(door, run, None if tenant is None else dns_label(tenant, "tenant"))
+    with open_client() as door:
+        report = request_collection(door, run, None if tenant is None else require_dns_label(tenant, "tenant"))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report)))
         return

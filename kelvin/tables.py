@@ -47,6 +47,6 @@ def _print_blocks(table: Table, console: Console) -> None:
             console.print(f"{header:{indent}}{cell}".rstrip(), soft_wrap=True, markup=False, highlight=False)
 
 
-def instant(at_s: int | None, never: str = "") -> str:
+def format_instant(at_s: int | None, never: str = "") -> str:
     """Seconds since 1970 as UTC to the minute."""
     return never if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

@@ -6,15 +6,15 @@ import click
 from rich.table import Table
 
 from contracts.control import TenantLimits
-from contracts.numbers import whole_number
-from kelvin.client import asked, json_option, target
+from contracts.numbers import parse_whole_number
+from kelvin.client import asked, current_target, json_option
 from kelvin.setting_options import Setting, setting_options
-from kelvin.tables import instant, print_json, print_table
+from kelvin.tables import format_instant, print_json, print_table
 
 DEFAULT: Final = "default"
 
 
-class _Limit(click.ParamType[int | str]):
+class _LimitType(click.ParamType[int | str]):
     """A whole number from `low` to `high`, or `default`."""
 
     def __init__(self, low: int, high: int) -> None:
@@ -25,14 +25,14 @@ class _Limit(click.ParamType[int | str]):
         text = str(value)
         if text == DEFAULT:
             return text
-        number = whole_number(text, len(str(self._high)))
+        number = parse_whole_number(text, len(str(self._high)))
         if number is None or not self._low <= number <= self._high:
             rule = f"must be '{DEFAULT}' or a whole number from {self._low} to {self._high}"
             self.fail(f"{text[:40]!r}: {rule}", param, ctx)
         return number
 
 
-def _limit(setting: Setting) -> click.ParamType[Any]:
+def _limit_type(setting: Setting) -> click.ParamType[Any]:
     """Return the type of the option, which takes `default`, too."""
     if setting.choices:
         return click.Choice([*setting.choices, DEFAULT])
@@ -40,7 +40,7 @@ def _limit(setting: Setting) -> click.ParamType[Any]:
         return click.STRING
     assert setting.low is not None
     assert setting.high is not None
-    return _Limit(setting.low, setting.high)
+    return _LimitType(setting.low, setting.high)
 
 
 @click.group("tenants")
@@ -60,7 +60,7 @@ def list_command(as_json: bool) -> None:
     for row in found["tenants"]:
         limits = "\n".join(f"{name} {value}" for name, value in row["limits"].items() if value is not None)
         counts = (str(row["models"]), str(row["keys"]))
-        table.add_row(row["tenant"], row["state"], *counts, instant(row["created_at_s"]), limits)
+        table.add_row(row["tenant"], row["state"], *counts, format_instant(row["created_at_s"]), limits)
     print_table(table)
 
 
@@ -70,7 +70,7 @@ def create_command(tenant: str) -> None:
     """Make a tenant; its name is a DNS label. It has no key yet: `kelvin keys
     create NAME --tenant TENANT --scope admin`.
     """
-    with target().door() as door:
+    with current_target().door() as door:
         door.post("/admin/v1/tenants", json={"tenant": tenant})
     click.echo(f"{tenant}: created")
 
@@ -79,7 +79,7 @@ def create_command(tenant: str) -> None:
 @click.argument("tenant")
 def suspend_command(tenant: str) -> None:
     """Refuse all of its keys and take its models to zero. What is being answered is finished."""
-    with target().door() as door:
+    with current_target().door() as door:
         door.post(f"/admin/v1/tenants/{tenant}/suspend")
     click.echo(f"{tenant}: suspended")
 
@@ -88,14 +88,14 @@ def suspend_command(tenant: str) -> None:
 @click.argument("tenant")
 def resume_command(tenant: str) -> None:
     """Let a suspended tenant go on."""
-    with target().door() as door:
+    with current_target().door() as door:
         door.post(f"/admin/v1/tenants/{tenant}/resume")
     click.echo(f"{tenant}: active")
 
 
 @tenants_command.command("set")
 @click.argument("tenant")
-@setting_options(TenantLimits, lambda name: f"--{name.replace('_', '-')}", _limit)
+@setting_options(TenantLimits, lambda name: f"--{name.replace('_', '-')}", _limit_type)
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
@@ -112,6 +112,6 @@ def delete_command(tenant: str, force: bool) -> None:
 
     Its bytes in the store are freed by `kelvin collect --run --tenant TENANT`.
     """
-    with target().door() as door:
+    with current_target().door() as door:
         door.delete(f"/admin/v1/tenants/{tenant}", params={"force": "true"} if force else {})
     click.echo(f"{tenant}: deleted; `kelvin collect --run --tenant {tenant}` frees its bytes after the grace period")

@@ -14,12 +14,12 @@ import msgspec
 from contracts.control import TimelineAnswer
 from contracts.timeline import Stage, Stamp
 from contracts.wire import BadJson, decode_any, decoder
-from kelvin.client import DoorClosed, asked, json_option, target
+from kelvin.client import CommandFailed, asked, current_target, json_option
 from kelvin.tables import print_json
-from service.arguments import Number
+from service.arguments import FiniteNumber
 
-WIDTH: Final = 48
-CLOSE: Final = 1.25  # sizes that differ by more are not compared
+BAR_WIDTH: Final = 48
+SIZE_RATIO_MAX: Final = 1.25  # sizes that differ by more are not compared
 
 
 class _Row(msgspec.Struct):
@@ -52,13 +52,13 @@ def choose_floor_us(rows: Sequence[_Row], weight_bytes: int) -> int | None:
     """The nearest size by ratio, where it is near."""
     floors = [row for row in rows if row.system == "floor" and row.tier == "host"]
     apart = [(max(row.size_bytes, weight_bytes) / max(1, min(row.size_bytes, weight_bytes)), row) for row in floors]
-    ratio, row = min(apart, key=lambda pair: pair[0], default=(CLOSE + 1, None))
-    return None if row is None or ratio > CLOSE else round(row.median_s * 1e6)
+    ratio, row = min(apart, key=lambda pair: pair[0], default=(SIZE_RATIO_MAX + 1, None))
+    return None if row is None or ratio > SIZE_RATIO_MAX else round(row.median_s * 1e6)
 
 
 @click.command("timeline")
 @click.argument("request_id")
-@click.option("--floor-ms", type=Number(0), help="Draw this measured floor beside it.")
+@click.option("--floor-ms", type=FiniteNumber(0), help="Draw this measured floor beside it.")
 @click.option(
     "--floor",
     "report",
@@ -72,7 +72,7 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
     It needs a key of the request's tenant with the scope `infer`, and for --floor also `admin`. The default is
     default.key, and admin.key for --floor.
     """
-    with target().door("default.key") as door:
+    with current_target().door("default.key") as door:
         raw = door.get(f"/v1/requests/{request_id}/timeline").content
     try:
         if as_json:
@@ -84,13 +84,13 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
             weight_bytes = _weight_bytes(answer)
             floor_us = read_floor_us(report, weight_bytes or 0)
     except BadJson as error:
-        raise DoorClosed(f"the timeline does not decode: {error}") from error
+        raise CommandFailed(f"the timeline does not decode: {error}") from error
     except BadReport as error:
         raise click.UsageError(str(error)) from error
     reached = any(stamp.stage == Stage.DISPATCHED for stamp in answer.stamps)
     kind = "cold" if answer.cold else "warm" if reached else "reached no replica"
     click.echo(f"{answer.request_id}  {answer.model}@{(answer.version or '')[:12]}  {kind}")
-    click.echo(waterfall(answer.stamps, floor_us))
+    click.echo(draw_waterfall(answer.stamps, floor_us))
     if answer.start_problem is not None:
         click.echo(f"no replica came ({answer.start_problem.reason}): {answer.start_problem.message}")
     if report is not None and floor_us is None:
@@ -108,14 +108,14 @@ def _weight_bytes(answer: TimelineAnswer) -> int | None:
         return 0
     try:
         found = asked("GET", f"/admin/v1/models/{answer.model}")
-    except DoorClosed as closed:
+    except CommandFailed as closed:
         if closed.status != HTTPStatus.FORBIDDEN:
             raise
         return None
     return next((int(row["weight_bytes"]) for row in found["versions"] if row["version"] == answer.version), 0)
 
 
-def waterfall(stamps: Sequence[Stamp], floor_us: int | None = None, width: int = WIDTH) -> str:
+def draw_waterfall(stamps: Sequence[Stamp], floor_us: int | None = None, width: int = BAR_WIDTH) -> str:
     """One line per stage: name, bar at its place, its own milliseconds, milliseconds since arrival.
 
     The picture ends with the first token; how long the answer then took is a line of words. `floor_us` draws a last

@@ -10,13 +10,13 @@ from typing import Final
 
 import click
 
-from kelvin.client import DoorClosed, target
+from kelvin.client import CommandFailed, current_target
 from kelvin.settings import load_up
 from kelvin.supervisor.log_rotation import last_lines
-from kelvin.supervisor.succession import OUTCOME
+from kelvin.supervisor.succession import OUTCOME_FILE
 from service.unix import SocketDirectory, peer_pid
 
-PATIENCE_S: Final = 180.0  # a start, and the longest drain but those that were asked for
+RESTART_TIMEOUT_S: Final = 180.0  # a start, and the longest drain but those that were asked for
 POLL_S: Final = 0.05  # how late the change may be noticed
 
 
@@ -27,20 +27,20 @@ POLL_S: Final = 0.05  # how late the change may be noticed
 )
 def up_command(port: int | None, store: str | None) -> None:
     """Run an installation on this machine until SIGTERM, SIGHUP or Ctrl-C."""
-    from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers
+    from kelvin.supervisor.lock import AlreadyRunning, InsecureDirectory
     from kelvin.supervisor.up import NotReady, run_up
 
-    data = target().data.absolute()
+    data = current_target().data.absolute()
     try:
         run_up(load_up(data, port, store))
-    except (AlreadyRunning, OpenToOthers, NotReady) as error:
-        raise DoorClosed(str(error)) from error
+    except (AlreadyRunning, InsecureDirectory, NotReady) as error:
+        raise CommandFailed(str(error)) from error
     except OSError as error:
         if error.filename is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         path = Path(os.fsdecode(error.filename))
         what = f"DATA/{path.relative_to(data)}" if path.is_relative_to(data) else str(path)
-        raise DoorClosed(
+        raise CommandFailed(
             f"{what} can't be written: {error.strerror}. Make room, for example by removing DATA/cache, "
             f"which is filled again from the store. DATA is {data}"
         ) from error
@@ -50,30 +50,30 @@ def up_command(port: int | None, store: str | None) -> None:
 @click.argument("what", type=click.Choice(["activator"]))
 def restart_command(what: str) -> None:
     """Change the front door for a new process, under load; returns when the old one has ended."""
-    data = target().data
-    old = _door(data)
-    supervisor = _supervisor(data)
+    data = current_target().data
+    old = _activator_pid(data)
+    supervisor = _supervisor_pid(data)
     if old is None or supervisor is None:
-        raise DoorClosed(f"no installation runs in {data}")
-    outcome = data / "run" / OUTCOME
+        raise CommandFailed(f"no installation runs in {data}")
+    outcome = data / "run" / OUTCOME_FILE
     outcome.unlink(missing_ok=True)  # of an earlier one
     os.kill(supervisor, signal.SIGUSR1)
-    limit = time.monotonic() + PATIENCE_S
-    while Path(f"/proc/{old}").exists() or (new := _door(data)) is None:
+    limit = time.monotonic() + RESTART_TIMEOUT_S
+    while Path(f"/proc/{old}").exists() or (new := _activator_pid(data)) is None:
         if outcome.exists() and (reason := outcome.read_text().strip()):
-            raise DoorClosed(reason)
-        if _supervisor(data) != supervisor:
-            raise DoorClosed(f"the installation ended before the {what} was changed")
+            raise CommandFailed(reason)
+        if _supervisor_pid(data) != supervisor:
+            raise CommandFailed(f"the installation ended before the {what} was changed")
         if time.monotonic() > limit:
-            raise DoorClosed(
-                f"the {what} was not changed within {PATIENCE_S:.0f} s; "
+            raise CommandFailed(
+                f"the {what} was not changed within {RESTART_TIMEOUT_S:.0f} s; "
                 f"see the standard error of `kelvin up`, process {supervisor}"
             )
         time.sleep(POLL_S)
     click.echo(f"{what}: process {old} is relieved by {new}")
 
 
-def _door(data: Path) -> int | None:
+def _activator_pid(data: Path) -> int | None:
     """The process that answers at the activator's own socket."""
     if not (data / "run").is_dir():
         return None
@@ -87,7 +87,7 @@ def _door(data: Path) -> int | None:
         directory.close()
 
 
-def _supervisor(data: Path) -> int | None:
+def _supervisor_pid(data: Path) -> int | None:
     """The process that holds the data directory."""
     with contextlib.suppress(OSError, ValueError):
         pid = int((data / "lock").read_text())
@@ -101,13 +101,13 @@ def _supervisor(data: Path) -> int | None:
 @click.option("--lines", default=100, type=click.IntRange(1), help="Lines from the end of each log.")
 def logs_command(process: str | None, lines: int) -> None:
     """Print the last lines of one process's log, or of all."""
-    directory = target().data / "logs"
+    directory = current_target().data / "logs"
     found = sorted(directory.glob("*.log")) if directory.is_dir() else []
     if not found:
-        raise DoorClosed(f"{directory} holds no logs; is this the data directory of `kelvin up`?")
+        raise CommandFailed(f"{directory} holds no logs; is this the data directory of `kelvin up`?")
     names = [path.stem for path in found]
     if process is not None and process not in names:
-        raise DoorClosed(f"process '{process}' has no log; there is: {', '.join(names)}")
+        raise CommandFailed(f"process '{process}' has no log; there is: {', '.join(names)}")
     for path in found:
         if process in (None, path.stem):
             for line in last_lines(path, lines):

@@ -13,17 +13,17 @@ import click
 import msgspec
 from rich.table import Table
 
-from contracts.attestation import Origin, Sealed, read_origin, read_seal, short
+from contracts.attestation import OriginPredicate, SealRecord, read_origin, read_seal, shorten_key_id
 from contracts.errors import Refused
 from contracts.keys import ORIGIN_PREFIX, SEAL_PREFIX
-from contracts.kinds import PATHS
+from contracts.kinds import ROUTES_BY_KIND
 from contracts.manifest import Manifest
 from contracts.push import AttestationEntry
 from kelvin.client import asked, json_option
-from kelvin.export import ExportCalls, resolve
-from kelvin.models import behind_lines, named_version
-from kelvin.policy.summary import summarize
-from kelvin.push_calls import open_door
+from kelvin.export import ExportClient, resolve_version
+from kelvin.models import outdated_lines, split_reference
+from kelvin.policy.summary import summarize_manifest
+from kelvin.push_calls import open_client
 from kelvin.tables import print_json, print_table
 
 
@@ -42,7 +42,7 @@ def list_command(model: str, as_json: bool) -> None:
         print_json(found["versions"])
         return
     print_table(_table(model, found["versions"]))
-    for line in behind_lines([{"model": model, "versions": found["versions"]}]):
+    for line in outdated_lines([{"model": model, "versions": found["versions"]}]):
         click.echo(line)
 
 
@@ -53,7 +53,7 @@ def delete_command(reference: str) -> None:
 
     Its bytes stay until `kelvin collect --run` has found it so for the grace period; the same push brings it back.
     """
-    model, digits = named_version(reference)
+    model, digits = split_reference(reference)
     answer = asked("DELETE", f"/admin/v1/models/{model}/versions/{digits}")
     click.echo(f"deleted {model}@{answer['version']}; `kelvin collect --run` frees its bytes after the grace period")
 
@@ -74,23 +74,23 @@ def _table(model: str, versions: list[dict[str, Any]]) -> Table:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(reference: str, as_json: bool) -> None:
     """Print what a version is, and who vouches for it: M, M@prod, M@HEX, or the 64 digits of a version."""
-    with open_door() as door:
-        version = resolve(door, reference)
-        calls = ExportCalls(door)
+    with open_client() as door:
+        version = resolve_version(door, reference)
+        calls = ExportClient(door)
         manifest, entries = calls.manifest(version), calls.attestations(version)
-    found = describe(version, manifest, entries)
-    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines_of(found)))
+    found = describe_version(version, manifest, entries)
+    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(version_lines(found)))
 
 
-def describe(version: str, manifest: Manifest, entries: tuple[AttestationEntry, ...]) -> dict[str, Any]:
+def describe_version(version: str, manifest: Manifest, entries: tuple[AttestationEntry, ...]) -> dict[str, Any]:
     """All that is known, as it is printed with `--json`."""
     seals, origins, faults = [], [], []
     for entry in entries:
-        match _opened(version, entry):
-            case (Origin() as origin, key_id):
-                origins.append({**_signed(key_id, entry), **msgspec.to_builtins(origin)})
-            case Sealed(seal=seal, key_id=key_id):
-                signed = _signed(key_id, entry)
+        match _open_entry(version, entry):
+            case (OriginPredicate() as origin, key_id):
+                origins.append({**_signer_of(key_id, entry), **msgspec.to_builtins(origin)})
+            case SealRecord(seal=seal, key_id=key_id):
+                signed = _signer_of(key_id, entry)
                 known = {"fingerprint": msgspec.to_builtins(seal.fingerprint), "tolerance": seal.probe.tolerance}
                 seals.append({**signed, **known, "fast_bind": seal.fast_bind})
             case str(fault):
@@ -101,8 +101,8 @@ def describe(version: str, manifest: Manifest, entries: tuple[AttestationEntry, 
     return {
         "version": version,
         **plain,
-        "routes": list(PATHS[manifest.engine.kind]),
-        **summarize(manifest),
+        "routes": list(ROUTES_BY_KIND[manifest.engine.kind]),
+        **summarize_manifest(manifest),
         "verified": any(origin["trusted_as"] not in (None, "installation") for origin in origins),
         "origins": sorted(origins, key=lambda origin: -origin["signed_at_s"]),
         "seals": seals,
@@ -110,7 +110,7 @@ def describe(version: str, manifest: Manifest, entries: tuple[AttestationEntry, 
     }
 
 
-def _opened(version: str, entry: AttestationEntry) -> tuple[Origin, str] | Sealed | str | None:
+def _open_entry(version: str, entry: AttestationEntry) -> tuple[OriginPredicate, str] | SealRecord | str | None:
     """What it says, or why it is worth nothing; None of a bundle, which is for another tool."""
     if entry.fault is not None:
         return entry.fault
@@ -122,11 +122,11 @@ def _opened(version: str, entry: AttestationEntry) -> tuple[Origin, str] | Seale
         return refused.failure.message
 
 
-def _signed(key_id: str | None, entry: AttestationEntry) -> dict[str, Any]:
+def _signer_of(key_id: str | None, entry: AttestationEntry) -> dict[str, Any]:
     return {"name": entry.name, "key": key_id, "trusted_as": entry.trusted_as}
 
 
-def lines_of(found: dict[str, Any]) -> Iterator[str]:
+def version_lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield what `kelvin show` prints, line by line."""
     engine, tensors = found["engine"], found["tensors"]
     yield f"version        {found['version']}"
@@ -149,7 +149,7 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
     for seal in found["seals"]:
         engine_of = seal["fingerprint"]
         where = f"torch {engine_of['torch']}, {engine_of['dtype']}, {engine_of['device_class']}"
-        yield f"sealed         under {where}; {_who(seal)}"
+        yield f"sealed         under {where}; {_signer_phrase(seal)}"
     for fault in found["faults"]:
         yield f"FAULTY         {fault['name']}: {fault['fault']}"
 
@@ -157,7 +157,7 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
 def _lines_of_origin(origin: dict[str, Any]) -> Iterator[str]:
     claims = origin["claims"]
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(origin["signed_at_s"]))
-    yield f"signed         {at}; {_who(origin)}"
+    yield f"signed         {at}; {_signer_phrase(origin)}"
     if "licence" in claims:
         yield f"  licence      {claims['licence']}"
     for name, value in claims.get("training_data", {}).items():
@@ -170,8 +170,9 @@ def _lines_of_origin(origin: dict[str, Any]) -> Iterator[str]:
         yield "  bundle       in the format of OpenSSF Model Signing, for an export"
 
 
-def _who(signed: dict[str, Any]) -> str:
+def _signer_phrase(signed: dict[str, Any]) -> str:
     if signed["key"] is None:
         return "NOT SIGNED"
     trusted = signed["trusted_as"]
-    return f"by {short(signed['key'])}, {'which is NOT TRUSTED here' if trusted is None else f'trusted as {trusted}'}"
+    verdict = "which is NOT TRUSTED here" if trusted is None else f"trusted as {trusted}"
+    return f"by {shorten_key_id(signed['key'])}, {verdict}"

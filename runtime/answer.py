@@ -24,7 +24,7 @@ from runtime.openai_answers import AnswerReason, Renderer
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AnswerProgress:
     """What the client may have now, at which cost, and how it ended, if it did."""
 
     data: bytes
@@ -35,7 +35,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class DecodedText:
     """What events say: text that the client may have as far as stop strings go, and how it ended, if it did."""
 
     text: str
@@ -43,7 +43,7 @@ class Said:
     failure: Failure | None = None
 
 
-class Feed(Protocol):
+class AnswerBuilder(Protocol):
     """How an answer is made of a request's events."""
 
     @property
@@ -51,29 +51,29 @@ class Feed(Protocol):
         """Of the last event."""
         ...
 
-    def feed(self, events: Sequence[Event]) -> Progress | Awaitable[Progress]:
+    def add_events(self, events: Sequence[Event]) -> AnswerProgress | Awaitable[AnswerProgress]:
         """Events in order; nothing may follow once a progress had a reason or a failure."""
         ...
 
 
-class Answer:
+class TextAnswerBuilder:
     """Fed with a request's events in order. Nothing may follow once a progress had a reason or a failure."""
 
     def __init__(self, renderer: Renderer, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
         self._renderer = renderer
         self._detokenizer = detokenizer
         self._stops = StopFinder(stops)
-        self._begun = False
+        self._has_begun = False
         self.counts = Counts()
 
-    def feed(self, events: Sequence[Event]) -> Progress:
+    def add_events(self, events: Sequence[Event]) -> AnswerProgress:
         """All text of these events is one piece. A stop string ends the answer as its completing token arrives: what
         the engine made after it is neither said nor counted."""
-        said = self.read(events)
-        return self.show(said, said.text, said.reason)
+        decoded = self.read(events)
+        return self.to_progress(decoded, decoded.text, decoded.reason)
 
-    def read(self, events: Sequence[Event]) -> Said:
-        """The first half of `feed`."""
+    def read(self, events: Sequence[Event]) -> DecodedText:
+        """The first half of `add_events`."""
         text = ""
         reason: FinishReason | None = None
         failure: Failure | None = None
@@ -92,16 +92,16 @@ class Answer:
                     failure = event.failure
                 case Cancelled() | Embedded() | Predicted():
                     raise AssertionError("no event of an answer in text")
-        return Said(text, reason, failure)
+        return DecodedText(text, reason, failure)
 
-    def show(self, said: Said, text: str = "", reason: AnswerReason | None = None) -> Progress:
+    def to_progress(self, decoded: DecodedText, text: str = "", reason: AnswerReason | None = None) -> AnswerProgress:
         """The other half: `text` is shown of what was said, and `reason` as what ended it."""
-        return Progress(self._render(text, reason), self.counts, reason, said.failure)
+        return AnswerProgress(self._render(text, reason), self.counts, reason, decoded.failure)
 
     def _render(self, text: str, reason: AnswerReason | None) -> bytes:
         data = b""
-        if not self._begun and (text or reason):
-            self._begun, data = True, self._renderer.begin()
+        if not self._has_begun and (text or reason):
+            self._has_begun, data = True, self._renderer.begin()
         if text:
             data += self._renderer.text(text)
         return data if reason is None else data + self._renderer.end(reason, self.counts)

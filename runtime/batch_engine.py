@@ -30,8 +30,8 @@ from runtime.engine.interface import (
     PredictionRequest,
     Request,
 )
-from runtime.policy.batching import Batch, Window, take
-from runtime.policy.schedule import divide
+from runtime.policy.batching import BatchingWindow, BatchObservation, choose_rows
+from runtime.policy.schedule import apportion
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
@@ -41,7 +41,7 @@ A = TypeVar("A")  # what a forward gives for some rows of a request
 
 
 @dataclass(slots=True)
-class Live(Generic[R]):
+class LiveRequest(Generic[R]):
     """A request inside. `costs` are the tokens of each row; `done` of the rows have their answer."""
 
     request: R
@@ -63,10 +63,10 @@ class Live(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[R]):
+class RowRange(Generic[R]):
     """Rows `start` to `stop` of one request, in one forward."""
 
-    live: Live[R]
+    live: LiveRequest[R]
     start: int
     stop: int
 
@@ -92,7 +92,7 @@ class BatchEngine(ABC, Generic[R, A]):
         probe_tokens: int,
         max_waiting: int,
         max_tokens: int,
-        window: Window | None,
+        window: BatchingWindow | None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._version = version
@@ -100,10 +100,10 @@ class BatchEngine(ABC, Generic[R, A]):
         self._probe_tokens = probe_tokens
         self._max_waiting = max_waiting
         self._max_tokens = max_tokens
-        self._window = window or Window()
+        self._window = window or BatchingWindow()
         self._clock_ns = clock_ns
         # Requests, and tenants that have any, in order of turns: of arrival, but those of the last forward come last.
-        self._live: dict[str, Live[R]] = {}
+        self._live: dict[str, LiveRequest[R]] = {}
         self._tenants: dict[str, None] = {}
         self._pending: list[Event] = []  # for the next step to return
         self._poisoned: Failure | None = None
@@ -123,12 +123,12 @@ class BatchEngine(ABC, Generic[R, A]):
         """Tokens of each row, at least one."""
 
     @abstractmethod
-    def _forward(self, parts: Sequence[Part[R]], probe: Probe | None) -> tuple[list[A | Failure], str | None]:
+    def _forward(self, parts: Sequence[RowRange[R]], probe: Probe | None) -> tuple[list[A | Failure], str | None]:
         """An answer or a failure for each part, and what is wrong with the known answers where `probe` is due: then the
         answers are not looked at. Raises `torch.AcceleratorError` where the device is lost, and nothing else."""
 
     @abstractmethod
-    def _events(self, part: Part[R], answer: A) -> list[Event]:
+    def _events(self, part: RowRange[R], answer: A) -> list[Event]:
         """The answer to `part`, of which the live request counts the rows already."""
 
     @property
@@ -137,7 +137,7 @@ class BatchEngine(ABC, Generic[R, A]):
         return bool(self._live or self._pending)
 
     @property
-    def linger_s(self) -> float:
+    def batching_delay_s(self) -> float:
         if self._pending or not self._live or self._poisoned or self._is_full():
             return 0.0
         if any(live.done for live in self._live.values()):  # what is left of it has waited for a step already
@@ -187,7 +187,7 @@ class BatchEngine(ABC, Generic[R, A]):
             return accepted
         if len(self._live) >= self._max_waiting:
             return Overloaded("the engine's queue", self._max_waiting, _RETRY_AFTER_S)
-        self._live[request.request_id] = Live(accepted, self._costs(accepted), self._clock_ns())
+        self._live[request.request_id] = LiveRequest(accepted, self._costs(accepted), self._clock_ns())
         self._tenants.setdefault(accepted.tenant)
         return None
 
@@ -224,25 +224,27 @@ class BatchEngine(ABC, Generic[R, A]):
     def _is_full(self) -> bool:
         """Return whether more waits than one forward holds."""
         queues = [live.waiting for live in self._live.values()]
-        return sum(take(queues, self._max_tokens)) < sum(map(len, queues))
+        return sum(choose_rows(queues, self._max_tokens)) < sum(map(len, queues))
 
-    def _choose(self) -> list[Part[R]]:
-        lives = self._in_turns()
-        counts = take([live.waiting for live in lives], self._max_tokens)
-        return [Part(live, live.done, live.done + count) for live, count in zip(lives, counts, strict=True) if count]
+    def _choose(self) -> list[RowRange[R]]:
+        lives = self._round_robin_order()
+        counts = choose_rows([live.waiting for live in lives], self._max_tokens)
+        return [
+            RowRange(live, live.done, live.done + count) for live, count in zip(lives, counts, strict=True) if count
+        ]
 
-    def _in_turns(self) -> list[Live[R]]:
+    def _round_robin_order(self) -> list[LiveRequest[R]]:
         """Return the requests in order of turns: one of each tenant, then a second one of each, and so on."""
         turns = {tenant: turn for turn, tenant in enumerate(self._tenants)}
         before: Counter[str] = Counter()
-        order: list[tuple[int, int, Live[R]]] = []
+        order: list[tuple[int, int, LiveRequest[R]]] = []
         for live in self._live.values():
             tenant = live.request.tenant
             order.append((before[tenant], turns[tenant], live))
             before[tenant] += 1
         return [live for _, _, live in sorted(order, key=itemgetter(0, 1))]
 
-    def _end_turn(self, parts: Sequence[Part[R]]) -> None:
+    def _move_to_back(self, parts: Sequence[RowRange[R]]) -> None:
         """Put requests and tenants that had rows in this forward behind all others. Forget tenants without requests."""
         for part in parts:
             if self._live.pop(part.live.request.request_id, None) is not None:
@@ -253,7 +255,7 @@ class BatchEngine(ABC, Generic[R, A]):
         live = {live.request.tenant for live in self._live.values()}
         self._tenants = {tenant: None for tenant in self._tenants if tenant in live}
 
-    def _compute(self, parts: Sequence[Part[R]]) -> None:
+    def _compute(self, parts: Sequence[RowRange[R]]) -> None:
         """One forward over `parts`, and the probe where it is still due."""
         began_ns = self._clock_ns()
         try:
@@ -268,12 +270,12 @@ class BatchEngine(ABC, Generic[R, A]):
             self._poison(ProbeFailed(self._version, mismatch))
             return
         self._probe = None
-        self._learn(parts, began_ns)
+        self._update_window(parts, began_ns)
         for part, answer in zip(parts, answers, strict=True):
-            self._settle(part, answer)
-        self._end_turn(parts)
+            self._record_answer(part, answer)
+        self._move_to_back(parts)
 
-    def _settle(self, part: Part[R], answer: A | Failure) -> None:
+    def _record_answer(self, part: RowRange[R], answer: A | Failure) -> None:
         live, request_id = part.live, part.live.request.request_id
         live.tokens += part.tokens
         live.done = part.stop
@@ -287,7 +289,7 @@ class BatchEngine(ABC, Generic[R, A]):
             del self._live[request_id]
             self._pending.append(Finished(request_id, "stop", live.counts))
 
-    def _learn(self, parts: Sequence[Part[R]], began_ns: int) -> None:
+    def _update_window(self, parts: Sequence[RowRange[R]], began_ns: int) -> None:
         """Adapt the window to what this batch showed."""
         if not parts:
             return
@@ -295,15 +297,15 @@ class BatchEngine(ABC, Generic[R, A]):
         joined = sum(part.live.arrived_ns > first_ns for part in parts)
         waited_s = min((began_ns - first_ns) / 1e9, self._window.wait_s)
         compute_s = (self._clock_ns() - began_ns) / 1e9
-        self._window = self._window.after(Batch(len(parts), joined, waited_s, compute_s))
+        self._window = self._window.next_window(BatchObservation(len(parts), joined, waited_s, compute_s))
 
-    def _charge(self, parts: Sequence[Part[R]], elapsed_ns: int) -> None:
+    def _charge(self, parts: Sequence[RowRange[R]], elapsed_ns: int) -> None:
         """Divide the step by tokens; nanoseconds are carried over, so that all shares sum to `busy_ns` // 1000."""
         self._busy_ns += elapsed_ns
         due_us = self._busy_ns // 1000 - self._charged_us
         self._charged_us += due_us
         probe_tokens = 0 if self._probe is None else self._probe_tokens
-        shares = divide(due_us, [*(part.tokens for part in parts), probe_tokens])
+        shares = apportion(due_us, [*(part.tokens for part in parts), probe_tokens])
         for part, share in zip(parts, shares, strict=False):
             part.live.device_us += share
 

@@ -1,9 +1,9 @@
 """Bind verified tensors to a model of transformers' classes, without copying or touching a byte of them.
 
 Two ways. `library` is transformers' own loader, right by definition. `fast` makes the modules with parameters on the
-meta device and puts the tensors in their places; it is right where `compare` found nothing at sealing. For 0.5 GB in 16
-layers on a CPU: library 75 ms the first time and 24 after, fast 12 in a fresh fork (5 of it page copies) and 7 in a
-warmed one, of which making the modules takes 5. (Initialising on meta would add 8, and formatting the config 1.)
+meta device and puts the tensors in their places; it is right where `find_differences` found nothing at sealing. For 0.5
+GB in 16 layers on a CPU: library 75 ms the first time and 24 after, fast 12 in a fresh fork (5 of it page copies) and 7
+in a warmed one, of which making the modules takes 5. (Initialising on meta would add 8, and formatting the config 1.)
 Which tensors exist is the manifest's word; whether the architecture may be served is the gate's.
 """
 
@@ -27,8 +27,8 @@ from runtime.engine import attention
 from runtime.families import SERVED, Family, Fusion
 from runtime.pinned import CONFIG
 
-How = Literal["fast", "library"]
-DTYPES: Final[Mapping[str, torch.dtype]] = {
+BindMethod = Literal["fast", "library"]
+TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -52,7 +52,7 @@ def bind(
     config_json: bytes,
     tensors: Mapping[str, torch.Tensor],
     *,
-    how: How,
+    bind_method: BindMethod,
     dtype: torch.dtype,
     device: torch.device,
 ) -> BoundModel:
@@ -66,16 +66,18 @@ def bind(
             raise BindingFault(f"engine interface {engine.interface} of {engine.architecture} is not served here")
         family = SERVED[engine.architecture]
         config = parse_config(family, config_json, dtype)
-        module = _bind_fast(family, config, tensors) if how == "fast" else _bind_by_library(family, config, tensors)
+        module = (
+            _bind_fast(family, config, tensors) if bind_method == "fast" else _bind_by_library(family, config, tensors)
+        )
         module.requires_grad_(False).eval()
         check_complete(family, module, tensors)
     except BindingFault as fault:
         raise Refused(ArtifactRejected(CONFIG, str(fault))) from fault
-    move(module, device)
+    move_to_device(module, device)
     return BoundModel(module, _config_of(module))
 
 
-def may_read(manifest: Manifest) -> bool:
+def reads_tensors(manifest: Manifest) -> bool:
     """Whether binding by hand may read the tensors: those that make one parameter are copied where they are apart."""
     family = SERVED.get(manifest.engine.architecture)
     return family is None or bool(family.fusions)
@@ -83,7 +85,7 @@ def may_read(manifest: Manifest) -> bool:
 
 def parse_config(family: Family, config_json: bytes, dtype: torch.dtype) -> PreTrainedConfig:
     """A config object of its own, for our attention. (`from_dict` would format all of it for a log line: 1 ms.)"""
-    attention.register()
+    attention.register_attention()
     values: dict[str, Any] = decode_lenient(config_json)
     config = family.config(**values)
     config.dtype = dtype
@@ -92,7 +94,7 @@ def parse_config(family: Family, config_json: bytes, dtype: torch.dtype) -> PreT
     return config
 
 
-def skeleton(family: Family, config: PreTrainedConfig) -> nn.Module:
+def build_skeleton(family: Family, config: PreTrainedConfig) -> nn.Module:
     """The modules with parameters on the meta device and computed buffers real. No weight is made or initialised."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.dtype)
@@ -122,7 +124,7 @@ class _EmptyOnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def move(module: nn.Module, device: torch.device) -> None:
+def move_to_device(module: nn.Module, device: torch.device) -> None:
     """Copy parameters and buffers to `device`, those that are not there yet, on a stream of their own (pinned memory
     without blocking); complete on return. Ties stay ties. Nothing is moved to a CPU."""
     if device.type == "cpu":
@@ -144,7 +146,7 @@ def move(module: nn.Module, device: torch.device) -> None:
 
 
 def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    module = skeleton(family, config)
+    module = build_skeleton(family, config)
     missing = set[str]()
     for prefix, owner in module.named_modules():
         for leaf, parameter in owner._parameters.items():
@@ -152,8 +154,8 @@ def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, t
                 continue
             name = f"{prefix}.{leaf}" if prefix else leaf
             tensor = tensors.get(name)
-            if tensor is None and (fusion := family.fusion_of(name)) is not None:
-                tensor = fuse(stored(fusion, name, parameter, tensors), tuple(parameter.shape))
+            if tensor is None and (fusion := family.find_fusion(name)) is not None:
+                tensor = view_or_concat(fusion_sources(fusion, name, parameter, tensors), tuple(parameter.shape))
             if tensor is None:
                 missing.add(name)
                 continue
@@ -164,7 +166,7 @@ def _bind_fast(family: Family, config: PreTrainedConfig, tensors: Mapping[str, t
     return module
 
 
-def stored(
+def fusion_sources(
     fusion: Fusion, name: str, parameter: nn.Parameter, tensors: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
     """The tensors that `parameter` is made of, in order."""
@@ -180,7 +182,7 @@ def stored(
     return pieces
 
 
-def fuse(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+def view_or_concat(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
     """One tensor of `shape` over all `pieces`, in order: a view where they lie one after another in memory (as versions
     are laid out, where a piece fills whole pages), else a copy. A view keeps them alive."""
     begin = end = pieces[0].data_ptr()
@@ -249,8 +251,8 @@ def check_complete(family: Family, module: nn.Module, tensors: Mapping[str, torc
     for name, parameter in module.named_parameters():
         if parameter.dtype != dtype:
             raise BindingFault(f"'{name}' is {parameter.dtype}, not {dtype}")
-        if name not in tensors and (fusion := family.fusion_of(name)) is not None:
-            pieces = stored(fusion, name, parameter, tensors)
+        if name not in tensors and (fusion := family.find_fusion(name)) is not None:
+            pieces = fusion_sources(fusion, name, parameter, tensors)
             if parameter.is_meta or not _is_made_of(parameter, pieces):
                 raise BindingFault(f"'{name}' is not the verified tensors")
             unused.difference_update(piece for piece, _ in fusion.pieces(name, tuple(parameter.shape)))
@@ -279,7 +281,7 @@ def _config_of(module: nn.Module) -> PreTrainedConfig:
     return module.config
 
 
-def compare(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:
+def find_differences(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:
     """Every difference that could change an answer, in words; () where `fast` is exactly the library's module."""
     differences: list[str] = []
 

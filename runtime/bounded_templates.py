@@ -22,12 +22,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from runtime import template_budget
 from runtime.template_budget import (
     CHARACTERS_PER_UNIT,
-    paid_items,
+    charge_result,
+    charge_text,
+    charged_items,
+    rendered_size,
     size,
     spend,
-    spend_on_result,
-    spend_text,
-    written_size,
 )
 
 _CALL: Final = 4  # units: a call takes as long as several other nodes
@@ -38,7 +38,7 @@ _REMOVED: Final = ("center", "filesizeformat", "pprint", "random", "striptags", 
 _EAGER: Final = frozenset({"groupby", "join", "list", "max", "min", "sort", "sum", "unique"})
 
 
-class _PayingCodeGenerator(CodeGenerator):
+class _ChargingCodeGenerator(CodeGenerator):
     def blockvisit(self, nodes: Any, frame: Frame) -> None:
         body = list(nodes)
         self.writeline(f"environment.spend({1 + sum(map(_cost, body))})")
@@ -106,7 +106,7 @@ def _cost(node: nodes.Node) -> int:
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Compile and render with it only within a `budget`."""
 
-    code_generator_class = _PayingCodeGenerator
+    code_generator_class = _ChargingCodeGenerator
     intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
     spend = staticmethod(spend)  # for generated code, as the three below
 
@@ -126,27 +126,28 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     @staticmethod
     def paid_concat(*values: Any) -> str:
         """Return the text of `a ~ b`."""
-        spend_text(sum(map(written_size, values)))
+        charge_text(sum(map(rendered_size, values)))
         return "".join(map(str, values))
 
     @staticmethod
     def paid_operand(value: Any) -> Any:
         """Return an operand of a comparison, or a key."""
-        template_budget.spend_on_comparison(value)
+        template_budget.charge_comparison(value)
         return value
 
     @staticmethod
     def paid_sequence(value: Any) -> Any:
         """Return what a slice is taken of."""
-        spend_text(size(value))
+        charge_text(size(value))
         return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        spend_text(written_size(argument))  # hashing a key, or naming one that is missing, takes as long as writing it
+        # Hashing a key, or naming one that is missing, takes as long as writing it.
+        charge_text(rendered_size(argument))
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        template_budget.spend_on_operator(operator, left, right)
+        template_budget.charge_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,18 +155,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         spend(_CALL + len(args) // CHARACTERS_PER_UNIT + len(kwargs))  # a template may spread a long list
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps `str.format`
         if isinstance(owner, str | bytes):  # `join` takes an iterator
-            args = tuple(list(paid_items(each)) if isinstance(each, Iterator) else each for each in args)
+            args = tuple(list(charged_items(each)) if isinstance(each, Iterator) else each for each in args)
         if not isinstance(__obj, LoopContext | Macro | type):  # these do nothing to their arguments
-            spend_text(sum(map(written_size, (*args, *kwargs.values()))))
-        template_budget.spend_on_method(owner, getattr(__obj, "__name__", ""), args, kwargs)
+            charge_text(sum(map(rendered_size, (*args, *kwargs.values()))))
+        template_budget.charge_method(owner, getattr(__obj, "__name__", ""), args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         if not isinstance(__obj, LoopContext):
-            spend_on_result(result)
+            charge_result(result)
         return result
 
 
 def _paid_output(value: Any) -> Any:
-    spend_text(written_size(value))
+    charge_text(rendered_size(value))
     return value
 
 
@@ -177,11 +178,11 @@ def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def paying(*args: Any, **kwargs: Any) -> Any:
         given = list(args)
         if isinstance(given[first], Iterator):
-            items = paid_items(given[first])
+            items = charged_items(given[first])
             given[first] = list(items) if name in _EAGER else items
-        template_budget.spend_on_filter(name, given[first], given[first + 1 :], kwargs)
+        template_budget.charge_filter(name, given[first], given[first + 1 :], kwargs)
         result = function(*given, **kwargs)
-        spend_on_result(result)
+        charge_result(result)
         return result
 
     return paying
@@ -193,7 +194,7 @@ def _paying_test(name: str, function: Any) -> Callable[..., Any]:
 
     @wraps(function)
     def paying(*args: Any, **kwargs: Any) -> Any:
-        template_budget.spend_on_test(name, args[first], (*args[first + 1 :], *kwargs.values()))
+        template_budget.charge_test(name, args[first], (*args[first + 1 :], *kwargs.values()))
         return function(*args, **kwargs)
 
     return paying

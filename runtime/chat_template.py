@@ -16,7 +16,7 @@ from jinja2.utils import Namespace
 
 from contracts.errors import InvalidRequest, Refused
 from runtime.bounded_templates import BoundedEnvironment
-from runtime.template_budget import budget, spend_text, written_size
+from runtime.template_budget import budget, charge_text, rendered_size
 
 Message = Mapping[str, str]
 
@@ -39,7 +39,7 @@ class _SafeDict:
     """`dict(...)` in a template without the type `dict`, whose attributes lead out of the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        spend_text(written_size([args, kwargs]))
+        charge_text(rendered_size([args, kwargs]))
         return dict(*args, **kwargs)
 
 

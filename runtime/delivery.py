@@ -14,30 +14,30 @@ import msgspec
 from starlette.types import Receive, Send
 
 from contracts.errors import Failure, Internal, LimitExceeded, Refused
-from contracts.frames import CONTENT_TYPE, MAX_PAYLOAD, Counts, End, Frame, FrameKind, encode_frame, failed_frame
+from contracts.frames import CONTENT_TYPE, MAX_PAYLOAD, Counts, Frame, FrameKind, StreamEnd, encode_frame, failed_frame
 from contracts.problem import to_wire
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
-from runtime.answer import Feed, Progress
+from runtime.answer import AnswerBuilder, AnswerProgress
 from runtime.dependencies import READER
 from runtime.engine.interface import Failed, Finished
-from runtime.stream import Stream
+from runtime.stream import EventStream
 from service.first import disconnected
 
 log = logging.getLogger(__name__)
 
-COMMIT_S: Final = 0.25  # how long the engine may take to say no before the 200 goes out
-BEAT_S: Final = 1.0
-LET_GO_S: Final = 1.0  # for the engine to end a request that was cut: a step, as a rule
-STALL_S: Final = READER.timeout_s  # how long one write may wait for the other side to read
+COMMIT_DELAY_S: Final = 0.25  # how long the engine may take to say no before the 200 goes out
+HEARTBEAT_INTERVAL_S: Final = 1.0
+RELEASE_TIMEOUT_S: Final = 1.0  # for the engine to end a request that was cut: a step, as a rule
+WRITE_TIMEOUT_S: Final = READER.timeout_s  # how long one write may wait for the other side to read
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class ServedRequest:
     """One request while it is answered: its stream, and what the activator said about it."""
 
     request_id: str
-    stream: Stream
+    stream: EventStream
     began_us: int
     tokenized_us: int
     delivered_tokens: int = 0  # as acknowledged
@@ -45,7 +45,7 @@ class Exchange:
     ended: bool = False  # so did the last frame
     disconnected: bool = False
     deleted: bool = False
-    elsewhere: bool = False  # another replica answered it
+    answered_elsewhere: bool = False  # another replica answered it
     recorded: bool = False  # the activator's record is durable
     unfiltered: bool = False  # some of prompt or answer passed its filters unseen
     counts: Counts = field(default_factory=Counts)
@@ -56,7 +56,7 @@ class Exchange:
         return self.committed and not self.recorded
 
     @property
-    def lost(self) -> bool:
+    def connection_lost(self) -> bool:
         """Return whether its connection ended without a word: its activator may be gone, or use another replica."""
         return self.disconnected and not self.ended and not self.deleted
 
@@ -66,12 +66,12 @@ class Exchange:
         self.stream.abandon(Cancelled())
 
 
-async def watch_connection(receive: Receive, exchange: Exchange) -> None:
+async def watch_connection(receive: Receive, served_request: ServedRequest) -> None:
     """Cancel in the engine as soon as the other side is gone. The body must have been read."""
     await disconnected(receive)
-    if not exchange.ended:
-        exchange.disconnected = True
-        exchange.stream.abandon(Cancelled())
+    if not served_request.ended:
+        served_request.disconnected = True
+        served_request.stream.abandon(Cancelled())
 
 
 class Delivery:
@@ -79,15 +79,15 @@ class Delivery:
 
     def __init__(
         self,
-        exchange: Exchange,
-        answer: Feed,
+        served_request: ServedRequest,
+        answer: AnswerBuilder,
         send: Send,
         on_commit: Callable[[], None],
         fields: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
         on_last: Callable[[], None] = lambda: None,
     ) -> None:
         """`fields` returns more headers of the response. `on_last` is called before the last frame is written."""
-        self._exchange = exchange
+        self._served_request = served_request
         self._answer = answer
         self._send = send
         self._on_commit = on_commit
@@ -105,22 +105,22 @@ class Delivery:
         except TimeoutError:
             raise
         except Exception:
-            log.exception("answer", extra={"request_id": self._exchange.request_id})
+            log.exception("answer", extra={"request_id": self._served_request.request_id})
             await self._fail(Internal())
 
     async def _run(self) -> None:
-        stream = self._exchange.stream
-        events = await stream.take(COMMIT_S)
+        stream = self._served_request.stream
+        events = await stream.take(COMMIT_DELAY_S)
         if events and isinstance(events[0], Failed):
             raise Refused(events[0].failure)
         while True:
             if events and self._prefilled_us is None:
                 self._prefilled_us = now_us()
-            progress = self._answer.feed(events)
-            if not isinstance(progress, Progress):  # a filter is asked
+            progress = self._answer.add_events(events)
+            if not isinstance(progress, AnswerProgress):  # a filter is asked
                 progress = await progress
-            self._exchange.counts = progress.counts
-            self._exchange.unfiltered = self._exchange.unfiltered or progress.unfiltered
+            self._served_request.counts = progress.counts
+            self._served_request.unfiltered = self._served_request.unfiltered or progress.unfiltered
             if len(progress.data) > MAX_PAYLOAD:
                 raise Refused(LimitExceeded("answer", len(progress.data), MAX_PAYLOAD, "bytes"))
             frames = b""
@@ -129,57 +129,59 @@ class Delivery:
             if progress.reason is not None:
                 if not isinstance(events[-1], Finished):
                     stream.stop()  # a stop string: the engine knows nothing of those
-                unfiltered = self._exchange.unfiltered
+                unfiltered = self._served_request.unfiltered
                 end = msgspec.json.encode(
-                    End(finish_reason=progress.reason, spans=self._spans(), unfiltered=unfiltered)
+                    StreamEnd(finish_reason=progress.reason, spans=self._spans(), unfiltered=unfiltered)
                 )
                 await self._write(frames + encode_frame(Frame(FrameKind.END, progress.counts, end)), last=True)
                 return
             if progress.failure is not None:
                 await self._write(frames, last=False)
                 raise Refused(progress.failure)
-            if not frames and (not events or time.monotonic() - self._sent_at >= BEAT_S):
-                frames = encode_frame(Frame(FrameKind.BEAT, progress.counts))
+            if not frames and (not events or time.monotonic() - self._sent_at >= HEARTBEAT_INTERVAL_S):
+                frames = encode_frame(Frame(FrameKind.HEARTBEAT, progress.counts))
             await self._write(frames, last=False)
-            events = await stream.take(BEAT_S)
+            events = await stream.take(HEARTBEAT_INTERVAL_S)
 
     async def _fail(self, failure: Failure) -> None:
-        exchange = self._exchange
-        if exchange.stream.abandoned is None:
-            exchange.counts = self._answer.counts
+        served_request = self._served_request
+        if served_request.stream.abandon_failure is None:
+            served_request.counts = self._answer.counts
         else:
             # Cut here: the engine computes until it releases the request, and the activator charges what was computed.
-            exchange.counts = await exchange.stream.final_cost(LET_GO_S) or exchange.counts
+            served_request.counts = await served_request.stream.final_cost(RELEASE_TIMEOUT_S) or served_request.counts
         # Cut for its caller before anything was sent: the cost goes out in a 200, with which the request is counted.
-        is_cut = (exchange.deleted and not exchange.elsewhere) or isinstance(failure, DeadlineExceeded)
-        is_charged = is_cut and not exchange.disconnected and exchange.counts.completion_tokens > 0
-        if not (exchange.committed or is_charged):
+        is_cut = (served_request.deleted and not served_request.answered_elsewhere) or isinstance(
+            failure, DeadlineExceeded
+        )
+        is_charged = is_cut and not served_request.disconnected and served_request.counts.completion_tokens > 0
+        if not (served_request.committed or is_charged):
             raise Refused(failure)
-        await self._write(failed_frame(to_wire(failure), self._exchange.counts), last=True)
+        await self._write(failed_frame(to_wire(failure), self._served_request.counts), last=True)
 
     async def _write(self, frames: bytes, *, last: bool) -> None:
         if not frames:
             return
-        async with asyncio.timeout(STALL_S):
-            if not self._exchange.committed:
-                self._exchange.committed = True
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            if not self._served_request.committed:
+                self._served_request.committed = True
                 self._on_commit()
                 headers = [(b"content-type", CONTENT_TYPE.encode()), *self._fields()]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            self._exchange.ended = last and not self._exchange.disconnected
+            self._served_request.ended = last and not self._served_request.disconnected
             if last:  # once it is read, the activator sends the next request
                 self._on_last()
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
         self._sent_at = time.monotonic()
 
-    def _spans(self) -> tuple[Span, ...]:
-        began = self._exchange.began_us
-        spans = [Span(Stage.TOKENIZED, self._exchange.tokenized_us - began)]
+    def _spans(self) -> tuple[StageSpan, ...]:
+        began = self._served_request.began_us
+        spans = [StageSpan(Stage.TOKENIZED, self._served_request.tokenized_us - began)]
         if self._prefilled_us is not None:
-            spans.append(Span(Stage.PREFILLED, self._prefilled_us - began))
+            spans.append(StageSpan(Stage.PREFILLED, self._prefilled_us - began))
         return tuple(spans)
 
 
 def now_us() -> int:
-    """Return monotonic microseconds, as `Exchange.began_us` has them."""
+    """Return monotonic microseconds, as `ServedRequest.began_us` has them."""
     return time.monotonic_ns() // 1000

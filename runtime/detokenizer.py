@@ -26,23 +26,23 @@ class TokenBytes:
     def __init__(self, vocabulary: Tokenizer) -> None:
         """Raises `UnsupportedDecoder`."""
         self._vocabulary = vocabulary
-        self._spell, self.strips_first_space = _speller(vocabulary.decoder)
+        self._token_bytes, self.strips_first_space = _speller(vocabulary.decoder)
         added = vocabulary.get_added_tokens_decoder()
-        self._known: dict[int, bytes] = {token_id: b"" for token_id, token in added.items() if token.special}
+        self._cache: dict[int, bytes] = {token_id: b"" for token_id, token in added.items() if token.special}
 
     def __repr__(self) -> str:
-        return f"<TokenBytes known={len(self._known)}>"
+        return f"<TokenBytes known={len(self._cache)}>"
 
     def __getitem__(self, token_id: int) -> bytes:
         """b"" also for ids that the vocabulary lacks: models pad their output layer, and prompts may name any number.
         Those are not remembered.
         """
-        known = self._known.get(token_id)
+        known = self._cache.get(token_id)
         if known is None:
             token = self._vocabulary.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
             if token is None:
                 return b""
-            known = self._known[token_id] = self._spell(token)
+            known = self._cache[token_id] = self._token_bytes(token)
         return known
 
 

@@ -72,7 +72,7 @@ class Family:
         """Rows of the position table that no token ever has."""
         return config.pad_token_id + 1 if self.pads_positions else 0
 
-    def fusion_of(self, name: str) -> Fusion | None:
+    def find_fusion(self, name: str) -> Fusion | None:
         """How the parameter `name` is made, where a checkpoint does not store it as it is."""
         return next((fusion for fusion in self.fusions if name.endswith(f".experts.{fusion.parameter}")), None)
 

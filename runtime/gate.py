@@ -18,7 +18,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob
 from contracts.wire import BadJson, decoder
-from runtime.binding import DTYPES, parse_config
+from runtime.binding import TORCH_DTYPES, parse_config
 from runtime.families import DECODERS, Family
 from runtime.pinned import CONFIG
 
@@ -55,23 +55,23 @@ _HARMLESS: Final = frozenset(
 _UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
 
 
-def examine(job: GateJob) -> GateFacts:
+def check_architecture(job: GateJob) -> GateFacts:
     """The facts of a model that may be served. Raises `Refused(ArtifactRejected)` naming 'config.json' or a tensor."""
     values = config_values(job.config_json)
     family = family_of(values, DECODERS)
     dtype_name = dtype_of(values, job.tensors)
     AttentionInterface.register(_ATTENTION, _record)
-    module, config = skeleton_on_meta(family, job.config_json, DTYPES[dtype_name], len(job.tensors), _ATTENTION)
-    stored = stored_as(family, module, job.tensors)
+    module, config = skeleton_on_meta(family, job.config_json, TORCH_DTYPES[dtype_name], len(job.tensors), _ATTENTION)
+    stored = stored_shapes(family, module, job.tensors)
     check_tensors(module, stored, job.tensors)
-    seen = _forward(module, config)
-    used = [piece for name in seen.parameters for piece in stored.get(name, {}) if piece in job.tensors]
+    trace = _forward(module, config)
+    used = [piece for name in trace.parameters for piece in stored.get(name, {}) if piece in job.tensors]
     if unused := sorted(set(job.tensors) - set(used)):
-        raise rejected(unused[0], "no forward of this architecture uses it")
-    return _facts(values["architectures"][0], dtype_name, config, seen, tuple(used))
+        raise artifact_rejected(unused[0], "no forward of this architecture uses it")
+    return _facts(values["architectures"][0], dtype_name, config, trace, tuple(used))
 
 
-def rejected(path: str, reason: str) -> Refused:
+def artifact_rejected(path: str, reason: str) -> Refused:
     """A refusal naming a file or a tensor."""
     return Refused(ArtifactRejected(path[:MAX_SHOWN], reason[:MAX_SHOWN]))
 
@@ -81,10 +81,10 @@ def config_values(config_json: str) -> dict[str, Any]:
     try:
         values = decoder(dict[str, Any]).decode(config_json)
     except BadJson as error:
-        raise rejected(CONFIG, f"is not a JSON object: {error}") from error
+        raise artifact_rejected(CONFIG, f"is not a JSON object: {error}") from error
     for key, reason in _FORBIDDEN.items():
         if values.get(key) not in (None, False):
-            raise rejected(CONFIG, f"'{key}': {reason}")
+            raise artifact_rejected(CONFIG, f"'{key}': {reason}")
     return values
 
 
@@ -92,10 +92,12 @@ def family_of(values: dict[str, Any], served: Mapping[str, Family]) -> Family:
     """The one of `served` that the config names."""
     names = values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in served:
-        raise rejected(CONFIG, f"architectures={names!r}: must be one of {', '.join(sorted(served))}")
+        raise artifact_rejected(CONFIG, f"architectures={names!r}: must be one of {', '.join(sorted(served))}")
     family = served[names[0]]
     if values.get("model_type", family.model_type) != family.model_type:
-        raise rejected(CONFIG, f"model_type={values['model_type']!r}: must be '{family.model_type}' for {names[0]}")
+        raise artifact_rejected(
+            CONFIG, f"model_type={values['model_type']!r}: must be '{family.model_type}' for {names[0]}"
+        )
     return family
 
 
@@ -105,12 +107,12 @@ def dtype_of(values: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int,
     said = values.get("dtype") or values.get("torch_dtype")
     if said is None and tensors:
         first = _ST_DTYPES.get(next(iter(tensors.values()))[0])
-        said = next((name for name, dtype in DTYPES.items() if dtype == first), None)
-    if not isinstance(said, str) or said not in DTYPES:
-        raise rejected(CONFIG, f"dtype={said!r}: must be one of {', '.join(sorted(DTYPES))}")
+        said = next((name for name, dtype in TORCH_DTYPES.items() if dtype == first), None)
+    if not isinstance(said, str) or said not in TORCH_DTYPES:
+        raise artifact_rejected(CONFIG, f"dtype={said!r}: must be one of {', '.join(sorted(TORCH_DTYPES))}")
     for name, (stored, _) in tensors.items():
-        if _ST_DTYPES.get(stored) != DTYPES[said]:
-            raise rejected(name, f"is stored as {stored}, but the model computes in {said}")
+        if _ST_DTYPES.get(stored) != TORCH_DTYPES[said]:
+            raise artifact_rejected(name, f"is stored as {stored}, but the model computes in {said}")
     return said
 
 
@@ -121,14 +123,14 @@ def skeleton_on_meta(
     try:
         config = parse_config(family, config_json.encode(), dtype)
     except Exception as error:  # the library's validation raises what it likes
-        raise rejected(CONFIG, f"is refused by its class: {first_line(error)}") from error
+        raise artifact_rejected(CONFIG, f"is refused by its class: {public_message(error)}") from error
     # Every layer has tensors: a config that claims more would only cost time and memory.
     if not 0 < config.num_hidden_layers <= layers_at_most:
         rule = f"the files hold {layers_at_most} tensors"
-        raise rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
+        raise artifact_rejected(CONFIG, f"num_hidden_layers={config.num_hidden_layers}: {rule}")
     positions = getattr(config, "max_position_embeddings", 1)
     if not 0 < positions <= _MAX_POSITIONS:
-        raise rejected(CONFIG, f"max_position_embeddings={positions}: 1 to {_MAX_POSITIONS} are served")
+        raise artifact_rejected(CONFIG, f"max_position_embeddings={positions}: 1 to {_MAX_POSITIONS} are served")
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):  # of all layers, or by their kind
         if isinstance(part, dict):
@@ -142,7 +144,7 @@ def skeleton_on_meta(
         with torch.device("meta"):  # buffers too: a config may claim any size
             return family.model(config).eval(), config
     except Exception as error:
-        raise rejected(CONFIG, f"does not make a model: {first_line(error)}") from error
+        raise artifact_rejected(CONFIG, f"does not make a model: {public_message(error)}") from error
     finally:
         torch.set_default_dtype(before)
 
@@ -150,23 +152,25 @@ def skeleton_on_meta(
 def _check_rope(part: Mapping[str, object]) -> None:
     rope_type = part.get("rope_type", "default")
     if not isinstance(rope_type, str) or rope_type not in _ROPE_TYPES:
-        raise rejected(CONFIG, f"rope_type={str(rope_type)[:80]!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}")
+        raise artifact_rejected(
+            CONFIG, f"rope_type={str(rope_type)[:80]!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}"
+        )
     for name in _ROPE_POSITIVE:  # frequencies are quotients of these
         value = part.get(name)
         if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise rejected(CONFIG, f"{name}={str(value)[:80]}: must be a number above 0")
+            raise artifact_rejected(CONFIG, f"{name}={str(value)[:80]}: must be a number above 0")
 
 
-def stored_as(
+def stored_shapes(
     family: Family, module: nn.Module, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """By parameter, what files hold of it: itself, or the matrices that it is made of; with shapes."""
     stored: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         shape = tuple(parameter.shape)
-        fusion = None if name in tensors else family.fusion_of(name)
+        fusion = None if name in tensors else family.find_fusion(name)
         if fusion is not None and shape[0] > len(tensors):  # each expert has tensors, as each layer has
-            raise rejected(CONFIG, f"{shape[0]} experts: the files hold {len(tensors)} tensors")
+            raise artifact_rejected(CONFIG, f"{shape[0]} experts: the files hold {len(tensors)} tensors")
         stored[name] = {name: shape} if fusion is None else dict(fusion.pieces(name, shape))
     return stored
 
@@ -182,16 +186,16 @@ def check_tensors(
     other_end = {**tied, **{source: target for target, source in tied.items()}}
     for name, (_, shape) in tensors.items():
         if name not in wanted:
-            raise rejected(name, "this architecture has no such tensor")
+            raise artifact_rejected(name, "this architecture has no such tensor")
         if wanted[name] != tuple(shape):
-            raise rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name])}")
+            raise artifact_rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name])}")
     for name in wanted:
         if name not in tensors and other_end.get(name) not in tensors:
-            raise rejected(name, "is missing")
+            raise artifact_rejected(name, "is missing")
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ForwardTrace:
     """What a forward did."""
 
     calls: list["_Call"] = field(default_factory=list)
@@ -211,7 +215,7 @@ class _Call:
 
 
 @contextmanager
-def noting_use(module: nn.Module) -> Iterator[list[str]]:
+def record_parameter_order(module: nn.Module) -> Iterator[list[str]]:
     """Names of parameters in the order in which a forward inside the block first uses them."""
     used: list[str] = []
     hooks = []
@@ -231,21 +235,21 @@ def noting_use(module: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def _forward(module: nn.Module, config: PreTrainedConfig) -> _Seen:
-    seen = _Seen()
+def _forward(module: nn.Module, config: PreTrainedConfig) -> _ForwardTrace:
+    trace = _ForwardTrace()
     for child in module.modules():
-        setattr(child, _RECORDER, seen.calls)
-    with noting_use(module) as seen.parameters:
+        setattr(child, _RECORDER, trace.calls)
+    with record_parameter_order(module) as trace.parameters:
         try:
             with torch.inference_mode(), torch.device("meta"):
                 positions = torch.arange(TOKENS)[None]
                 rows = torch.tensor(_ROWS)
                 answer = module(input_ids=positions, position_ids=positions, use_cache=False, logits_to_keep=rows)
-            seen.logits = tuple(answer.logits.shape)
+            trace.logits = tuple(answer.logits.shape)
         except Exception as error:
-            raise rejected(CONFIG, f"a forward without weights fails: {first_line(error)}") from error
-    _check_calls(seen, config)
-    return seen
+            raise artifact_rejected(CONFIG, f"a forward without weights fails: {public_message(error)}") from error
+    _check_calls(trace, config)
+    return trace
 
 
 def _record(
@@ -277,21 +281,25 @@ def _record(
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
-def _check_calls(seen: _Seen, config: PreTrainedConfig) -> None:
-    for call in seen.calls:
+def _check_calls(trace: _ForwardTrace, config: PreTrainedConfig) -> None:
+    for call in trace.calls:
         if call.fault is not None:
-            raise rejected(CONFIG, f"layer {call.layer} has {call.fault}, which this engine does not compute")
-    layers = [call.layer for call in seen.calls]
+            raise artifact_rejected(CONFIG, f"layer {call.layer} has {call.fault}, which this engine does not compute")
+    layers = [call.layer for call in trace.calls]
     if layers != list(range(config.num_hidden_layers)):
-        raise rejected(CONFIG, f"of {config.num_hidden_layers} layers, {len(set(layers))} attend through this engine")
-    if len({(call.kv_heads, call.head_dim, call.value_dim) for call in seen.calls}) != 1:
-        raise rejected(CONFIG, "layers differ in the shape of their keys and values")
-    if seen.logits != (1, len(_ROWS), config.vocab_size):
-        raise rejected(CONFIG, f"logits come out as {list(seen.logits)}")
+        raise artifact_rejected(
+            CONFIG, f"of {config.num_hidden_layers} layers, {len(set(layers))} attend through this engine"
+        )
+    if len({(call.kv_heads, call.head_dim, call.value_dim) for call in trace.calls}) != 1:
+        raise artifact_rejected(CONFIG, "layers differ in the shape of their keys and values")
+    if trace.logits != (1, len(_ROWS), config.vocab_size):
+        raise artifact_rejected(CONFIG, f"logits come out as {list(trace.logits)}")
 
 
-def _facts(architecture: str, dtype: str, config: PreTrainedConfig, seen: _Seen, used: tuple[str, ...]) -> GateFacts:
-    call = seen.calls[0]
+def _facts(
+    architecture: str, dtype: str, config: PreTrainedConfig, trace: _ForwardTrace, used: tuple[str, ...]
+) -> GateFacts:
+    call = trace.calls[0]
     return GateFacts(
         architecture=architecture,
         dtype=dtype,
@@ -302,12 +310,12 @@ def _facts(architecture: str, dtype: str, config: PreTrainedConfig, seen: _Seen,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         kv_bytes_per_token=(
-            config.num_hidden_layers * call.kv_heads * (call.head_dim + call.value_dim) * DTYPES[dtype].itemsize
+            config.num_hidden_layers * call.kv_heads * (call.head_dim + call.value_dim) * TORCH_DTYPES[dtype].itemsize
         ),
         first_use=used,
     )
 
 
-def first_line(error: BaseException) -> str:
+def public_message(error: BaseException) -> str:
     """Return what an error says, as far as a caller may know it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

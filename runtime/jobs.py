@@ -20,14 +20,14 @@ from runtime.encoder.recipe import read_recipe
 from runtime.encoder.serving import EmbeddingCodec
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Engine
-from runtime.gate import first_line
+from runtime.gate import public_message
 from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
-from runtime.screening import FilterProcess, check_filters
-from runtime.tokenizer import TextCodec, check_reading, check_text, check_vocabulary
+from runtime.screening import FilterClient, check_filters
+from runtime.tokenizer import TextCodec, check_fast_reader, check_token_rows, check_vocabulary
 from runtime.tokenizer_file import TOKENIZER
-from runtime.weights import Acquire, Weights, examine, gate_job, pinned_files, prove
+from runtime.weights import AcquireLease, Weights, check_architecture, gate_job, pinned_files, verify_and_record
 from weightcache.checksum import checksum_of
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ _BLOCKS: Final = 8  # room for the probe and an engine around it
 
 def gate(job: GateJob) -> GateFacts:
     """Return the facts of a model that may be served. Raises `Refused`."""
-    with _blaming_the_artifact():
-        return examine(job)
+    with _as_artifact_rejected():
+        return check_architecture(job)
 
 
 def seal(
-    job: SealJob, acquire: Acquire, *, for_devices: bool = False, filters: FilterProcess | None = None
+    job: SealJob, acquire: AcquireLease, *, for_devices: bool = False, filters: FilterClient | None = None
 ) -> SealAttestation:
     """Raises `Refused`: what is wrong with the draft, in the words of whatever found it. With `for_devices` it says
     what a device has to find that is given the bytes; it takes 0.65 s of a core per GB.
@@ -52,14 +52,14 @@ def seal(
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
     if manifest.engine.kind != "predict":
         check_filters(files, manifest.engine.kind, filters)
-    with _blaming_the_artifact():
+    with _as_artifact_rejected():
         if manifest.engine.kind == "predict":
             return predictor.seal(job.version, weights.lease)
-        return _prove(job.version, weights, files, for_devices=for_devices)
+        return _verify_draft(job.version, weights, files, for_devices=for_devices)
 
 
 @contextmanager
-def _blaming_the_artifact() -> Iterator[None]:
+def _as_artifact_rejected() -> Iterator[None]:
     """Translate any exception of a library to `Refused(ArtifactRejected)`. An OSError passes: a disk or peer failed."""
     try:
         yield
@@ -67,35 +67,35 @@ def _blaming_the_artifact() -> Iterator[None]:
         raise
     except Exception as error:
         log.exception("a draft can't be judged")
-        reason = f"it can't be loaded and computed: {type(error).__name__}: {first_line(error)}"
+        reason = f"it can't be loaded and computed: {type(error).__name__}: {public_message(error)}"
         raise Refused(ArtifactRejected("model", reason)) from error
 
 
-def _prove(version: str, weights: Weights, files: PinnedFiles, *, for_devices: bool) -> SealAttestation:
+def _verify_draft(version: str, weights: Weights, files: PinnedFiles, *, for_devices: bool) -> SealAttestation:
     manifest = weights.lease.manifest
     if for_devices:
         weights = replace(weights, device_checksum=checksum_of(weights.lease.view(0, manifest.total_bytes)))
-    facts = examine(gate_job(manifest, files))
-    check_reading(files[TOKENIZER])
+    facts = check_architecture(gate_job(manifest, files))
+    check_fast_reader(files[TOKENIZER])
     if facts.kind == "embed":
         EmbeddingCodec(files, facts.vocab_size)
     else:
         codec = TextCodec(files)
         check_vocabulary(codec, facts.vocab_size)
-        check_text(codec, facts.vocab_size)
-    bound, attestation = prove(version, weights, files, facts, _CPU)
-    _prove_engine(_engine(bound, files, facts, attestation.probe, version), version)
+        check_token_rows(codec, facts.vocab_size)
+    bound, attestation = verify_and_record(version, weights, files, facts, _CPU)
+    _check_engine_answers(_build_engine(bound, files, facts, attestation.probe, version), version)
     return attestation
 
 
-def _engine(bound: BoundModel, files: PinnedFiles, facts: GateFacts, probe: Probe, version: str) -> Engine:
+def _build_engine(bound: BoundModel, files: PinnedFiles, facts: GateFacts, probe: Probe, version: str) -> Engine:
     if facts.kind == "embed":
         return EncoderEngine(bound, read_recipe(files), facts, version=version, device=_CPU, probe=probe)
     kv_bytes = _BLOCKS * BLOCK_SIZE * facts.kv_bytes_per_token
     return ModelEngine(bound, facts, version=version, kv_bytes=kv_bytes, device=_CPU, probe=probe)
 
 
-def _prove_engine(engine: Engine, version: str) -> None:
+def _check_engine_answers(engine: Engine, version: str) -> None:
     """Each start replays these answers and fails closed: better to learn now that they never match."""
     if (failure := engine.run_probe_alone()) is not None:
         raise Refused(failure)

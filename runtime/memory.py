@@ -18,7 +18,7 @@ SPARE_BYTES: Final = 4 << 30  # beside weights and KV cache; requests take a sma
 _OOM_SCORE_ADJ: Final = 500  # of 1000; the cache agent has the default, 0
 
 
-def go_first_when_memory_runs_out(process: Path = Path("/proc/self")) -> None:
+def raise_oom_score(process: Path = Path("/proc/self")) -> None:
     """Have the kernel's OOM killer choose this process before others. A higher score that is set already stays."""
     score = process / "oom_score_adj"
     with suppress(OSError):  # some sandboxes have no such file
@@ -26,7 +26,7 @@ def go_first_when_memory_runs_out(process: Path = Path("/proc/self")) -> None:
             score.write_text(str(_OOM_SCORE_ADJ))
 
 
-def bound_memory(growth_bytes: int) -> None:
+def limit_memory(growth_bytes: int) -> None:
     """Limit the growth of this process's private memory. Beyond it allocations fail: MemoryError in Python.
 
     Shared memory, such as weights, doesn't count.
@@ -42,7 +42,7 @@ def _data_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
 
 
-KEPT_BYTES: Final = 16 << 20
+PREFAULTED_BYTES: Final = 16 << 20
 _LARGE_BYTES: Final = 8 << 20  # from here on it is mapped by itself, and given back when it is freed
 _PIECE: Final = 64 << 10  # below glibc's own limit for mappings, whatever that is at the moment
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
@@ -53,7 +53,7 @@ _libc.malloc.argtypes = (ctypes.c_size_t,)
 _libc.free.argtypes = (ctypes.c_void_p,)
 
 
-def settle_heap() -> None:
+def configure_heap() -> None:
     """In a process without threads, for it and its forks. One heap for all threads: a restore's thread would begin one
     of its own otherwise, where nothing is kept. Where malloc is not glibc's, nothing is done.
     """
@@ -61,15 +61,15 @@ def settle_heap() -> None:
     if tune is not None:
         tune(_M_ARENA_MAX, 1)
         tune(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        tune(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+        tune(_M_TRIM_THRESHOLD, 2 * PREFAULTED_BYTES)
 
 
-def keep_heap() -> None:
-    """Touch KEPT_BYTES of heap, and free them again. They stay backed by memory.
+def prefault_heap() -> None:
+    """Touch PREFAULTED_BYTES of heap, and free them again. They stay backed by memory.
 
     So a standby's memory includes them from the start, and a restore that uses them does not wait for page faults.
     """
-    pieces = [_libc.malloc(_PIECE) for _ in range(KEPT_BYTES // _PIECE)]
+    pieces = [_libc.malloc(_PIECE) for _ in range(PREFAULTED_BYTES // _PIECE)]
     for piece in pieces:
         if piece:
             ctypes.memset(piece, 0, _PIECE)

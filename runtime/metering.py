@@ -15,12 +15,12 @@ from typing import Final
 from contracts.meter import METER_BYTES, METER_FILE_BYTES, SEQUENCE_AT, Meter, Phase, encode_meter
 from service.processes import boot_id
 
-RENEWED_NS: Final = 5_000_000_000  # what is lost of a life whose end nobody saw, about
+CHECKPOINT_NS: Final = 5_000_000_000  # what is lost of a life whose end nobody saw, about
 
 Page = mmap.mmap | bytearray
 
 
-class MeterPage:
+class MeterWriter:
     """One writer's view of its page. Callable from the engine thread and the event loop alike: a lock orders them."""
 
     def __init__(
@@ -41,7 +41,7 @@ class MeterPage:
         self._write()
 
     def __repr__(self) -> str:
-        return f"<MeterPage {self._meter.phase.name.lower()} requests={self._meter.requests}>"
+        return f"<MeterWriter {self._meter.phase.name.lower()} requests={self._meter.requests}>"
 
     @property
     def meter(self) -> Meter:
@@ -55,21 +55,21 @@ class MeterPage:
             self._meter = named.enter(Phase.RESTORE, self._clock_ns())
             self._write()
 
-    def enter(self, phase: Phase) -> None:
+    def start_phase(self, phase: Phase) -> None:
         """Close the open interval and begin another."""
         with self._lock:
             self._meter = self._meter.enter(phase, self._clock_ns())
             self._write()
 
-    def renew(self) -> None:
-        """Count the open interval up to now if it is RENEWED_NS long. Call it often.
+    def checkpoint(self) -> None:
+        """Count the open interval up to now if it is CHECKPOINT_NS long. Call it often.
 
         A replica that is idle or busy for hours makes no transition. If whoever reaps it is killed with it, its life
         counts up to what the page says.
         """
         with self._lock:
             now_ns = self._clock_ns()
-            if now_ns - self._meter.since_ns >= RENEWED_NS:
+            if now_ns - self._meter.since_ns >= CHECKPOINT_NS:
                 self._meter = self._meter.closed(now_ns)
                 self._write()
 
@@ -95,7 +95,7 @@ def _write_slot(page: Page, at: int, meter: Meter, sequence: int) -> None:
     page[at + first : at + last] = body[first:last]
 
 
-def create_meter_page(directory: Path, runtime_id: str, *, born_ns: int | None = None) -> MeterPage:
+def create_meter_page(directory: Path, runtime_id: str, *, born_ns: int | None = None) -> MeterWriter:
     """Make `directory/<pid>.<runtime_id>` and map it. The supervisor removes it once it was read."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{os.getpid()}.{runtime_id}"
@@ -104,7 +104,7 @@ def create_meter_page(directory: Path, runtime_id: str, *, born_ns: int | None =
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, METER_FILE_BYTES)  # on a full disk an error here, not a SIGBUS at the first write
-        page = MeterPage(mmap.mmap(fd, METER_FILE_BYTES), born_ns=born_ns, boot=boot_id())
+        page = MeterWriter(mmap.mmap(fd, METER_FILE_BYTES), born_ns=born_ns, boot=boot_id())
         fresh.rename(path)
     except BaseException:
         fresh.unlink()

@@ -13,10 +13,10 @@ import msgspec
 
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.frames import MAX_PAYLOAD, Counts
-from contracts.signature import Signature, TensorSpec, check_schema, find_misfit
-from runtime.answer import Progress
+from contracts.signature import Signature, TensorSpec, check_schema, find_invalid_value
+from runtime.answer import AnswerProgress
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
-from runtime.openai_requests import convert, json_body, refused
+from runtime.openai_requests import convert_request, invalid_field, json_body
 
 MAX_ID: Final = 256
 # Values that are encoded at once. A number has at most 25 bytes, a text has any length.
@@ -51,7 +51,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InputTensor:
     """An input that fits the signature: row-major values, and the whole shape."""
 
     spec: TensorSpec
@@ -60,47 +60,47 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionAsk:
+class PredictionCall:
     """What a request asks. `outputs` are places in the signature, in the order in which they are answered."""
 
     rows: int
-    inputs: tuple[Given, ...]
+    inputs: tuple[InputTensor, ...]
     outputs: tuple[int, ...]
     id: str | None
 
 
-def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> PredictionAsk:
+def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> PredictionCall:
     """`POST …/infer`. Raises `Refused`: InvalidRequest naming value and rule, LimitExceeded, SchemaMismatch."""
-    request = convert(json_body(raw), _Request)
+    request = convert_request(json_body(raw), _Request)
     if request.id is not None and len(request.id) > MAX_ID:
-        raise refused("id", request.id[:20], f"must have at most {MAX_ID} characters")
+        raise invalid_field("id", request.id[:20], f"must have at most {MAX_ID} characters")
     _check_parameters("parameters", request.parameters, signature)
     outputs = _outputs(request.outputs, signature)
     given = {tensor.name: tensor for tensor in request.inputs}
     if len(given) != len(request.inputs):
-        raise refused("inputs", "(names)", "an input is given twice")
+        raise invalid_field("inputs", "(names)", "an input is given twice")
     specs = {spec.name: spec for spec in signature.inputs}
     for name in given:
         if name not in specs:
-            raise refused("inputs", name[:80], f"the inputs of this version are {', '.join(specs)[:200]}")
+            raise invalid_field("inputs", name[:80], f"the inputs of this version are {', '.join(specs)[:200]}")
     for name in specs:
         if name not in given:
-            raise refused("inputs", "(missing)", f"the input '{name}' is required")
+            raise invalid_field("inputs", "(missing)", f"the input '{name}' is required")
     inputs = tuple(_input(given[spec.name], spec, max_rows) for spec in signature.inputs)
     rows = inputs[0].shape[0]
     if any(each.shape[0] != rows for each in inputs):
         counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
-        raise refused("inputs", counts, "all inputs must have as many rows")
-    return PredictionAsk(rows, inputs, outputs, request.id)
+        raise invalid_field("inputs", counts, "all inputs must have as many rows")
+    return PredictionCall(rows, inputs, outputs, request.id)
 
 
 def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:
     for name, value in (parameters or {}).items():
         if name in _UNSUPPORTED and value not in (False, None, 0):
-            raise refused(f"{where}.{name}", str(value)[:80], "is not supported")
+            raise invalid_field(f"{where}.{name}", str(value)[:80], "is not supported")
         if name == "schema_hash" and signature is not None:
             if not isinstance(value, str):
-                raise refused(f"{where}.schema_hash", str(value)[:80], "must be a text")
+                raise invalid_field(f"{where}.schema_hash", str(value)[:80], "must be a text")
             check_schema(value, signature)
 
 
@@ -111,29 +111,31 @@ def _outputs(asked: Sequence[_Output] | None, signature: Signature) -> tuple[int
         return tuple(places.values())
     for output in asked:
         if output.name not in places:
-            raise refused("outputs", output.name[:80], f"the outputs of this version are {', '.join(places)[:200]}")
+            raise invalid_field(
+                "outputs", output.name[:80], f"the outputs of this version are {', '.join(places)[:200]}"
+            )
         _check_parameters(f"outputs.{output.name}.parameters", output.parameters)
     if len({output.name for output in asked}) != len(asked):
-        raise refused("outputs", "(names)", "an output is asked for twice")
+        raise invalid_field("outputs", "(names)", "an output is asked for twice")
     return tuple(places[output.name] for output in asked)
 
 
-def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> Given:
+def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> InputTensor:
     where = f"inputs.{spec.name}"
     _check_parameters(f"{where}.parameters", tensor.parameters)
     if tensor.datatype != spec.datatype:
-        raise refused(f"{where}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
+        raise invalid_field(f"{where}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
     shape = tuple(tensor.shape)
     if len(shape) != len(spec.shape) or shape[1:] != spec.shape[1:] or shape[0] < 1:
         wanted = ", ".join(["rows (1 or more)", *map(str, spec.shape[1:])])
-        raise refused(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
+        raise invalid_field(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
     if shape[0] > max_rows:
         raise Refused(LimitExceeded("inputs", shape[0], max_rows, "rows"))
     values = _flat(tensor.data, shape, f"{where}.data")
-    if (at := find_misfit(values, spec.datatype)) is not None:
+    if (at := find_invalid_value(values, spec.datatype)) is not None:
         shown = "null" if values[at] is None else str(values[at])[:40]
-        raise refused(f"{where}.data[{at}]", shown, f"must be {spec.datatype}")
-    return Given(spec, shape, values)
+        raise invalid_field(f"{where}.data[{at}]", shown, f"must be {spec.datatype}")
+    return InputTensor(spec, shape, values)
 
 
 def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
@@ -143,26 +145,26 @@ def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
     if data and isinstance(data[0], list):
         for depth, extent in enumerate(shape[1:], 1):
             if not all(isinstance(item, list) and len(item) == extent for item in values) or len(values) > count:
-                raise refused(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
+                raise invalid_field(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
             values = [value for item in values for value in item]
     if len(values) != count or (data is not values and len(data) != shape[0]):
-        raise refused(where, f"({len(values)} values)", f"must be {count}, as the shape says")
+        raise invalid_field(where, f"({len(values)} values)", f"must be {count}, as the shape says")
     return values
 
 
-class PredictionAnswer:
+class PredictionAnswerBuilder:
     """Implements `answer.Feed`: one JSON object once all rows have their outputs."""
 
-    def __init__(self, model: str, version: str, signature: Signature, ask: PredictionAsk) -> None:
+    def __init__(self, model: str, version: str, signature: Signature, call: PredictionCall) -> None:
         self._model = model
         self._version = version
         self._signature = signature
-        self._ask = ask
+        self._call = call
         self._got: list[tuple[Any, ...]] = []
-        self._least_bytes = 0  # of the answer: a value and its comma have two
+        self._min_bytes = 0  # of the answer: a value and its comma have two
         self.counts = Counts()
 
-    async def feed(self, events: Sequence[Event]) -> Progress:
+    async def add_events(self, events: Sequence[Event]) -> AnswerProgress:
         """Nothing before the last."""
         for event in events:
             self.counts = event.counts
@@ -170,27 +172,27 @@ class PredictionAnswer:
                 case Predicted():
                     if (name := self._find_misshapen(event.outputs)) is not None:
                         rule = f"the model's '{name}' has another shape for some of them: ask for these rows apart"
-                        return Progress(b"", self.counts, failure=InvalidRequest("inputs", "(values)", rule))
+                        return AnswerProgress(b"", self.counts, failure=InvalidRequest("inputs", "(values)", rule))
                     self._got.append(event.outputs)
-                    self._least_bytes += 2 * sum(event.outputs[at].size for at in self._ask.outputs)
-                    if self._least_bytes > MAX_PAYLOAD:  # written out it would take ten times as much memory
-                        return self._too_long(self._least_bytes)
+                    self._min_bytes += 2 * sum(event.outputs[at].size for at in self._call.outputs)
+                    if self._min_bytes > MAX_PAYLOAD:  # written out it would take ten times as much memory
+                        return self._too_long(self._min_bytes)
                 case Finished():
                     return await self._end(event)
                 case Failed():
-                    return Progress(b"", self.counts, failure=event.failure)
+                    return AnswerProgress(b"", self.counts, failure=event.failure)
                 case Generated() | Embedded() | Cancelled():
                     raise AssertionError("no event of a prediction")
-        return Progress(b"", self.counts)
+        return AnswerProgress(b"", self.counts)
 
     def _find_misshapen(self, outputs: Sequence[Any]) -> str | None:
         """Return the name of an output whose rows are not of the shape of those that came before."""
-        for at in self._ask.outputs if self._got else ():
+        for at in self._call.outputs if self._got else ():
             if outputs[at].shape[1:] != self._got[0][at].shape[1:]:
                 return self._signature.outputs[at].name
         return None
 
-    async def _end(self, event: Finished) -> Progress:
+    async def _end(self, event: Finished) -> AnswerProgress:
         """Encode the answer. Other requests have a turn after every burst."""
         pieces: list[bytes] = []
         nbytes = burst = 0
@@ -203,18 +205,18 @@ class PredictionAnswer:
             if burst > _BURST_BYTES:
                 burst = 0
                 await asyncio.sleep(0)
-        return Progress(b"".join(pieces), self.counts, reason=event.reason)
+        return AnswerProgress(b"".join(pieces), self.counts, reason=event.reason)
 
-    def _too_long(self, nbytes: int) -> Progress:
-        return Progress(b"", self.counts, failure=LimitExceeded("outputs", nbytes, MAX_PAYLOAD, "bytes"))
+    def _too_long(self, nbytes: int) -> AnswerProgress:
+        return AnswerProgress(b"", self.counts, failure=LimitExceeded("outputs", nbytes, MAX_PAYLOAD, "bytes"))
 
     def _pieces(self) -> Iterator[bytes]:
         """The answer's JSON, in pieces that are quick to encode."""
         answer = {"model_name": self._model, "model_version": self._version}
-        if self._ask.id is not None:
-            answer["id"] = self._ask.id
+        if self._call.id is not None:
+            answer["id"] = self._call.id
         yield msgspec.json.encode(answer)[:-1] + b',"outputs":['
-        for place, at in enumerate(self._ask.outputs):
+        for place, at in enumerate(self._call.outputs):
             if place:
                 yield b","
             yield from self._output(at)

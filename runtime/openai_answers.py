@@ -10,13 +10,13 @@ import msgspec
 
 from contracts.frames import Counts
 
-DONE: Final = b"data: [DONE]\n\n"
+DONE_EVENT: Final = b"data: [DONE]\n\n"
 # The engine's, and what a filter ends an answer with.
 AnswerReason = Literal["stop", "length", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class ResponseMetadata:
     """What every piece of one answer repeats."""
 
     request_id: str
@@ -105,43 +105,43 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def _encode(
-    heading: Heading,
+    metadata: ResponseMetadata,
     kind: str,
     choices: tuple[_Choice, ...],
     usage: _Usage | msgspec.UnsetType | None,
 ) -> bytes:
     prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
     answer = _Answer(
-        f"{prefix}-{heading.request_id}",
+        f"{prefix}-{metadata.request_id}",
         kind,
-        heading.created_s,
-        heading.model,
-        f"fp_{heading.version[:12]}",
+        metadata.created_s,
+        metadata.model,
+        f"fp_{metadata.version[:12]}",
         choices,
         usage,
     )
     return msgspec.json.encode(answer)
 
 
-class _Streamed:
+class _SseRenderer:
     """Server-sent events; a piece of its own for the usage where the client asked for it."""
 
     _kind: str
 
-    def __init__(self, heading: Heading, include_usage: bool) -> None:
-        self._heading = heading
+    def __init__(self, metadata: ResponseMetadata, include_usage: bool) -> None:
+        self._metadata = metadata
         self._include_usage = include_usage
 
     def _event(self, *choices: _Choice, usage: _Usage | None = None) -> bytes:
         shown = usage if self._include_usage else msgspec.UNSET
-        return b"data: " + _encode(self._heading, self._kind, choices, shown) + b"\n\n"
+        return b"data: " + _encode(self._metadata, self._kind, choices, shown) + b"\n\n"
 
     def _last(self, choice: _Choice, counts: Counts) -> bytes:
         usage = self._event(usage=_usage(counts)) if self._include_usage else b""
-        return self._event(choice) + usage + DONE
+        return self._event(choice) + usage + DONE_EVENT
 
 
-class StreamedChat(_Streamed):
+class ChatStreamRenderer(_SseRenderer):
     """`chat.completion.chunk` events."""
 
     _kind = "chat.completion.chunk"
@@ -159,7 +159,7 @@ class StreamedChat(_Streamed):
         return self._last(_ChatChunkChoice(_Delta(), reason), counts)
 
 
-class StreamedText(_Streamed):
+class TextStreamRenderer(_SseRenderer):
     """`text_completion` events."""
 
     _kind = "text_completion"
@@ -177,13 +177,13 @@ class StreamedText(_Streamed):
         return self._last(_TextChoice("", reason), counts)
 
 
-class _Whole:
+class _JsonRenderer:
     """One JSON object at the end."""
 
     _kind: str
 
-    def __init__(self, heading: Heading) -> None:
-        self._heading = heading
+    def __init__(self, metadata: ResponseMetadata) -> None:
+        self._metadata = metadata
         self._texts: list[str] = []
 
     def begin(self) -> bytes:
@@ -196,10 +196,10 @@ class _Whole:
         return b""
 
     def _object(self, choice: _Choice, counts: Counts) -> bytes:
-        return _encode(self._heading, self._kind, (choice,), _usage(counts))
+        return _encode(self._metadata, self._kind, (choice,), _usage(counts))
 
 
-class WholeChat(_Whole):
+class ChatJsonRenderer(_JsonRenderer):
     """A `chat.completion`."""
 
     _kind = "chat.completion"
@@ -209,7 +209,7 @@ class WholeChat(_Whole):
         return self._object(_ChatChoice(_Message("assistant", "".join(self._texts)), reason), counts)
 
 
-class WholeText(_Whole):
+class TextJsonRenderer(_JsonRenderer):
     """A `text_completion`."""
 
     _kind = "text_completion"
@@ -219,8 +219,8 @@ class WholeText(_Whole):
         return self._object(_TextChoice("".join(self._texts), reason), counts)
 
 
-def renderer_for(heading: Heading, *, chat: bool, stream: bool, include_usage: bool) -> Renderer:
+def choose_renderer(metadata: ResponseMetadata, *, chat: bool, stream: bool, include_usage: bool) -> Renderer:
     """The one of the four that was asked for."""
     if stream:
-        return StreamedChat(heading, include_usage) if chat else StreamedText(heading, include_usage)
-    return WholeChat(heading) if chat else WholeText(heading)
+        return ChatStreamRenderer(metadata, include_usage) if chat else TextStreamRenderer(metadata, include_usage)
+    return ChatJsonRenderer(metadata) if chat else TextJsonRenderer(metadata)

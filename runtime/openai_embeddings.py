@@ -10,9 +10,9 @@ import msgspec
 
 from contracts.errors import LimitExceeded, Refused
 from contracts.frames import MAX_PAYLOAD, Counts
-from runtime.answer import Progress
+from runtime.answer import AnswerProgress
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
-from runtime.openai_requests import convert, openai_body, refused
+from runtime.openai_requests import convert_request, invalid_field, openai_body
 
 Format = Literal["float", "base64"]
 MAX_INPUTS: Final = 512
@@ -27,31 +27,31 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingAsk:
+class EmbeddingCall:
     """Texts or token ids, each of which becomes a vector."""
 
     inputs: tuple[str | tuple[int, ...], ...]
     model: str | None
-    form: Format
+    vector_format: Format
 
 
-def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingAsk:
+def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingCall:
     """`POST /v1/embeddings` to a model of so many dimensions. Raises `Refused`: InvalidRequest, LimitExceeded."""
-    request = convert(openai_body(raw), _Request)
+    request = convert_request(openai_body(raw), _Request)
     if request.dimensions not in (None, dimensions):
-        raise refused("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
+        raise invalid_field("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
     inputs = _inputs(request.input)
     most = min(MAX_INPUTS, MAX_PAYLOAD // (_NUMBER_BYTES * dimensions))
     if len(inputs) > most:
         raise Refused(LimitExceeded("input", len(inputs), most, "inputs"))
-    return EmbeddingAsk(inputs, request.model, request.encoding_format or "float")
+    return EmbeddingCall(inputs, request.model, request.encoding_format or "float")
 
 
 def _inputs(given: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     """A text, texts, token ids, or lists of those."""
     items = [given] if isinstance(given, str) or _is_ids(given) else given
     if not items:
-        raise refused("input", given, "must hold a text")
+        raise invalid_field("input", given, "must hold a text")
     found: list[str | tuple[int, ...]] = []
     for at, item in enumerate(items):
         if isinstance(item, str) and item:
@@ -59,7 +59,7 @@ def _inputs(given: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
         elif isinstance(item, list) and _is_ids(item):
             found.append(tuple(item))
         else:
-            raise refused(f"input[{at}]" if isinstance(given, list) else "input", item, _RULE)
+            raise invalid_field(f"input[{at}]" if isinstance(given, list) else "input", item, _RULE)
     return tuple(found)
 
 
@@ -70,16 +70,16 @@ def _is_ids(value: list[Any]) -> bool:
     return bool(value) and all(type(token_id) is int for token_id in value)
 
 
-class EmbeddingAnswer:
+class EmbeddingAnswerBuilder:
     """Implements `answer.Feed`: the vectors as one JSON object, in the order of the inputs."""
 
-    def __init__(self, model: str, form: Format) -> None:
+    def __init__(self, model: str, vector_format: Format) -> None:
         self._model = model
-        self._form = form
+        self._form = vector_format
         self._begun = 0
         self.counts = Counts()
 
-    def feed(self, events: Sequence[Event]) -> Progress:
+    def add_events(self, events: Sequence[Event]) -> AnswerProgress:
         """Each vector's text as it comes; the usage with the last."""
         data = bytearray()
         for event in events:
@@ -88,12 +88,12 @@ class EmbeddingAnswer:
                 case Embedded():
                     data += self._item(event.vector)
                 case Finished():
-                    return Progress(bytes(data) + self._end(), self.counts, reason=event.reason)
+                    return AnswerProgress(bytes(data) + self._end(), self.counts, reason=event.reason)
                 case Failed():
-                    return Progress(bytes(data), self.counts, failure=event.failure)
+                    return AnswerProgress(bytes(data), self.counts, failure=event.failure)
                 case Generated() | Predicted() | Cancelled():
                     raise AssertionError("no event of embeddings")
-        return Progress(bytes(data), self.counts)
+        return AnswerProgress(bytes(data), self.counts)
 
     def _item(self, vector: bytes) -> bytes:
         shown: object = base64.b64encode(vector).decode() if self._form == "base64" else array("f", vector).tolist()
@@ -108,6 +108,8 @@ class EmbeddingAnswer:
         return b'],"model":' + msgspec.json.encode(self._model) + b',"usage":' + usage + b"}"
 
 
-def too_long(at: int, of: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens") -> Refused:
+def input_too_long(
+    at: int, of: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens"
+) -> Refused:
     """An input over the version's limit, or over another's, by its place where there are several."""
     return Refused(LimitExceeded("input" if of == 1 else f"input[{at}]", size, limit, unit, whose))

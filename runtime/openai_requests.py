@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from contracts import wire
-from contracts.ceiling import NO_CEILING, TENANT, Ceiling
+from contracts.ceiling import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
 from contracts.wire import MAX_RULE, BadJson, decode_any
@@ -119,7 +119,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class CompletionCall:
     """What a request asks for. None is "as the version defaults", but for `max_tokens`: see `fit_output`."""
 
     prompt: Prompt
@@ -145,28 +145,32 @@ class Ask:
         return "messages" if self.is_chat else "prompt"
 
 
-def decode_chat(raw: bytes) -> Ask:
+def decode_chat(raw: bytes) -> CompletionCall:
     """Decode a `POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
-    request = convert(openai_body(raw), _ChatRequest)
+    request = convert_request(openai_body(raw), _ChatRequest)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise refused("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
+        raise invalid_field("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
     if not request.messages:
-        raise refused("messages", [], "must hold at least one message")
+        raise invalid_field("messages", [], "must hold at least one message")
     if len(request.messages) > MAX_MESSAGES:
-        raise refused("messages", _Described(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed")
-    prompt = ChatPrompt(tuple(_plain(message, at) for at, message in enumerate(request.messages)))
+        raise invalid_field(
+            "messages", _Placeholder(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed"
+        )
+    prompt = ChatPrompt(tuple(_template_message(message, at) for at, message in enumerate(request.messages)))
     if request.max_completion_tokens is not None:
-        return _ask(request, prompt, "max_completion_tokens", request.max_completion_tokens)
-    return _ask(request, prompt, "max_tokens", request.max_tokens)
+        return _build_call(request, prompt, "max_completion_tokens", request.max_completion_tokens)
+    return _build_call(request, prompt, "max_tokens", request.max_tokens)
 
 
-def decode_completion(raw: bytes) -> Ask:
+def decode_completion(raw: bytes) -> CompletionCall:
     """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
-    request = convert(openai_body(raw), _CompletionRequest)
-    return _ask(request, _one_prompt(request.prompt), "max_tokens", request.max_tokens)
+    request = convert_request(openai_body(raw), _CompletionRequest)
+    return _build_call(request, _decode_prompt(request.prompt), "max_tokens", request.max_tokens)
 
 
-def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int, ceiling: Ceiling = NO_CEILING) -> int:
+def fit_output(
+    call: CompletionCall, prompt_tokens: int, limits: Limits, max_positions: int, ceiling: TokenLimits = NO_TOKEN_LIMITS
+) -> int:
     """Return how many tokens the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
 
     A chat without a wish gets as many as the version and the caller's tenant allow and its positions leave room for; a
@@ -174,20 +178,22 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int,
     """
     longest = min(limits.max_input_tokens, max_positions - 1)
     if prompt_tokens > longest:
-        raise Refused(LimitExceeded(ask.prompt_field, prompt_tokens, longest, "tokens"))
+        raise Refused(LimitExceeded(call.prompt_field, prompt_tokens, longest, "tokens"))
     if prompt_tokens == 0:
-        raise refused(ask.prompt_field, _Described("(no tokens)"), "must hold at least one token")
+        raise invalid_field(call.prompt_field, _Placeholder("(no tokens)"), "must hold at least one token")
     room = min(limits.max_output_tokens, max_positions - prompt_tokens)
     own = ceiling.output(room, prompt_tokens)
     if own < 1 and ceiling.context_tokens is not None:
-        raise Refused(LimitExceeded(ask.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT))
-    if ask.max_tokens is None:
-        return ceiling.capped(own if ask.is_chat else min(own, COMPLETION_DEFAULT_TOKENS))
-    if ask.max_tokens > room:
-        raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, room, "tokens"))
-    if ask.max_tokens > own:
-        raise Refused(LimitExceeded(ask.max_tokens_field, ask.max_tokens, own, "tokens", TENANT))
-    return ceiling.capped(ask.max_tokens)
+        raise Refused(
+            LimitExceeded(call.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT_PHRASE)
+        )
+    if call.max_tokens is None:
+        return ceiling.apply_cap(own if call.is_chat else min(own, COMPLETION_DEFAULT_TOKENS))
+    if call.max_tokens > room:
+        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, room, "tokens"))
+    if call.max_tokens > own:
+        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, own, "tokens", TENANT_PHRASE))
+    return ceiling.apply_cap(call.max_tokens)
 
 
 def json_body(raw: bytes) -> dict[str, Any]:
@@ -197,7 +203,7 @@ def json_body(raw: bytes) -> dict[str, Any]:
     except BadJson as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
-        raise refused("body", value, "must be a JSON object")
+        raise invalid_field("body", value, "must be a JSON object")
     return value
 
 
@@ -207,7 +213,7 @@ def openai_body(raw: bytes) -> dict[str, Any]:
     for field, (nothing, rule) in _UNSUPPORTED.items():
         asked = value.get(field)
         if asked is not None and not any(_is_equal(asked, each) for each in nothing):
-            raise refused(field, asked, rule)
+            raise invalid_field(field, asked, rule)
     return value
 
 
@@ -219,7 +225,7 @@ def _is_equal(asked: object, nothing: object) -> bool:
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 
 
-def convert(value: dict[str, Any], kind: type[T]) -> T:
+def convert_request(value: dict[str, Any], kind: type[T]) -> T:
     """The request as `kind`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
     try:
         return wire.convert(value, kind)
@@ -228,8 +234,10 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
         rule, at, path = str(error).rpartition(" - at `$")
         rule, path = (rule[:MAX_RULE], path.removeprefix(".").removesuffix("`")) if at else (path[:MAX_RULE], "")
         if missing := _MISSING.match(rule):
-            raise refused(f"{path}.{missing['field']}".lstrip("."), _Described("(missing)"), "is required") from error
-        raise refused(path or "body", _value_at(value, path), rule) from error
+            raise invalid_field(
+                f"{path}.{missing['field']}".lstrip("."), _Placeholder("(missing)"), "is required"
+            ) from error
+        raise invalid_field(path or "body", _value_at(value, path), rule) from error
 
 
 def _value_at(value: Any, path: str) -> object:
@@ -242,21 +250,21 @@ def _value_at(value: Any, path: str) -> object:
     return value
 
 
-def _plain(message: _Message, at: int) -> Mapping[str, str]:
+def _template_message(message: _Message, at: int) -> Mapping[str, str]:
     """The message as a chat template sees it. OpenAI's newer name `developer` is what models know as `system`."""
     where = f"messages[{at}]"
     for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
         if given:
-            raise refused(f"{where}.{field}", given, "tools are not supported")
+            raise invalid_field(f"{where}.{field}", given, "tools are not supported")
     if message.content is None and message.role != "assistant":
-        raise refused(f"{where}.content", None, "is required")
+        raise invalid_field(f"{where}.content", None, "is required")
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     plain = {"role": "system" if message.role == "developer" else message.role, "content": text}
     return plain if message.name is None else plain | {"name": message.name}
 
 
-def _one_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
+def _decode_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
     """A text, token ids, or a list that holds one of either."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -264,19 +272,19 @@ def _one_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
         return TextPrompt(prompt)
     if prompt and all(type(token_id) is int for token_id in prompt):
         return TokenPrompt(tuple(prompt))
-    raise refused("prompt", prompt, "must be one text or one non-empty list of token ids")
+    raise invalid_field("prompt", prompt, "must be one text or one non-empty list of token ids")
 
 
-def _ask(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: int | None) -> Ask:
+def _build_call(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: int | None) -> CompletionCall:
     if max_tokens is not None and max_tokens < 1:
-        raise refused(max_tokens_field, max_tokens, "must be 1 or more")
+        raise invalid_field(max_tokens_field, max_tokens, "must be 1 or more")
     _check_range("temperature", request.temperature, 0, 2)
     _check_range("top_p", request.top_p, 0, 1)
     _check_range("top_k", request.top_k, 0, 1 << 31)
     _check_range("seed", request.seed, -(1 << 63), (1 << 63) - 1)
     if request.stream_options is not None and not request.stream:
-        raise refused("stream_options", _Described("(given)"), "is only allowed where stream is true")
-    return Ask(
+        raise invalid_field("stream_options", _Placeholder("(given)"), "is only allowed where stream is true")
+    return CompletionCall(
         prompt=prompt,
         model=request.model,
         stream=bool(request.stream),
@@ -294,26 +302,26 @@ def _ask(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: i
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise refused("stop", _Described(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
+        raise invalid_field("stop", _Placeholder(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
     for text in stops:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise refused("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
+            raise invalid_field("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
 
 
 def _check_range(field: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise refused(field, value, f"must be from {low} to {high}")
+        raise invalid_field(field, value, f"must be from {low} to {high}")
 
 
-class _Described(str):
+class _Placeholder(str):
     """A value that is told rather than shown, as too long or absent."""
 
 
-def refused(field: str, value: object, rule: str) -> Refused:
+def invalid_field(field: str, value: object, rule: str) -> Refused:
     """A value that breaks a rule, shown as JSON has it."""
     try:
-        shown = value if isinstance(value, _Described) else json.dumps(value, ensure_ascii=False)
+        shown = value if isinstance(value, _Placeholder) else json.dumps(value, ensure_ascii=False)
     except RecursionError:  # json.dumps needs more of the stack than the decoder did for the same value
         shown = "(nested too deeply)"
     return Refused(InvalidRequest(field, shown[:_SHOWN], rule))

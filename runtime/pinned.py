@@ -34,7 +34,7 @@ def json_object(files: PinnedFiles, name: str) -> dict[str, Any]:
     return value
 
 
-def end_ids(files: PinnedFiles) -> frozenset[int]:
+def end_of_sequence_ids(files: PinnedFiles) -> frozenset[int]:
     """Whatever either configuration calls an end of sequence: checkpoints disagree among their own files."""
     ids: set[int] = set()
     for name in (CONFIG, "generation_config.json"):

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from contracts.errors import Refused
-from contracts.gpu import Shown, Unhealthy
+from contracts.gpu import CudaVisibility, UnhealthyGpu
 from contracts.jobs import Pod
 from contracts.settings import BadSetting
 from runtime.gpu_watch import GpuWatch
-from runtime.settings import RuntimeSettings, from_environment, read_parked, read_pod, read_shown
+from runtime.settings import RuntimeSettings, from_environment, read_parked, read_pod, read_visible_gpus
 from service.listener import listen
 from service.log import configure_logging
-from service.nvml import Gpus, opened
+from service.nvml import Gpus, open_gpus
 from service.processes import born_ns
 from service.run import run_service
 from service.settings import log_level
@@ -30,20 +30,20 @@ from weightcache.wire import SOCKET
 
 log = logging.getLogger(__name__)
 
-AGENT_S: Final = 60.0  # for the cache agent to listen
+AGENT_TIMEOUT_S: Final = 60.0  # for the cache agent to listen
 _POLL_S: Final = 0.02
 
 
-def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
+def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
     """Serve until a drain is over: 0, or 1 after a failure, BAD_SETTING_STATUS where the address or the device can't be
     had.
     """
     from runtime import app, preload  # after the settings, which pin the libraries' threads
-    from runtime.control_api import build_probes
+    from runtime.control_api import build_probe_app
     from runtime.metering import create_meter_page
     from runtime.weights import has_device
 
-    preload.imports()
+    preload.import_all()
     if not has_device(pod.device_class):
         why = "no GPU that this image's libraries could compute on is here; a class of processors begins with cpu-"
         log.error("no device", extra={"device_class": pod.device_class, "why": why})
@@ -53,20 +53,20 @@ def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
     except OSError as error:
         log.error("can't listen", extra={"host": pod.host, "port": pod.port, "why": error.strerror})
         return BAD_SETTING_STATUS
-    with ExitStack() as ladder:
-        ladder.enter_context(listener)
-        directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
-        devices = ladder.enter_context(opened_for(pod.device_class, shown))
-        gpus = None if devices is None else GpuWatch(devices.look)
+    with ExitStack() as stack:
+        stack.enter_context(listener)
+        directory = stack.enter_context(closing(SocketDirectory(settings.run)))
+        devices = stack.enter_context(opened_for(pod.device_class, shown))
+        gpus = None if devices is None else GpuWatch(devices.read_facts)
         if _is_unhealthy(gpus):
             return 1
-        if (agent := _try_agent(Path(pod.agent) if pod.agent else settings.run, AGENT_S)) is None:
-            log.error("the cache agent does not listen", extra={"after_s": AGENT_S})
+        if (agent := _try_connect_agent(Path(pod.agent) if pod.agent else settings.run, AGENT_TIMEOUT_S)) is None:
+            log.error("the cache agent does not listen", extra={"after_s": AGENT_TIMEOUT_S})
             return 1
-        ladder.enter_context(closing(agent))
+        stack.enter_context(closing(agent))
         born = born_ns(os.getpid())  # imports are of its life, too
         meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born)
-        probes = build_probes(settings.step_s, gpus, parks=pod.parked is not None)
+        probes = build_probe_app(settings.step_s, gpus, may_park=pod.parked is not None)
         try:
             run_service(
                 lambda stop: app.serve(
@@ -83,21 +83,21 @@ def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
         return 1 if _is_unhealthy(gpus) else 0
 
 
-def opened_for(device_class: str, shown: Shown) -> AbstractContextManager[Gpus | None]:
+def opened_for(device_class: str, shown: CudaVisibility) -> AbstractContextManager[Gpus | None]:
     """The GPUs that CUDA shows to this process, where it is to compute on one and they can be asked."""
-    from runtime.weights import device_of
+    from runtime.weights import resolve_device
 
-    return opened(shown=shown) if device_of(device_class).type != "cpu" else nullcontext()
+    return open_gpus(shown=shown) if resolve_device(device_class).type != "cpu" else nullcontext()
 
 
 def _is_unhealthy(gpus: GpuWatch | None) -> bool:
-    if gpus is None or not isinstance(gpus.health, Unhealthy):
+    if gpus is None or not isinstance(gpus.health, UnhealthyGpu):
         return False
     log.error("ending", extra={"code": "gpu_unhealthy", "why": gpus.health.reason})
     return True
 
 
-def _try_agent(place: Path, patience_s: float) -> SocketDirectory | None:
+def _try_connect_agent(place: Path, patience_s: float) -> SocketDirectory | None:
     """The agent's sockets, once it listens; None where it doesn't. One of our own was started with us, and is there
     long before our imports are over, but on a busy machine. Of a node's the directory need not be there yet, either.
     """
@@ -124,8 +124,8 @@ def main() -> None:
         configure_logging("runtime", log_level())
         pod = read_pod()
         if pod.parked is not None:
-            settings = replace(settings, between=read_parked(settings.between))
-    status = run(settings, pod, read_shown())
+            settings = replace(settings, peer_settings=read_parked(settings.peer_settings))
+    status = run(settings, pod, read_visible_gpus())
     logging.shutdown()
     os._exit(status)  # as a forked one: nothing in the libraries is worth tearing down, and threads may be in them
 

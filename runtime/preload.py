@@ -12,40 +12,40 @@ import torch
 from fastapi import FastAPI
 
 import runtime.standby  # noqa: F401  (and with it all that a process of ours is made of)
-from contracts.jobs import Bind, GateJob, SealJob
+from contracts.jobs import BindRequest, GateJob, SealJob
 from contracts.manifest import Manifest
 from contracts.usage import Receipts
 from contracts.wire import decoder
 from runtime.chat_template import ChatTemplate
 from runtime.control_api import build_control_app
-from runtime.memory import settle_heap
+from runtime.memory import configure_heap
 from weightcache.wire import Layout, LeaseReply
 
 # Imported by libraries at their first use.
-_LATE: Final = (
+_LAZY_IMPORTS: Final = (
     "uvicorn.lifespan.off",
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.http.httptools_impl",
 )
 # What a process is told. Decoders are made at the first use of each type, and kept with it.
-_TOLD: Final[tuple[type, ...]] = (Bind, GateJob, SealJob, LeaseReply, Layout, Manifest, Receipts)
+_MESSAGE_TYPES: Final[tuple[type, ...]] = (BindRequest, GateJob, SealJob, LeaseReply, Layout, Manifest, Receipts)
 # Uses what templates use, escapes in texts among it: they need a codec.
 _TEMPLATE: Final = "{% for message in messages %}{{ message.role + '\\n' }}{% endfor %}"
 
 
 def load() -> FastAPI:
     """Import the rest, and build what is the same in each child and holds no thread, loop or device."""
-    imports()
+    import_all()
     return build_control_app()
 
 
-def imports() -> None:
+def import_all() -> None:
     """What the first request would otherwise wait for."""
-    settle_heap()
+    configure_heap()
     torch.set_num_threads(1)  # before any operation could make a pool
-    for name in _LATE:
+    for name in _LAZY_IMPORTS:
         importlib.import_module(name)
-    for kind in _TOLD:
+    for kind in _MESSAGE_TYPES:
         decoder(kind)
     ChatTemplate(_TEMPLATE, {}).render([])  # fills jinja2's own caches

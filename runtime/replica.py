@@ -17,26 +17,35 @@ import msgspec
 
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
-from contracts.jobs import Bind, Bound, GateFacts, GateJob, RuntimeReport, RuntimeState, SealAttestation, SealJob
+from contracts.jobs import (
+    BindRequest,
+    BindResponse,
+    GateFacts,
+    GateJob,
+    RuntimeReport,
+    RuntimeState,
+    SealAttestation,
+    SealJob,
+)
 from contracts.meter import Phase
 from contracts.push import KeepSeal
-from contracts.timeline import Span
+from contracts.timeline import StageSpan
 from runtime.engine.interface import Event
-from runtime.metering import MeterPage
+from runtime.metering import MeterWriter
 from runtime.policy.credit import Credits
-from runtime.serving import Kept, Served, Wiring
-from runtime.stream import Streams
-from runtime.threads import Handover, run_in_thread
+from runtime.serving import EngineCallbacks, ServedVersion, SuspendHandle
+from runtime.stream import EventStreams
+from runtime.threads import ThreadBridge, run_in_thread
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 0.5
-_STOP_S: Final = 5.0
+_WATCH_INTERVAL_S: Final = 0.5
+_STOP_TIMEOUT_S: Final = 5.0
 
 # Whence -> whither. A failure is final but for the end that follows it.
-MOVES: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
+TRANSITIONS: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
     RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.READY: frozenset({RuntimeState.ASLEEP, RuntimeState.DRAINING, RuntimeState.FAILED}),
@@ -50,10 +59,10 @@ MOVES: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ReplicaOperations:
     """What a replica can be told to do, each in a thread of its own: blocking, raising `Refused`."""
 
-    restore: Callable[[Bind, Wiring], Served]
+    restore: Callable[[BindRequest, EngineCallbacks], ServedVersion]
     gate: Callable[[GateJob], GateFacts]
     seal: Callable[[SealJob], SealAttestation]
     warm_up: Sequence[Callable[[], None]] = ()  # short steps
@@ -63,29 +72,29 @@ class Replica:
     """One process. A standby takes one version, once; whatever held a tenant's bytes never serves another."""
 
     def __init__(
-        self, runtime_id: str, meter: MeterPage, work: Work, url: str = "", *, step_s: float = math.inf
+        self, runtime_id: str, meter: MeterWriter, work: ReplicaOperations, url: str = "", *, step_s: float = math.inf
     ) -> None:
         """`url` is where other hosts reach it, if they do. An engine without progress for `step_s` seconds hangs."""
         self.runtime_id = runtime_id
         self._url = url
         self._step_s = step_s
         self.meter = meter
-        self._work = work
+        self._operations = work
         self._state = RuntimeState.STANDBY
-        self._one_at_a_time = asyncio.Lock()  # gate and bind both change torch's defaults while they run
-        self._orders = 0  # of a standby, under way or waiting for their turn
-        self._bind: Bind | None = None
-        self._serving: Served | None = None
-        self._streams: Streams | None = None
+        self._operation_lock = asyncio.Lock()  # gate and bind both change torch's defaults while they run
+        self._pending_operations = 0  # of a standby, under way or waiting for their turn
+        self._bind: BindRequest | None = None
+        self._served_version: ServedVersion | None = None
+        self._streams: EventStreams | None = None
         self.credits = Credits(1)  # of what it serves
-        self._handover: Handover | None = None
-        self._kept: Kept | None = None  # while it sleeps
-        self._stages: list[Span] = []  # of the restore that is under way, or was last
+        self._thread_bridge: ThreadBridge | None = None
+        self._suspend_handle: SuspendHandle | None = None  # while it sleeps
+        self._stages: list[StageSpan] = []  # of the restore that is under way, or was last
         self.failure: Failure | None = None
-        self.over = asyncio.Event()  # the process may end: nothing is in flight, nothing will come
+        self.may_exit = asyncio.Event()  # the process may end: nothing is in flight, nothing will come
 
     def __repr__(self) -> str:
-        return f"<Replica {self.runtime_id} {self._state.value} {self._serving!r} {self._streams!r}>"
+        return f"<Replica {self.runtime_id} {self._state.value} {self._served_version!r} {self._streams!r}>"
 
     @property
     def state(self) -> RuntimeState:
@@ -95,8 +104,8 @@ class Replica:
     async def warm_up(self, after_s: float) -> None:
         """Do work of the restore in advance, while the standby is parked. A bind waits for one step at most."""
         await asyncio.sleep(after_s)
-        for step in self._work.warm_up:
-            async with self._one_at_a_time:
+        for step in self._operations.warm_up:
+            async with self._operation_lock:
                 if self._state is not RuntimeState.STANDBY:
                     return
                 try:
@@ -106,41 +115,41 @@ class Replica:
                     return
 
     @asynccontextmanager
-    async def _order(self) -> AsyncIterator[None]:
+    async def _hold_standby(self) -> AsyncIterator[None]:
         """Hold the turn of an order to a standby. While it waits or runs, reports say that there is one."""
-        self._orders += 1
+        self._pending_operations += 1
         try:
-            async with self._one_at_a_time:
+            async with self._operation_lock:
                 yield
         finally:
-            self._orders -= 1
+            self._pending_operations -= 1
 
     async def gate(self, job: GateJob) -> GateFacts:
         """Examine an architecture. It stays a standby, with bounded memory; its caller ends it. Raises `Refused`."""
-        async with self._order():
-            self._require(RuntimeState.STANDBY, "to examine a model")
-            return await run_in_thread("gate", lambda: self._work.gate(job))
+        async with self._hold_standby():
+            self._require_state(RuntimeState.STANDBY, "to examine a model")
+            return await run_in_thread("gate", lambda: self._operations.gate(job))
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Seal a draft. The process ends afterwards: it has held a tenant's bytes.
 
         Raises `Refused`: Conflict where it is no standby, which changes nothing; else what is wrong with the draft.
         """
-        async with self._order():
-            self._require(RuntimeState.STANDBY, "to seal a draft")
-            self._move(RuntimeState.RESTORING)
+        async with self._hold_standby():
+            self._require_state(RuntimeState.STANDBY, "to seal a draft")
+            self._transition(RuntimeState.RESTORING)
             try:
-                return await self._unless_over(run_in_thread("seal", lambda: self._work.seal(job)))
+                return await self._race_exit(run_in_thread("seal", lambda: self._operations.seal(job)))
             finally:
                 self.drain()
 
-    async def bind(self, request: Bind) -> Bound:
+    async def bind(self, request: BindRequest) -> BindResponse:
         """Become a runtime of that version. Raises `Refused`: Conflict where it is no standby, which changes nothing;
         else the process has failed or was drained, and ends.
         """
-        async with self._order():
-            self._require(RuntimeState.STANDBY, "to take a version")
-            self._move(RuntimeState.RESTORING)
+        async with self._hold_standby():
+            self._require_state(RuntimeState.STANDBY, "to take a version")
+            self._transition(RuntimeState.RESTORING)
             self._bind = request
             try:
                 self.meter.identify(
@@ -152,8 +161,10 @@ class Replica:
             except Exception:
                 self.fail(Internal())
                 raise
-            serving = await self._become_ready("restore", lambda wiring: self._work.restore(request, wiring))
-        return self._bound(serving, dict(serving.bytes_by_tier))
+            serving = await self._become_ready(
+                "restore", lambda callbacks: self._operations.restore(request, callbacks)
+            )
+        return self._build_bound_reply(serving, dict(serving.bytes_by_tier))
 
     async def sleep(self) -> None:
         """Give back all but the version's weights in host memory.
@@ -161,23 +172,23 @@ class Replica:
         Raises `Refused`: Conflict where it is not ready, busy, unproven, or of a kind that can't sleep, which changes
         nothing; else it has failed.
         """
-        async with self._one_at_a_time:
-            self._require(RuntimeState.READY, "to sleep")
-            serving = self._serving
+        async with self._operation_lock:
+            self._require_state(RuntimeState.READY, "to sleep")
+            serving = self._served_version
             assert serving is not None
             is_busy = self._streams or self.credits.inside or serving.engine.running or serving.engine.waiting
-            if is_busy or self._unproven(serving):
+            if is_busy or self._is_unproven(serving):
                 raise Refused(Conflict("state", "is busy; must be idle and proven to sleep"))
             if serving.kept is None:
                 raise Refused(Conflict("state", "keeps nothing; must be of a kind that can sleep"))
-            self._move(RuntimeState.ASLEEP)
-            kept, self._kept = serving.kept, serving.kept
+            self._transition(RuntimeState.ASLEEP)
+            kept, self._suspend_handle = serving.kept, serving.kept
             if not await run_in_thread("stop", self._stop_engine):
                 self.fail(Internal())
                 raise Refused(Internal())
-            if self._handover is not None:
-                self._handover.close()
-            self._serving = self._streams = None
+            if self._thread_bridge is not None:
+                self._thread_bridge.close()
+            self._served_version = self._streams = None
             del serving
             try:
                 await run_in_thread("release", kept.release)
@@ -185,14 +196,14 @@ class Replica:
                 self.fail(Internal())
                 raise
             if self._state is RuntimeState.ASLEEP:
-                self.meter.enter(Phase.STANDBY)
+                self.meter.start_phase(Phase.STANDBY)
         log.info("asleep")
 
     async def drop(self) -> None:
         """Asleep, give the weights back as well. Raises `Refused`: Conflict in any other state, else it has failed."""
-        async with self._one_at_a_time:
-            self._require(RuntimeState.ASLEEP, "to drop its weights")
-            kept = self._kept
+        async with self._operation_lock:
+            self._require_state(RuntimeState.ASLEEP, "to drop its weights")
+            kept = self._suspend_handle
             assert kept is not None
             try:
                 await run_in_thread("drop", kept.drop)
@@ -203,36 +214,36 @@ class Replica:
                 self.fail(Internal())
                 raise
             if self._state is RuntimeState.ASLEEP:
-                self._move(RuntimeState.ASLEEP2)
+                self._transition(RuntimeState.ASLEEP2)
         log.info("asleep without weights")
 
-    async def wake(self, request: Bind) -> Bound:
+    async def wake(self, request: BindRequest) -> BindResponse:
         """Serve the same version again. Raises `Refused`: Conflict for another one, or where it does not sleep, which
         changes nothing; else the process has failed or was drained.
         """
-        async with self._one_at_a_time:
+        async with self._operation_lock:
             if had_weights := self._state is not RuntimeState.ASLEEP2:
-                self._require(RuntimeState.ASLEEP, "to wake")
-            kept, bind = self._kept, self._bind
+                self._require_state(RuntimeState.ASLEEP, "to wake")
+            kept, bind = self._suspend_handle, self._bind
             assert kept is not None
             assert bind is not None
             if (request.tenant, request.model, request.version) != (bind.tenant, bind.model, bind.version):
                 raise Refused(Conflict("version", f"is {request.version[:12]}; must be the one that sleeps here"))
-            self._move(RuntimeState.RESTORING)
-            self.meter.enter(Phase.RESTORE)
+            self._transition(RuntimeState.RESTORING)
+            self.meter.start_phase(Phase.RESTORE)
             as_before = msgspec.structs.replace(request, device_class=bind.device_class)  # what its life is billed by
-            serving = await self._become_ready("wake", lambda wiring: kept.again(as_before, wiring))
+            serving = await self._become_ready("wake", lambda callbacks: kept.resume(as_before, callbacks))
             self._bind = as_before
-            self._kept = None
-        return self._bound(serving, {} if had_weights else dict(serving.bytes_by_tier))
+            self._suspend_handle = None
+        return self._build_bound_reply(serving, {} if had_weights else dict(serving.bytes_by_tier))
 
-    async def _become_ready(self, name: str, make: Callable[[Wiring], Served]) -> Served:
+    async def _become_ready(self, name: str, make: Callable[[EngineCallbacks], ServedVersion]) -> ServedVersion:
         """Serve what `make` gives, or fail with it. Raises what it raises."""
-        self._handover = Handover(asyncio.get_running_loop(), self._dispatch)
+        self._thread_bridge = ThreadBridge(asyncio.get_running_loop(), self._dispatch)
         self._stages = []
-        wiring = Wiring(self._handover.post, self._on_busy, self._stages.append)
+        callbacks = EngineCallbacks(self._thread_bridge.post, self._on_busy, self._stages.append)
         try:
-            serving = await self._unless_over(run_in_thread(name, lambda: make(wiring)))
+            serving = await self._race_exit(run_in_thread(name, lambda: make(callbacks)))
         except Refused as refused:
             if self._state is RuntimeState.RESTORING:
                 self.fail(refused.failure)
@@ -240,16 +251,16 @@ class Replica:
         except Exception:
             self.fail(Internal())
             raise
-        self._serving, self._streams = serving, Streams(serving.thread.submit, serving.thread.cancel)
+        self._served_version, self._streams = serving, EventStreams(serving.thread.submit, serving.thread.cancel)
         self.credits = Credits(serving.limits.max_streams)
-        self.meter.enter(Phase.IDLE)
-        self._move(RuntimeState.READY)
+        self.meter.start_phase(Phase.IDLE)
+        self._transition(RuntimeState.READY)
         return serving
 
-    def _bound(self, serving: Served, bytes_by_tier: dict[str, int]) -> Bound:
+    def _build_bound_reply(self, serving: ServedVersion, bytes_by_tier: dict[str, int]) -> BindResponse:
         took_us = max((span.after_us for span in serving.spans), default=0)
         log.info("ready", extra={"version": serving.bind.version, "restore_ms": took_us / 1000})
-        return Bound(
+        return BindResponse(
             runtime_id=self.runtime_id,
             max_streams=serving.limits.max_streams,
             spans=serving.spans,
@@ -257,46 +268,48 @@ class Replica:
             url=self._url,
         )
 
-    def serving(self) -> tuple[Served, Streams]:
+    def serving(self) -> tuple[ServedVersion, EventStreams]:
         """Return what serves a new request. Raises `Refused` if this replica takes none."""
         if self.failure is not None:
             raise Refused(self.failure)
-        if self._serving is None or self._streams is None or self._state is not RuntimeState.READY:
+        if self._served_version is None or self._streams is None or self._state is not RuntimeState.READY:
             raise Refused(Unavailable("this replica"))
-        return self._serving, self._streams
+        return self._served_version, self._streams
 
     @property
-    def in_step_s(self) -> float:
+    def stalled_s(self) -> float:
         """Return for how many seconds the engine's step has made no progress; 0 without a step."""
-        return 0.0 if self._serving is None else self._serving.thread.in_step_s
+        return 0.0 if self._served_version is None else self._served_version.thread.stalled_s
 
     @property
-    def to_prove(self) -> bool:
+    def may_record_answers(self) -> bool:
         """Return whether answers may yet be recorded here, and given again."""
         if self._state in (RuntimeState.STANDBY, RuntimeState.RESTORING):
             return True
-        serving = self._serving
-        return self.failure is None and serving is not None and serving.recorded is not None and self._unproven(serving)
+        serving = self._served_version
+        return (
+            self.failure is None and serving is not None and serving.recorded is not None and self._is_unproven(serving)
+        )
 
     @property
     def recorded(self) -> KeepSeal | None:
         """Return the answers that were recorded here and proven since; None without any."""
-        serving = self._serving
-        if self.failure is not None or serving is None or serving.recorded is None or self._unproven(serving):
+        serving = self._served_version
+        if self.failure is not None or serving is None or serving.recorded is None or self._is_unproven(serving):
             return None
         return KeepSeal(tenant=serving.bind.tenant, seal=serving.recorded)
 
-    def _unproven(self, serving: Served) -> bool:
+    def _is_unproven(self, serving: ServedVersion) -> bool:
         return serving.engine.needs_probe or serving.thread.poisoned is not None
 
     def drain(self) -> None:
-        """Take no new requests. `over` is set once nothing is in flight. Idempotent."""
+        """Take no new requests. `may_exit` is set once nothing is in flight. Idempotent."""
         if self._state not in (RuntimeState.DRAINING, RuntimeState.FAILED):
-            self._move(RuntimeState.DRAINING)
+            self._transition(RuntimeState.DRAINING)
             log.info("draining", extra={"in_flight": len(self._streams or ())})
-        self._end_if_empty()
+        self._exit_if_idle()
 
-    def condemn(self) -> None:
+    def stop_for_damage(self) -> None:
         """Stop serving, because the version's bytes in host memory were found wrong.
 
         What computes over those bytes ends now with `weights_damaged`. What computes over copies on a device, which
@@ -304,56 +317,62 @@ class Replica:
         """
         if self._bind is None:
             raise Refused(Conflict("state", f"is {self._state.value}; must have a version to have it damaged"))
-        if self._serving is not None and self._serving.kept is not None and self._serving.kept.copied:
+        if (
+            self._served_version is not None
+            and self._served_version.kept is not None
+            and self._served_version.kept.has_device_copies
+        ):
             self.drain()
         else:
             self.fail(WeightsDamaged(self._bind.version))
 
-    def cut_off(self) -> None:
+    def abort_in_flight(self) -> None:
         """End what is still in flight, because the drain has lasted long enough."""
         if self._streams is not None:
             self._streams.abandon_all(Unavailable("this replica"))
-        self.over.set()
+        self.may_exit.set()
 
     def fail(self, failure: Failure) -> None:
         """Fail closed: nothing is served from now on, and the process ends."""
         if self._state is RuntimeState.FAILED:
             return
         self.failure = failure
-        self._move(RuntimeState.FAILED)
+        self._transition(RuntimeState.FAILED)
         log.error("failed", extra={"code": failure.code, "why": failure.message})
         if self._streams is not None:
-            self._streams.end_all(failure)
-        self.over.set()
+            self._streams.release_all(failure)
+        self.may_exit.set()
 
     async def watch(self) -> None:
         """Watch for an engine that hangs or whose thread died, and for one that was poisoned without a request. Renew
         the meter page.
         """
         while True:
-            await asyncio.sleep(_LOOK_S)
-            self.meter.renew()
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            self.meter.checkpoint()
             self._check_engine()
 
     async def close(self) -> None:
         """End the engine's thread. A thread that hangs in a step is left behind."""
-        if self._handover is not None:
-            self._handover.close()
+        if self._thread_bridge is not None:
+            self._thread_bridge.close()
         if not await run_in_thread("stop", self._stop_engine):
             log.error("the engine is still in a step")
 
     def _stop_engine(self) -> bool:
-        return self._serving is None or self._serving.thread.stop(_STOP_S)
+        return self._served_version is None or self._served_version.thread.stop(_STOP_TIMEOUT_S)
 
     def report(self) -> RuntimeReport:
         """Return the state for the control plane and operators."""
-        bind, serving = self._bind, self._serving
+        bind, serving = self._bind, self._served_version
         engine = None if serving is None else serving.engine
         return RuntimeReport(
             runtime_id=self.runtime_id,
             pid=os.getpid(),
             # A control plane that takes over must not park a standby that has an order of the one before.
-            state=RuntimeState.RESTORING if self._orders and self._state is RuntimeState.STANDBY else self._state,
+            state=RuntimeState.RESTORING
+            if self._pending_operations and self._state is RuntimeState.STANDBY
+            else self._state,
             tenant=None if bind is None else bind.tenant,
             model=None if bind is None else bind.model,
             version=None if bind is None else bind.version,
@@ -364,30 +383,32 @@ class Replica:
             waiting=0 if engine is None else engine.waiting,
             kv_blocks_free=0 if engine is None else engine.kv_blocks_free,
             kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
-            leases=0 if self._state is RuntimeState.ASLEEP2 or (serving is None and self._kept is None) else 1,
+            leases=0
+            if self._state is RuntimeState.ASLEEP2 or (serving is None and self._suspend_handle is None)
+            else 1,
             open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
             spans=tuple(self._stages) if serving is None else serving.spans,
             url=self._url,
         )
 
-    async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _race_exit(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, or `Unavailable` as soon as the process is to end; its thread ends with the process."""
-        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self.over.wait())
+        working, may_exit = asyncio.ensure_future(work), asyncio.ensure_future(self.may_exit.wait())
         try:
-            await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, may_exit}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 raise Refused(Unavailable("this replica"))
             return working.result()
         finally:
-            over.cancel()
+            may_exit.cancel()
             working.cancel()
 
-    def _require(self, state: RuntimeState, what: str) -> None:
+    def _require_state(self, state: RuntimeState, what: str) -> None:
         if self._state is not state:
             raise Refused(Conflict("state", f"is {self._state.value}; must be {state.value} {what}"))
 
-    def _move(self, to: RuntimeState) -> None:
-        if to not in MOVES[self._state]:
+    def _transition(self, to: RuntimeState) -> None:
+        if to not in TRANSITIONS[self._state]:
             raise Refused(Conflict("state", f"{self._state.value} does not become {to.value}"))
         self._state = to
 
@@ -397,19 +418,19 @@ class Replica:
             self._streams.dispatch(events)
         self._check_engine()
         if self._state is RuntimeState.DRAINING:
-            self._end_if_empty()
+            self._exit_if_idle()
 
     def _check_engine(self) -> None:
-        if self._serving is not None and (poison := self._serving.thread.poisoned) is not None:
+        if self._served_version is not None and (poison := self._served_version.thread.poisoned) is not None:
             self.fail(poison)
-        elif self.in_step_s >= self._step_s:
-            log.error("the engine hangs", extra={"without_progress_s": round(self.in_step_s, 1)})
+        elif self.stalled_s >= self._step_s:
+            log.error("the engine hangs", extra={"without_progress_s": round(self.stalled_s, 1)})
             self.fail(Unavailable("this replica"))
 
-    def _end_if_empty(self) -> None:
+    def _exit_if_idle(self) -> None:
         if not self._streams:
-            self.over.set()
+            self.may_exit.set()
 
     def _on_busy(self, busy: bool) -> None:
         """In the engine's thread."""
-        self.meter.enter(Phase.ACTIVE if busy else Phase.IDLE)
+        self.meter.start_phase(Phase.ACTIVE if busy else Phase.IDLE)

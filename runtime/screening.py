@@ -15,24 +15,24 @@ from msgspec import structs
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.filters import (
-    CHECK,
-    DEADLINE,
+    CHECK_PATH,
+    DEADLINE_HEADER,
     DIRECTIONS,
-    FILE,
-    TENANT,
+    POLICY_FILE,
+    TENANT_HEADER,
+    FilteredText,
     FilterPolicy,
-    Findings,
-    Passed,
-    Question,
-    Rule,
-    pass_on,
+    FilterRequest,
+    FilterResponse,
+    FilterRule,
+    apply_result,
     read_policy,
-    rules_of,
+    rules_for_direction,
 )
 from contracts.frames import Counts
 from contracts.manifest import Kind
 from contracts.traffic_errors import ContentFiltered, DeadlineExceeded, FilterFailed
-from runtime.answer import Answer, Progress
+from runtime.answer import AnswerProgress, TextAnswerBuilder
 from runtime.dependencies import FILTERS
 from runtime.engine.interface import Event
 from runtime.openai_requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -42,208 +42,216 @@ from service.client import ServiceClient
 log = logging.getLogger(__name__)
 
 # Characters of a prompt: a quarter of a second of prose, seconds of numbers alone, which its deadline bounds.
-MAX_ASKED: Final = 262_144
-MAX_HELD: Final = 65_536  # characters that a filter may leave undecided
-AT_ONCE: Final = 4  # questions of one tenant; the filters have one thread, and a queue for all replicas of a tenant
-_PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
+MAX_PROMPT_CHARACTERS: Final = 262_144
+MAX_UNDECIDED_CHARACTERS: Final = 65_536  # characters that a filter may leave undecided
+MAX_CONCURRENT_CHECKS: Final = (
+    4  # questions of one tenant; the filters have one thread, and a queue for all replicas of a tenant
+)
+_RETRY_PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
 _SLACK_S: Final = 5.0
-_TRY_S: Final = FILTERS.timeout_s
+_CHECK_TIMEOUT_S: Final = FILTERS.timeout_s
 _TEXTS: Final = ("content", "name")  # of a message, as a template sees it
 
 
-class FilterProcess:
+class FilterClient:
     """The filters' process, over its socket. It may restart at any time: an unanswered question is repeated within its
-    deadline. Of one tenant AT_ONCE questions are there at once, the others wait here: refused and repeated there, they
-    would keep it from answering other tenants.
+    deadline. Of one tenant MAX_CONCURRENT_CHECKS questions are there at once, the others wait here: refused and
+    repeated there, they would keep it from answering other tenants.
     """
 
     def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
         self._loop = loop
-        self._unseen = 0  # and not yet told
+        self._unreported_unfiltered = 0  # and not yet told
         # Of callers' tenants. Nothing is kept of one that has no question: a public model has any number of callers.
-        self._places = WeakValueDictionary[str, asyncio.Semaphore]()
+        self._permits = WeakValueDictionary[str, asyncio.Semaphore]()
         self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
 
     def __repr__(self) -> str:
-        return f"<FilterProcess tenants={len(self._places)}>"
+        return f"<FilterClient tenants={len(self._permits)}>"
 
-    def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
-        """Ask from a thread other than the event loop's. As `ask`."""
-        asking = asyncio.run_coroutine_threadsafe(self.ask(question, timeout_s), self._loop)
+    def check_from_thread(self, question: FilterRequest, timeout_s: float) -> FilterResponse:
+        """Ask from a thread other than the event loop's. As `check`."""
+        asking = asyncio.run_coroutine_threadsafe(self.check(question, timeout_s), self._loop)
         return asking.result(timeout_s + _SLACK_S)
 
-    def passed_unseen(self, texts: int) -> None:
+    def count_unfiltered(self, texts: int) -> None:
         """Count texts that went on without an answer, as their policy allows. The count goes out with the next question
         that is answered.
         """
-        self._unseen += texts
+        self._unreported_unfiltered += texts
 
-    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
+    async def check(self, question: FilterRequest, timeout_s: float, guest: str = "") -> FilterResponse:
         """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`.
 
         A question whose answer is lost is asked again, and what it counts is counted again.
         """
-        if not self._unseen:
-            return await self._ask(question, timeout_s, guest)
-        unseen, self._unseen = self._unseen, 0
+        if not self._unreported_unfiltered:
+            return await self._check_with_permit(question, timeout_s, guest)
+        unseen, self._unreported_unfiltered = self._unreported_unfiltered, 0
         try:
-            return await self._ask(structs.replace(question, unseen=unseen), timeout_s, guest)
+            return await self._check_with_permit(structs.replace(question, unseen=unseen), timeout_s, guest)
         except BaseException:
-            self._unseen += unseen
+            self._unreported_unfiltered += unseen
             raise
 
-    async def _ask(self, question: Question, timeout_s: float, guest: str) -> Findings:
+    async def _check_with_permit(self, question: FilterRequest, timeout_s: float, guest: str) -> FilterResponse:
         ends = asyncio.get_running_loop().time() + timeout_s
-        place = self._places.setdefault(guest or self.tenant, asyncio.Semaphore(AT_ONCE))
+        place = self._permits.setdefault(guest or self.tenant, asyncio.Semaphore(MAX_CONCURRENT_CHECKS))
         try:
             async with asyncio.timeout_at(ends):
                 await place.acquire()
         except TimeoutError:
             raise Refused(DeadlineExceeded(timeout_s, "looking at a text")) from None
         try:
-            return await self._ask_until(ends, question, guest)
+            return await self._check_until(ends, question, guest)
         finally:
             place.release()
 
-    async def _ask_until(self, ends: float, question: Question, guest: str) -> Findings:
+    async def _check_until(self, ends: float, question: FilterRequest, guest: str) -> FilterResponse:
         loop = asyncio.get_running_loop()
         while True:
             left_s = max(ends - loop.time(), 0.001)
             # The filters stop working on a question once its deadline is over.
-            told = {DEADLINE: str(int(left_s * 1000)), TENANT: guest or self.tenant}
+            told = {DEADLINE_HEADER: str(int(left_s * 1000)), TENANT_HEADER: guest or self.tenant}
             try:
-                return await self._client.call("POST", CHECK, Findings, body=question, timeout_s=left_s, headers=told)
+                return await self._client.call(
+                    "POST", CHECK_PATH, FilterResponse, body=question, timeout_s=left_s, headers=told
+                )
             except Refused as refused:
-                if not refused.failure.retryable or ends - loop.time() <= _PAUSE_S:
+                if not refused.failure.retryable or ends - loop.time() <= _RETRY_PAUSE_S:
                     raise
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class FilterPipeline:
     """One version's filters."""
 
     policy: FilterPolicy
-    filters: FilterProcess
+    filters: FilterClient
 
     async def prompt(self, prompt: Prompt, field: str, guest: str = "") -> tuple[Prompt, bool]:
         """Return the prompt for the model, and whether some of it passed unfiltered. Raises `Refused`: ContentFiltered,
         FilterFailed, or InvalidRequest for token ids, which filters can't read.
         """
-        rules = rules_of(self.policy, "input")
+        rules = rules_for_direction(self.policy, "input")
         if not rules:
             return prompt, False
         match prompt:
             case TokenPrompt():
                 raise Refused(InvalidRequest(field, "(token ids)", "must be text: this model's filters read it"))
             case TextPrompt(text):
-                (passed,) = await self._whole((text,), rules, field, guest)
+                (passed,) = await self._filter_prompt((text,), rules, field, guest)
                 return TextPrompt(passed.text), passed.unseen
             case ChatPrompt(messages):
                 places = [(at, key) for at, message in enumerate(messages) for key in _TEXTS if message.get(key)]
-                found = await self._whole([messages[at][key] for at, key in places], rules, field, guest)
+                found = await self._filter_prompt([messages[at][key] for at, key in places], rules, field, guest)
                 told = [dict(message) for message in messages]
                 for (at, key), passed in zip(places, found, strict=True):
                     told[at][key] = passed.text
                 return ChatPrompt(tuple(told)), any(passed.unseen for passed in found)
 
-    async def _whole(self, texts: Sequence[str], rules: tuple[Rule, ...], field: str, guest: str) -> Sequence[Passed]:
-        if (characters := sum(map(len, texts))) > MAX_ASKED:
-            raise Refused(LimitExceeded(field, characters, MAX_ASKED, "characters, as it is filtered"))
-        question = Question(direction="input", rules=rules, texts=tuple(texts), whole=True)
+    async def _filter_prompt(
+        self, texts: Sequence[str], rules: tuple[FilterRule, ...], field: str, guest: str
+    ) -> Sequence[FilteredText]:
+        if (characters := sum(map(len, texts))) > MAX_PROMPT_CHARACTERS:
+            raise Refused(LimitExceeded(field, characters, MAX_PROMPT_CHARACTERS, "characters, as it is filtered"))
+        question = FilterRequest(direction="input", rules=rules, texts=tuple(texts), whole=True)
         passed = await self.look(question, guest)
         if stopped := [each.stopped for each in passed if each.stopped is not None]:
             raise Refused(ContentFiltered(field, stopped[0]))
         return passed
 
-    def output(self, guest: str = "") -> "OutputScreen | None":
+    def output(self, guest: str = "") -> "OutputFilter | None":
         """Return the filters of one answer; None if the policy has no rules for answers."""
-        rules = rules_of(self.policy, "output")
-        return OutputScreen(self, rules, guest) if rules else None
+        rules = rules_for_direction(self.policy, "output")
+        return OutputFilter(self, rules, guest) if rules else None
 
-    async def look(self, question: Question, guest: str = "") -> list[Passed]:
+    async def look(self, question: FilterRequest, guest: str = "") -> list[FilteredText]:
         """What may go on of each text. Raises `Refused(FilterFailed)` where the policy refuses what was not seen."""
         try:
-            found = await self.filters.ask(question, self.policy.deadline_ms / 1000, guest)
+            found = await self.filters.check(question, self.policy.deadline_ms / 1000, guest)
             if len(found.looked) != len(question.texts):
                 raise ValueError(f"{len(found.looked)} answers to {len(question.texts)} texts")
-            passed = [pass_on(text, looked) for text, looked in zip(question.texts, found.looked, strict=True)]
-            if any(len(each.rest) > (0 if question.whole else MAX_HELD) for each in passed):
+            passed = [apply_result(text, looked) for text, looked in zip(question.texts, found.looked, strict=True)]
+            if any(len(each.pending_text) > (0 if question.whole else MAX_UNDECIDED_CHARACTERS) for each in passed):
                 raise ValueError("too much of a text is left undecided")
         except (Refused, ValueError) as error:
             log.warning("a filter gave no answer", extra={"why": str(error), "then": self.policy.on_failure})
             if self.policy.on_failure == "refuse":
                 raise Refused(FilterFailed()) from error
-            self.filters.passed_unseen(len(question.texts))
-            return [Passed(text, unseen=True) for text in question.texts]
+            self.filters.count_unfiltered(len(question.texts))
+            return [FilteredText(text, unseen=True) for text in question.texts]
         return passed
 
 
-class OutputScreen:
+class OutputFilter:
     """One answer on its way out: holds back what the filters have yet to decide."""
 
-    def __init__(self, screen: Screen, rules: tuple[Rule, ...], guest: str) -> None:
-        self._screen = screen
+    def __init__(self, filter_pipeline: FilterPipeline, rules: tuple[FilterRule, ...], guest: str) -> None:
+        self._filter_pipeline = filter_pipeline
         self._rules = rules
         self._guest = guest
         self._held = ""
 
-    async def push(self, text: str, *, last: bool) -> Passed:
-        """What the client may have now. Raises as `Screen.look`."""
+    async def push(self, text: str, *, last: bool) -> FilteredText:
+        """What the client may have now. Raises as `FilterPipeline.look`."""
         if not text and not (last and self._held):
-            return Passed("")
-        question = Question(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)
-        (passed,) = await self._screen.look(question, self._guest)
-        self._held = passed.rest
+            return FilteredText("")
+        question = FilterRequest(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)
+        (passed,) = await self._filter_pipeline.look(question, self._guest)
+        self._held = passed.pending_text
         return passed
 
 
-class ScreenedAnswer:
+class FilteredAnswerBuilder:
     """An answer whose text goes through a screen. What the engine made is counted, whatever is said of it."""
 
-    def __init__(self, answer: Answer, screen: OutputScreen) -> None:
+    def __init__(self, answer: TextAnswerBuilder, output_filter: OutputFilter) -> None:
         self._answer = answer
-        self._screen = screen
+        self._output_filter = output_filter
 
     @property
     def counts(self) -> Counts:
         """Of the answer."""
         return self._answer.counts
 
-    async def feed(self, events: Sequence[Event]) -> Progress:
-        """As `Answer.feed`; a filter that stops ends the answer as `content_filter`. Raises `Refused`."""
-        said = self._answer.read(events)
-        if said.failure is not None:
-            return self._answer.show(said)  # what is held back is not said
-        passed = await self._screen.push(said.text, last=said.reason is not None)
-        reason = said.reason if passed.stopped is None else "content_filter"
-        return replace(self._answer.show(said, passed.text, reason), unfiltered=passed.unseen)
+    async def add_events(self, events: Sequence[Event]) -> AnswerProgress:
+        """As `TextAnswerBuilder.add_events`; a filter that stops ends the answer as `content_filter`. Raises
+        `Refused`.
+        """
+        decoded = self._answer.read(events)
+        if decoded.failure is not None:
+            return self._answer.to_progress(decoded)  # what is held back is not said
+        passed = await self._output_filter.push(decoded.text, last=decoded.reason is not None)
+        reason = decoded.reason if passed.stopped is None else "content_filter"
+        return replace(self._answer.to_progress(decoded, passed.text, reason), unfiltered=passed.unseen)
 
 
-def screen_of(files: PinnedFiles, filters: FilterProcess | None) -> Screen | None:
+def build_filter_pipeline(files: PinnedFiles, filters: FilterClient | None) -> FilterPipeline | None:
     """A version's filters, None where it pins none. Raises `Refused(ArtifactRejected)`, also where the installation has
     no filters: such a version is not served without."""
-    if FILE not in files:
+    if POLICY_FILE not in files:
         return None
-    policy = read_policy(files[FILE])
+    policy = read_policy(files[POLICY_FILE])
     if filters is None:
-        raise Refused(ArtifactRejected(FILE, "this installation runs no filters (KELVIN_FILTERS=off)"))
-    return Screen(policy, filters)
+        raise Refused(ArtifactRejected(POLICY_FILE, "this installation runs no filters (KELVIN_FILTERS=off)"))
+    return FilterPipeline(policy, filters)
 
 
-def check_filters(files: PinnedFiles, kind: Kind, filters: FilterProcess | None) -> None:
+def check_filters(files: PinnedFiles, kind: Kind, filters: FilterClient | None) -> None:
     """Before a version exists: are its filters there, and do they know what it asks of them? Raises `Refused`."""
-    if (screen := screen_of(files, filters)) is None:
+    if (filter_pipeline := build_filter_pipeline(files, filters)) is None:
         return
     if kind != "generate":
-        raise Refused(ArtifactRejected(FILE, "filters are for models that generate text"))
+        raise Refused(ArtifactRejected(POLICY_FILE, "filters are for models that generate text"))
     for direction in DIRECTIONS:
-        rules = rules_of(screen.policy, direction)
-        question = Question(direction=direction, rules=rules, texts=("",), whole=True)
+        rules = rules_for_direction(filter_pipeline.policy, direction)
+        question = FilterRequest(direction=direction, rules=rules, texts=("",), whole=True)
         try:
-            screen.filters.ask_from_thread(question, _TRY_S)
+            filter_pipeline.filters.check_from_thread(question, _CHECK_TIMEOUT_S)
         except Refused as refused:
             if refused.failure.retryable:
                 raise
-            raise Refused(ArtifactRejected(FILE, refused.failure.message)) from refused
+            raise Refused(ArtifactRejected(POLICY_FILE, refused.failure.message)) from refused

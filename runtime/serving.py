@@ -1,7 +1,7 @@
 """A version that is bound and ready, and how it makes a request for its engine out of a body.
 
-`Served` is common to all kinds, `Serving` is a decoder; encoders and predictors have theirs in `encoder/` and
-`predictor/`. `restore.py` makes them, and `replica.py` decides when they are used.
+`ServedVersion` is common to all kinds, `ServedDecoder` is a decoder; encoders and predictors have theirs in `encoder/`
+and `predictor/`. `restore.py` makes them, and `replica.py` decides when they are used.
 """
 
 import asyncio
@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, TypeVar
 
-from contracts.ceiling import NO_CEILING, Ceiling
+from contracts.ceiling import NO_TOKEN_LIMITS, TokenLimits
 from contracts.errors import LimitExceeded, Refused
-from contracts.jobs import Bind, SealAttestation
+from contracts.jobs import BindRequest, SealAttestation
 from contracts.manifest import Kind, Limits
-from contracts.timeline import Span
-from runtime.answer import Answer, Feed
+from contracts.timeline import StageSpan
+from runtime.answer import AnswerBuilder, TextAnswerBuilder
 from runtime.engine.interface import Engine, Event, GenerationRequest, Request, Sampling
 from runtime.engine.thread import EngineThread
-from runtime.openai_answers import Heading, renderer_for
+from runtime.openai_answers import ResponseMetadata, choose_renderer
 from runtime.openai_requests import (
-    Ask,
     ChatPrompt,
+    CompletionCall,
     TextPrompt,
     TokenPrompt,
     decode_chat,
@@ -30,8 +30,8 @@ from runtime.openai_requests import (
     fit_output,
 )
 from runtime.pinned import SamplingDefaults
-from runtime.policy.schedule import OWNER
-from runtime.screening import Screen, ScreenedAnswer
+from runtime.policy.schedule import OWNER_TENANT
+from runtime.screening import FilteredAnswerBuilder, FilterPipeline
 from runtime.tokenizer import TextCodec
 from service.fair_lock import FairLock
 
@@ -47,20 +47,20 @@ _PROMPTS_WAITING_OF_TENANT: Final = 256
 _LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token whatever its share
 
 
-class Encoding:
+class EncodingQueue:
     """Runs work on prompts: on short ones at once, on long ones in one thread, where tenants take turns.
 
     So prompts take at most one core from the engine, and a tenant waits for at most one prompt of each other tenant.
     """
 
-    def __init__(self, longest_inline: int = INLINE_CHARACTERS) -> None:
-        """Work of a larger size than `longest_inline` is done in the thread."""
-        self._longest_inline = longest_inline
+    def __init__(self, max_inline_size: int = INLINE_CHARACTERS) -> None:
+        """Work of a larger size than `max_inline_size` is done in the thread."""
+        self._longest_inline = max_inline_size
         self._executor = ThreadPoolExecutor(1, "encode")
         self._lock = FairLock("the queue of long inputs", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
 
     def __repr__(self) -> str:
-        return f"<Encoding {self._lock!r}>"
+        return f"<EncodingQueue {self._lock!r}>"
 
     @property
     def waiting(self) -> int:
@@ -76,40 +76,40 @@ class Encoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
+class EngineCallbacks:
     """Callbacks of a restore and, afterwards, of its engine's thread."""
 
     on_events: Callable[[list[Event]], None]
     on_busy: Callable[[bool], None]
-    on_stage: Callable[[Span], None] = lambda span: None  # after each stage of the restore, in its thread
+    on_stage: Callable[[StageSpan], None] = lambda span: None  # after each stage of the restore, in its thread
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request for the engine, and how its answer will be made."""
 
     request: Request
-    answer: Feed
+    answer: AnswerBuilder
     stream: bool
     unfiltered: bool = False  # some of the prompt passed its filters unseen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Served(ABC):
+class ServedVersion(ABC):
     """What a replica serves from READY to its end, whatever its kind. `engine` belongs to its thread: read only its
     gauges.
     """
 
     kind: ClassVar[Kind]
-    bind: Bind
+    bind: BindRequest
     limits: Limits
     engine: Engine
     thread: EngineThread
-    spans: tuple[Span, ...]  # the stages of the restore
+    spans: tuple[StageSpan, ...]  # the stages of the restore
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
     recorded: SealAttestation | None = None  # known answers, where this engine had none before
-    kept: "Kept | None" = None  # what stays in host memory when it sleeps; None if it can't sleep
-    encoding: Encoding = field(default_factory=Encoding)
+    kept: "SuspendHandle | None" = None  # what stays in host memory when it sleeps; None if it can't sleep
+    encoding: EncodingQueue = field(default_factory=EncodingQueue)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -121,35 +121,35 @@ class Served(ABC):
         raw: bytes,
         request_id: str,
         created_s: int,
-        ceiling: Ceiling = NO_CEILING,
-        tenant: str = OWNER,
-    ) -> Prepared:
+        ceiling: TokenLimits = NO_TOKEN_LIMITS,
+        tenant: str = OWNER_TENANT,
+    ) -> PreparedRequest:
         """Decode and encode a request, and apply the version's limits and the caller's. `tenant` is OWNER or the guest
         that asks. Raises `Refused` before any compute.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SuspendHandle:
     """A version without an engine. Its weights stay in host memory until they are dropped."""
 
     release: Callable[[], None]  # free what the engine left on the weights, and its KV cache
     # Return the version with a new engine. It gives the known answers before its first token or, if the weights were
     # dropped, before this returns. Raises `Refused`.
-    again: Callable[[Bind, Wiring], Served]
-    drop: Callable[[], None]  # give the weights back; `again` leases them anew. Raises `Refused`
-    copied: bool = False  # the engine computes over copies of the weights on a device
+    resume: Callable[[BindRequest, EngineCallbacks], ServedVersion]
+    drop: Callable[[], None]  # give the weights back; `resume` leases them anew. Raises `Refused`
+    has_device_copies: bool = False  # the engine computes over copies of the weights on a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Serving(Served):
+class ServedDecoder(ServedVersion):
     """A decoder: completions and chats."""
 
     kind = "generate"
     context_tokens: int  # what positions and KV pool leave for prompt and answer together
     codec: TextCodec
     defaults: SamplingDefaults
-    screen: Screen | None = None
+    filter_pipeline: FilterPipeline | None = None
 
     async def prepare(
         self,
@@ -157,53 +157,57 @@ class Serving(Served):
         raw: bytes,
         request_id: str,
         created_s: int,
-        ceiling: Ceiling = NO_CEILING,
-        tenant: str = OWNER,
-    ) -> Prepared:
-        """See `Served`."""
-        ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
+        ceiling: TokenLimits = NO_TOKEN_LIMITS,
+        tenant: str = OWNER_TENANT,
+    ) -> PreparedRequest:
+        """See `ServedVersion`."""
+        call = decode_chat(raw) if path == CHAT else decode_completion(raw)
         unfiltered = False
-        if self.screen is not None:
-            characters = _characters(ask)  # checked before the filters work on it
-            await self.encoding.run(tenant, characters, lambda: self._check_length(ask, characters))
-            prompt, unfiltered = await self.screen.prompt(ask.prompt, ask.prompt_field, tenant)
-            ask = replace(ask, prompt=prompt)
-        request = await self._request(ask, request_id, ceiling, tenant)
-        heading = Heading(request_id, ask.model or self.bind.model, self.bind.version, created_s)
-        renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
-        answer = Answer(renderer, self.codec.detokenizer(request.prompt_ids), ask.stops)
-        output = None if self.screen is None else self.screen.output(tenant)
-        return Prepared(request, answer if output is None else ScreenedAnswer(answer, output), ask.stream, unfiltered)
+        if self.filter_pipeline is not None:
+            characters = _characters(call)  # checked before the filters work on it
+            await self.encoding.run(tenant, characters, lambda: self._check_length(call, characters))
+            prompt, unfiltered = await self.filter_pipeline.prompt(call.prompt, call.prompt_field, tenant)
+            call = replace(call, prompt=prompt)
+        request = await self._request(call, request_id, ceiling, tenant)
+        metadata = ResponseMetadata(request_id, call.model or self.bind.model, self.bind.version, created_s)
+        renderer = choose_renderer(metadata, chat=call.is_chat, stream=call.stream, include_usage=call.include_usage)
+        answer = TextAnswerBuilder(renderer, self.codec.detokenizer(request.prompt_ids), call.stops)
+        output = None if self.filter_pipeline is None else self.filter_pipeline.output(tenant)
+        return PreparedRequest(
+            request, answer if output is None else FilteredAnswerBuilder(answer, output), call.stream, unfiltered
+        )
 
-    async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling, tenant: str) -> GenerationRequest:
+    async def _request(
+        self, call: CompletionCall, request_id: str, ceiling: TokenLimits, tenant: str
+    ) -> GenerationRequest:
         """Return the request for the engine: template, tokens and limits applied. Raises `Refused`."""
-        prompt_ids = await self._prompt_ids(ask, tenant)
+        prompt_ids = await self._prompt_ids(call, tenant)
         try:
-            max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens, ceiling)
+            max_tokens = fit_output(call, len(prompt_ids), self.limits, self.context_tokens, ceiling)
         except Refused as refused:
-            refused.encoded_tokens = 0 if isinstance(ask.prompt, TokenPrompt) else len(prompt_ids)
+            refused.encoded_tokens = 0 if isinstance(call.prompt, TokenPrompt) else len(prompt_ids)
             raise
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
-            sampling=self._sampling(ask, max_tokens),
+            sampling=self._sampling(call, max_tokens),
             stop_ids=self.codec.stop_ids,
             tenant=tenant,
         )
 
-    async def _prompt_ids(self, ask: Ask, tenant: str) -> tuple[int, ...]:
-        if isinstance(ask.prompt, TokenPrompt):
-            return ask.prompt.ids
-        characters = _characters(ask)
+    async def _prompt_ids(self, call: CompletionCall, tenant: str) -> tuple[int, ...]:
+        if isinstance(call.prompt, TokenPrompt):
+            return call.prompt.ids
+        characters = _characters(call)
         if characters > INLINE_CHARACTERS:  # rendered and encoded in one turn
-            return await self.encoding.run(tenant, characters, lambda: self._encode(ask, self._text(ask)))
-        text = self._text(ask)  # can be long: a template can make much of a few messages
-        return await self.encoding.run(tenant, len(text), lambda: self._encode(ask, text))
+            return await self.encoding.run(tenant, characters, lambda: self._encode(call, self._text(call)))
+        text = self._text(call)  # can be long: a template can make much of a few messages
+        return await self.encoding.run(tenant, len(text), lambda: self._encode(call, text))
 
-    def _text(self, ask: Ask) -> str:
+    def _text(self, call: CompletionCall) -> str:
         """Return the text that is encoded. Slow if long, as is `_encode`. Raises `Refused`."""
-        self._check_length(ask, _characters(ask))
-        match ask.prompt:
+        self._check_length(call, _characters(call))
+        match call.prompt:
             case ChatPrompt(messages):
                 return self.codec.render(messages)
             case TextPrompt(text):
@@ -211,35 +215,35 @@ class Serving(Served):
             case TokenPrompt():
                 raise AssertionError("token ids are no text")
 
-    def _encode(self, ask: Ask, text: str) -> tuple[int, ...]:
-        self._check_length(ask, len(text))
-        return self.codec.encode_rendered(text) if ask.is_chat else self.codec.encode(text)
+    def _encode(self, call: CompletionCall, text: str) -> tuple[int, ...]:
+        self._check_length(call, len(text))
+        return self.codec.encode_rendered(text) if call.is_chat else self.codec.encode(text)
 
-    def _check_length(self, ask: Ask, characters: int) -> None:
+    def _check_length(self, call: CompletionCall, characters: int) -> None:
         """Raise `Refused(LimitExceeded)` for a text that can't fit, before anything works on it: it would be too long
         even if each of its tokens were the longest one.
         """
         if characters <= INLINE_CHARACTERS:
             return
-        most = self.codec.longest_token * min(self.limits.max_input_tokens, self.context_tokens - 1)
+        most = self.codec.longest_token_characters * min(self.limits.max_input_tokens, self.context_tokens - 1)
         if characters > most:
-            raise Refused(LimitExceeded(ask.prompt_field, characters, most, "characters"))
+            raise Refused(LimitExceeded(call.prompt_field, characters, most, "characters"))
 
-    def _sampling(self, ask: Ask, max_tokens: int) -> Sampling:
+    def _sampling(self, call: CompletionCall, max_tokens: int) -> Sampling:
         defaults = self.defaults
-        top_p = defaults.top_p if ask.top_p is None else ask.top_p
+        top_p = defaults.top_p if call.top_p is None else call.top_p
         return Sampling(
             max_tokens=max_tokens,
-            temperature=defaults.temperature if ask.temperature is None else ask.temperature,
+            temperature=defaults.temperature if call.temperature is None else call.temperature,
             top_p=max(top_p, _LEAST_TOP_P),
-            top_k=defaults.top_k if ask.top_k is None else ask.top_k,
-            seed=ask.seed,
+            top_k=defaults.top_k if call.top_k is None else call.top_k,
+            seed=call.seed,
         )
 
 
-def _characters(ask: Ask) -> int:
+def _characters(call: CompletionCall) -> int:
     """Return the length of the text that is to be encoded."""
-    match ask.prompt:
+    match call.prompt:
         case TextPrompt(text):
             return len(text)
         case TokenPrompt():

@@ -8,13 +8,13 @@ from typing import Final
 
 from contracts import settings
 from contracts.errors import Refused
-from contracts.gpu import Shown
+from contracts.gpu import CudaVisibility
 from contracts.jobs import Pod
 from contracts.roles import Role
 from contracts.settings import BadSetting
 from contracts.wire import decode
 from runtime.dependencies import WEIGHTS
-from service.inner_settings import ALONE, Between, read_between
+from service.inner_settings import LOCAL_ONLY, PeerSettings, read_peer_settings
 
 LISTEN: Final = "KELVIN_RUNTIME_LISTEN"
 STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"
@@ -38,7 +38,7 @@ class RuntimeSettings:
     drain_s: int
     restore_s: float  # how long the weight cache may take
     filters: bool = False  # whether the installation runs them
-    between: Between = ALONE
+    peer_settings: PeerSettings = LOCAL_ONLY
     step_s: float = 20.0  # without progress, after which an engine hangs
 
     @property
@@ -66,7 +66,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
         drain_s=settings.integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
         restore_s=settings.number(env, "KELVIN_RESTORE_S", WEIGHTS.timeout_s, low=1.0, high=86_400.0),
         filters=settings.choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",
-        between=read_between(env, Role.RUNTIME, LISTEN, any_port=True),
+        peer_settings=read_peer_settings(env, Role.RUNTIME, LISTEN, any_port=True),
         step_s=settings.number(env, "KELVIN_STEP_S", 20.0, low=1.0, high=3600.0),
     )
 
@@ -80,16 +80,16 @@ def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
         raise BadSetting("KELVIN_POD", raw, refused.failure.message) from refused
 
 
-def read_parked(between: Between, env: Mapping[str, str] = os.environ) -> Between:
+def read_parked(peer_settings: PeerSettings, env: Mapping[str, str] = os.environ) -> PeerSettings:
     """Return the settings of a waiting pod, with the address at which it is told what to take. Raises `BadSetting`."""
     settings.text(env, STANDBY_LISTEN)
-    told = read_between(env, Role.RUNTIME, STANDBY_LISTEN)
-    return replace(between, files=told.files, listen=told.listen)
+    told = read_peer_settings(env, Role.RUNTIME, STANDBY_LISTEN)
+    return replace(peer_settings, files=told.files, listen=told.listen)
 
 
-def read_shown(env: Mapping[str, str] = os.environ) -> Shown:
+def read_visible_gpus(env: Mapping[str, str] = os.environ) -> CudaVisibility:
     """Which GPUs CUDA shows to this process; not ours to judge."""
-    return Shown(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER"))
+    return CudaVisibility(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER"))
 
 
 def from_environment() -> RuntimeSettings:

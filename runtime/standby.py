@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from contracts.errors import Refused
 from runtime import app
-from runtime.memory import go_first_when_memory_runs_out
+from runtime.memory import raise_oom_score
 from runtime.metering import create_meter_page
 from runtime.settings import RuntimeSettings
 from service.born import socket_name
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 _STANDARD_FDS: Final = frozenset({0, 1, 2})
 
 
-def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoReturn:
+def run_standby(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoReturn:
     """Park, serve, end: 0 after a drain, 1 after a failure. Never returns into what the zygote had on its stack."""
     status = 1
     try:
-        become_independent(keep=() if settings.lifeline_fd is None else (settings.lifeline_fd,))
+        detach_process(keep=() if settings.lifeline_fd is None else (settings.lifeline_fd,))
         configure_logging(f"runtime-{runtime_id}", logging.getLogger("runtime").level)
         directory = SocketDirectory(settings.run)
         listener = directory.listen(socket_name(runtime_id))
@@ -55,22 +55,22 @@ def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoRetu
         os._exit(status)
 
 
-def become_independent(keep: Collection[int]) -> None:
+def detach_process(keep: Collection[int]) -> None:
     """A session, descriptors, signal handlers and random seeds of its own, and a place among the first to be
     killed where memory runs out.
     """
     os.setsid()
-    go_first_when_memory_runs_out()
+    raise_oom_score()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    close_others(_STANDARD_FDS | frozenset(keep))
+    close_other_fds(_STANDARD_FDS | frozenset(keep))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     # Each child of one zygote would draw the same numbers otherwise.
     random.seed(os.urandom(16))
     torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
 
 
-def close_others(keep: Collection[int]) -> None:
+def close_other_fds(keep: Collection[int]) -> None:
     """Close every descriptor but these, whoever opened it."""
     for name in os.listdir("/proc/self/fd"):
         if (fd := int(name)) not in keep:

@@ -34,7 +34,7 @@ _PADDED_KEYED: Final = re.compile(r"\)[-#0 +]*(?:[0-9]*\.)?[0-9]{2}")
 _WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|\d{5}|\[[^\[\]{}]*\})")
 
 
-class TooMuchWork(TemplateRuntimeError):
+class TemplateBudgetExceeded(TemplateRuntimeError):
     """The template does more than its budget allows."""
 
 
@@ -50,7 +50,9 @@ _budget: ContextVar[_Budget | None] = ContextVar("budget of a template", default
 
 @contextmanager
 def budget() -> Iterator[None]:
-    """Give templates that are compiled or rendered in this block MAX_UNITS. Beyond them they raise TooMuchWork."""
+    """Give templates that are compiled or rendered in this block MAX_UNITS. Beyond them they raise
+    TemplateBudgetExceeded.
+    """
     token = _budget.set(_Budget(MAX_UNITS))
     try:
         yield
@@ -65,7 +67,7 @@ def _current() -> _Budget:
 
 
 def spend(units: int) -> bool:
-    """Pay for work that follows. Always returns True, for use in a condition. Raises TooMuchWork."""
+    """Pay for work that follows. Always returns True, for use in a condition. Raises TemplateBudgetExceeded."""
     found = _current()
     found.left -= units
     if found.left < 0:
@@ -73,12 +75,12 @@ def spend(units: int) -> bool:
     return True
 
 
-def spend_text(characters: int) -> None:
-    """Pay for a text of so many characters, or a list of so many entries. Raises TooMuchWork."""
+def charge_text(characters: int) -> None:
+    """Pay for a text of so many characters, or a list of so many entries. Raises TemplateBudgetExceeded."""
     spend(1 + characters // CHARACTERS_PER_UNIT)
 
 
-def paid_items(items: Iterator[Any]) -> Iterator[Any]:
+def charged_items(items: Iterator[Any]) -> Iterator[Any]:
     """Yield the items, and pay for each."""
     for item in items:
         spend(1)
@@ -86,15 +88,15 @@ def paid_items(items: Iterator[Any]) -> Iterator[Any]:
 
 
 def _refuse_more() -> NoReturn:
-    raise TooMuchWork(f"it does more work than the {MAX_UNITS} steps that one conversation may take")
+    raise TemplateBudgetExceeded(f"it does more work than the {MAX_UNITS} steps that one conversation may take")
 
 
 def _refuse_bits() -> NoReturn:
-    raise TooMuchWork(f"a number of more than {_MAX_BITS} bits")
+    raise TemplateBudgetExceeded(f"a number of more than {_MAX_BITS} bits")
 
 
 def _refuse_width(name: str) -> NoReturn:
-    raise TooMuchWork(f"{name!r} with a width or count of more than {MAX_WIDTH}")
+    raise TemplateBudgetExceeded(f"{name!r} with a width or count of more than {MAX_WIDTH}")
 
 
 def size(value: object) -> int:
@@ -102,18 +104,18 @@ def size(value: object) -> int:
     return len(value) if isinstance(value, (str, bytes, *_CONTAINERS)) else 1
 
 
-def spend_on_result(value: object) -> None:
-    """Pay for what a call or a filter has made. Raises TooMuchWork."""
-    spend_text(size(value))
+def charge_result(value: object) -> None:
+    """Pay for what a call or a filter has made. Raises TemplateBudgetExceeded."""
+    charge_text(size(value))
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         _refuse_bits()
 
 
-def written_size(value: object) -> int:
+def rendered_size(value: object) -> int:
     """Return about how many characters `value` has when it is written out, however deep it is.
 
-    A list that holds the same list twice counts it twice, as its text does. Raises TooMuchWork as soon as the size is
-    more than the budget allows.
+    A list that holds the same list twice counts it twice, as its text does. Raises TemplateBudgetExceeded as soon as
+    the size is more than the budget allows.
     """
     if isinstance(value, str):
         return len(value)
@@ -140,124 +142,124 @@ def written_size(value: object) -> int:
     return total
 
 
-def spend_on_comparison(value: Any) -> None:
+def charge_comparison(value: Any) -> None:
     """Pay for an operand of a comparison, or a key. Lists of lists take as long to compare as to write out."""
     # Texts are compared some eight times faster than they are made.
-    spend_text(written_size(value) if isinstance(value, _CONTAINERS) else size(value) // 8)
+    charge_text(rendered_size(value) if isinstance(value, _CONTAINERS) else size(value) // 8)
 
 
-def spend_on_test(name: str, value: Any, args: Sequence[Any]) -> None:
+def charge_test(name: str, value: Any, args: Sequence[Any]) -> None:
     """Pay for `value is name(*args)`. A test with an argument compares; others don't look inside the value."""
     if args or name in ("lower", "upper"):
         for each in (value, *args):
-            spend_on_comparison(each)
+            charge_comparison(each)
 
 
-def spend_on_operator(operator: str, left: Any, right: Any) -> None:
-    """Pay for `left operator right`: one of `+`, `-`, `*`, `**`, `%`. Raises TooMuchWork."""
+def charge_operator(operator: str, left: Any, right: Any) -> None:
+    """Pay for `left operator right`: one of `+`, `-`, `*`, `**`, `%`. Raises TemplateBudgetExceeded."""
     if operator == "+":
-        spend_text(size(left) + size(right))
+        charge_text(size(left) + size(right))
     elif operator == "%" and isinstance(left, str | bytes):
-        _spend_on_percent(left, right)
+        _charge_percent(left, right)
     elif isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
         if operator in ("*", "**") and bits > _MAX_BITS:
             _refuse_bits()
         spend(bits // 64)
     elif operator == "-":  # of keys or items, which are hashed
-        spend_text(written_size(left) + written_size(right))
+        charge_text(rendered_size(left) + rendered_size(right))
     elif operator == "*":
         times, repeated = (left, right) if isinstance(left, int) else (right, left)
         if isinstance(times, int):
-            spend_text(max(times, 0) * size(repeated))
+            charge_text(max(times, 0) * size(repeated))
 
 
-def spend_on_method(owner: object, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Pay for `owner.name(*args, **kwargs)`. Raises TooMuchWork."""
+def charge_method(owner: object, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Pay for `owner.name(*args, **kwargs)`. Raises TemplateBudgetExceeded."""
     match owner:
         case str() | bytes():
-            _spend_on_text_method(owner, name, args, kwargs)
+            _charge_text_method(owner, name, args, kwargs)
         case int() if any(isinstance(each, int) and each > MAX_WIDTH for each in (*args, *kwargs.values())):
             _refuse_width(name)
         case list() | tuple() | dict() | range():
             searched = owner if name in ("count", "index") else ()
-            spend_text(size(owner) + written_size(args) + written_size(searched))
+            charge_text(size(owner) + rendered_size(args) + rendered_size(searched))
 
 
-def _spend_on_text_method(text: str | bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _charge_text_method(text: str | bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     if any(isinstance(each, int) and each > MAX_WIDTH for each in (*args, *kwargs.values())):
         _refuse_width(name)
     match name:
         case "replace" if len(args) >= 2:
-            _spend_on_replacement(text, args[0], args[1])
+            _charge_replacement(text, args[0], args[1])
         case "join" if args:
-            spend_text(written_size(args[0]) + size(args[0]) * len(text))
+            charge_text(rendered_size(args[0]) + size(args[0]) * len(text))
         case "decode" | "encode" | "striptags" | "translate" | "unescape":
-            raise TooMuchWork(f"{name!r} is not served")
+            raise TemplateBudgetExceeded(f"{name!r} is not served")
         case "lstrip" | "rfind" | "rindex" | "rpartition" | "rsplit" | "rstrip" | "strip":
             # Each character may be compared with each of the argument, some hundreds in one unit.
             longest = max(map(size, (*args, *kwargs.values())), default=0)
-            spend_text(len(text) + len(text) * longest // 64)
+            charge_text(len(text) + len(text) * longest // 64)
         case "format" | "format_map" if isinstance(text, str):
             if _WIDE_FIELD.search(text):
                 _refuse_width(name)
-            spend_text(len(text) + text.count("{") * (written_size([*args, kwargs]) + MAX_WIDTH))
+            charge_text(len(text) + text.count("{") * (rendered_size([*args, kwargs]) + MAX_WIDTH))
         case "center" | "ljust" | "rjust" | "zfill":
-            spend_text(len(text) + MAX_WIDTH)
+            charge_text(len(text) + MAX_WIDTH)
         case "expandtabs":  # each character may be a tab
-            spend_text(len(text) * max([8, *args, *kwargs.values()]))
+            charge_text(len(text) * max([8, *args, *kwargs.values()]))
         case _:
-            spend_text(len(text))
+            charge_text(len(text))
 
 
-def spend_on_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Pay for `value | name(*args, **kwargs)`. Raises TooMuchWork."""
+def charge_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Pay for `value | name(*args, **kwargs)`. Raises TemplateBudgetExceeded."""
     every = (*args, *kwargs.values())
     numbers = [abs(each) for each in every if isinstance(each, int)]
     if max(numbers, default=0) > (_MAX_DECIMALS if name == "round" else MAX_WIDTH):
         _refuse_width(name)
     if every:
-        spend_text(sum(map(written_size, every)))
+        charge_text(sum(map(rendered_size, every)))
     if name in _LAZY:
         spend(size(value))
         return
     if name in _SHALLOW:
         return
-    written = written_size(value)
-    spend_text(written)
+    written = rendered_size(value)
+    charge_text(written)
     match name:
         case "replace" if len(args) >= 2:
-            _spend_on_replacement(str(value), str(args[0]), str(args[1]))
+            _charge_replacement(str(value), str(args[0]), str(args[1]))
         case "join":
-            spend_text(size(value) * max(map(size, every), default=0))
+            charge_text(size(value) * max(map(size, every), default=0))
         case "format":
-            _spend_on_percent(str(value), [*args, kwargs])
+            _charge_percent(str(value), [*args, kwargs])
         case "indent":
-            spend_text((str(value).count("\n") + 1) * max([4, *map(size, every), *numbers]))
+            charge_text((str(value).count("\n") + 1) * max([4, *map(size, every), *numbers]))
         case "tojson":
-            widths = [*numbers, *(written_size(each) for each in every if not isinstance(each, int))]
-            spend_text(written * max([1, *widths]))
+            widths = [*numbers, *(rendered_size(each) for each in every if not isinstance(each, int))]
+            charge_text(written * max([1, *widths]))
         case "sum":
-            spend_text(written * size(value) if every else 0)
+            charge_text(written * size(value) if every else 0)
         case "title" | "wordcount":  # by regular expressions, which take longer
             spend(written)
         case "trim":
-            _spend_on_text_method(str(value), "strip", args, kwargs)
+            _charge_text_method(str(value), "strip", args, kwargs)
         case "batch" | "slice":
-            spend_text(sum(numbers))
+            charge_text(sum(numbers))
 
 
-def _spend_on_percent(template: str | bytes, values: object) -> None:
+def _charge_percent(template: str | bytes, values: object) -> None:
     text = template if isinstance(template, str) else template.decode("latin-1")
     has_keys = "%(" in text
     if _WIDE_PERCENT.search(text) or (has_keys and _WIDE_KEYED.search(text)):
         _refuse_width("%")
     is_padded = _PADDED_PERCENT.search(text) or (has_keys and _PADDED_KEYED.search(text))
     padding = MAX_WIDTH if is_padded else 8
-    spend_text(len(text) + text.count("%") * (written_size(values) + padding))
+    charge_text(len(text) + text.count("%") * (rendered_size(values) + padding))
 
 
-def _spend_on_replacement(text: Any, old: Any, new: Any) -> None:
+def _charge_replacement(text: Any, old: Any, new: Any) -> None:
     kinds = {type(each) for each in (text, old, new)}
     if kinds <= {str, Markup} or kinds == {bytes}:  # otherwise `replace` raises
-        spend_text(len(text) + text.count(old) * len(new))
+        charge_text(len(text) + text.count(old) * len(new))

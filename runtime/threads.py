@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from runtime.engine.interface import Event
 
 T = TypeVar("T")
-MAX_BATCHES: Final = 64  # steps that the loop may be behind; then the engine waits
-_LOOK_S: Final = 1.0
+MAX_PENDING_BATCHES: Final = 64  # steps that the loop may be behind; then the engine waits
+_POST_RETRY_S: Final = 1.0
 
 
 async def run_in_thread(name: str, call: Callable[[], T]) -> T:
@@ -46,36 +46,36 @@ async def run_in_thread(name: str, call: Callable[[], T]) -> T:
     return await future
 
 
-class Handover:
+class ThreadBridge:
     """`post` from the engine's thread, delivery on the loop, in order. A loop that is behind slows the engine down."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[list[Event]], None],
-        max_batches: int = MAX_BATCHES,
+        max_batches: int = MAX_PENDING_BATCHES,
     ) -> None:
         self._loop = loop
         self._deliver = deliver
-        self._places = threading.BoundedSemaphore(max_batches)
+        self._slots = threading.BoundedSemaphore(max_batches)
         self._closed = False
 
     def post(self, events: list[Event]) -> None:
         """In the engine's thread. Returns when there is room for more, or nobody listens any longer."""
-        while not (self._closed or self._places.acquire(timeout=_LOOK_S)):
+        while not (self._closed or self._slots.acquire(timeout=_POST_RETRY_S)):
             pass
         if self._closed:
             return
         try:
-            self._loop.call_soon_threadsafe(self._take, events)
+            self._loop.call_soon_threadsafe(self._deliver_batch, events)
         except RuntimeError:  # the loop is closed
             self._closed = True
 
     def close(self) -> None:
-        """From now on events are lost, and no post waits. One that waits already returns within _LOOK_S."""
+        """From now on events are lost, and no post waits. One that waits already returns within _POST_RETRY_S."""
         self._closed = True
 
-    def _take(self, events: list[Event]) -> None:
-        self._places.release()
+    def _deliver_batch(self, events: list[Event]) -> None:
+        self._slots.release()
         if not self._closed:
             self._deliver(events)

@@ -11,8 +11,14 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
 from runtime.chat_template import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
-from runtime.pinned import CONFIG, PinnedFiles, end_ids, json_object
-from runtime.tokenizer_file import TOKENIZER, encode_text, is_read_alike, load_tokenizer, longest_token
+from runtime.pinned import CONFIG, PinnedFiles, end_of_sequence_ids, json_object
+from runtime.tokenizer_file import (
+    TOKENIZER,
+    encode_text,
+    load_tokenizer,
+    longest_token_characters,
+    reads_same_tokenizer,
+)
 
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What every chat is made of; a template that can't continue a conversation can't serve one.
@@ -41,7 +47,7 @@ class TextCodec:
         ids = {name: self._tokenizer.token_to_id(text) for name, text in special.items()}
         self.special_ids: dict[str, int] = {name: found for name, found in ids.items() if found is not None}
         end = {self.special_ids["eos_token"]} if "eos_token" in self.special_ids else set()
-        self.stop_ids: frozenset[int] = end_ids(files) | end
+        self.stop_ids: frozenset[int] = end_of_sequence_ids(files) | end
 
     def __repr__(self) -> str:
         return f"<TextCodec vocab={self._tokenizer.get_vocab_size()} chat={self._template is not None}>"
@@ -78,9 +84,9 @@ class TextCodec:
         return encode_text(self._tokenizer, text, add_special_tokens=False)
 
     @cached_property
-    def longest_token(self) -> int:
+    def longest_token_characters(self) -> int:
         """Return the characters of the longest token. The first call is slow."""
-        return longest_token(self._tokenizer)
+        return longest_token_characters(self._tokenizer)
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """For the continuation of `prompt_ids`."""
@@ -118,7 +124,7 @@ def _chat_template(
         raise Refused(ArtifactRejected(where, str(error)[:200])) from error
 
 
-def check_text(codec: TextCodec, vocab_size: int) -> None:
+def check_token_rows(codec: TextCodec, vocab_size: int) -> None:
     """Check that the model has a row for every special token, stop id and token of a conversation, and as many rows as
     there are tokens. Ids may have gaps: `check_vocabulary` checks each, and is slow.
 
@@ -136,11 +142,11 @@ def check_text(codec: TextCodec, vocab_size: int) -> None:
         _check_template(codec, codec.template_file, vocab_size)
 
 
-def check_reading(tokenizer: bytes) -> None:
+def check_fast_reader(tokenizer: bytes) -> None:
     """Check that a large `tokenizer.json`, which is parsed here, gives the same tokenizer as its library. Raises
     `Refused(ArtifactRejected)`.
     """
-    if not is_read_alike(tokenizer):
+    if not reads_same_tokenizer(tokenizer):
         _reject(TOKENIZER, "is read otherwise here than by the library that wrote it")
 
 

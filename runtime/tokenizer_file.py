@@ -32,7 +32,7 @@ _GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
 LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
 
 
-class _Added(msgspec.Struct, forbid_unknown_fields=True):
+class _AddedToken(msgspec.Struct, forbid_unknown_fields=True):
     """A token outside the model. Every field is written by the library, so none has a default here."""
 
     id: int
@@ -62,7 +62,7 @@ class _File(msgspec.Struct):
     """The part that is large, and what has to come after it."""
 
     model: _Bpe
-    added_tokens: list[_Added]
+    added_tokens: list[_AddedToken]
 
 
 _NONE: Final = msgspec.Raw(b"[]")
@@ -74,7 +74,7 @@ def load_tokenizer(raw: bytes) -> Any:
 
     Texts that are too long are refused by the manifest's limits instead.
     """
-    with _blaming_the_file("does not load"):
+    with _as_file_rejected("does not load"):
         tokenizer = read_tokenizer(raw)
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -94,12 +94,12 @@ def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -
 
     Other threads run meanwhile; `Tokenizer.encode` would hold the interpreter's lock.
     """
-    with _blaming_the_file("fails on this text"):
+    with _as_file_rejected("fails on this text"):
         (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoded.ids)
 
 
-def longest_token(tokenizer: Any) -> int:
+def longest_token_characters(tokenizer: Any) -> int:
     """Return the characters of the longest token. Slow.
 
     n tokens stand for at most n times as many characters, unless the tokenizer drops text or has one unknown token for
@@ -109,7 +109,7 @@ def longest_token(tokenizer: Any) -> int:
 
 
 @contextmanager
-def _blaming_the_file(what: str) -> Iterator[None]:
+def _as_file_rejected(what: str) -> Iterator[None]:
     """Translate whatever the library raises, panics included, to `Refused(ArtifactRejected)`."""
     try:
         yield
@@ -165,12 +165,12 @@ def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:
     return Tokenizer.from_buffer(raw)
 
 
-def is_read_alike(raw: bytes, large: int = LARGE) -> bool:
+def reads_same_tokenizer(raw: bytes, large: int = LARGE) -> bool:
     """Whether what is read here is what the library reads, by its own account of all that it has. Takes a while.
 
     Raises `Refused(ArtifactRejected)` if the file does not load.
     """
-    with _blaming_the_file("does not load"):
+    with _as_file_rejected("does not load"):
         return len(raw) < large or read_tokenizer(raw, large).to_str() == Tokenizer.from_buffer(raw).to_str()
 
 
@@ -215,7 +215,7 @@ def _pair(text: str) -> tuple[str, str]:
     return left, right
 
 
-def _added(token: _Added) -> AddedToken:
+def _added(token: _AddedToken) -> AddedToken:
     return AddedToken(
         token.content,
         single_word=token.single_word,

@@ -13,15 +13,15 @@ import torch
 from contracts.frames import Counts
 from contracts.jobs import GateFacts
 from contracts.manifest import ENGINE_INTERFACE, Engine, Limits, Manifest
-from runtime.answer import Answer
-from runtime.binding import BoundModel, bind, parse_config, skeleton
+from runtime.answer import TextAnswerBuilder
+from runtime.binding import BoundModel, bind, build_skeleton, parse_config
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Finished, Generated, GenerationRequest, Sampling
 from runtime.families import SERVED
-from runtime.memory import keep_heap
-from runtime.openai_answers import Heading, renderer_for
+from runtime.memory import prefault_heap
+from runtime.openai_answers import ResponseMetadata, choose_renderer
 from runtime.openai_requests import ChatPrompt, decode_chat
-from runtime.predictor.session import installed
+from runtime.predictor.session import installed_fingerprint
 from runtime.tokenizer import TextCodec
 
 _ARCHITECTURE: Final = "LlamaForCausalLM"
@@ -66,7 +66,7 @@ _TOKENIZER: Final = {
 }
 _TEMPLATE: Final = "{% for message in messages %}{{ message['role'] + '\\n' + message.content }}{% endfor %}"
 _REQUEST: Final = b'{"messages":[{"role":"user","content":"ab"}],"stream":true,"temperature":0,"max_tokens":1}'
-_HEADING: Final = Heading("warm-up", "warm-up", "", 0)
+_HEADING: Final = ResponseMetadata("warm-up", "warm-up", "", 0)
 
 
 class WarmUp:
@@ -78,27 +78,27 @@ class WarmUp:
     @property
     def steps(self) -> Sequence[Callable[[], None]]:
         """Short ones: a bind may have to wait for one of them."""
-        return (self._text, self._model, self._engine, keep_heap)
+        return (self._text, self._model, self._engine, prefault_heap)
 
     def _text(self) -> None:
         config = {"chat_template": _TEMPLATE}
         codec = TextCodec(
             {"tokenizer.json": json.dumps(_TOKENIZER).encode(), "tokenizer_config.json": json.dumps(config).encode()}
         )
-        installed()
-        ask = decode_chat(_REQUEST)
-        assert isinstance(ask.prompt, ChatPrompt)
-        ids = codec.encode_chat(ask.prompt.messages)
-        renderer = renderer_for(_HEADING, chat=True, stream=ask.stream, include_usage=True)
-        answer = Answer(renderer, codec.detokenizer(ids), ask.stops)
-        answer.feed([Generated("", 2, Counts()), Finished("", "length", Counts())])
+        installed_fingerprint()
+        call = decode_chat(_REQUEST)
+        assert isinstance(call.prompt, ChatPrompt)
+        ids = codec.encode_chat(call.prompt.messages)
+        renderer = choose_renderer(_HEADING, chat=True, stream=call.stream, include_usage=True)
+        answer = TextAnswerBuilder(renderer, codec.detokenizer(ids), call.stops)
+        answer.add_events([Generated("", 2, Counts()), Finished("", "length", Counts())])
 
     def _model(self) -> None:
         family, dtype, raw = SERVED[_ARCHITECTURE], torch.bfloat16, json.dumps(_CONFIG).encode()
-        parameters = skeleton(family, parse_config(family, raw, dtype)).named_parameters()
+        parameters = build_skeleton(family, parse_config(family, raw, dtype)).named_parameters()
         tensors = {name: torch.zeros(parameter.shape, dtype=dtype) for name, parameter in parameters}
         device = torch.device("cpu")
-        self._bound = bind(_MANIFEST, raw, tensors, how="fast", dtype=dtype, device=device)
+        self._bound = bind(_MANIFEST, raw, tensors, bind_method="fast", dtype=dtype, device=device)
 
     def _engine(self) -> None:
         assert self._bound is not None

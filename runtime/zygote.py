@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from contracts.doubling import is_told
+from contracts.doubling import should_log
 from contracts.errors import Conflict, Failure, Internal, Refused
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.problem import WireFailure, to_wire
 from contracts.traffic_errors import Overloaded
 from contracts.wire import Wire, decode, encode
@@ -39,7 +39,7 @@ SOCKET: Final = "zygote.sock"
 MAX_MESSAGE: Final = 4096
 MAX_CONNECTIONS: Final = 16
 ACCEPT_PAUSE_S: Final = 0.1
-BIRTH_S: Final = 10.0  # how long the process between may take: two forks of a large process on a busy machine
+FORK_TIMEOUT_S: Final = 10.0  # how long the process between may take: two forks of a large process on a busy machine
 
 
 class Fork(Wire, frozen=True, tag_field="op", tag="fork"):
@@ -101,7 +101,7 @@ class Zygote:
         except OSError as error:
             # Descriptors or memory ran out. The connection stays in the backlog, so poll would return at once.
             self._failures += 1
-            if is_told(self._failures):
+            if should_log(self._failures):
                 log.error("accept failed", extra={"error": str(error), "failures": self._failures})
             time.sleep(ACCEPT_PAUSE_S)
             return
@@ -131,8 +131,8 @@ class Zygote:
                     case Ping():
                         answered = _reply(connection, Reply(ok=True, threads=count_threads()))
                     case Fork(runtime_id=runtime_id):
-                        dns_label(runtime_id, "runtime_id")
-                        if (orphan := fork_orphan()) is None:
+                        require_dns_label(runtime_id, "runtime_id")
+                        if (orphan := fork_detached()) is None:
                             return runtime_id
                         try:
                             answered = _reply(connection, Reply(ok=True, pid=orphan.pid), orphan.pidfd)
@@ -168,7 +168,7 @@ def _reply(connection: socket.socket, reply: Reply, *fds: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
+class ForkedProcess:
     """The process that was born. `pidfd` is the holder's to close."""
 
     pid: int
@@ -180,7 +180,7 @@ def count_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def fork_orphan() -> Orphan | None:
+def fork_detached() -> ForkedProcess | None:
     """Fork a process whose parent has ended. Return its handle here, and None in the new process, where all signals are
     still blocked.
 
@@ -195,11 +195,11 @@ def fork_orphan() -> Orphan | None:
         raise Refused(Internal()) from error
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        between = os.fork()
-        if between == 0 and _fork_and_tell(near, far):
+        intermediate_pid = os.fork()
+        if intermediate_pid == 0 and _fork_and_report(near, far):
             return None
         far.close()
-        orphan = _receive(near, between)
+        orphan = _receive(near, intermediate_pid)
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise Refused(Internal()) from error
@@ -210,7 +210,7 @@ def fork_orphan() -> Orphan | None:
     return orphan
 
 
-def _fork_and_tell(near: socket.socket, far: socket.socket) -> bool:
+def _fork_and_report(near: socket.socket, far: socket.socket) -> bool:
     """In the process between: returns (True) only in the orphan, once the zygote knows of it. Between ends here in any
     case, and the orphan where the zygote has given up.
     """
@@ -236,16 +236,16 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _receive(near: socket.socket, between: int) -> Orphan:
+def _receive(near: socket.socket, intermediate_pid: int) -> ForkedProcess:
     """What the process between tells; it is dead and reaped afterwards, told or not."""
-    near.settimeout(BIRTH_S)
+    near.settimeout(FORK_TIMEOUT_S)
     try:
         message, fds, _, _ = socket.recv_fds(near, 32, 1)
     except OSError:
-        os.kill(between, signal.SIGKILL)
+        os.kill(intermediate_pid, signal.SIGKILL)
         raise
     finally:
-        os.waitpid(between, 0)
+        os.waitpid(intermediate_pid, 0)
     if not message or not fds:
         raise OSError("the process between ended without a birth")
     try:
@@ -253,11 +253,11 @@ def _receive(near: socket.socket, between: int) -> Orphan:
     except OSError:
         os.close(fds[0])
         raise
-    return Orphan(int(message), fds[0])
+    return ForkedProcess(int(message), fds[0])
 
 
 @contextmanager
-def _woken_by(*numbers: signal.Signals) -> Iterator[int]:
+def _open_signal_fd(*numbers: signal.Signals) -> Iterator[int]:
     """A descriptor that becomes readable with these signals. In a child, `standby` puts the defaults back."""
     receiver, sender = socket.socketpair()
     with closing(receiver), closing(sender):
@@ -276,7 +276,7 @@ def run(settings: RuntimeSettings) -> str | None:
     directory = SocketDirectory(settings.run)
     with (
         closing(directory),
-        _woken_by(signal.SIGTERM, signal.SIGINT) as wakeup,
+        _open_signal_fd(signal.SIGTERM, signal.SIGINT) as wakeup,
         closing(directory.listen(SOCKET, socket.SOCK_SEQPACKET)) as listener,
     ):
         lifeline = () if settings.lifeline_fd is None else (settings.lifeline_fd,)
@@ -299,9 +299,9 @@ def main() -> None:
         log.warning("the supervisor is gone; not starting")
         return
     if (runtime_id := run(settings)) is not None:
-        from runtime.standby import live  # imported already: see preload
+        from runtime.standby import run_standby  # imported already: see preload
 
-        live(runtime_id, settings, control)
+        run_standby(runtime_id, settings, control)
 
 
 if __name__ == "__main__":

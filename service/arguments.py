@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 
-class Number(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A finite number within bounds. click's own range takes NaN, which is neither above nor below any bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

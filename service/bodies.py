@@ -34,6 +34,6 @@ def answer(value: object, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-def nothing() -> Response:
+def empty_response() -> Response:
     """Return an empty response with status 204."""
     return Response(status_code=204)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar, Final
 
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, RuntimeReport, SealAttestation, SealJob
 from service.client import ServiceClient
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 TERM_S: Final = 10.0
 KILL_S: Final = 30.0
-_LOOKS: Final = Doubling(0.002, 0.05)  # between two looks whether one that was just born is there
+_POLL_BACKOFF: Final = ExponentialBackoff(0.002, 0.05)  # between two looks whether one that was just born is there
 
 
 def socket_name(runtime_id: str) -> str:
@@ -29,7 +29,7 @@ def socket_name(runtime_id: str) -> str:
     return f"rt-{runtime_id}.sock"
 
 
-class BornProcess:
+class ForkedProcess:
     """Owns the pidfd and the connections."""
 
     report_s: ClassVar[float] = 2.0  # for it to say what it is
@@ -69,13 +69,15 @@ class BornProcess:
         """Return what it reports of itself. Raises Refused(Unavailable) if it does not listen."""
         return await self._client.call("GET", "/control/state", RuntimeReport, timeout_s=self.report_s)
 
-    async def parks(self, may_wait: Callable[[], bool]) -> bool:
-        """Wait until it listens and can take a version. Return False if it dies, or once `may_wait` returns False."""
+    async def wait_parked(self, keep_waiting: Callable[[], bool]) -> bool:
+        """Wait until it listens and can take a version. Return False if it dies, or once `keep_waiting`
+        returns False.
+        """
         looks = 1
-        while not await self.gone(_LOOKS.after(looks)):
+        while not await self.gone(_POLL_BACKOFF.after(looks)):
             if (self._directory.path / socket_name(self.runtime_id)).exists() and await self._is_parked():
                 return not self.is_gone
-            if not may_wait():
+            if not keep_waiting():
                 return False
             looks += 1
         return False

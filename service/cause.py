@@ -17,27 +17,27 @@ REQUEST_ID: Final = "x-request-id"
 TRACEPARENT: Final = "traceparent"
 _NAMES: Final = (REQUEST_ID.encode(), b"x-kelvin-request-id")
 _TRACEPARENT: Final = TRACEPARENT.encode()
-_SANE: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class Cause(msgspec.Struct, frozen=True, gc=False):
+class RequestContext(msgspec.Struct, frozen=True, gc=False):
     """A request, and the trace of a caller who brought one."""
 
     request_id: str
     trace: TraceContext | None = None
 
 
-_current: ContextVar[Cause | None] = ContextVar("cause", default=None)
+_current: ContextVar[RequestContext | None] = ContextVar("cause", default=None)
 
 
-def cause() -> Cause | None:
+def cause() -> RequestContext | None:
     """The request that this task or thread works for."""
     return _current.get()
 
 
-def begin(request_id: str, trace: TraceContext | None = None) -> Token[Cause | None]:
+def begin(request_id: str, trace: TraceContext | None = None) -> Token[RequestContext | None]:
     """Set the cause of the current context. An id with other than 1 to 128 visible ASCII characters clears it."""
-    return _current.set(Cause(request_id, trace) if _SANE.fullmatch(request_id) else None)
+    return _current.set(RequestContext(request_id, trace) if _VALID_ID.fullmatch(request_id) else None)
 
 
 def headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -51,18 +51,18 @@ def headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**own, **(given or {})}
 
 
-def carrying(app: ASGIApp) -> ASGIApp:
+def with_request_context(app: ASGIApp) -> ASGIApp:
     """The application, whose requests come from siblings of ours that may say for which request they ask."""
 
     async def carried(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            _begin_from(scope["headers"])
+            _set_from_headers(scope["headers"])
         await app(scope, receive, send)
 
     return carried
 
 
-def _begin_from(given: Iterable[tuple[bytes, bytes]]) -> None:
+def _set_from_headers(given: Iterable[tuple[bytes, bytes]]) -> None:
     request_id, trace = None, None
     for name, value in given:
         if name in _NAMES:

@@ -38,11 +38,11 @@ def load_pair(context: ssl.SSLContext, pem: bytes) -> None:
     fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
     try:
         os.write(fd, pem)
-        context.load_cert_chain(f"/proc/self/fd/{fd}", password=_refuse)
+        context.load_cert_chain(f"/proc/self/fd/{fd}", password=_refuse_password)
     finally:
         os.close(fd)
 
 
-def _refuse() -> str:
+def _refuse_password() -> str:
     """Called for the password of an encrypted key. By itself OpenSSL asks for it at the terminal, and waits."""
     raise ValueError("the key is encrypted: it must have no password")

@@ -12,7 +12,7 @@ from contracts.problem import from_problem
 from contracts.wire import BadJson, decoder, encode
 from service.cause import headers as told
 from service.unix import SocketDirectory
-from service.way import SocketWay, Way
+from service.way import Connector, SocketConnector
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +24,18 @@ class ServiceClient:
 
     def __init__(self, directory: SocketDirectory, name: str, peer: str, *, limit: int = 64) -> None:
         """By its socket in the run directory."""
-        self._begin(SocketWay(directory.address(name)), peer, limit)
+        self._begin(SocketConnector(directory.address(name)), peer, limit)
 
     @classmethod
-    def by(cls, way: Way, peer: str, *, limit: int = 64) -> Self:
+    def from_connector(cls, way: Connector, peer: str, *, limit: int = 64) -> Self:
         """Wherever it is."""
         made = cls.__new__(cls)
         made._begin(way, peer, limit)
         return made
 
-    def _begin(self, way: Way, peer: str, limit: int) -> None:
+    def _begin(self, way: Connector, peer: str, limit: int) -> None:
         self._peer = peer
-        self.base = way.base  # what URLs of `session` begin with
+        self.base_url = way.base_url  # what URLs of `session` begin with
         self.session = aiohttp.ClientSession(connector=way.connector(limit), auto_decompress=False)
 
     def __repr__(self) -> str:
@@ -85,14 +85,14 @@ class ServiceClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         try:
             request = self.session.request(
-                method, self.base + path, data=payload, headers=told(headers), timeout=timeout
+                method, self.base_url + path, data=payload, headers=told(headers), timeout=timeout
             )
             answer = await request.__aenter__()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Refused(Unavailable(self._peer)) from error
         try:
             if answer.status >= 400:
-                raise Refused(await _failure_of(answer))
+                raise Refused(await _decode_failure(answer))
             yield answer
         finally:
             answer.close() if not answer.content.at_eof() else answer.release()
@@ -102,7 +102,7 @@ class ServiceClient:
         await self.session.close()
 
 
-async def _failure_of(answer: aiohttp.ClientResponse) -> RemoteFailure | Internal:
+async def _decode_failure(answer: aiohttp.ClientResponse) -> RemoteFailure | Internal:
     try:
         return from_problem(await answer.read()) or Internal()
     except (aiohttp.ClientError, TimeoutError, OSError):

@@ -13,18 +13,18 @@ from typing import Final
 from contracts.errors import Refused, Unavailable
 from service.unix import SocketDirectory
 
-NAME: Final = "decider"
+LOCK_FILE: Final = "decider"
 POLL_S: Final = 0.02
 
 
-class Hold:
+class StandbyLock:
     """Held until it is closed, or the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def __repr__(self) -> str:
-        return f"<Hold {'let go' if self._fd < 0 else 'of the decider'}>"
+        return f"<StandbyLock {'let go' if self._fd < 0 else 'of the decider'}>"
 
     def close(self) -> None:
         """Let it go. Idempotent."""
@@ -33,9 +33,9 @@ class Hold:
             self._fd = -1
 
 
-def try_hold(directory: SocketDirectory) -> Hold | None:
+def try_acquire_standby_lock(directory: SocketDirectory) -> StandbyLock | None:
     """None where another one, or another part of this process, holds it. Raises OSError where the file can't be."""
-    fd = os.open(directory.path / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(directory.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -44,13 +44,13 @@ def try_hold(directory: SocketDirectory) -> Hold | None:
     except BaseException:
         os.close(fd)
         raise
-    return Hold(fd)
+    return StandbyLock(fd)
 
 
-async def hold(directory: SocketDirectory, patience_s: float) -> Hold:
+async def acquire_standby_lock(directory: SocketDirectory, patience_s: float) -> StandbyLock:
     """Wait for it. Raises Refused(Unavailable) after `patience_s`, OSError."""
     limit = time.monotonic() + patience_s
-    while (found := try_hold(directory)) is None:
+    while (found := try_acquire_standby_lock(directory)) is None:
         if time.monotonic() > limit:
             raise Refused(Unavailable("the decider's place"))
         await asyncio.sleep(POLL_S)

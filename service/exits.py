@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.wire import Wire, decode, encode
-from service.whole_file import write_whole
+from service.whole_file import write_atomic
 
 _FILE: Final = "exits.json"
 REPLICAS: Final = "replicas"  # the name under which replicas and standbys are noted that were killed because they hung
@@ -22,7 +22,7 @@ class ProcessExits(Wire, frozen=True):
     last: str  # such as `killed by signal 9: it did not answer for 18 s`
 
 
-class ExitNotes:
+class ExitLog:
     """Writes the note. Creating it removes the note of an earlier supervisor."""
 
     def __init__(self, run: Path) -> None:
@@ -44,7 +44,7 @@ class ExitNotes:
             last_at_s=at_s,
             last=how if why is None else f"{how}: {why}",
         )
-        write_whole(self._path, encode(tuple(self._exits.values())), 0o600, durable=False)
+        write_atomic(self._path, encode(tuple(self._exits.values())), 0o600, durable=False)
 
 
 def describe_exit(status: int) -> str:

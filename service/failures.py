@@ -31,7 +31,7 @@ def install_failure_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
-            return problem_response(MethodNotAllowed(request.method, _allowed(request)))
+            return problem_response(MethodNotAllowed(request.method, _allowed_methods(request)))
         return problem_response(NotFound("route", request.scope["path"]))
 
     @app.exception_handler(RequestValidationError)
@@ -46,7 +46,7 @@ def install_failure_handlers(app: FastAPI) -> None:
         return problem_response(Internal())
 
 
-def _allowed(request: Request) -> tuple[str, ...]:
+def _allowed_methods(request: Request) -> tuple[str, ...]:
     """The methods that some route has at this path: of several routes, what is said by one alone is not all."""
     routes = request.app.routes
     asked = {method: dict(request.scope, method=method) for method in _METHODS}

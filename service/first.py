@@ -31,7 +31,7 @@ async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
     return tuple(not task.cancelled() for task in tasks)
 
 
-async def while_asked(receive: Receive, work: Awaitable[T]) -> T:
+async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """Return the result of `work`. If the client leaves first, cancel the work and raise `Refused(Cancelled)`.
 
     The request must have been read whole. Without this a server goes on with work that nobody waits for.

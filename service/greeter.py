@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from contracts.doubling import is_told
-from service.listener import notice_lost_hosts
+from contracts.doubling import should_log
+from service.listener import enable_keepalive
 from service.loops import Loops
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ POLL_S: Final = 0.001
 ACCEPT_PAUSE_S: Final = 0.1
 
 
-class Greeter:
+class TlsAcceptor:
     """Gives `listener`'s connections to a `protocol` each, once their handshake has ended well."""
 
     def __init__(
@@ -40,17 +40,17 @@ class Greeter:
         self._protocol = protocol
         self._is_full = is_full
         self._refused = refused
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._loops = Loops()
         self._open: dict[socket.socket, asyncio.BaseTransport] = {}  # what is closed goes with the next that comes
 
     def __repr__(self) -> str:
-        return f"<Greeter shaking={self.shaking}>"
+        return f"<TlsAcceptor shaking={self.handshakes}>"
 
     @property
-    def shaking(self) -> int:
+    def handshakes(self) -> int:
         """Handshakes under way."""
-        return len(self._greetings)
+        return len(self._handshakes)
 
     def open(self) -> None:
         """Begin to accept."""
@@ -60,10 +60,10 @@ class Greeter:
     async def close(self) -> None:
         """Ends handshakes, and accepts no more. Connections live on."""
         await self._loops.close()
-        for task in self._greetings:
+        for task in self._handshakes:
             task.cancel()
-        if self._greetings:
-            await asyncio.wait(self._greetings)
+        if self._handshakes:
+            await asyncio.wait(self._handshakes)
         self._listener.close()
 
     async def end(self) -> None:
@@ -89,24 +89,24 @@ class Greeter:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
                 failures += 1
-                if is_told(failures):
+                if should_log(failures):
                     log.error("accept failed", extra={"error": str(error), "failures": failures})
                 await asyncio.sleep(ACCEPT_PAUSE_S)  # descriptors may have run out
                 continue
             failures = 0
-            if self.shaking >= MAX_HANDSHAKES or self._is_full():
+            if self.handshakes >= MAX_HANDSHAKES or self._is_full():
                 self._refused(None)
                 sock.close()
                 continue
             # In a context of its own: what requests on this connection report as errors is not this loop's.
-            task = asyncio.create_task(self._greet(sock), context=contextvars.Context())
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
+            task = asyncio.create_task(self._handshake(sock), context=contextvars.Context())
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
-    async def _greet(self, sock: socket.socket) -> None:
+    async def _handshake(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
-            notice_lost_hosts(sock)
+            enable_keepalive(sock)
             transport, _ = await loop.connect_accepted_socket(
                 self._protocol, sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=CLOSE_S
             )

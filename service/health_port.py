@@ -11,15 +11,15 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.loops import ready_while_loops_work
-from service.run import InnerProtocol, Server, config_of
+from service.run import InnerProtocol, Server, uvicorn_config
 
-PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_CONNECTIONS: Final = 64
-LIFE_S: Final = 10.0  # of a connection, from when it is accepted; then it is cut, answered or not
+CONNECTION_LIFETIME_S: Final = 10.0  # of a connection, from when it is accepted; then it is cut, answered or not
 
 
-class HealthAlone:
-    """The application, of which only `PATHS` are to be seen, by GET. Each answer ends its connection."""
+class HealthOnlyApp:
+    """The application, of which only `HEALTH_PATHS` are to be seen, by GET. Each answer ends its connection."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -32,7 +32,7 @@ class HealthAlone:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
-        if scope["method"] == "GET" and scope["path"] in PATHS:
+        if scope["method"] == "GET" and scope["path"] in HEALTH_PATHS:
             await self._app(scope, receive, ending)
             return
         await ending({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
@@ -40,10 +40,10 @@ class HealthAlone:
 
 
 async def serve_health(
-    app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int, life_s: float = LIFE_S
+    app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int, lifetime_s: float = CONNECTION_LIFETIME_S
 ) -> None:
-    """`PATHS` of `app` over plain HTTP/1.1 until `stop`."""
-    config = config_of(HealthAlone(ready_while_loops_work(app)), drain_s)
+    """`HEALTH_PATHS` of `app` over plain HTTP/1.1 until `stop`."""
+    config = uvicorn_config(HealthOnlyApp(ready_while_loops_work(app)), drain_s)
 
     class Connection(InnerProtocol):
         """Cut when its time is over; refused where there are enough."""
@@ -57,7 +57,7 @@ async def serve_health(
             if len(self.connections) > MAX_CONNECTIONS:
                 transport.abort()
                 return
-            self._over = self.loop.call_later(life_s, transport.abort)
+            self._over = self.loop.call_later(lifetime_s, transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)

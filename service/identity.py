@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 AUTHORITIES: Final = "ca.crt"
-LOOK_AGAIN_S: Final = 1.0
+RELOAD_INTERVAL_S: Final = 1.0
 
 _State = tuple[tuple[int, int, int] | None, ...]
 
@@ -44,37 +44,37 @@ class IdentityFiles:
     prefix: str
 
 
-class Identity:
+class TlsIdentity:
     """The certificate of one process. Used from one event loop. Only the constructor reads files on that loop."""
 
     def __init__(self, files: IdentityFiles, role: Role) -> None:
         """Raises BadIdentity."""
         self._files = files
         self._role = role
-        self._state = self._told = _state(files)
+        self._state = self._logged_state = _state(files)
         self._pair = _load(files, role)
 
     def __repr__(self) -> str:
-        return f"<Identity {self._role} {self._pair.serial:x}>"
+        return f"<TlsIdentity {self._role} {self._pair.serial:x}>"
 
     def server(self) -> ssl.SSLContext:
         """Return a context for a listener. It accepts every role of this installation. Each connection uses the current
         certificate.
         """
-        return _Current(ssl.PROTOCOL_TLS_SERVER, lambda: self._pair.server, frozenset(Role))
+        return _ReloadingContext(ssl.PROTOCOL_TLS_SERVER, lambda: self._pair.server, frozenset(Role))
 
     def client(self, role: Role) -> ssl.SSLContext:
         """Return a context for connections to processes of that role only. Each connection uses the current
         certificate.
         """
-        return _Current(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
+        return _ReloadingContext(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
 
     @property
     def ends(self) -> datetime.datetime:
         """Return when the certificate expires."""
         return self._pair.ends
 
-    async def look(self) -> None:
+    async def reload(self) -> None:
         """Read the files again if they have changed.
 
         Files that are incomplete, of another role or not valid yet are logged once and tried again at each look. Until
@@ -88,23 +88,23 @@ class Identity:
             if pair.begins > _now():
                 raise BadIdentity(f"{self._files.certificate} is not valid before {pair.begins}")
         except BadIdentity as bad:
-            if state != self._told:
+            if state != self._logged_state:
                 log.warning("our certificate stays as it was", extra={"why": str(bad)})
-            self._told = state
+            self._logged_state = state
         else:
             self._state, self._pair = state, pair
             log.info("our certificate was read again", extra={"serial": f"{pair.serial:x}"})
 
-    async def follow(self) -> None:
+    async def reload_forever(self) -> None:
         """Run until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_AGAIN_S)
-            await self.look()
+            await asyncio.sleep(RELOAD_INTERVAL_S)
+            await self.reload()
 
 
 def peer_role(tls: ssl.SSLObject) -> Role:
-    """Return the role of the peer. `tls` must be of a context that `Identity` made, after its handshake."""
-    return cast(_Known, tls).role
+    """Return the role of the peer. `tls` must be of a context that `TlsIdentity` made, after its handshake."""
+    return cast(_RoleCheckedTls, tls).role
 
 
 class _Context(ssl.SSLContext):
@@ -113,7 +113,7 @@ class _Context(ssl.SSLContext):
     prefix: str
 
 
-class _Known(ssl.SSLObject):
+class _RoleCheckedTls(ssl.SSLObject):
     """A handshake ends only with a peer whose role is one of `wanted`."""
 
     wanted: frozenset[Role]
@@ -129,13 +129,15 @@ class _Known(ssl.SSLObject):
         self.role = role
 
 
-class _Current(ssl.SSLContext):
+class _ReloadingContext(ssl.SSLContext):
     """One context for as long as a listener or a pool lives; what it wraps is made by the one that is current."""
 
     _choose: Callable[[], ssl.SSLContext]
     _wanted: frozenset[Role]
 
-    def __new__(cls, protocol: int, choose: Callable[[], ssl.SSLContext], wanted: frozenset[Role]) -> "_Current":
+    def __new__(
+        cls, protocol: int, choose: Callable[[], ssl.SSLContext], wanted: frozenset[Role]
+    ) -> "_ReloadingContext":
         made = super().__new__(cls, protocol)
         made.check_hostname = False
         made.verify_mode = ssl.CERT_REQUIRED
@@ -151,7 +153,7 @@ class _Current(ssl.SSLContext):
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
         made = self._choose().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-        cast(_Known, made).wanted = self._wanted
+        cast(_RoleCheckedTls, made).wanted = self._wanted
         return made
 
     def wrap_socket(self, *_: object, **__: object) -> ssl.SSLSocket:
@@ -160,7 +162,7 @@ class _Current(ssl.SSLContext):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _LoadedPair:
     server: ssl.SSLContext
     client: ssl.SSLContext
     serial: int
@@ -185,7 +187,7 @@ def _stat(path: Path) -> tuple[int, int, int] | None:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _load(files: IdentityFiles, role: Role) -> _Pair:
+def _load(files: IdentityFiles, role: Role) -> _LoadedPair:
     """Raises BadIdentity."""
     chain, key, authorities = (_read(path) for path in (files.certificate, files.key, files.authorities))
     leaf = _certificates(chain, files.certificate)[0]
@@ -197,7 +199,7 @@ def _load(files: IdentityFiles, role: Role) -> _Pair:
         raise BadIdentity(f"{files.certificate} has expired")
     try:
         pem = key + b"\n" + chain
-        return _Pair(
+        return _LoadedPair(
             _context(ssl.PROTOCOL_TLS_SERVER, pem, authorities, files.prefix),
             _context(ssl.PROTOCOL_TLS_CLIENT, pem, authorities, files.prefix),
             leaf.serial_number,
@@ -233,7 +235,7 @@ def _uris(leaf: x509.Certificate) -> list[str]:
 def _context(protocol: int, pem: bytes, authorities: bytes, prefix: str) -> ssl.SSLContext:
     context = _Context(protocol)
     context.prefix = prefix
-    context.sslobject_class = _Known
+    context.sslobject_class = _RoleCheckedTls
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED

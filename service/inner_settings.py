@@ -8,55 +8,60 @@ from urllib.parse import urlsplit
 
 from contracts.roles import Role
 from contracts.settings import BadSetting, text
-from service.identity import AUTHORITIES, CERTIFICATE, KEY, BadIdentity, Identity, IdentityFiles
+from service.identity import AUTHORITIES, CERTIFICATE, KEY, BadIdentity, IdentityFiles, TlsIdentity
 
-CONTROL: Final = "control.sock"
-SNAPSHOTTER: Final = "snapshotter.sock"
-HEALTH: Final = "KELVIN_HEALTH_LISTEN"
+CONTROL_SOCKET: Final = "control.sock"
+SNAPSHOTTER_SOCKET: Final = "snapshotter.sock"
+HEALTH_VARIABLE: Final = "KELVIN_HEALTH_LISTEN"
 PREFIX: Final = "spiffe://kelvin/"
-EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
+WILDCARD_HOSTS: Final = ("0.0.0.0", "::")  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class PeerSettings:
     """Of one process. Without files it meets the others in the run directory alone."""
 
     files: IdentityFiles | None = None
     listen: tuple[str, int] | None = None
-    control: str = CONTROL
-    snapshotter: str = SNAPSHOTTER
+    control: str = CONTROL_SOCKET
+    snapshotter: str = SNAPSHOTTER_SOCKET
     health: tuple[str, int] | None = None  # where whoever asks is told of it
 
 
-ALONE: Final = Between()
+LOCAL_ONLY: Final = PeerSettings()
 
 
-def read_between(env: Mapping[str, str], role: Role, listen: str | None = None, *, any_port: bool = False) -> Between:
+def read_peer_settings(
+    env: Mapping[str, str], role: Role, listen: str | None = None, *, any_port: bool = False
+) -> PeerSettings:
     """Read where the other processes are, and where this one listens.
 
     `listen` names the setting with the address at which this process serves other hosts. With `any_port` its port may
     be 0 (the kernel chooses one), and its host must be an address that other hosts can reach. Raises BadSetting, also
     if the certificate's files can't be used. A runtime serves no health port: its pod's port is probed.
     """
-    place = address(env, listen, any_port=any_port) if listen is not None and env.get(listen) else None
-    if place is not None and any_port and place[0] in EVERYWHERE:
+    place = read_address(env, listen, any_port=any_port) if listen is not None and env.get(listen) else None
+    if place is not None and any_port and place[0] in WILDCARD_HOSTS:
         raise BadSetting(str(listen), env[str(listen)], "must be an address that other hosts reach: they are told it")
-    control, snapshotter = _url(env, "KELVIN_CONTROL", CONTROL), _url(env, "KELVIN_SNAPSHOTTER", SNAPSHOTTER)
-    health = address(env, HEALTH) if role is not Role.RUNTIME and env.get(HEALTH) else None
-    if place is None and control == CONTROL and snapshotter == SNAPSHOTTER:
-        return Between(health=health)
-    return Between(_files(env, role), place, control, snapshotter, health)
+    control, snapshotter = (
+        _url(env, "KELVIN_CONTROL", CONTROL_SOCKET),
+        _url(env, "KELVIN_SNAPSHOTTER", SNAPSHOTTER_SOCKET),
+    )
+    health = read_address(env, HEALTH_VARIABLE) if role is not Role.RUNTIME and env.get(HEALTH_VARIABLE) else None
+    if place is None and control == CONTROL_SOCKET and snapshotter == SNAPSHOTTER_SOCKET:
+        return PeerSettings(health=health)
+    return PeerSettings(_files(env, role), place, control, snapshotter, health)
 
 
-def identity_of(files: IdentityFiles, role: Role) -> Identity:
+def load_identity(files: IdentityFiles, role: Role) -> TlsIdentity:
     """Raises BadSetting."""
     try:
-        return Identity(files, role)
+        return TlsIdentity(files, role)
     except BadIdentity as bad:
         raise BadSetting("KELVIN_INNER_TLS", str(files.certificate.parent), str(bad)) from bad
 
 
-def address(env: Mapping[str, str], name: str, *, any_port: bool = False) -> tuple[str, int]:
+def read_address(env: Mapping[str, str], name: str, *, any_port: bool = False) -> tuple[str, int]:
     """HOST:PORT. Port 0, where it is allowed, is one that the kernel chooses. Raises BadSetting."""
     value = text(env, name)
     try:
@@ -81,7 +86,7 @@ def is_url(value: str) -> bool:
         return False
 
 
-def url_of(host: str, port: int) -> str:
+def listener_url(host: str, port: int) -> str:
     """Where a listener is reached."""
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
@@ -102,7 +107,7 @@ def _files(env: Mapping[str, str], role: Role) -> IdentityFiles:
     if "://" not in prefix or not prefix.endswith("/") or not prefix.isascii():
         raise BadSetting("KELVIN_INNER_ID", prefix, "must be SCHEME://NAME/, what URIs begin with before the role")
     files = IdentityFiles(place / CERTIFICATE, place / KEY, authorities or place / AUTHORITIES, prefix)
-    identity_of(files, role)  # what can't be used is refused now, by whoever starts this process
+    load_identity(files, role)  # what can't be used is refused now, by whoever starts this process
     return files
 
 

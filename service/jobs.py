@@ -20,9 +20,9 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused, TenantSuspended, Unavailable
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from service.bodies import LARGE_BYTES, answer, read
-from service.born import BornProcess
+from service.born import ForkedProcess
 from service.fair_lock import FairLock
-from service.first import while_asked
+from service.first import run_until_disconnect
 from service.processes import private_bytes
 
 T = TypeVar("T")
@@ -32,12 +32,12 @@ MAX_WAITING_OF_TENANT: Final = 8
 GATE_S: Final = 60.0
 SEAL_S: Final = 60.0  # and what the bytes of a draft's distinct chunks take, from a slow store to a replica's answer
 SEAL_BYTES_S: Final = 20 << 20
-LONGEST_S: Final = 900.0
+MAX_JOB_S: Final = 900.0
 GATE_BYTES: Final = 1 << 30  # growth of the process
 SEAL_BYTES: Final = 2 << 30  # growth beside _COPIES of the draft
 _COPIES: Final = 3  # of the draft's bytes, which a seal may make
 _UNKNOWN_DRAFT_BYTES: Final = 40 << 30  # assumed where an older snapshotter sends no size
-_LOOK_S: Final = 0.1
+_CHECK_INTERVAL_S: Final = 0.1
 _DEATH_S: Final = 1.0  # until the kernel reports the end of a process whose connection broke
 _ATTEMPTS: Final = 2
 _RETRY_S: Final = 1.0  # what killed one process may be killing parked ones too: by then their deaths are known
@@ -53,10 +53,10 @@ def _draft_bytes(job: SealJob) -> int:
     return job.total_bytes or _UNKNOWN_DRAFT_BYTES
 
 
-Standby = Callable[[], AbstractAsyncContextManager[BornProcess]]
+StandbyFactory = Callable[[], AbstractAsyncContextManager[ForkedProcess]]
 
 
-class Jobs(Protocol):
+class PushJobs(Protocol):
     """What a push needs an engine for. Both raise Refused."""
 
     async def gate(self, job: GateJob) -> GateFacts: ...
@@ -64,7 +64,7 @@ class Jobs(Protocol):
     async def seal(self, job: SealJob) -> SealAttestation: ...
 
 
-class JobDesk:
+class JobRunner:
     """Run jobs, one of each kind at a time. `standby` yields a parked process and ends it when the block is left.
 
     Cancelling a call ends its process.
@@ -72,7 +72,7 @@ class JobDesk:
 
     def __init__(
         self,
-        standby: Standby,
+        standby: StandbyFactory,
         weight_of: Callable[[str], int] = lambda _: 1,
         is_suspended: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -83,20 +83,20 @@ class JobDesk:
         self._seals = FairLock("the queue of seals", MAX_WAITING, MAX_WAITING_OF_TENANT)
 
     def __repr__(self) -> str:
-        return f"<JobDesk {self._gates!r} {self._seals!r}>"
+        return f"<JobRunner {self._gates!r} {self._seals!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
         """Decide whether an architecture may be served. Raises Refused: the gate's reason, Overloaded, Unavailable."""
         return await self._run(
-            self._gates, job.tenant, GATE_S, GATE_BYTES, lambda process: process.gate(job, LONGEST_S)
+            self._gates, job.tenant, GATE_S, GATE_BYTES, lambda process: process.gate(job, MAX_JOB_S)
         )
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Record a draft's known answers. Raises Refused as `gate`."""
         # A chunk that repeats is sent once: to claim a long draft must not buy time.
-        limit_s = min(SEAL_S + (job.distinct_bytes or _draft_bytes(job)) / SEAL_BYTES_S, LONGEST_S)
+        limit_s = min(SEAL_S + (job.distinct_bytes or _draft_bytes(job)) / SEAL_BYTES_S, MAX_JOB_S)
         return await self._run(
-            self._seals, job.tenant, limit_s, seal_bytes(job), lambda process: process.seal(job, LONGEST_S)
+            self._seals, job.tenant, limit_s, seal_bytes(job), lambda process: process.seal(job, MAX_JOB_S)
         )
 
     async def _run(
@@ -105,7 +105,7 @@ class JobDesk:
         tenant: str,
         limit_s: float,
         limit_bytes: int,
-        work: Callable[[BornProcess], Awaitable[T]],
+        work: Callable[[ForkedProcess], Awaitable[T]],
     ) -> T:
         async with lock.hold(tenant, self._weight_of(tenant)):
             for attempt in range(_ATTEMPTS):
@@ -123,7 +123,7 @@ class JobDesk:
         raise Refused(ArtifactRejected(_JUDGED, f"the process that judges it ended {_ATTEMPTS} times on the way"))
 
     async def _bounded(
-        self, process: BornProcess, tenant: str, limit_s: float, limit_bytes: int, work: Awaitable[T]
+        self, process: ForkedProcess, tenant: str, limit_s: float, limit_bytes: int, work: Awaitable[T]
     ) -> T:
         """Return the result of `work` on `process`. If it exceeds a bound, its tenant is suspended or this call is
         cancelled, kill the process. Raises `Refused`.
@@ -133,7 +133,7 @@ class JobDesk:
         working = asyncio.ensure_future(work)
         try:
             while True:
-                done, _ = await asyncio.wait({working}, timeout=_LOOK_S)
+                done, _ = await asyncio.wait({working}, timeout=_CHECK_INTERVAL_S)
                 if done:
                     return working.result()
                 if private_bytes(process.pid) - before > limit_bytes:
@@ -151,18 +151,18 @@ class JobDesk:
                 await asyncio.wait({working})
 
 
-def job_routes(jobs: Jobs) -> list[Route]:
+def job_routes(jobs: PushJobs) -> list[Route]:
     """Return the routes by which a snapshotter runs its jobs at a control plane or an engine. A job ends when its
     caller leaves.
     """
 
     async def gate(request: Request) -> Response:
         job = await read(request, GateJob, LARGE_BYTES)
-        return answer(await while_asked(request.receive, jobs.gate(job)))
+        return answer(await run_until_disconnect(request.receive, jobs.gate(job)))
 
     async def seal(request: Request) -> Response:
         job = await read(request, SealJob)
-        return answer(await while_asked(request.receive, jobs.seal(job)))
+        return answer(await run_until_disconnect(request.receive, jobs.seal(job)))
 
     return [
         Route("/internal/v1/jobs/gate", gate, methods=["POST"]),

@@ -8,9 +8,9 @@ BACKLOG: Final = 2048
 SEND_BUFFER: Final = 64 << 10
 LISTENER_VARIABLE: Final = "KELVIN_LISTENER_FD"
 # Another host that is gone says nothing. It is noticed so long after its last word, asked or not.
-QUIET_S: Final = 10
-ASK_AGAIN_S: Final = 5
-ASK_TIMES: Final = 3
+KEEPALIVE_IDLE_S: Final = 10
+KEEPALIVE_INTERVAL_S: Final = 5
+KEEPALIVE_PROBES: Final = 3
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -31,10 +31,12 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def notice_lost_hosts(sock: socket.socket) -> None:
+def enable_keepalive(sock: socket.socket) -> None:
     """Have a connection to another host break within half a minute of that host's loss (tcp(7))."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, QUIET_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_AGAIN_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ASK_TIMES)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (QUIET_S + ASK_AGAIN_S * ASK_TIMES) * 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    sock.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES) * 1000
+    )

@@ -14,11 +14,11 @@ from contracts.secrets import redact
 from service.cause import cause
 
 # The level is for these. Libraries stay at INFO: at DEBUG some of them write the headers that they send.
-OURS: Final = (
+PACKAGES: Final = (
     "activator", "blobstore", "controlplane", "filters", "kelvin", "runtime", "service", "snapshotter", "spool",
     "telemetry", "weightcache",
 )  # fmt: skip
-_LEADING: Final = ("at", "level", "process", "logger", "message")
+_LEADING_FIELDS: Final = ("at", "level", "process", "logger", "message")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -56,7 +56,7 @@ class TerminalFormatter(JsonFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line = self._fields(record)
         exception = line.pop("exception", None)
-        more = [f"{name}: {_printable(value)}" for name, value in line.items() if name not in _LEADING]
+        more = [f"{name}: {_printable(value)}" for name, value in line.items() if name not in _LEADING_FIELDS]
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         text = f"{at} {self._process} {line['level']}: {_printable(line['message'])}"
         text += f" ({', '.join(more)})" if more else ""
@@ -102,7 +102,7 @@ def configure_logging(process: str, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO))
-    for name in OURS:
+    for name in PACKAGES:
         logging.getLogger(name).setLevel(level)
     logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("uvicorn.error").addFilter(_CUT_REQUESTS)

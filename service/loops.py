@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from contracts.doubling import Doubling, is_told
+from contracts.doubling import ExponentialBackoff, should_log
 from contracts.errors import Refused
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Body: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
-BACKOFF: Final = Doubling(0.1, 10.0)
+BACKOFF: Final = ExponentialBackoff(0.1, 10.0)
 FAILING_AFTER: Final = 5  # errors in a row
 ROUND_S: Final = 1.0  # from a part's error: further ones in that time do not count as errors in a row
 STEADY_S: Final = 60.0  # after so long without an error, earlier errors no longer count
@@ -50,7 +50,7 @@ class LoopHealth:
         return tuple(sorted({loop.name for loop in tuple(self.loops) if loop.is_failing()}))
 
 
-PROCESS: Final = LoopHealth()
+PROCESS_HEALTH: Final = LoopHealth()
 _running: Final[ContextVar["_Loop | None"]] = ContextVar("running loop", default=None)
 
 
@@ -83,7 +83,7 @@ def notify(listeners: Iterable[T], call: Callable[[T], object]) -> None:
             call(listener)
 
 
-def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS) -> ASGIApp:
+def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS_HEALTH) -> ASGIApp:
     """Wrap an application: while loops keep failing, `/readyz` answers 503 and names them."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +101,7 @@ def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS) -> ASGIAp
 class Loops:
     """Own background loops: leaving the `async with` block cancels them and waits for them."""
 
-    def __init__(self, health: LoopHealth = PROCESS) -> None:
+    def __init__(self, health: LoopHealth = PROCESS_HEALTH) -> None:
         self._health = health
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -221,7 +221,7 @@ class _Loop:
         self._health.errors[self.name] += 1
 
     def _log(self, text: str, error: BaseException, **fields: str) -> None:
-        if is_told(self._errors_in_a_row):
+        if should_log(self._errors_in_a_row):
             log.error(text, exc_info=error, extra={**fields, "errors_in_a_row": self._errors_in_a_row})
 
     def _is_steady(self) -> bool:

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from service.certificate import load_pair
 
-MIN_CHARACTERS: Final = 32
+MIN_SECRET_CHARACTERS: Final = 32
 MAX_SECRETS: Final = 4
 _PURPOSE: Final = b"kelvin nodes 1"
 _BEGIN: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)  # clocks of machines differ; the secret has no date
@@ -37,8 +37,10 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
     secrets = tuple(line.strip() for line in path.read_bytes().splitlines() if line.strip())
     if not 1 <= len(secrets) <= MAX_SECRETS:
         raise ValueError(f"must hold 1 to {MAX_SECRETS} secrets, one a line")
-    if any(len(secret) < MIN_CHARACTERS for secret in secrets):
-        raise ValueError(f"must hold secrets of {MIN_CHARACTERS} characters or more, as `openssl rand -hex 32` makes")
+    if any(len(secret) < MIN_SECRET_CHARACTERS for secret in secrets):
+        raise ValueError(
+            f"must hold secrets of {MIN_SECRET_CHARACTERS} characters or more, as `openssl rand -hex 32` makes"
+        )
     return secrets
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from contracts.gpu import GpuFacts, Listed, Shown, visible
+from contracts.gpu import CudaVisibility, GpuFacts, ListedGpu, visible_gpus
 
 log = logging.getLogger(__name__)
 
@@ -19,23 +19,25 @@ MAX_XIDS: Final = 64  # taken at one look: a device in a storm of them is judged
 
 
 class Gpus:
-    """Devices by their number here, while `opened` lasts. Used by one thread at a time."""
+    """Devices by their number here, while `open_gpus` lasts. Used by one thread at a time."""
 
-    def __init__(self, nvml: Any, shown: Shown | None = None) -> None:
+    def __init__(self, nvml: Any, shown: CudaVisibility | None = None) -> None:
         self._nvml = nvml
         self._lost = (nvml.NVMLError_GpuIsLost, nvml.NVMLError_GpuNotFound)
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        kept = range(len(handles)) if shown is None else visible([self._listed(handle) for handle in handles], shown)
+        kept = (
+            range(len(handles)) if shown is None else visible_gpus([self._listed(handle) for handle in handles], shown)
+        )
         self._handles = {index: handles[index] for index in kept}
         self._xids: dict[int, tuple[int, ...]] = dict.fromkeys(kept, ())
-        self._events = self._listen()
+        self._events = self._register_events()
 
     def __repr__(self) -> str:
         return f"<Gpus {len(self._handles)}>"
 
-    def look(self) -> tuple[GpuFacts, ...]:
-        """As they are now; XIDs since `opened`."""
-        self._hear()
+    def read_facts(self) -> tuple[GpuFacts, ...]:
+        """As they are now; XIDs since `open_gpus`."""
+        self._drain_events()
         return tuple(self._facts(index, handle) for index, handle in self._handles.items())
 
     def close(self) -> None:
@@ -47,33 +49,35 @@ class Gpus:
 
     def _facts(self, index: int, handle: Any) -> GpuFacts:
         try:
-            return self._asked(index, handle)
+            return self._read_device(index, handle)
         except self._lost:
             return GpuFacts(f"GPU {index}", lost=True, xids=self._xids[index])
 
-    def _asked(self, index: int, handle: Any) -> GpuFacts:
+    def _read_device(self, index: int, handle: Any) -> GpuFacts:
         """Raises what says that it is lost."""
         nvml = self._nvml
 
         def ecc(counter: int) -> int | None:
-            return self._try(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, counter)))
+            return self._try_query(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, counter)))
 
         def threshold(kind: int) -> int | None:
-            return self._try(lambda: int(nvml.nvmlDeviceGetTemperatureThreshold(handle, kind)))
+            return self._try_query(lambda: int(nvml.nvmlDeviceGetTemperatureThreshold(handle, kind)))
 
         uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-        remapped = self._try(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
-        memory = self._try(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        remapped = self._try_query(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+        memory = self._try_query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         return GpuFacts(
             name=f"GPU {index}",
             xids=self._xids[index],
-            recovery=self._try(lambda: self._recovery(handle)),
+            recovery=self._try_query(lambda: self._recovery(handle)),
             uncorrected=ecc(nvml.NVML_VOLATILE_ECC),
             uncorrected_ever=ecc(nvml.NVML_AGGREGATE_ECC),
             remap_pending=None if remapped is None else bool(remapped[2]),
             remap_failed=None if remapped is None else bool(remapped[3]),
-            pages_pending=self._try(lambda: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))),
-            temperature_c=self._try(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+            pages_pending=self._try_query(lambda: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))),
+            temperature_c=self._try_query(
+                lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+            ),
             slows_c=threshold(nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
             ends_c=threshold(nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
             memory_used_bytes=None if memory is None else int(memory.used),
@@ -85,7 +89,7 @@ class Gpus:
         (field,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
         return int(field.value.uiVal) if field.nvmlReturn == nvml.NVML_SUCCESS else None
 
-    def _try(self, ask: Callable[[], T]) -> T | None:
+    def _try_query(self, ask: Callable[[], T]) -> T | None:
         """None for what the device, its driver or our rights do not give. Raises what says that it is lost."""
         try:
             return ask()
@@ -94,7 +98,7 @@ class Gpus:
         except self._nvml.NVMLError:
             return None
 
-    def _listen(self) -> Any:
+    def _register_events(self) -> Any:
         """For XIDs; None where no device tells of them."""
         nvml = self._nvml
         try:
@@ -110,7 +114,7 @@ class Gpus:
             log.warning("not every GPU tells of XIDs", extra={"devices": len(self._handles), "heard": heard})
         return events
 
-    def _hear(self) -> None:
+    def _drain_events(self) -> None:
         """Take what has come since the last look; nothing is waited for."""
         nvml = self._nvml
         for _ in range(MAX_XIDS if self._events is not None else 0):
@@ -120,26 +124,26 @@ class Gpus:
                 return
             if not event.eventType & nvml.nvmlEventTypeXidCriticalError:
                 continue
-            for index in self._of(event.device):
+            for index in self._device_indexes(event.device):
                 known, xid = self._xids[index], int(event.eventData)
                 if xid not in known and len(known) < MAX_XIDS:
                     self._xids[index] = (*known, xid)
                     log.error("a GPU tells of an XID", extra={"device": index, "xid": xid})
 
-    def _of(self, device: Any) -> list[int]:
+    def _device_indexes(self, device: Any) -> list[int]:
         """Which of ours that is; all of them where it can't be told."""
         uuid = self._try_uuid(device)
         found = [index for index, handle in self._handles.items() if uuid and self._try_uuid(handle) == uuid]
         return found or list(self._xids)
 
-    def _listed(self, handle: Any) -> Listed:
+    def _listed(self, handle: Any) -> ListedGpu:
         nvml, is_parted = self._nvml, False
         product: str | None = None
         with suppress(nvml.NVMLError):
             product = str(nvml.nvmlDeviceGetName(handle))
         with suppress(nvml.NVMLError):  # few can be parted
             is_parted = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
-        return Listed(self._try_uuid(handle), product, is_parted)
+        return ListedGpu(self._try_uuid(handle), product, is_parted)
 
     def _try_uuid(self, handle: Any) -> str | None:
         try:
@@ -149,7 +153,7 @@ class Gpus:
 
 
 @contextmanager
-def opened(nvml: Any = None, *, shown: Shown | None = None) -> Iterator[Gpus | None]:
+def open_gpus(nvml: Any = None, *, shown: CudaVisibility | None = None) -> Iterator[Gpus | None]:
     """The GPUs of this machine, or those of them that CUDA shows to a process which was told so: the library itself
     shows all to everybody. None where there is no such library, driver or device.
     """
@@ -182,7 +186,7 @@ def _try_import() -> Any:
     return pynvml
 
 
-def _try_gpus(nvml: Any, shown: Shown | None) -> Gpus | None:
+def _try_gpus(nvml: Any, shown: CudaVisibility | None) -> Gpus | None:
     try:
         return Gpus(nvml, shown)
     except nvml.NVMLError as error:

@@ -1,7 +1,7 @@
 """What a service's routes take and answer, as OpenAPI 3.1: FastAPI's own document, with our contracts and failures.
 
-A route says beside itself what it answers, with `described`; what any call may be refused for before it reaches its
-route is said here once. `describe` puts both together, and leaves out no route.
+A route says beside itself what it answers, with `route_docs`; what any call may be refused for before it reaches its
+route is said here once. `build_document` puts both together, and leaves out no route.
 """
 
 from collections.abc import Mapping
@@ -25,49 +25,50 @@ from contracts.errors import (
 from contracts.problem import PROBLEM_CONTENT_TYPE, Problem
 from contracts.traffic_errors import DeadlineExceeded, Overloaded, TooManyFailures
 from contracts.wire import encode
-from service.principal import holder_of
+from service.principal import require_scope
 
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 TEXT: Final = "text/plain"
-_AT: Final = "#/components/schemas/{name}"
-_ANSWERS, _SCHEMAS = "x-answers", "x-schemas"  # of a route, until `describe` has put them where they belong
+_SCHEMA_REF: Final = "#/components/schemas/{name}"
+_ANSWERS, _SCHEMAS = "x-answers", "x-schemas"  # of a route, until `build_document` has put them where they belong
 # By the activator, by the hop to the service, and by what reads keys and bodies there.
-_BY_ANY: Final[tuple[type[Failure], ...]] = (
+_COMMON_FAILURES: Final[tuple[type[Failure], ...]] = (
     InvalidRequest, Unauthenticated, Forbidden, TenantSuspended, BodyTooLarge, TooManyFailures, Internal, Overloaded,
     Unavailable, DeadlineExceeded,
 )  # fmt: skip
 
 
-def described(
+def route_docs(
     kind: Any,
     *refusals: type[Failure],
     status: int = 200,
     media_type: str = JSON,
-    also: Mapping[int, Any] | None = None,
-    takes: Any = None,
+    extra_responses: Mapping[int, Any] | None = None,
+    request_body: Any = None,
     scope: Scope = Scope.ADMIN,
 ) -> dict[str, Any]:
     """Arguments of a FastAPI route that answers with `kind` (None: with nothing) or is refused.
 
-    `bytes` and `str` are bodies of no JSON; `also` has answers of another status; `takes` is the request's body.
+    `bytes` and `str` are bodies of no JSON; `extra_responses` has answers of another status; `request_body` is the
+    request's body.
     """
     schemas: dict[str, Any] = {}
     answers = {
         str(each): {"description": _about(of), **_content(of, media_type, schemas)}
-        for each, of in {status: kind, **(also or {})}.items()
+        for each, of in {status: kind, **(extra_responses or {})}.items()
     }
     extra: dict[str, Any] = {
-        _ANSWERS: answers | _refusals(_BY_ANY + refusals, schemas),
+        _ANSWERS: answers | _refusals(_COMMON_FAILURES + refusals, schemas),
         _SCHEMAS: schemas,
         "security": [{"key": [str(scope)]}],
     }
-    if takes is not None:
-        extra["requestBody"] = {"required": True, **_content(takes, JSON, schemas)}
+    if request_body is not None:
+        extra["requestBody"] = {"required": True, **_content(request_body, JSON, schemas)}
     return {"openapi_extra": extra}
 
 
-def describe(app: FastAPI, title: str) -> dict[str, Any]:
+def build_document(app: FastAPI, title: str) -> dict[str, Any]:
     """The document of all routes that are in FastAPI's schema. Raises KeyError for one that is not described."""
     found = get_openapi(title=title, version="1", routes=app.routes)
     schemas: dict[str, Any] = {}
@@ -86,14 +87,14 @@ def describe(app: FastAPI, title: str) -> dict[str, Any]:
 
 def add_description(app: FastAPI, path: str, title: str, scope: Scope) -> None:
     """Serve the document of `app` at `path`, itself included. It is made when it is first asked for."""
-    allowed = holder_of(scope)
+    allowed = require_scope(scope)
     made: list[bytes] = []
 
-    @app.get(path, summary="This document", **described(dict[str, Any], scope=scope))
+    @app.get(path, summary="This document", **route_docs(dict[str, Any], scope=scope))
     async def openapi(request: Request) -> Response:
         allowed(request)
         if not made:
-            made.append(encode(describe(app, title)))
+            made.append(encode(build_document(app, title)))
         return Response(made[0], media_type=JSON)
 
 
@@ -105,7 +106,7 @@ def _content(kind: Any, media_type: str, schemas: dict[str, Any]) -> dict[str, A
         return {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
     if kind is str:
         return {"content": {TEXT: {"schema": {"type": "string"}}}}
-    (schema,), components = msgspec.json.schema_components((kind,), ref_template=_AT)
+    (schema,), components = msgspec.json.schema_components((kind,), ref_template=_SCHEMA_REF)
     schemas.update(components)
     return {"content": {media_type: {"schema": schema}}}
 

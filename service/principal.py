@@ -5,33 +5,33 @@ from typing import Final
 
 from starlette.requests import Request
 
-from contracts.control import Principal, Scope, allows
+from contracts.control import Principal, Scope, scope_allows
 from contracts.errors import Forbidden, Refused, Unauthenticated
 from contracts.wire import decode
 
-HEADER: Final = "x-kelvin-principal"
+PRINCIPAL_HEADER: Final = "x-kelvin-principal"
 
 
 def principal_of(request: Request) -> Principal:
     """The caller. Raises Refused(Unauthenticated) without the header, InvalidRequest where it does not decode."""
-    raw = request.headers.get(HEADER)
+    raw = request.headers.get(PRINCIPAL_HEADER)
     if raw is None:
         raise Refused(Unauthenticated())
-    return decode(raw, Principal, what=HEADER)
+    return decode(raw, Principal, what=PRINCIPAL_HEADER)
 
 
-def holder_of(scope: Scope) -> Callable[[Request], Principal]:
+def require_scope(scope: Scope) -> Callable[[Request], Principal]:
     """Return a FastAPI dependency: the caller, whose key must allow `scope`. Raises Refused(Forbidden), and what
     `principal_of` raises.
     """
 
     def holder(request: Request) -> Principal:
         principal = principal_of(request)
-        if not allows(principal.scopes, scope):
+        if not scope_allows(principal.scopes, scope):
             raise Refused(Forbidden(scope))
         return principal
 
     return holder
 
 
-admin_of = holder_of(Scope.ADMIN)
+require_admin = require_scope(Scope.ADMIN)

@@ -13,7 +13,7 @@ _OTHERS: Final = 0o077
 _PR_SET_DUMPABLE: Final = 4  # prctl(2)
 
 
-def keep_secrets() -> None:
+def protect_memory() -> None:
     """Call it at the start of a process that sees keys. Sets PR_SET_DUMPABLE to 0, and RLIMIT_CORE to 0 for child
     processes.
 

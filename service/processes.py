@@ -8,7 +8,7 @@ from typing import Final
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_READINGS: Final = 5
+_CLOCK_READINGS: Final = 5
 
 
 def born_ns(pid: int) -> int:
@@ -57,4 +57,4 @@ def _suspended_ns() -> int:
     """Return how far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC. A pause between the two readings makes the result too
     large, so the least of several counts.
     """
-    return min(-time.monotonic_ns() + time.clock_gettime_ns(time.CLOCK_BOOTTIME) for _ in range(_READINGS))
+    return min(-time.monotonic_ns() + time.clock_gettime_ns(time.CLOCK_BOOTTIME) for _ in range(_CLOCK_READINGS))

@@ -15,7 +15,7 @@ import uvloop
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.cause import carrying
+from service.cause import with_request_context
 from service.loops import ready_while_loops_work
 from service.processes import is_orphaned
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 DRAIN_S: Final = 30
 ORPHAN_GRACE_S: Final = 2.0
 _FRAMING: Final = (b"content-length", b"transfer-encoding")
-YOUNG: Final = 10_000  # objects: some requests at once hold more than the default of 700, none of them garbage
+GC_THRESHOLD: Final = 10_000  # objects: some requests at once hold more than the default of 700, none of them garbage
 
 
 class Stop(asyncio.Event):
@@ -86,7 +86,7 @@ class InnerProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
 
-def config_of(app: ASGIApp, drain_s: int) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, drain_s: int) -> uvicorn.Config:
     """Return how each of our services speaks HTTP/1.1, with `drain_s` seconds for what is in flight at the end."""
     return uvicorn.Config(
         app,
@@ -104,7 +104,9 @@ def config_of(app: ASGIApp, drain_s: int) -> uvicorn.Config:
 
 async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
     """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
-    await Server(config_of(carrying(ready_while_loops_work(app)), drain_s)).serve_until(stop, [listener])
+    await Server(uvicorn_config(with_request_context(ready_while_loops_work(app)), drain_s)).serve_until(
+        stop, [listener]
+    )
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:
@@ -126,7 +128,7 @@ def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None
         log.warning("the supervisor is gone; not starting")
         return
     gc.collect()
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(GC_THRESHOLD)
     gc.freeze()  # else a full collection goes through all that was imported, and takes 60-130 ms instead of 3
     uvloop.run(_supervised(main, lifeline_fd))
 

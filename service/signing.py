@@ -15,9 +15,15 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from contracts.attestation import KINDS, envelope, key_id_of, statement, to_be_signed
+from contracts.attestation import (
+    SUPPORTED_KEYS,
+    encode_envelope,
+    encode_statement,
+    key_id_of,
+    pre_authentication_encoding,
+)
 from contracts.wire import Wire
-from service.whole_file import write_whole
+from service.whole_file import write_atomic
 
 _SECRET: Final = 0o600
 _OTHER_KEY: Final = (
@@ -49,8 +55,8 @@ class Signer:
 
     def attest(self, version: str, kind: str, predicate: Wire) -> bytes:
         """The signed envelope of a statement about a version."""
-        payload = statement(version, kind, predicate)
-        return envelope(payload, self.key_id, self.sign(to_be_signed(payload)))
+        payload = encode_statement(version, kind, predicate)
+        return encode_envelope(payload, self.key_id, self.sign(pre_authentication_encoding(payload)))
 
 
 def load_signer(path: Path) -> Signer:
@@ -66,7 +72,7 @@ def load_signer(path: Path) -> Signer:
             return Signer(private)
         except ValueError as error:
             raise BadKey(f"{path}: {error}") from error
-    raise BadKey(f"{path}: must be a key of {KINDS}")
+    raise BadKey(f"{path}: must be a key of {SUPPORTED_KEYS}")
 
 
 def ensure_signer(secret: Path, public: Path) -> Signer:
@@ -78,12 +84,12 @@ def ensure_signer(secret: Path, public: Path) -> Signer:
         raise BadKey(f"{public.name} is there, its key {secret.name} is not: {_OTHER_KEY}")
     if not secret.exists():
         private = Ed25519PrivateKey.generate()
-        write_whole(secret, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), _SECRET)
+        write_atomic(secret, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), _SECRET)
     try:
         signer = load_signer(secret)
     except BadKey as bad:
         raise BadKey(f"{bad}: {_OTHER_KEY}") from bad
     pem = signer._private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     if not public.exists() or public.read_bytes() != pem:
-        write_whole(public, pem, 0o644)
+        write_atomic(public, pem, 0o644)
     return signer

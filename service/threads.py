@@ -11,7 +11,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def to_the_end(executor: Executor | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_uncancellable(
+    executor: Executor | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
     """Run in a thread of `executor` (None: the loop's own). A cancelled caller waits for the end of the call too, so
     that what the call uses is the caller's again when this returns or raises.
     """

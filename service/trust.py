@@ -8,7 +8,7 @@ from typing import Final
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from contracts.attestation import KINDS, key_id_of
+from contracts.attestation import SUPPORTED_KEYS, key_id_of
 from contracts.settings import BadSetting
 
 SECRET_FILE: Final = "attest.key"
@@ -54,7 +54,7 @@ def read_trust(data: Path, roots: Path) -> Trust:
         try:
             found[_key_id(path)] = path.stem
         except (OSError, ValueError) as error:
-            rule = f"{path.name} must hold a public key of {KINDS} in PEM"
+            rule = f"{path.name} must hold a public key of {SUPPORTED_KEYS} in PEM"
             raise BadSetting("KELVIN_TRUST_ROOTS", str(roots), rule) from error
     return Trust(found, data / PUBLIC_FILE)
 

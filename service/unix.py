@@ -49,7 +49,7 @@ class SocketDirectory:
     def listen_unpublished(self, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
         """Return a listening socket of mode 0600. It gets its name by `publish(name)`, called in the same process."""
         sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
-        early = self._early(name)
+        early = self._unpublished_name(name)
         try:
             early.unlink(missing_ok=True)
             sock.bind(self.address(early.name))
@@ -62,13 +62,13 @@ class SocketDirectory:
 
     def publish(self, name: str) -> None:
         """Give `name` to this process's unpublished socket, replacing the socket that has it. Raises OSError."""
-        self._early(name).rename(self.path / name)
+        self._unpublished_name(name).rename(self.path / name)
 
     def discard_unpublished(self, name: str) -> None:
         """Remove the file of a socket that was never published. Closing the socket stays with the caller."""
-        self._early(name).unlink(missing_ok=True)
+        self._unpublished_name(name).unlink(missing_ok=True)
 
-    def _early(self, name: str) -> Path:
+    def _unpublished_name(self, name: str) -> Path:
         return self.path / f".{name}.{os.getpid()}"
 
     def is_served(self, name: str) -> bool:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from contracts.roles import Role
-from service.identity import Identity
-from service.listener import notice_lost_hosts
+from service.identity import TlsIdentity
+from service.listener import enable_keepalive
 from service.unix import SocketDirectory
 
 P = TypeVar("P", bound=asyncio.Protocol)
@@ -25,11 +25,11 @@ PLAIN: Final = "http://"
 HANDSHAKE_S: Final = 5.0
 
 
-class Way(Protocol):
+class Connector(Protocol):
     """To one process, over any number of connections. Connecting raises OSError."""
 
     @property
-    def base(self) -> str:
+    def base_url(self) -> str:
         """What URLs begin with."""
         ...
 
@@ -42,16 +42,16 @@ class Way(Protocol):
         ...
 
 
-class SocketWay:
+class SocketConnector:
     """By a Unix socket's path."""
 
-    base = "http://kelvin"
+    base_url = "http://kelvin"
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def __repr__(self) -> str:
-        return f"<SocketWay {self._path}>"
+        return f"<SocketConnector {self._path}>"
 
     async def connect(self, protocol: Callable[[], P]) -> P:
         """See Way."""
@@ -63,17 +63,17 @@ class SocketWay:
         return aiohttp.UnixConnector(path=self._path, limit=limit)
 
 
-class HostWay:
+class HostConnector:
     """By https://HOST:PORT, which `tls` speaks to, or by http:// without. A name is looked up for each connection."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
-        self.base = url
+        self.base_url = url
         self._host, self._port = parts.hostname or "", parts.port or 0
         self._tls = tls
 
     def __repr__(self) -> str:
-        return f"<HostWay {self.base}>"
+        return f"<HostConnector {self.base_url}>"
 
     async def connect(self, protocol: Callable[[], P]) -> P:
         """See Way."""
@@ -86,8 +86,8 @@ class HostWay:
                 ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
             )
         except UnicodeError as error:  # of a name that is none
-            raise OSError(f"{self.base}: {error}") from error
-        notice_lost_hosts(transport.get_extra_info("socket"))
+            raise OSError(f"{self.base_url}: {error}") from error
+        enable_keepalive(transport.get_extra_info("socket"))
         return made
 
     def connector(self, limit: int, told: Callable[[socket.socket], None] | None = None) -> aiohttp.BaseConnector:
@@ -106,30 +106,30 @@ class HostWay:
         return made
 
 
-class Ways:
+class ConnectorFactory:
     """What one process reaches others by. Where `identity` is None, only what is on this host; with `pods` also what
     says http://, since queue-proxies speak nothing else.
     """
 
-    def __init__(self, directory: SocketDirectory, identity: Identity | None = None, *, pods: bool = False) -> None:
+    def __init__(self, directory: SocketDirectory, identity: TlsIdentity | None = None, *, pods: bool = False) -> None:
         self._directory = directory
         self._pods = pods
         self._contexts = {} if identity is None else {role: identity.client(role) for role in Role}
 
     def __repr__(self) -> str:
-        return f"<Ways {self._directory.path} {'and hosts' if self._contexts else 'alone'}>"
+        return f"<ConnectorFactory {self._directory.path} {'and hosts' if self._contexts else 'alone'}>"
 
-    def to(self, address: str, role: Role) -> Way:
+    def to(self, address: str, role: Role) -> Connector:
         """A name in the run directory, or a URL, behind which a process of that role has to be. Raises ValueError."""
         if address.startswith(PLAIN):
             if not self._pods:
                 raise ValueError(f"{address}: must be https://")
-            return HostWay(address, None)
+            return HostConnector(address, None)
         if not address.startswith(REMOTE):
-            return SocketWay(self._directory.address(address))
+            return SocketConnector(self._directory.address(address))
         if role not in self._contexts:
             raise ValueError(f"{address}: no certificate for other hosts")
-        return HostWay(address, self._contexts[role])
+        return HostConnector(address, self._contexts[role])
 
 
 def is_remote(address: str) -> bool:
@@ -141,7 +141,7 @@ def _socket(found: aiohttp.AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = found
     made = socket.socket(family, kind, protocol)
     try:
-        notice_lost_hosts(made)
+        enable_keepalive(made)
         made.setblocking(False)
     except BaseException:
         made.close()

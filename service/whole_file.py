@@ -15,14 +15,14 @@ _NO_LINKS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PendingFile:
     """A file that does not exist under its name until it is kept."""
 
     file: BinaryIO
     _path: Path
     _target: Path
 
-    def keep(self, *, replace: bool = True, durable: bool = True) -> None:
+    def commit(self, *, replace: bool = True, durable: bool = True) -> None:
         """Give the file its name. If `durable`, content, name and mode survive a power cut on return.
 
         Raises OSError; FileExistsError if another file has the name and `replace` is False. On a file system without
@@ -52,7 +52,7 @@ class Draft:
 
 
 @contextmanager
-def drafted(path: Path, mode: int) -> Iterator[Draft]:
+def pending_file(path: Path, mode: int) -> Iterator[PendingFile]:
     """Yield a draft of `path`, in the same directory. Unless it was kept, it is removed when the block ends. Raises
     OSError.
     """
@@ -60,20 +60,20 @@ def drafted(path: Path, mode: int) -> Iterator[Draft]:
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
-            yield Draft(file, draft, path)
+            yield PendingFile(file, draft, path)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = True) -> None:
+def write_atomic(path: Path, content: bytes, mode: int, *, durable: bool = True) -> None:
     """Write the file, or replace it, and make its directory if needed. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with drafted(path, mode) as draft:
+    with pending_file(path, mode) as draft:
         draft.file.write(content)
-        draft.keep(durable=durable)
+        draft.commit(durable=durable)
 
 
-def remove_drafts(directory: Path, names: str) -> None:
+def remove_pending_files(directory: Path, names: str) -> None:
     """Remove drafts that a killed process left of files whose names match the pattern `names`. One that can't be
     removed stays, as on a disk that became read-only.
     """

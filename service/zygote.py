@@ -19,14 +19,14 @@ from contracts.wire import Wire, decode, encode
 from service.born import socket_name
 from service.unix import SocketDirectory, peer_pid
 
-SOCKET: Final = "zygote.sock"
+ZYGOTE_SOCKET: Final = "zygote.sock"
 PEER: Final = "the zygote"
 _MAX_MESSAGE: Final = 4096
 _CONNECT_S: Final = 1.0  # it blocks the loop: one that listens takes it at once
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class ForkResult:
     """A forked process that parks now. `pidfd` is the holder's to close."""
 
     pid: int
@@ -43,12 +43,12 @@ class _Reply(Wire, frozen=True):
 class ZygoteClient:
     """Keeps nothing open between questions. `pid` is who answered last, by the kernel's word."""
 
-    def __init__(self, directory: SocketDirectory, name: str = SOCKET) -> None:
+    def __init__(self, directory: SocketDirectory, name: str = ZYGOTE_SOCKET) -> None:
         self._directory = directory
         self._name = name
         self.pid: int | None = None
 
-    async def fork(self, runtime_id: str, timeout_s: float) -> Born:
+    async def fork(self, runtime_id: str, timeout_s: float) -> ForkResult:
         """Bear a standby. Raises Refused: Unavailable, or why the zygote won't. Where the caller is cancelled, the
         standby is killed as soon as it is born.
         """
@@ -57,13 +57,13 @@ class ZygoteClient:
             await asyncio.wait({asking})
         except asyncio.CancelledError:
             left = self._directory.path / socket_name(runtime_id)
-            asking.add_done_callback(partial(_end_unclaimed, left))
+            asking.add_done_callback(partial(_kill_unclaimed, left))
             raise
         reply, fds = asking.result()
         if reply.pid is None or len(fds) != 1:
             _close(fds)
             raise Refused(Internal())
-        return Born(reply.pid, fds[0])
+        return ForkResult(reply.pid, fds[0])
 
     async def ping(self, timeout_s: float) -> None:
         """Raises Refused(Unavailable) where it does not answer."""
@@ -108,7 +108,7 @@ class ZygoteClient:
         return reply, fds
 
 
-def _end_unclaimed(left: Path, asking: asyncio.Task[tuple[_Reply, list[int]]]) -> None:
+def _kill_unclaimed(left: Path, asking: asyncio.Task[tuple[_Reply, list[int]]]) -> None:
     if asking.cancelled() or asking.exception() is not None:
         return
     _, fds = asking.result()

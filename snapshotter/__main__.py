@@ -9,13 +9,13 @@ import os
 import sys
 from typing import Final
 
-from blobstore.factory import directory_of, opened
+from blobstore.factory import directory_of, open_checked_store
 from blobstore.s3_place import SETTING
 from blobstore.store import BlobNotFound
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from service.log import configure_logging
-from service.private import keep_secrets
+from service.private import protect_memory
 from service.run import run_service
 from service.settings import log_level
 from service.startup import STORE_STATUS, only_checks, refusing_bad_settings
@@ -29,7 +29,7 @@ async def check_store(settings: SnapshotterSettings) -> None:
     try:
         if not _is_made(settings.store_url):
             return
-        async with asyncio.timeout(CHECK_S), opened(settings.store_url, writes=False) as store:
+        async with asyncio.timeout(CHECK_S), open_checked_store(settings.store_url, writes=False) as store:
             await store.stat("ready")
     except BlobNotFound:
         return  # it answered, which is all that was asked
@@ -64,7 +64,7 @@ def main() -> None:
     """Run until SIGTERM or the supervisor's end; exits with 2 for a bad setting."""
     with refusing_bad_settings():
         configure_logging("snapshotter", log_level())
-        keep_secrets()  # it has the key that signs seals
+        protect_memory()  # it has the key that signs seals
         settings = from_environment()
         if only_checks():
             asyncio.run(check_store(settings))

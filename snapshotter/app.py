@@ -10,7 +10,7 @@ from typing import Final
 
 from fastapi import FastAPI, Response
 
-from blobstore.factory import opened
+from blobstore.factory import open_checked_store
 from blobstore.store import BlobNotFound, BlobStore
 from blobstore.verifying import VerifyingStore
 from contracts.control import Scope
@@ -19,25 +19,25 @@ from contracts.roles import Role
 from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
-from service.inner import open_inner
+from service.inner import open_internal_server
 from service.loops import Loops
 from service.openapi import add_description
 from service.signing import BadKey, Signer, ensure_signer
 from service.trust import PUBLIC_FILE, SECRET_FILE, read_trust
 from service.unix import SocketDirectory
-from snapshotter.attestations import Attestations
+from snapshotter.attestations import AttestationStore
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
 from snapshotter.exports import Exports
 from snapshotter.fsck import Fsck
-from snapshotter.jobs import EngineBeside, Jobs
+from snapshotter.jobs import GateJobs, StandaloneEngine
 from snapshotter.policy.roles import RULES
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.routes import inner_routes, push_routes, store_routes
 from snapshotter.settings import LISTEN, SnapshotterSettings
 from snapshotter.staging import Staging
-from telemetry.telemetry import describe_certificates, local
+from telemetry.telemetry import describe_certificates, open_without_traces
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ SWEEP_EVERY_S: Final = 60.0
 
 
 @asynccontextmanager
-async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) -> AsyncIterator[FastAPI]:
+async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: GateJobs) -> AsyncIterator[FastAPI]:
     """The ASGI app over a store and the control plane's jobs. Leaving cancels commits; a retry takes them up."""
     staging = Staging(settings.staging, settings.plans_per_tenant)
     catalog = Catalog(store)
     signer = await asyncio.to_thread(_signer, settings.data)
-    attestations = Attestations(store, signer, read_trust(settings.data, settings.roots))
+    attestations = AttestationStore(store, signer, read_trust(settings.data, settings.roots))
     publisher = Publisher(store, staging, catalog, jobs, settings.pack_bytes, attestations)
     limits = PushLimits(settings.chunk_bytes, settings.max_version_bytes, settings.tenant_store_bytes)
     pushes = Pushes(staging, catalog, publisher, jobs, limits, attestations)
@@ -61,7 +61,7 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
     def is_running(tenant: str) -> bool:
         return pushes.commits.is_running(tenant) or collector.is_running(tenant)
 
-    fsck = Fsck(store, is_running, jobs.named, attestations, staging.coming)
+    fsck = Fsck(store, is_running, jobs.named, attestations, staging.pending_versions)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.include_router(push_routes(pushes))
@@ -79,21 +79,25 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
 
 async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
     """Serve the push API on its socket until `stop`."""
-    telemetry = local("snapshotter")
+    telemetry = open_without_traces("snapshotter")
     async with AsyncExitStack() as stack:
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        inner = await stack.enter_async_context(open_inner(directory, settings.between, Role.SNAPSHOTTER, LISTEN))
+        inner = await stack.enter_async_context(
+            open_internal_server(directory, settings.peer_settings, Role.SNAPSHOTTER, LISTEN)
+        )
         describe_certificates(telemetry.page, inner.ends)
-        client = ServiceClient.by(inner.ways.to(settings.between.control, Role.CONTROLPLANE), "the control plane")
+        client = ServiceClient.from_connector(
+            inner.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE), "the control plane"
+        )
         stack.push_async_callback(client.close)
-        store = VerifyingStore(await stack.enter_async_context(opened(settings.store_url, writes=True)))
-        judge = None if settings.engine is None else EngineBeside(settings.engine)
-        jobs = Jobs(client, settings.gate_s, settings.seal_s, judge)
+        store = VerifyingStore(await stack.enter_async_context(open_checked_store(settings.store_url, writes=True)))
+        judge = None if settings.engine is None else StandaloneEngine(settings.engine)
+        jobs = GateJobs(client, settings.gate_s, settings.seal_s, judge)
         app = await stack.enter_async_context(open_app(settings, store, jobs))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})
-        await inner.serve(telemetry.exposing(app), listener, RULES, stop)
+        await inner.serve(telemetry.with_metrics_route(app), listener, RULES, stop)
 
 
 def _signer(data: Path) -> Signer:

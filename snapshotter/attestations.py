@@ -9,10 +9,10 @@ from typing import Final
 
 from blake3 import blake3
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.store import BlobNotFound, BlobStore, list_objects
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ManifestMissing, ProbeFailed
-from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL, read_origin, read_seal
+from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL_TYPE, read_origin, read_seal
 from contracts.errors import CapacityExceeded, Failure, NotFound, Refused
 from contracts.jobs import SealAttestation
 from contracts.keys import (
@@ -23,40 +23,40 @@ from contracts.keys import (
     attestation_key,
     attestations_prefix,
     bundle_key,
-    last_part,
+    is_object_key,
     manifest_key,
-    names_object,
+    object_name,
     origin_key,
 )
 from contracts.push import AttestationEntry, AttestRequest
 from service.signing import Signer
 from service.trust import Trust
-from snapshotter.recent import Recent
+from snapshotter.recent import TenantCache
 from snapshotter.verify import ensure_object
 
 ORIGINS_KEPT: Final = 32  # statements of publishers about one version
 _TENANTS_KEPT: Final = 64
 
 
-async def absence_of(store: BlobStore, tenant: str, version: str) -> Failure:
+async def explain_absence(store: BlobStore, tenant: str, version: str) -> Failure:
     """Return why there is no manifest: `ManifestMissing` where a seal shows that the version was made, else `NotFound`.
     A publisher's statement shows nothing: it comes while the push is open. Raises `Refused` where the store does not
     answer.
     """
     async for key in store.list(attestations_prefix(tenant, version) + SEAL_PREFIX):
-        if names_object(key):
+        if is_object_key(key):
             return ManifestMissing(version)
     return NotFound("version", version)
 
 
-class Attestations:
+class AttestationStore:
     """Over one store, with the installation's key. Every method raises `Refused` where the store fails."""
 
     def __init__(self, store: BlobStore, signer: Signer, trust: Trust) -> None:
         self._store = store
         self._signer = signer
         self._trust = trust
-        self._sizes = Recent[Mapping[str, int]](_TENANTS_KEPT)
+        self._sizes = TenantCache[Mapping[str, int]](_TENANTS_KEPT)
 
     def __repr__(self) -> str:
         return f"<Attestations {self._signer!r}>"
@@ -65,7 +65,7 @@ class Attestations:
         """Whether there is a seal that can be used, by a key that is trusted."""
         prefix = attestations_prefix(tenant, version)
         async for key in self._store.list(prefix + SEAL_PREFIX):
-            if names_object(key) and await self._is_good_seal(key, version):
+            if is_object_key(key) and await self._is_good_seal(key, version):
                 return True
         return False
 
@@ -73,7 +73,7 @@ class Attestations:
         """Sign it and put it. Raises ProbeFailed where it is about another version."""
         if seal.version != version:
             raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
-        raw = self._signer.attest(version, SEAL, seal)
+        raw = self._signer.attest(version, SEAL_TYPE, seal)
         await self._put(attestation_key(tenant, version, seal.fingerprint), raw, version)
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
@@ -81,11 +81,11 @@ class Attestations:
         try:
             await self._store.stat(manifest_key(tenant, seal.version))
         except BlobNotFound:
-            raise Refused(await absence_of(self._store, tenant, seal.version)) from None
+            raise Refused(await explain_absence(self._store, tenant, seal.version)) from None
         if not await self._is_good_seal(attestation_key(tenant, seal.version, seal.fingerprint), seal.version):
             await self.keep_seal(tenant, seal.version, seal)
 
-    async def said(self, tenant: str) -> Mapping[str, int]:
+    async def publisher_objects(self, tenant: str) -> Mapping[str, int]:
         """What publishers brought for all versions, statements and bundles: keys with sizes. A size is learnt once, as
         names are digests.
         """
@@ -98,12 +98,12 @@ class Attestations:
                 return None
 
         named = await list_objects(self._store, tenant, ATTESTATIONS)
-        keys = [key for key in named if last_part(key).startswith((BUNDLE_PREFIX, ORIGIN_PREFIX))]
-        sizes = dict([found for found in await abreast(look, keys) if found is not None])
+        keys = [key for key in named if object_name(key).startswith((BUNDLE_PREFIX, ORIGIN_PREFIX))]
+        sizes = dict([found for found in await bounded_gather(look, keys) if found is not None])
         self._sizes.put(tenant, ATTESTATIONS, sizes)
         return sizes
 
-    def origin(self, tenant: str, version: str, wish: AttestRequest) -> dict[str, bytes]:
+    def statement_objects(self, tenant: str, version: str, wish: AttestRequest) -> dict[str, bytes]:
         """The objects of a publisher's statement about a version that is being pushed: the bundle that it names, then
         itself. Raises ArtifactRejected where it is not signed, is about another version, or too large.
         """
@@ -111,18 +111,18 @@ class Attestations:
             rule = f"it has more than {MAX_ORIGIN_BYTES} bytes, or its bundle more than {MAX_BUNDLE_BYTES}"
             raise Refused(ArtifactRejected("attestation", rule))
         try:
-            origin, _ = read_origin(wish.envelope, version)
+            statement_objects, _ = read_origin(wish.envelope, version)
         except Refused as refused:
             if not isinstance(refused.failure, AttestationInvalid):
                 raise
             raise Refused(ArtifactRejected("attestation", refused.failure.reason)) from refused
-        if origin.bundle != (None if wish.bundle is None else blake3(wish.bundle).hexdigest()):
+        if statement_objects.bundle != (None if wish.bundle is None else blake3(wish.bundle).hexdigest()):
             raise Refused(ArtifactRejected("attestation", "the bundle is not the one that it names"))
         bundle = {} if wish.bundle is None else {bundle_key(tenant, version, wish.bundle): wish.bundle}
         return bundle | {origin_key(tenant, version, wish.envelope): wish.envelope}
 
-    async def add_origin(self, tenant: str, version: str, objects: Mapping[str, bytes]) -> None:
-        """Put what `origin` answered. Raises CapacityExceeded."""
+    async def add_statement(self, tenant: str, version: str, objects: Mapping[str, bytes]) -> None:
+        """Put what `statement_objects` answered. Raises CapacityExceeded."""
         there = [found async for found in self._store.list(attestations_prefix(tenant, version) + ORIGIN_PREFIX)]
         if len(there) >= ORIGINS_KEPT and not objects.keys() & set(there):
             raise Refused(CapacityExceeded("statements about a version", len(there) + 1, ORIGINS_KEPT))
@@ -134,7 +134,7 @@ class Attestations:
         found: list[AttestationEntry] = []
         bundles: set[str] = set()
         prefix = attestations_prefix(tenant, version)
-        for key in sorted([key async for key in self._store.list(prefix) if names_object(key)], reverse=True):
+        for key in sorted([key async for key in self._store.list(prefix) if is_object_key(key)], reverse=True):
             try:
                 raw = await self._store.read(key)
             except BlobNotFound:
@@ -148,8 +148,8 @@ class Attestations:
         fault = key_id = None
         try:
             if name.startswith(ORIGIN_PREFIX):
-                origin, key_id = read_origin(raw, version)
-                bundles |= {origin.bundle} if origin.bundle else set()
+                statement_objects, key_id = read_origin(raw, version)
+                bundles |= {statement_objects.bundle} if statement_objects.bundle else set()
                 expected = origin_key(tenant, version, raw)
             elif name.startswith(BUNDLE_PREFIX):
                 fault = None if blake3(raw).hexdigest() in bundles else "no statement of a publisher names it"

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
-from contracts.numbers import whole_number
+from contracts.numbers import parse_whole_number
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
-from snapshotter.turns import ByteRoom
+from snapshotter.turns import BodyBudget
 
 BODY_S: Final = 120.0
 PIECE_BYTES: Final = 64 << 10
@@ -28,7 +28,7 @@ async def read_body(
     `take` is called with the length of each piece, and may refuse it. Raises `Refused`: BodyTooLarge, DeadlineExceeded,
     or Cancelled if the client leaves.
     """
-    stated = whole_number(request.headers.get("content-length", ""), 20)
+    stated = parse_whole_number(request.headers.get("content-length", ""), 20)
     if stated is not None and stated > limit:
         raise Refused(BodyTooLarge(limit))
     body, allowed_s = bytearray(), timeout_s
@@ -59,10 +59,10 @@ async def read_exactly(
     return body
 
 
-class Lent(Response):
+class BufferedResponse(Response):
     """A large response. Its bytes count in `room` while the client reads it, and it may be cut."""
 
-    def __init__(self, content: bytes, media_type: str, room: ByteRoom, tenant: str) -> None:
+    def __init__(self, content: bytes, media_type: str, room: BodyBudget, tenant: str) -> None:
         super().__init__(content, media_type=media_type)
         self._room = room
         self._tenant = tenant

@@ -7,30 +7,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.packs import decode_file_index, decode_table, digest_of_file_pack, encode_footer
-from blobstore.places import Place, place_of, places_of
+from blobstore.places import ChunkLocation, kept_file_locations, location_of
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
-from contracts.keys import INDEX, PACKS, index_key, last_part, pack_key
+from contracts.keys import INDEX, PACKS, index_key, object_name, pack_key
 from snapshotter.plans import PlanRecord
-from snapshotter.recent import Recent
+from snapshotter.recent import TenantCache
 
 _TENANTS_KEPT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class StoredChunks:
     """What a tenant has: each chunk's place, the files that are kept as they are (by digest), and the size of all
     packs, also of those that can't be used.
     """
 
-    places: Mapping[str, Place]
+    places: Mapping[str, ChunkLocation]
     files: frozenset[str]
     stored_bytes: int
 
-    def lacks(self, wanted: Mapping[str, int]) -> dict[str, int]:
+    def find_missing(self, wanted: Mapping[str, int]) -> dict[str, int]:
         """Those of `wanted` (digest -> length) that no pack holds, in order."""
         return {digest: length for digest, length in wanted.items() if not self._holds(digest, length)}
 
@@ -43,21 +43,23 @@ class Holdings:
         return place is not None and place.length == length
 
 
-def lacking(record: PlanRecord, digests: tuple[str, ...], holdings: Holdings) -> dict[str, int]:
+def find_unstaged(record: PlanRecord, digests: tuple[str, ...], holdings: StoredChunks) -> dict[str, int]:
     """What a push needs staged before its commit (digest -> length): chunks that no pack holds, and all of a file that
     is kept as it is and not there yet, for it is written whole.
     """
     kept = record.kept
     if kept is None or kept.digest in holdings:
-        return holdings.lacks(record.wanted(digests))
-    return {kept.rest: kept.rest_bytes} | holdings.lacks(record.loose(digests)) | record.file_index(digests).lengths
+        return holdings.find_missing(record.wanted(digests))
+    return (
+        {kept.rest: kept.rest_bytes} | holdings.find_missing(record.loose(digests)) | record.file_index(digests).lengths
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
     """`places` is None where the index is damaged or not there (yet)."""
 
-    places: Mapping[str, Place] | None
+    places: Mapping[str, ChunkLocation] | None
     size: int
 
 
@@ -66,31 +68,33 @@ class Catalog:
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._packs = Recent[dict[str, _Pack]](_TENANTS_KEPT)
+        self._packs = TenantCache[dict[str, _Pack]](_TENANTS_KEPT)
 
     def __repr__(self) -> str:
         return f"<Catalog tenants={len(self._packs)}>"
 
-    async def holdings(self, tenant: str) -> Holdings:
+    async def holdings(self, tenant: str) -> StoredChunks:
         """The chunks of packs that have an index that decodes, and are there; the bytes of all packs.
 
         A pack that was taken away (damaged, then deleted by an operator) makes its chunks missing, so that the next
         push sends them again.
         """
-        there, indexed = [set(map(last_part, await list_objects(self._store, tenant, kind))) for kind in (PACKS, INDEX)]
+        there, indexed = [
+            set(map(object_name, await list_objects(self._store, tenant, kind))) for kind in (PACKS, INDEX)
+        ]
         known = self._packs.get(tenant, PACKS) or {}
 
         async def look(pack: str) -> tuple[str, _Pack]:
             return pack, await self._look(tenant, pack, pack in indexed, known.get(pack))
 
-        packs = dict(await abreast(look, sorted(there)))
+        packs = dict(await bounded_gather(look, sorted(there)))
         self._packs.put(tenant, PACKS, packs)
         usable = {name: pack.places for name, pack in packs.items() if pack.places is not None}
         places = {digest: place for chunks in usable.values() for digest, place in chunks.items()}
         files = frozenset(digest for name in usable if (digest := digest_of_file_pack(name)) is not None)
-        return Holdings(places, files, sum(pack.size for pack in packs.values()))
+        return StoredChunks(places, files, sum(pack.size for pack in packs.values()))
 
-    async def places(self, tenant: str) -> Mapping[str, Place]:
+    async def places(self, tenant: str) -> Mapping[str, ChunkLocation]:
         """Where each chunk of the tenant lies."""
         return (await self.holdings(tenant)).places
 
@@ -116,7 +120,7 @@ class Catalog:
             # No call of the store for the size: the index says it, or a pack is its chunks and this footer.
             if digest_of_file_pack(pack) is not None:
                 index = decode_file_index(raw, pack)
-                return _Pack(places_of(pack, index), index.size)
+                return _Pack(kept_file_locations(pack, index), index.size)
             entries = decode_table(raw, pack)
         except (BlobNotFound, BlobUnavailable):
             return None
@@ -125,5 +129,5 @@ class Catalog:
                 return None
             raise
         end = entries[-1].offset + entries[-1].length if entries else 0
-        places = {entry.digest: place_of(pack, entry) for entry in entries}
+        places = {entry.digest: location_of(pack, entry) for entry in entries}
         return _Pack(places, end + len(encode_footer(entries)))

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.packs import digest_of_file_pack
-from blobstore.places import read_places
+from blobstore.places import read_locations
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.errors import Refused, Unavailable
@@ -26,20 +26,28 @@ from contracts.keys import (
     PACK_LISTS,
     PACKS,
     condemned_key,
-    last_part,
+    object_name,
 )
 from contracts.manifest import decode_manifest
 from contracts.push import CollectReport
 from contracts.traffic_errors import Overloaded
-from snapshotter.jobs import Jobs
-from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose
-from snapshotter.publish import Publisher, UnderWay
+from snapshotter.jobs import GateJobs
+from snapshotter.policy.reach import (
+    AuxiliaryObject,
+    Collection,
+    ListedManifest,
+    ListedObject,
+    ListedPack,
+    StoreFacts,
+    plan_collection,
+)
+from snapshotter.publish import Publisher, RunningCommit
 from snapshotter.staging import IDLE_S, Staging
 
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4  # collections, of a tenant each: one waits while a push of its tenant writes packs
-_Listed = tuple[str, Found]  # a key and its object
+_Listed = tuple[str, ListedObject]  # a key and its object
 
 
 class Collector:
@@ -50,7 +58,7 @@ class Collector:
         store: BlobStore,
         publisher: Publisher,
         staging: Staging,
-        jobs: Jobs,
+        jobs: GateJobs,
         grace_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -87,11 +95,11 @@ class Collector:
             self._collecting.discard(tenant)
 
     async def _collect(self, tenant: str, run: bool) -> CollectReport:
-        async with self._publisher.quiet(tenant) as under_way:
+        async with self._publisher.hold_packs(tenant) as under_way:
             now_s = self._clock()
             idle_s = max(self._grace_s, IDLE_S)  # active pushes stay also without a grace period
             dropped = await asyncio.to_thread(self._staging.sweep, now_s, idle_s, tenant) if run else 0
-            chosen = choose(await self._look(tenant, under_way), now_s, self._grace_s)
+            chosen = plan_collection(await self._look(tenant, under_way), now_s, self._grace_s)
             if chosen.lost:
                 log.warning(
                     "chunks of kept versions are in no pack: no pack is freed before a check says what mends them",
@@ -115,40 +123,42 @@ class Collector:
     async def _apply(self, tenant: str, chosen: Collection) -> None:
         for version in chosen.condemn:
             await self._store.put_if_absent(condemned_key(tenant, version), b"")
-        for version in chosen.pardon:
+        for version in chosen.unmark:
             await self._store.delete(condemned_key(tenant, version))
         for freed in chosen.free:
             await self._store.delete(freed.key)
         nbytes = sum(freed.nbytes for freed in chosen.free)
         log.info("collected", extra={"tenant": tenant, "objects": len(chosen.free), "bytes": nbytes})
 
-    async def _look(self, tenant: str, under_way: tuple[UnderWay, ...]) -> StoreFacts:
+    async def _look(self, tenant: str, under_way: tuple[RunningCommit, ...]) -> StoreFacts:
         """Look at the store. Running commits are read before names: a commit that ends in between is found among the
         names.
         """
         named = frozenset(await self._jobs.named(tenant))
-        promised = await asyncio.to_thread(self._staging.promised, tenant)
+        declared_digests = await asyncio.to_thread(self._staging.declared_digests, tenant)
         attestations = await self._list(tenant, ATTESTATIONS)
         # After the listing: the push of each statement that was listed is known then.
-        coming = await asyncio.to_thread(self._staging.coming, tenant)
+        pending_versions = await asyncio.to_thread(self._staging.pending_versions, tenant)
         return StoreFacts(
             tenant=tenant,
             named=named,
             committing=frozenset(each.version for each in under_way),
-            promised=frozenset(promised.union(*(each.chunks for each in under_way))),
-            coming=frozenset(coming),
-            manifests=dict(await abreast(self._manifest, await self._list(tenant, MANIFESTS))),
+            declared_digests=frozenset(declared_digests.union(*(each.chunks for each in under_way))),
+            pending_versions=frozenset(pending_versions),
+            manifests=dict(await bounded_gather(self._manifest, await self._list(tenant, MANIFESTS))),
             drafts=await self._drafts(tenant),
-            condemned={last_part(key): found for key, found in await self._list(tenant, CONDEMNED)},
-            attestations=tuple(FoundSide(key, found, key.split("/")[2]) for key, found in attestations),
+            condemned={object_name(key): found for key, found in await self._list(tenant, CONDEMNED)},
+            attestations=tuple(AuxiliaryObject(key, found, key.split("/")[2]) for key, found in attestations),
             pack_lists=tuple(
-                FoundSide(key, found, last_part(key)) for key, found in await self._list(tenant, PACK_LISTS)
+                AuxiliaryObject(key, found, object_name(key)) for key, found in await self._list(tenant, PACK_LISTS)
             ),
             inputs=tuple(
-                side for side in await abreast(self._inputs, await self._list(tenant, INPUTS)) if side is not None
+                side
+                for side in await bounded_gather(self._inputs, await self._list(tenant, INPUTS))
+                if side is not None
             ),
-            packs=dict(await abreast(self._pack, await self._list(tenant, PACKS))),
-            indexes={last_part(key): found for key, found in await self._list(tenant, INDEX)},
+            packs=dict(await bounded_gather(self._pack, await self._list(tenant, PACKS))),
+            indexes={object_name(key): found for key, found in await self._list(tenant, INDEX)},
         )
 
     async def _list(self, tenant: str, kind: str) -> list[_Listed]:
@@ -157,35 +167,35 @@ class Collector:
                 stat = await self._store.stat(key)
             except BlobNotFound:
                 return None
-            return key, Found(stat.size, stat.modified_s)
+            return key, ListedObject(stat.size, stat.modified_s)
 
-        found = await abreast(look, await list_objects(self._store, tenant, kind))
+        found = await bounded_gather(look, await list_objects(self._store, tenant, kind))
         return [listed for listed in found if listed is not None]
 
-    async def _drafts(self, tenant: str) -> dict[str, FoundManifest]:
+    async def _drafts(self, tenant: str) -> dict[str, ListedManifest]:
         """Return the drafts without those that vanished during the look. What a running commit needs counts as
         promised.
         """
         listed = await self._list(tenant, DRAFTS)
-        drafts = dict(await abreast(self._manifest, listed))
+        drafts = dict(await bounded_gather(self._manifest, listed))
         if all(draft.chunks is not None for draft in drafts.values()):
             return drafts
-        there = {last_part(key) for key, _ in await self._list(tenant, DRAFTS)}
+        there = {object_name(key) for key, _ in await self._list(tenant, DRAFTS)}
         return {name: draft for name, draft in drafts.items() if draft.chunks is not None or name in there}
 
-    async def _manifest(self, listed: _Listed) -> tuple[str, FoundManifest]:
+    async def _manifest(self, listed: _Listed) -> tuple[str, ListedManifest]:
         key, found = listed
         try:
-            manifest = decode_manifest(await self._store.read(key), last_part(key))
+            manifest = decode_manifest(await self._store.read(key), object_name(key))
         except BlobNotFound:
-            return last_part(key), FoundManifest(found, None)
+            return object_name(key), ListedManifest(found, None)
         except Refused as refused:
             if isinstance(refused.failure, ManifestCorrupt):
-                return last_part(key), FoundManifest(found, None)
+                return object_name(key), ListedManifest(found, None)
             raise
-        return last_part(key), FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
+        return object_name(key), ListedManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
 
-    async def _inputs(self, listed: _Listed) -> FoundSide | None:
+    async def _inputs(self, listed: _Listed) -> AuxiliaryObject | None:
         """Return None if the object can't be read now. It stays, and the collection goes on."""
         key, found = listed
         try:
@@ -194,17 +204,17 @@ class Collector:
             version = ""
         except BlobUnavailable:
             return None
-        return FoundSide(key, found, version)
+        return AuxiliaryObject(key, found, version)
 
-    async def _pack(self, listed: _Listed) -> tuple[str, FoundPack]:
+    async def _pack(self, listed: _Listed) -> tuple[str, ListedPack]:
         key, found = listed
-        return last_part(key), FoundPack(found, await self._chunks(key))
+        return object_name(key), ListedPack(found, await self._chunks(key))
 
     async def _chunks(self, key: str) -> dict[str, int] | None:
         """Return the lengths of a pack's chunks. None if they can't be known now, or ever."""
         tenant, _, pack = key.split("/")
         try:
-            return {digest: place.length for digest, place in (await read_places(self._store, tenant, pack)).items()}
+            return {digest: place.length for digest, place in (await read_locations(self._store, tenant, pack)).items()}
         except BlobNotFound:
             # A pack with neither was taken away since its listing. In a file without index no reader finds a chunk.
             return None if digest_of_file_pack(pack) is None else {}

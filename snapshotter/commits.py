@@ -33,11 +33,11 @@ Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Co
 @dataclass(slots=True)
 class _Commit:
     tenant: str
-    announced: str  # see `digest_of`
+    announced: str  # see `digests_digest`
     client: str | None  # who began it
     step: CommitStep = CommitStep.WAITING
     task: asyncio.Task[Committed] = field(init=False)
-    joined: int = 0  # requests that wait for it
+    waiters: int = 0  # requests that wait for it
     abandonment: asyncio.TimerHandle | None = None  # runs while nobody waits for it
 
     def report(self, step: CommitStep) -> None:
@@ -46,12 +46,12 @@ class _Commit:
     async def join(self, wait_s: float) -> bool:
         """Wait for its end for at most `wait_s`. Return whether it ended."""
         self._stop_timer()
-        self.joined += 1
+        self.waiters += 1
         try:
             done, _ = await asyncio.wait({self.task}, timeout=wait_s)
         finally:
-            self.joined -= 1
-            self.abandon_later()
+            self.waiters -= 1
+            self.start_abandon_timer()
         return bool(done)
 
     def result(self, client: str | None) -> Committed:
@@ -63,9 +63,9 @@ class _Commit:
         committed = self.task.result()
         return committed if client == self.client else replace(committed, created=False, restored=False)
 
-    def abandon_later(self) -> None:
+    def start_abandon_timer(self) -> None:
         """Cancel it in ABANDONED_S, unless a request joins it or it ends before that."""
-        if not self.joined and not self.task.done():
+        if not self.waiters and not self.task.done():
             self._stop_timer()
             self.abandonment = asyncio.get_running_loop().call_later(ABANDONED_S, self.task.cancel)
 
@@ -101,7 +101,7 @@ class Commits:
         self, tenant: str, plan_id: str, announced: str, wait_s: float, client: str | None = None
     ) -> Committed | Committing | None:
         """Return the result of the plan's commit, or its step after `wait_s`; None if there is none, or it was
-        cancelled. `announced` is the `digest_of` the caller's chunks.
+        cancelled. `announced` is the `digests_digest` of the caller's chunks.
 
         Raises the failure of the commit once (the next call starts it anew), and `Refused(Conflict)` if the plan is
         being committed with other chunks.
@@ -127,12 +127,12 @@ class Commits:
         of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)
         if of_tenant >= free:
             raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
-        commit = _Commit(record.tenant, digest_of(digests), client)
+        commit = _Commit(record.tenant, digests_digest(digests), client)
         commit.task = asyncio.create_task(
             self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
         )
         commit.task.add_done_callback(_log_failure)
-        commit.abandon_later()
+        commit.start_abandon_timer()
         self._commits[record.plan_id] = commit
         self._forget_old()
 
@@ -158,7 +158,7 @@ class Commits:
             del self._commits[plan_id]
 
 
-def digest_of(digests: Iterable[str]) -> str:
+def digests_digest(digests: Iterable[str]) -> str:
     """Return the digest of a list of chunks, which is compared and kept in its place: it may take 80 MB."""
     return blake3(",".join(digests).encode()).hexdigest()
 

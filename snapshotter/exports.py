@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.packs import file_pack
-from blobstore.places import Place, read_place
+from blobstore.places import ChunkLocation, read_chunk
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.artifact_errors import ChunkCorrupt, ManifestMissing
 from contracts.errors import NotFound, Refused
@@ -14,11 +14,11 @@ from contracts.keys import PACKS, manifest_key, pack_key
 from contracts.manifest import decode_manifest
 from contracts.names import is_digest
 from contracts.push import Original
-from snapshotter.attestations import absence_of
+from snapshotter.attestations import explain_absence
 from snapshotter.catalog import Catalog
-from snapshotter.policy.whole_file import holds_weights_of, rest_of
-from snapshotter.recent import Recent
-from snapshotter.turns import ByteRoom, Turns
+from snapshotter.policy.whole_file import holds_weights_of, unchunked_spans
+from snapshotter.recent import TenantCache
+from snapshotter.turns import BodyBudget, RequestLimiter
 from snapshotter.verify import has_digest, try_file_index
 
 AT_ONCE: Final = 16
@@ -39,9 +39,9 @@ class Exports:
         self._store = store
         self._named = named
         self._catalog = catalog
-        self._places = Recent[Mapping[str, Place]](_TENANTS_KEPT)
-        self.turns = Turns("the list of chunks being exported", AT_ONCE)
-        self.room = ByteRoom("the memory for what is exported", ROOM_BYTES)
+        self._places = TenantCache[Mapping[str, ChunkLocation]](_TENANTS_KEPT)
+        self.turns = RequestLimiter("the list of chunks being exported", AT_ONCE)
+        self.room = BodyBudget("the memory for what is exported", ROOM_BYTES)
 
     def __repr__(self) -> str:
         return f"<Exports tenants={len(self._places)}>"
@@ -54,7 +54,7 @@ class Exports:
         except BlobNotFound:
             # A store that was lost, or is older than the registry, has no seal of the version either.
             is_named = version in await self._named(tenant)
-            absence = ManifestMissing(version) if is_named else await absence_of(self._store, tenant, version)
+            absence = ManifestMissing(version) if is_named else await explain_absence(self._store, tenant, version)
             raise Refused(absence) from None
         decode_manifest(raw, version)
         return raw
@@ -91,7 +91,7 @@ class Exports:
                 continue
             key = pack_key(tenant, file_pack(digest))
             try:
-                rest = await abreast(partial(self._read_span, key), rest_of(index))
+                rest = await bounded_gather(partial(self._read_span, key), unchunked_spans(index))
             except (BlobNotFound, BlobShort):
                 continue
             spans = tuple(tuple((span.offset, span.length) for span in chunk.spans) for chunk in index.chunks)
@@ -103,10 +103,10 @@ class Exports:
     async def _read_span(self, key: str, span: tuple[int, int]) -> bytes:
         return await self._store.read(key, *span)
 
-    async def _read(self, tenant: str, place: Place | None) -> bytes | None:
+    async def _read(self, tenant: str, place: ChunkLocation | None) -> bytes | None:
         if place is None:
             return None
         try:
-            return await read_place(self._store, pack_key(tenant, place.pack), place)
+            return await read_chunk(self._store, pack_key(tenant, place.pack), place)
         except (BlobNotFound, BlobShort):
             return None

@@ -13,11 +13,11 @@ from typing import Final
 
 from blake3 import blake3
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.packs import digest_of_file_pack
-from blobstore.places import Place, decode_pack_list, read_place
+from blobstore.places import ChunkLocation, decode_pack_list, read_chunk
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
-from contracts.attestation import short
+from contracts.attestation import shorten_key_id
 from contracts.errors import Refused
 from contracts.keys import (
     ATTESTATIONS,
@@ -32,16 +32,16 @@ from contracts.keys import (
     attestations_prefix,
     index_key,
     inputs_key,
-    last_part,
+    is_object_key,
     manifest_key,
-    names_object,
+    object_name,
     pack_key,
 )
 from contracts.manifest import Manifest, decode_manifest
 from contracts.problem import to_wire
 from contracts.push import AttestationEntry, FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from contracts.traffic_errors import Overloaded
-from snapshotter.attestations import Attestations
+from snapshotter.attestations import AttestationStore
 from snapshotter.policy.sealing import Sealing, inputs_digest
 from snapshotter.verify import NAMED, check_file, check_pack
 
@@ -60,8 +60,8 @@ class Fsck:
     store: BlobStore
     is_running: Callable[[str], bool]  # whether a push of the tenant is being committed, or a collection frees objects
     named: Callable[[str], Awaitable[tuple[str, ...]]]  # the versions that the tenant's models name
-    attestations: Attestations
-    coming: Callable[[str], set[str]]  # the versions that the tenant's open pushes make
+    attestations: AttestationStore
+    pending_versions: Callable[[str], set[str]]  # the versions that the tenant's open pushes make
     _checking: set[str] = field(default_factory=set)  # tenants
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class _Check:
         self._condemned: frozenset[str] = frozenset()  # versions that a collection marked and no model names
         self._manifests: dict[str, Manifest] = {}
         self._unread: set[str] = set()  # versions whose manifest can't be read: what they need is unknown
-        self._places: dict[str, Place] = {}  # verified chunks only
+        self._places: dict[str, ChunkLocation] = {}  # verified chunks only
         self._by_pack: dict[str, frozenset[str]] = {}  # verified chunks of each pack that was read
         self._unindexed: set[str] = set()  # packs without an index
         self._sealed: set[str] = set()  # versions with a good seal
@@ -116,7 +116,7 @@ class _Check:
         self._watch()
         self._named = frozenset(await self._fsck.named(self._tenant))
         keys = {kind: await list_objects(self._store, self._tenant, kind) for kind in _KINDS}
-        self._condemned = frozenset(map(last_part, keys[CONDEMNED])) - self._named
+        self._condemned = frozenset(map(object_name, keys[CONDEMNED])) - self._named
         for part in (
             self._each(keys[MANIFESTS], self._check_manifest),
             self._check_named(keys[MANIFESTS]),
@@ -130,7 +130,7 @@ class _Check:
             async for line in part:
                 yield line
         async for key in self._store.list(f"{self._tenant}/"):
-            if not names_object(key):
+            if not is_object_key(key):
                 yield FsckFinding(key=key, fault="no object of this format has such a name", mend="delete it")
 
     def summary(self, findings: int) -> FsckSummary:
@@ -176,7 +176,7 @@ class _Check:
         return FsckFinding(key=key, fault=fault, mend=f"{mend} {PUSH_AGAIN}")
 
     async def _check_manifest(self, key: str) -> Iterable[FsckLine]:
-        version = last_part(key)
+        version = object_name(key)
         try:
             self._manifests[version] = decode_manifest(await self._store.read(key), version)
         except BlobNotFound:
@@ -190,7 +190,7 @@ class _Check:
 
     async def _check_named(self, keys: list[str]) -> AsyncIterator[FsckLine]:
         """Find versions that models name and that have no manifest. One that was deleted meanwhile is no fault."""
-        missing = self._named - {last_part(key) for key in keys}
+        missing = self._named - {object_name(key) for key in keys}
         if missing:
             missing &= frozenset(await self._fsck.named(self._tenant))
         for version in sorted(missing):
@@ -200,19 +200,19 @@ class _Check:
 
     async def _check_packs(self) -> AsyncIterator[FsckLine]:
         packs, indexes = [await list_objects(self._store, self._tenant, kind) for kind in (PACKS, INDEX)]
-        found = zip(packs, await abreast(self._size, packs), strict=True)
+        found = zip(packs, await bounded_gather(self._size, packs), strict=True)
         sizes = {key: size for key, size in found if size is not None}
         async for line in self._each(sizes, partial(self._check_pack, sum(sizes.values()))):
             yield line
         async for finding in self._without_index():
             yield finding
         for key in indexes:
-            pack = pack_key(self._tenant, last_part(key))
+            pack = pack_key(self._tenant, object_name(key))
             if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
 
     async def _check_pack(self, total_bytes: int, key: str) -> Iterable[FsckLine]:
-        pack = last_part(key)
+        pack = object_name(key)
         look = check_pack if digest_of_file_pack(pack) is None else check_file
         check = await look(self._store, self._tenant, pack, PUSH_AGAIN)
         self._checked_bytes += check.size
@@ -252,7 +252,7 @@ class _Check:
             yield FsckFinding(key=index_key(self._tenant, pack), fault=fault, mend=mend)
 
     async def _check_references(self, key: str) -> Iterable[FsckLine]:
-        manifest = self._manifests.get(last_part(key))
+        manifest = self._manifests.get(object_name(key))
         if manifest is None:
             return ()  # it was not read, and that was said
         wanted = {chunk.digest: chunk.length for chunk in manifest.chunks}
@@ -286,7 +286,7 @@ class _Check:
             if len(space) >= end:
                 break
             place = self._places[chunk.digest]
-            space += await read_place(self._store, pack_key(self._tenant, place.pack), place)
+            space += await read_chunk(self._store, pack_key(self._tenant, place.pack), place)
         return [
             file.path
             for file in manifest.files
@@ -294,10 +294,10 @@ class _Check:
         ]
 
     async def _check_attestations(self, keys: dict[str, list[str]]) -> AsyncIterator[FsckLine]:
-        there = {last_part(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
+        there = {object_name(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
         versions = dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS])
         if not versions.keys() <= there:
-            self._coming = await asyncio.to_thread(self._fsck.coming, self._tenant)
+            self._coming = await asyncio.to_thread(self._fsck.pending_versions, self._tenant)
         prefixes = [attestations_prefix(self._tenant, version) for version in versions]
         async for line in self._each(prefixes, partial(self._check_attested, there)):
             yield line
@@ -349,7 +349,7 @@ class _Check:
             return ()
         if version not in self._manifests:
             fault = f"it names version {version[:64]!r}, which does not exist"
-        elif _inputs_of(self._manifests[version]) != last_part(key):
+        elif _inputs_of(self._manifests[version]) != object_name(key):
             fault = f"version {version} was made of other inputs"
         else:
             self._recorded.add(version)
@@ -363,7 +363,7 @@ class _Check:
         named = decode_pack_list(await self._store.read(key))
         if named is None:
             fault = "it is damaged"
-        elif not self._is_list_of(named, self._manifests.get(last_part(key))):
+        elif not self._is_list_of(named, self._manifests.get(object_name(key))):
             fault = "it names other packs than those that hold its version"
         else:
             return ()
@@ -377,7 +377,7 @@ class _Check:
         """
         if manifest is None:
             return True
-        unread = {last_part(key) for key in self._out_of_reach if key.startswith(pack_key(self._tenant, ""))}
+        unread = {object_name(key) for key in self._out_of_reach if key.startswith(pack_key(self._tenant, ""))}
         wanted = {chunk.digest for chunk in manifest.chunks} & self._places.keys()
         found = frozenset[str]().union(*(self._by_pack.get(pack, frozenset()) for pack in named))
         return set(named) <= self._by_pack.keys() | unread and wanted <= found
@@ -409,7 +409,7 @@ class _Check:
 def _distrust(entry: AttestationEntry) -> str | None:
     """Return why a signed seal is not trusted, else None. Whether a publisher is trusted is policy, and no fault."""
     if entry.name.startswith(SEAL_PREFIX) and entry.trusted_as is None and entry.key_id is not None:
-        return f"{short(entry.key_id)} sealed it, which is not trusted here"
+        return f"{shorten_key_id(entry.key_id)} sealed it, which is not trusted here"
     return None
 
 

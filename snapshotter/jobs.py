@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from contracts.control import NamedVersions, Registered, TenantLimits, VersionRegistration
+from contracts.control import NamedVersions, RegistrationResult, TenantLimits, VersionRegistration
 from contracts.errors import Refused, Unavailable
-from contracts.jobs import ENGINE, GateFacts, GateJob, SealAttestation, SealJob
+from contracts.jobs import ENGINE_SOCKET, GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from snapshotter.dependencies import REGISTRY
@@ -29,7 +29,7 @@ class Judge(Protocol):
         ...
 
 
-class EngineBeside:
+class StandaloneEngine:
     """An engine in `run`, which may come, go and be another one at any time: a connection for each job."""
 
     def __init__(self, run: Path) -> None:
@@ -45,14 +45,14 @@ class EngineBeside:
         except OSError as error:
             raise Refused(Unavailable(PEER)) from error
         with closing(directory):
-            client = ServiceClient(directory, ENGINE, PEER, limit=1)
+            client = ServiceClient(directory, ENGINE_SOCKET, PEER, limit=1)
             try:
                 return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
             finally:
                 await client.close()
 
 
-class Jobs:
+class GateJobs:
     """Over the control plane's socket, but for those that a `judge` of our own does. Each call may be repeated.
 
     All raise `Refused`: the job's own refusal, or Unavailable.
@@ -77,13 +77,13 @@ class Jobs:
             "POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=self._seal_s
         )
 
-    async def register(self, registration: VersionRegistration) -> Registered | None:
+    async def register(self, registration: VersionRegistration) -> RegistrationResult | None:
         """Register a published version; idempotent. Return None if the control plane does not say what it was.
 
         One of an earlier build answers without a body.
         """
-        kind: Any = Registered | None
-        answer: Registered | None = await self._client.call(
+        kind: Any = RegistrationResult | None
+        answer: RegistrationResult | None = await self._client.call(
             "POST", "/internal/v1/versions", kind, body=registration, timeout_s=REGISTRY_S
         )
         return answer

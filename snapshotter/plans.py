@@ -106,7 +106,7 @@ class PlanRecord(Wire, frozen=True):
         count = len(self.file_digests)
         return {digest: chunk.length for digest, chunk in zip(digests[:count], self.chunks[:count], strict=True)}
 
-    def came_with_plan(self) -> set[str]:
+    def staged_by_plan(self) -> set[str]:
         """Return what is staged from the start: pinned files' chunks, and bytes of a kept file that are in no chunk."""
         return {*self.file_digests, *(() if self.kept is None else (self.kept.rest,))}
 

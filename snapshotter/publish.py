@@ -15,11 +15,11 @@ from typing import Final
 from blake3 import blake3
 from msgspec import structs
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.packs import FileIndex, PackEntry, encode_file_index, encode_footer, encode_table, place
-from blobstore.places import encode_pack_list, read_place
+from blobstore.places import encode_pack_list, read_chunk
 from blobstore.store import BlobNotFound, BlobShort, BlobStore
-from contracts.artifact_errors import NOT_OF_CHUNKS, ArtifactRejected, ChunkCorrupt
+from contracts.artifact_errors import NON_CHUNK_CODES, ArtifactRejected, ChunkCorrupt
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import SealAttestation, SealJob
@@ -34,14 +34,14 @@ from contracts.keys import (
 )
 from contracts.manifest import Manifest, encode_manifest, version_of
 from contracts.push import CommitStep, Committed
-from snapshotter.attestations import Attestations
+from snapshotter.attestations import AttestationStore
 from snapshotter.catalog import Catalog
-from snapshotter.jobs import Jobs
+from snapshotter.jobs import GateJobs
 from snapshotter.plans import KeptFile, PlanRecord
-from snapshotter.policy.layout import group
-from snapshotter.policy.whole_file import Part, parts_of
+from snapshotter.policy.layout import group_into_packs
+from snapshotter.policy.whole_file import FilePart, file_parts
 from snapshotter.staging import Staging
-from snapshotter.turns import NamedLocks
+from snapshotter.turns import KeyedLocks
 from snapshotter.verify import ensure_object, has_digest, holds, try_file_index, verify_file, verify_pack
 
 Report = Callable[[CommitStep], None]
@@ -51,7 +51,7 @@ _CHUNKS_HELD: Final = 4
 _key_id: ContextVar[str] = ContextVar("pushed_by", default="")
 
 
-def asked_with(key_id: str) -> None:
+def set_caller_key(key_id: str) -> None:
     """What this task, and those that it starts, are asked for is asked with that key, as in `service.cause`.
 
     The key is no part of the plan: that is named by the digest of what it says, whoever sent it.
@@ -60,7 +60,7 @@ def asked_with(key_id: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnderWay:
+class RunningCommit:
     """A version on its way, and what it needs, from before its commit looks at the store until it is registered."""
 
     tenant: str
@@ -68,7 +68,7 @@ class UnderWay:
     chunks: frozenset[str]
 
 
-class WholeFileReader:
+class KeptFileReader:
     """One pass over the file that `record` keeps: its staged chunks and what lies between, in the file's own order.
 
     Every chunk is compared with its digest when it is first read, and the whole with the file's digest at the end:
@@ -81,7 +81,7 @@ class WholeFileReader:
         self._record = record
         self._kept = record.kept
         count = len(record.file_digests)
-        self._parts = parts_of(record.chunks[count:], digests[count:], self._kept.size)
+        self._parts = file_parts(record.chunks[count:], digests[count:], self._kept.size)
         self._held: OrderedDict[str, bytes] = OrderedDict()
         self._seen: set[str] = set()
 
@@ -102,7 +102,7 @@ class WholeFileReader:
             raise Refused(ArtifactRejected(self._kept.path, rule))
         yield last
 
-    async def _read(self, part: Part) -> bytes:
+    async def _read(self, part: FilePart) -> bytes:
         digest = part.digest or self._kept.rest
         if digest in self._seen and digest not in self._held:  # scattered tensors: not all of their chunk again
             return await asyncio.to_thread(self._staging.read_part, *self._staged(digest), part.offset, part.length)
@@ -130,7 +130,7 @@ async def _discard_lost(staging: Staging, record: PlanRecord, damaged: str) -> R
     A power cut damages many chunks at once. The client then asks what is missing, and sends all of it in one round.
     """
     await asyncio.to_thread(staging.discard, record.tenant, damaged)
-    for digest in await asyncio.to_thread(staging.held, record.tenant, record.plan_id):
+    for digest in await asyncio.to_thread(staging.staged_digests, record.tenant, record.plan_id):
         data = await asyncio.to_thread(staging.read, record.tenant, record.plan_id, digest)
         if not await has_digest(data, digest):
             await asyncio.to_thread(staging.discard, record.tenant, digest)
@@ -150,9 +150,9 @@ class Publisher:
         store: BlobStore,
         staging: Staging,
         catalog: Catalog,
-        jobs: Jobs,
+        jobs: GateJobs,
         pack_bytes: int,
-        attestations: Attestations,
+        attestations: AttestationStore,
     ) -> None:
         self._store = store
         self._staging = staging
@@ -160,9 +160,9 @@ class Publisher:
         self._jobs = jobs
         self._pack_bytes = pack_bytes
         self._attestations = attestations
-        self._tenants = NamedLocks()
-        self._versions = NamedLocks()
-        self._under_way: list[UnderWay] = []
+        self._tenants = KeyedLocks()
+        self._versions = KeyedLocks()
+        self._under_way: list[RunningCommit] = []
 
     def __repr__(self) -> str:
         return f"<Publisher packing={len(self._tenants)} sealing={len(self._versions)}>"
@@ -186,14 +186,14 @@ class Publisher:
         manifest = record.manifest(digests)
         raw = encode_manifest(manifest)
         version = version_of(raw)
-        with self._spared(UnderWay(record.tenant, version, frozenset(digests))):
+        with self._protected(RunningCommit(record.tenant, version, frozenset(digests))):
             async with self._tenants.hold(record.tenant):
                 holdings = await self._catalog.holdings(record.tenant)
-                new = loose = holdings.lacks(record.wanted(digests))
+                new = loose = holdings.find_missing(record.wanted(digests))
                 if record.kept is not None and record.kept.digest not in holdings:
                     await self._keep_file(record, record.kept, digests, report)
-                    loose = holdings.lacks(record.loose(digests))
-                for chunks in group(loose.items(), self._pack_bytes):
+                    loose = holdings.find_missing(record.loose(digests))
+                for chunks in group_into_packs(loose.items(), self._pack_bytes):
                     await self._write_pack(record, chunks, report)
                 await self._write_pack_list(record.tenant, version, digests)
             async with self._versions.hold(f"{record.tenant}/{version}"):
@@ -227,7 +227,7 @@ class Publisher:
             await self._attestations.add_seal(tenant, seal)
 
     @asynccontextmanager
-    async def quiet(self, tenant: str) -> AsyncIterator[tuple[UnderWay, ...]]:
+    async def hold_packs(self, tenant: str) -> AsyncIterator[tuple[RunningCommit, ...]]:
         """No commit of the tenant writes packs inside. Yields those that are under way: they wait for that, or wrote
         theirs and are not registered yet.
         """
@@ -235,7 +235,7 @@ class Publisher:
             yield tuple(each for each in self._under_way if each.tenant == tenant)
 
     @contextmanager
-    def _spared(self, under_way: UnderWay) -> Iterator[None]:
+    def _protected(self, under_way: RunningCommit) -> Iterator[None]:
         """A collection leaves alone what it needs."""
         self._under_way.append(under_way)
         try:
@@ -252,7 +252,7 @@ class Publisher:
         and this push has not sealed the version anew: good chunks don't show that these are good now.
         """
         what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
-        if fault in NOT_OF_CHUNKS and not resealed:
+        if fault in NON_CHUNK_CODES and not resealed:
             ask = f"ask once for MODEL@{version.version[:12]}, the model where it failed"
             rule = f"{failed}, and this push did not seal it anew: {ask}"
             raise Refused(Conflict(what, rule))
@@ -261,14 +261,14 @@ class Publisher:
         async def check(digest: str) -> None:
             try:
                 place = places[digest]
-                data = await read_place(self._store, pack_key(version.tenant, place.pack), place)
+                data = await read_chunk(self._store, pack_key(version.tenant, place.pack), place)
             except (KeyError, BlobNotFound, BlobShort):
                 data = b""
             if not await has_digest(data, digest):
                 rule = f"{failed}, and chunk {digest} is damaged in the store: `kelvin fsck` says what mends it"
                 raise Refused(Conflict(what, rule))
 
-        await abreast(check, dict.fromkeys(digests), _CHUNKS_HELD)
+        await bounded_gather(check, dict.fromkeys(digests), _CHUNKS_HELD)
 
     async def _write_pack(self, record: PlanRecord, chunks: tuple[tuple[str, int], ...], report: Report) -> None:
         report(CommitStep.PACKING)
@@ -280,12 +280,12 @@ class Publisher:
             await self._store.put_if_absent(key, self._pieces(record, entries, footer))
             report(CommitStep.VERIFYING)
             found = await verify_pack(self._store, record.tenant, pack)
-            if found.good and found.entries == entries:
+            if found.is_intact and found.entries == entries:
                 break
             # Not written well, or damaged since an earlier attempt wrote it. Nothing refers to it yet.
             await self._store.delete(key)
             if attempt == 2:
-                raise Refused(ChunkCorrupt(min(found.bad, default=pack), "store"))
+                raise Refused(ChunkCorrupt(min(found.damaged_chunks, default=pack), "store"))
         await self._ensure_object(index_key(record.tenant, pack), encode_table(entries))
 
     async def _keep_file(self, record: PlanRecord, kept: KeptFile, digests: tuple[str, ...], report: Report) -> None:
@@ -294,14 +294,14 @@ class Publisher:
         index = record.file_index(digests)
         key = pack_key(record.tenant, kept.pack)
         for attempt in (1, 2):
-            await self._store.put_if_absent(key, WholeFileReader(self._staging, record, digests).blocks())
+            await self._store.put_if_absent(key, KeptFileReader(self._staging, record, digests).blocks())
             report(CommitStep.VERIFYING)
             # The chunks too: a file that was there may hold others at these places than this push says.
             found = await verify_file(self._store, record.tenant, kept.pack, index)
-            if found.good:
+            if found.is_intact:
                 break
             if found.digest_matches:
-                rule = f"chunk {min(found.bad)} does not lie in it where the push says"
+                rule = f"chunk {min(found.damaged_chunks)} does not lie in it where the push says"
                 raise Refused(ArtifactRejected(kept.path, rule))
             await self._store.delete(key)
             if attempt == 2:

@@ -12,7 +12,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused, Unavailable
 from contracts.jobs import GateFacts, GateJob
 from contracts.manifest import encode_manifest, version_of
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.push import (
     AttestRequest,
     Committed,
@@ -25,23 +25,23 @@ from contracts.push import (
 )
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode
-from snapshotter.attestations import Attestations
-from snapshotter.catalog import Catalog, lacking
-from snapshotter.commits import Commits, digest_of
-from snapshotter.jobs import Jobs
+from snapshotter.attestations import AttestationStore
+from snapshotter.catalog import Catalog, find_unstaged
+from snapshotter.commits import Commits, digests_digest
+from snapshotter.jobs import GateJobs
 from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.config import check_tokenizer_fits
-from snapshotter.policy.files import MAX_PATHS, MODULES, is_of_recipe
+from snapshotter.policy.files import MAX_PATHS, MODULES, is_recipe_file
 from snapshotter.policy.intake import Intake, admit
 from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
 from snapshotter.policy.predictor import predictor_facts
 from snapshotter.policy.quota import make_room
 from snapshotter.policy.sealing import choose_sealing
-from snapshotter.policy.whole_file import Whole
+from snapshotter.policy.whole_file import KeptTensorizer
 from snapshotter.publish import Publisher, Report
-from snapshotter.recent import Recent
+from snapshotter.recent import TenantCache
 from snapshotter.staging import Staging
-from snapshotter.turns import ByteRoom, NamedLocks, Turns
+from snapshotter.turns import BodyBudget, KeyedLocks, RequestLimiter
 
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20
@@ -79,9 +79,9 @@ class Pushes:
         staging: Staging,
         catalog: Catalog,
         publisher: Publisher,
-        jobs: Jobs,
+        jobs: GateJobs,
         limits: PushLimits,
-        attestations: Attestations,
+        attestations: AttestationStore,
     ) -> None:
         self._staging = staging
         self._catalog = catalog
@@ -92,15 +92,15 @@ class Pushes:
         self.commits = Commits(self._publish)
         # Held in memory: whole plans, lists of digests, chunks until they are staged, answers until they are read.
         room_bytes = max(ROOM_BYTES, CHUNKS_AT_ONCE * limits.chunk_bytes)
-        self.body_room = ByteRoom("the memory for bodies of pushes", room_bytes)
-        self.plan_turns = Turns("the list of plans being judged", PLANS_AT_ONCE)
-        self.chunk_turns = Turns("the list of chunks being stored", CHUNKS_AT_ONCE)
-        self.record_turns = Turns("the list of plans being read", RECORDS_AT_ONCE)
-        self._declared = Recent[_Places](PLACES_KEPT, PARTS_KEPT)
+        self.body_room = BodyBudget("the memory for bodies of pushes", room_bytes)
+        self.plan_turns = RequestLimiter("the list of plans being judged", PLANS_AT_ONCE)
+        self.chunk_turns = RequestLimiter("the list of chunks being stored", CHUNKS_AT_ONCE)
+        self.record_turns = RequestLimiter("the list of plans being read", RECORDS_AT_ONCE)
+        self._declared = TenantCache[_Places](PLACES_KEPT, PARTS_KEPT)
         # Plans of dry runs: what never comes to the disk needs no cleaning up.
-        self._rehearsals = Recent[PlanRecord](REHEARSALS_KEPT, PARTS_KEPT)
+        self._rehearsals = TenantCache[PlanRecord](REHEARSALS_KEPT, PARTS_KEPT)
         # What a tenant may still store is decided for one push after another.
-        self._quotas = NamedLocks()
+        self._quotas = KeyedLocks()
 
     def __repr__(self) -> str:
         return f"<Pushes {self._staging!r} {self.commits!r}>"
@@ -108,7 +108,7 @@ class Pushes:
     async def plan(self, tenant: str, body: bytes | bytearray) -> Plan:
         """Judge, ask the gate, lay out, open."""
         request = await asyncio.to_thread(_decode_plan, body)
-        dns_label(request.model, "model")
+        require_dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
         # Check this before the layout: headers may claim any size.
         if (need := intake.total_bytes) > (most := self._limits.max_version_bytes):
@@ -159,15 +159,17 @@ class Pushes:
         limit = await self._limit(tenant)
         async with self._quotas.hold(tenant):
             # In this order: what is packed between the two is seen in both, and counts once.
-            promises = await asyncio.to_thread(self._staging.promises, tenant, push.plan_id, time.time())
+            open_promises = await asyncio.to_thread(self._staging.open_promises, tenant, push.plan_id, time.time())
             holdings = await self._catalog.holdings(tenant)
-            said = await self._attestations.said(tenant)
+            publisher_objects = await self._attestations.publisher_objects(tenant)
             keeps = record.kept is not None and record.kept.digest not in holdings
             stores = record.declaration(request.digests, keeps).stores()
-            idle = make_room(holdings.stored_bytes + sum(said.values()), holdings, stores, promises, limit)
-            needed = lacking(record, request.digests, holdings)
+            idle = make_room(
+                holdings.stored_bytes + sum(publisher_objects.values()), holdings, stores, open_promises, limit
+            )
+            needed = find_unstaged(record, request.digests, holdings)
             staged = await asyncio.to_thread(self._staging.staged, tenant, needed)
-            staged.update(record.came_with_plan())  # though a dry run's lies nowhere
+            staged.update(record.staged_by_plan())  # though a dry run's lies nowhere
             await asyncio.to_thread(self._staging.check_room, _bytes_but(needed, staged))
             if rehearsed is None:
                 await self._drop_idle(tenant, idle, limit)
@@ -221,22 +223,24 @@ class Pushes:
         stored bytes.
         """
         version = version_of(await self.manifest(tenant, plan_id))
-        objects = self._attestations.origin(tenant, version, request)
+        objects = self._attestations.statement_objects(tenant, version, request)
         limit = await self._limit(tenant)
         async with self._quotas.hold(tenant):
-            promises = await asyncio.to_thread(self._staging.promises, tenant, "", time.time())
+            open_promises = await asyncio.to_thread(self._staging.open_promises, tenant, "", time.time())
             holdings = await self._catalog.holdings(tenant)
-            said = await self._attestations.said(tenant)
-            new = {key: len(raw) for key, raw in objects.items() if key not in said}
-            idle = make_room(holdings.stored_bytes + sum(said.values()), holdings, new, promises, limit)
+            publisher_objects = await self._attestations.publisher_objects(tenant)
+            new = {key: len(raw) for key, raw in objects.items() if key not in publisher_objects}
+            idle = make_room(
+                holdings.stored_bytes + sum(publisher_objects.values()), holdings, new, open_promises, limit
+            )
             await self._drop_idle(tenant, idle, limit)
-            await self._attestations.add_origin(tenant, version, objects)
+            await self._attestations.add_statement(tenant, version, objects)
 
     async def commit(
         self, tenant: str, plan_id: str, announced: str, client: str | None = None
     ) -> Committed | Committing:
-        """Make the version, or return how far its commit is. `announced` is the `digest_of` the chunks, `client` the
-        caller's name: see `Commits`.
+        """Make the version, or return how far its commit is. `announced` is the `digests_digest` of the chunks,
+        `client` the caller's name: see `Commits`.
         """
         answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
         if answer is not None:
@@ -251,7 +255,7 @@ class Pushes:
         async with self.record_turns.take(tenant, PLAN_TURN_S):
             record = await self._load(tenant, plan_id)
             digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
-            if await asyncio.to_thread(digest_of, digests) != announced:
+            if await asyncio.to_thread(digests_digest, digests) != announced:
                 raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
             if plan_id not in self.commits:  # another request may have been quicker
                 self.commits.start(record, digests, client)
@@ -373,7 +377,7 @@ def _bytes_but(chunks: dict[str, int], there: set[str]) -> int:
     return sum(length for digest, length in chunks.items() if digest not in there)
 
 
-def _kept(whole: Whole | None) -> KeptFile | None:
+def _kept(whole: KeptTensorizer | None) -> KeptFile | None:
     if whole is None:
         return None
     return KeptFile(
@@ -383,7 +387,7 @@ def _kept(whole: Whole | None) -> KeptFile | None:
 
 def _gate_job(tenant: str, intake: Intake) -> GateJob:
     tensors = {tensor.name: (str(tensor.dtype), tensor.shape) for tensor in intake.tensors}
-    recipe = {file.path: file.content.decode() for file in intake.files if is_of_recipe(file.path)}
+    recipe = {file.path: file.content.decode() for file in intake.files if is_recipe_file(file.path)}
     return GateJob(
         config_json=intake.config_json, tensors=tensors, recipe=recipe if MODULES in recipe else {}, tenant=tenant
     )

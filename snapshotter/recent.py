@@ -14,7 +14,7 @@ class _Kept(Generic[T]):
     size: int
 
 
-class Recent(Generic[T]):
+class TenantCache(Generic[T]):
     """At most `most` values, of at most `size_limit` (None: any size) in all. The newest is kept whatever its size.
 
     If it is full, the tenant that has most, in size, loses the value that was put first.

@@ -18,12 +18,12 @@ from contracts.artifact_errors import (
     ProbeFailed,
     StorageQuotaExceeded,
 )
-from contracts.control import Principal, Scope, allows
+from contracts.control import Principal, Scope, scope_allows
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.manifest import Manifest
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.push import (
-    CLIENT,
+    CLIENT_PHRASE,
     AttestationList,
     AttestRequest,
     CollectReport,
@@ -41,14 +41,14 @@ from contracts.push import (
 )
 from contracts.traffic_errors import ReplicaLost
 from contracts.wire import decode, encode
-from service.first import while_asked
-from service.openapi import OCTETS, described
-from service.principal import holder_of
-from snapshotter.attestations import Attestations
-from snapshotter.bodies import Lent, read_body, read_exactly
-from snapshotter.commits import digest_of
+from service.first import run_until_disconnect
+from service.openapi import OCTETS, route_docs
+from service.principal import require_scope
+from snapshotter.attestations import AttestationStore
+from snapshotter.bodies import BufferedResponse, read_body, read_exactly
+from snapshotter.commits import digests_digest
 from snapshotter.exports import Exports, check_version
-from snapshotter.publish import Publisher, asked_with
+from snapshotter.publish import Publisher, set_caller_key
 from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, Pushes
 
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
@@ -60,9 +60,9 @@ JSON: Final = "application/json"
 _OF_COMMITS: Final = (
     ArtifactRejected, CapacityExceeded, StorageQuotaExceeded, ChunkCorrupt, ManifestCorrupt, ProbeFailed, ReplicaLost,
 )  # fmt: skip
-_described: Final = partial(described, scope=Scope.PUSH)
+_described: Final = partial(route_docs, scope=Scope.PUSH)
 
-_pusher_of = holder_of(Scope.PUSH)
+_pusher_of = require_scope(Scope.PUSH)
 NDJSON: Final = "application/x-ndjson"
 SMALL_BYTES: Final = 64 << 10
 SEAL_BYTES: Final = 32 << 20  # names of 200,000 tensors
@@ -75,16 +75,16 @@ def _pushing_tenant(request: Request) -> str:
 
 
 def _tenant_of(principal: Principal) -> str:
-    return dns_label(principal.tenant, "tenant")  # it becomes the name of a directory
+    return require_dns_label(principal.tenant, "tenant")  # it becomes the name of a directory
 
 
 def _named_tenant(request: Request) -> str:
     """The caller's, or for an operator the one that `?tenant=` names; another's looks like none."""
     principal = _pusher_of(request)
     named = request.query_params.get("tenant", principal.tenant)
-    if named != principal.tenant and not allows(principal.scopes, Scope.OPERATOR):
+    if named != principal.tenant and not scope_allows(principal.scopes, Scope.OPERATOR):
         raise Refused(NotFound("tenant", named[:63]))
-    return dns_label(named, "tenant")
+    return require_dns_label(named, "tenant")
 
 
 Tenant = Annotated[str, Depends(_pushing_tenant)]
@@ -96,23 +96,23 @@ def push_routes(pushes: Pushes) -> APIRouter:
     router = APIRouter(prefix="/push/v1")
 
     def answer_of(tenant: str, content: bytes) -> Response:
-        return Lent(content, JSON, pushes.body_room, tenant)
+        return BufferedResponse(content, JSON, pushes.body_room, tenant)
 
     async def announced_in(tenant: str, request: Request) -> str:
         """Its chunks take up to 80 MB: nothing of them is held while the commit runs."""
         async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
-            return await asyncio.to_thread(lambda: digest_of(decode(body, CommitRequest).digests))
+            return await asyncio.to_thread(lambda: digests_digest(decode(body, CommitRequest).digests))
 
-    @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
+    @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, request_body=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
         reading = partial(read_body, request, PLAN_BYTES)
         turn = pushes.plan_turns.take(tenant, PLAN_TURN_S)
         async with pushes.body_room.receive(tenant, reading, turn) as body:
-            return answer_of(tenant, encode(await while_asked(request.receive, pushes.plan(tenant, body))))
+            return answer_of(tenant, encode(await run_until_disconnect(request.receive, pushes.plan(tenant, body))))
 
     @router.post(
         "/plans/{plan_id}/missing",
-        **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, takes=MissingRequest),
+        **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, request_body=MissingRequest),
     )
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
         reading = partial(read_body, request, DIGESTS_BYTES)
@@ -121,7 +121,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
 
     @router.put(
         "/plans/{plan_id}/chunks/{digest}",
-        **_described(None, NotFound, Conflict, CapacityExceeded, status=204, takes=bytes),
+        **_described(None, NotFound, Conflict, CapacityExceeded, status=204, request_body=bytes),
     )
     async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
         nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
@@ -146,7 +146,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
             StorageQuotaExceeded,
             ChunkCorrupt,
             status=204,
-            takes=AttestRequest,
+            request_body=AttestRequest,
         ),
     )
     async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:
@@ -156,55 +156,57 @@ def push_routes(pushes: Pushes) -> APIRouter:
 
     @router.post(
         "/plans/{plan_id}/commit",
-        **_described(Committed, NotFound, Conflict, *_OF_COMMITS, also={202: Committing}, takes=CommitRequest),
+        **_described(
+            Committed, NotFound, Conflict, *_OF_COMMITS, extra_responses={202: Committing}, request_body=CommitRequest
+        ),
     )
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
         announced = await announced_in(tenant, request)
-        asked_with(_pusher_of(request).key_id)
-        answer = await pushes.commit(tenant, plan_id, announced, request.query_params.get(CLIENT))
+        set_caller_key(_pusher_of(request).key_id)
+        answer = await pushes.commit(tenant, plan_id, announced, request.query_params.get(CLIENT_PHRASE))
         return Response(encode(answer), 202 if isinstance(answer, Committing) else 200, media_type=JSON)
 
     return router
 
 
-def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: Attestations) -> APIRouter:
+def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: AttestationStore) -> APIRouter:
     """Routes of `contracts/push.py` over what is stored: check it, collect, and give it out."""
     router = APIRouter(prefix="/push/v1")
 
-    @router.post("/fsck", **described(FsckLine, media_type=NDJSON, scope=Scope.PUSH))
+    @router.post("/fsck", **route_docs(FsckLine, media_type=NDJSON, scope=Scope.PUSH))
     async def check(tenant: Tenant) -> Response:
         lines = (encode(line) + b"\n" async for line in fsck(tenant))
         return StreamingResponse(lines, media_type=NDJSON)
 
-    @router.post("/collect", **described(CollectReport, NotFound, takes=CollectRequest, scope=Scope.PUSH))
+    @router.post("/collect", **route_docs(CollectReport, NotFound, request_body=CollectRequest, scope=Scope.PUSH))
     async def free(tenant: NamedTenant, request: Request) -> Response:
         wish = decode(await read_body(request, SMALL_BYTES), CollectRequest)
         return Response(encode(await collect(tenant, wish.run)), media_type=JSON)
 
-    @router.get("/manifests/{version}", **described(Manifest, NotFound, ManifestCorrupt, scope=Scope.PUSH))
+    @router.get("/manifests/{version}", **route_docs(Manifest, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def manifest(tenant: Tenant, version: str) -> Response:
         async with exports.turns.take(tenant):
-            return Lent(await exports.manifest(tenant, version), JSON, exports.room, tenant)
+            return BufferedResponse(await exports.manifest(tenant, version), JSON, exports.room, tenant)
 
-    @router.get("/originals/{version}", **described(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
+    @router.get("/originals/{version}", **route_docs(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def original(tenant: Tenant, version: str) -> Response:
         async with exports.turns.take(tenant):
-            return Lent(encode(await exports.original(tenant, version)), JSON, exports.room, tenant)
+            return BufferedResponse(encode(await exports.original(tenant, version)), JSON, exports.room, tenant)
 
-    @router.get("/chunks/{digest}", **described(bytes, NotFound, ChunkCorrupt, scope=Scope.PUSH))
+    @router.get("/chunks/{digest}", **route_docs(bytes, NotFound, ChunkCorrupt, scope=Scope.PUSH))
     async def chunk(tenant: Tenant, digest: str) -> Response:
         async with exports.turns.take(tenant):
-            return Lent(await exports.chunk(tenant, digest), OCTETS, exports.room, tenant)
+            return BufferedResponse(await exports.chunk(tenant, digest), OCTETS, exports.room, tenant)
 
     @router.get(
         "/versions/{version}/attestations",
-        **described(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH),
+        **route_docs(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH),
     )
     async def attested(tenant: Tenant, version: str) -> Response:
         async with exports.turns.take(tenant):
             await exports.manifest(tenant, version)  # there is one, or it is not found
             found = await attestations.entries(tenant, version)
-            return Lent(encode(AttestationList(attestations=found)), JSON, exports.room, tenant)
+            return BufferedResponse(encode(AttestationList(attestations=found)), JSON, exports.room, tenant)
 
     return router
 
@@ -217,7 +219,7 @@ def inner_routes(publisher: Publisher) -> APIRouter:
     async def keep(request: Request) -> Response:
         found = decode(await read_body(request, SEAL_BYTES), KeepSeal)
         check_version(found.seal.version)
-        await publisher.add_seal(dns_label(found.tenant, "tenant"), found.seal)
+        await publisher.add_seal(require_dns_label(found.tenant, "tenant"), found.seal)
         return Response(status_code=204)
 
     return router

@@ -8,9 +8,9 @@ from typing import Final
 from urllib.parse import quote
 
 from contracts import settings
-from contracts.manifest import CHUNK_BYTES, PAGE
+from contracts.manifest import CHUNK_BYTES, PAGE_BYTES
 from contracts.roles import Role
-from service.inner_settings import ALONE, Between, read_between
+from service.inner_settings import LOCAL_ONLY, PeerSettings, read_peer_settings
 from service.trust import ROOTS
 from snapshotter.dependencies import GATE, SEAL
 
@@ -37,7 +37,7 @@ class SnapshotterSettings:
     seal_s: int = int(SEAL.timeout_s)
     collect_grace_s: int = 86_400
     trust_roots: Path | None = None
-    between: Between = ALONE
+    peer_settings: PeerSettings = LOCAL_ONLY
     engine: Path | None = None  # where the sockets of a `kelvin engine` are; None: the control plane has one
 
     @property
@@ -60,24 +60,24 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
     """Raises `BadSetting`, naming variable, value and rule."""
     data = Path(settings.text(env, "KELVIN_DATA")).absolute()
     lifeline = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
-    chunk_bytes = settings.integer(env, "KELVIN_CHUNK_BYTES", CHUNK_BYTES, low=PAGE, high=256 << 20)
-    if chunk_bytes % PAGE:
-        raise settings.BadSetting("KELVIN_CHUNK_BYTES", str(chunk_bytes), f"must be a multiple of {PAGE}")
+    chunk_bytes = settings.integer(env, "KELVIN_CHUNK_BYTES", CHUNK_BYTES, low=PAGE_BYTES, high=256 << 20)
+    if chunk_bytes % PAGE_BYTES:
+        raise settings.BadSetting("KELVIN_CHUNK_BYTES", str(chunk_bytes), f"must be a multiple of {PAGE_BYTES}")
     return SnapshotterSettings(
         data=data,
         store_url=settings.text(env, "KELVIN_STORE", f"file://{quote(str(data / 'store'))}"),
         lifeline_fd=None if lifeline < 0 else lifeline,
         chunk_bytes=chunk_bytes,
-        pack_bytes=settings.integer(env, "KELVIN_PACK_BYTES", 256 << 20, low=PAGE, high=4 << 30),
+        pack_bytes=settings.integer(env, "KELVIN_PACK_BYTES", 256 << 20, low=PAGE_BYTES, high=4 << 30),
         plans_per_tenant=settings.integer(env, "KELVIN_PUSH_PLANS", 16, low=1, high=1000),
         plan_age_s=settings.integer(env, "KELVIN_PUSH_PLAN_AGE_S", 86_400, low=60),
-        max_version_bytes=settings.integer(env, "KELVIN_PUSH_VERSION_BYTES", _TIB, low=PAGE),
+        max_version_bytes=settings.integer(env, "KELVIN_PUSH_VERSION_BYTES", _TIB, low=PAGE_BYTES),
         tenant_store_bytes=settings.integer(env, "KELVIN_TENANT_STORE_BYTES", _TIB, low=0),
         gate_s=settings.integer(env, "KELVIN_GATE_S", int(GATE.timeout_s), low=1, high=3600),
         seal_s=settings.integer(env, "KELVIN_SEAL_S", int(SEAL.timeout_s), low=1, high=86_400),
         collect_grace_s=settings.integer(env, "KELVIN_COLLECT_GRACE_S", 86_400, low=0),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
-        between=read_between(env, Role.SNAPSHOTTER, LISTEN),
+        peer_settings=read_peer_settings(env, Role.SNAPSHOTTER, LISTEN),
         engine=_engine(env),
     )
 

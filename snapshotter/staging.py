@@ -43,26 +43,26 @@ class Staging:
     def __init__(self, root: Path, plans_per_tenant: int) -> None:
         self._root = root
         self._plans_per_tenant = plans_per_tenant
-        self._held: Counter[str] = Counter()
+        self._pins: Counter[str] = Counter()
         # Held from the last check of an idle push until it is renamed away, so that no commit begins in between.
         self._removing = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_unfinished()
 
     def __repr__(self) -> str:
-        return f"<Staging {self._root} held={sum(self._held.values())}>"
+        return f"<Staging {self._root} held={sum(self._pins.values())}>"
 
     @contextmanager
     def hold(self, plan_id: str) -> Iterator[None]:
         """Keep the plan during the block, whatever its age and however little room there is."""
         with self._removing:
-            self._held[plan_id] += 1
+            self._pins[plan_id] += 1
         try:
             yield
         finally:
             with self._removing:
-                self._held[plan_id] -= 1
-                self._held += Counter()  # forget zeros
+                self._pins[plan_id] -= 1
+                self._pins += Counter()  # forget zeros
 
     def open(self, record: PlanRecord, first_chunks: Mapping[str, bytes], now_s: float) -> None:
         """Keep the plan, with the chunks that are here already. Repeats are harmless. `now_s` is wall clock."""
@@ -108,7 +108,7 @@ class Staging:
             raise Refused(Conflict("chunk", "ask which chunks are missing first"))
         return declaration.digests
 
-    def promises(self, tenant: str, but: str, now_s: float) -> list[Promise]:
+    def open_promises(self, tenant: str, but: str, now_s: float) -> list[Promise]:
         """Return what the tenant's pushes other than `but` may still send, the longest idle first."""
         found: list[Promise] = []
         with _translated("plan", but):
@@ -128,7 +128,7 @@ class Staging:
         names = (entry.name for plan in self._plans(tenant) for entry in _scan(plan / "chunks"))
         return set(wanted).intersection(names)
 
-    def held(self, tenant: str, plan_id: str) -> list[str]:
+    def staged_digests(self, tenant: str, plan_id: str) -> list[str]:
         """Return the digests of the chunks that this push holds."""
         chunks = _scan(self._path(tenant, plan_id) / "chunks")
         return [entry.name for entry in chunks if not entry.name.startswith(".")]
@@ -182,11 +182,11 @@ class Staging:
         with _translated("plan", plan_id):
             return self._remove_idle(self._path(tenant, plan_id), now_s, IDLE_S)
 
-    def promised(self, tenant: str) -> set[str]:
+    def declared_digests(self, tenant: str) -> set[str]:
         """Every chunk that an open push of the tenant named: sent, or said to be there already."""
         return {digest for _, digests in self._pushes(tenant) for digest in digests}
 
-    def coming(self, tenant: str) -> set[str]:
+    def pending_versions(self, tenant: str) -> set[str]:
         """Every version that an open push of the tenant makes. A push whose record was damaged makes none."""
         found: set[str] = set()
         for plan_id, digests in self._pushes(tenant):
@@ -297,14 +297,14 @@ class Staging:
         Return whether it is gone. Raises OSError if the disk refuses.
         """
         with self._removing:
-            if push.exists() and (self._held[push.name] or now_s - _mtime(push) < idle_s):
+            if push.exists() and (self._pins[push.name] or now_s - _mtime(push) < idle_s):
                 return False
             hidden = _hide(push)
         shutil.rmtree(hidden, ignore_errors=True)
         return True
 
     def _is_free(self, push: Path, now_s: float) -> bool:
-        return not self._held[push.name] and now_s - _mtime(push) >= IDLE_S
+        return not self._pins[push.name] and now_s - _mtime(push) >= IDLE_S
 
     def _remove_unfinished(self) -> None:
         """Remove unfinished entries of a killed process: names with a dot. Nobody reads those that stay."""

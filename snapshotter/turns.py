@@ -1,8 +1,9 @@
 """Bound how many requests do something at once: by name, by number, or by the memory that they take.
 
-`NamedLocks` keeps what must not happen twice at once apart, by tenant or version. `Turns` bounds the number of jobs; it
-is for work that needs nothing more from a client. `ByteRoom` bounds bytes; it is for bodies that are received or sent,
-so a client that sends nothing holds nothing. Whoever waits too long is refused with a time to come back.
+`KeyedLocks` keeps what must not happen twice at once apart, by tenant or version. `RequestLimiter` bounds the number of
+jobs; it is for work that needs nothing more from a client. `BodyBudget` bounds bytes; it is for bodies that are
+received or sent, so a client that sends nothing holds nothing. Whoever waits too long is refused with a time to come
+back.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ TURN_S: Final = 10.0
 Read = Callable[[Callable[[int], None]], Awaitable[bytearray]]
 
 
-class NamedLocks:
+class KeyedLocks:
     """Each is held by one at a time, or by `at_once`. Fair among those who wait for the same name. Keeps nothing of
     names that nobody holds.
     """
@@ -59,7 +60,7 @@ class _Body:
     timeout: asyncio.Timeout | None = None  # while it is on its way and may be cut
 
 
-class ByteRoom:
+class BodyBudget:
     """Memory for bodies while they are received or sent: at most `limit_bytes` in all, and half of that for one tenant.
 
     If it is full, the tenant that holds most gives way: its oldest body that is still on its way is cut. So slow or
@@ -146,7 +147,7 @@ class ByteRoom:
         return Refused(Overloaded(self._what, self._limit_bytes, 1.0, "bytes"))
 
 
-class Turns:
+class RequestLimiter:
     """At most `limit` jobs at once, at most half of them of one tenant, first come, first served.
 
     A tenant's jobs beyond its half wait in a queue of their own, so they delay no other tenant.
@@ -155,7 +156,7 @@ class Turns:
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
         self._limit = limit
-        self._tenants = NamedLocks(max(1, limit // 2))
+        self._tenants = KeyedLocks(max(1, limit // 2))
         self._free = asyncio.Semaphore(limit)
 
     def __repr__(self) -> str:

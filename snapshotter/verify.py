@@ -12,7 +12,7 @@ from typing import Final
 from blake3 import blake3
 
 from blobstore.packs import FileIndex, PackEntry, decode_file_index, decode_table, digest_of_file_pack
-from blobstore.places import Place, place_of, places_of, read_footer, read_place
+from blobstore.places import ChunkLocation, kept_file_locations, location_of, read_chunk, read_footer
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Failure, Refused
@@ -30,13 +30,13 @@ class PackReport:
     size: int
     entries: tuple[PackEntry, ...]
     footer_fault: str | None
-    bad: frozenset[str]  # digests of chunks whose bytes don't match
+    damaged_chunks: frozenset[str]  # digests of chunks whose bytes don't match
     digest_matches: bool  # of the whole object
 
     @property
-    def good(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether every byte is as its name says."""
-        return self.footer_fault is None and not self.bad and self.digest_matches
+        return self.footer_fault is None and not self.damaged_chunks and self.digest_matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class FileReport:
     """What a whole read of a kept file found, and of its chunks where `places` say they are."""
 
     size: int
-    places: Mapping[str, Place]
-    bad: frozenset[str]  # digests of chunks whose bytes don't match
+    places: Mapping[str, ChunkLocation]
+    damaged_chunks: frozenset[str]  # digests of chunks whose bytes don't match
     digest_matches: bool
 
     @property
-    def good(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether every byte is as it should be."""
-        return not self.bad and self.digest_matches
+        return not self.damaged_chunks and self.digest_matches
 
 
 async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
@@ -67,12 +67,12 @@ async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
             raise
         footer_fault = refused.failure.reason
     whole = blake3()
-    bad: set[str] = set()
+    damaged_chunks: set[str] = set()
     for offset, length, digest in _spans(entries, size):
         data = await store.read(key, offset, length)
         if not await asyncio.to_thread(_absorb, whole, data, digest) and digest is not None:
-            bad.add(digest)
-    return PackReport(size, entries, footer_fault, frozenset(bad), whole.hexdigest() == pack)
+            damaged_chunks.add(digest)
+    return PackReport(size, entries, footer_fault, frozenset(damaged_chunks), whole.hexdigest() == pack)
 
 
 async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex | None) -> FileReport:
@@ -85,17 +85,17 @@ async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex
     whole = blake3()
     for offset, length, _ in _blocks(0, size):
         await asyncio.to_thread(_absorb, whole, await store.read(key, offset, length), None)
-    places = {} if index is None else places_of(pack, index)
-    bad = set()
+    places = {} if index is None else kept_file_locations(pack, index)
+    damaged_chunks = set()
     for digest, place in places.items():
         try:
-            data = await read_place(store, key, place)
+            data = await read_chunk(store, key, place)
         except BlobShort:
-            bad.add(digest)
+            damaged_chunks.add(digest)
             continue
         if not await has_digest(data, digest):
-            bad.add(digest)
-    return FileReport(size, places, frozenset(bad), whole.hexdigest() == digest_of_file_pack(pack))
+            damaged_chunks.add(digest)
+    return FileReport(size, places, frozenset(damaged_chunks), whole.hexdigest() == digest_of_file_pack(pack))
 
 
 async def try_file_index(store: BlobStore, tenant: str, pack: str) -> FileIndex | None:
@@ -161,7 +161,7 @@ class PackCheck:
     """`places` are those of chunks that are right. `is_indexed` is False where there is no index at all."""
 
     size: int
-    places: Mapping[str, Place]
+    places: Mapping[str, ChunkLocation]
     findings: tuple[FsckFinding, ...]
     is_indexed: bool
 
@@ -169,16 +169,18 @@ class PackCheck:
 async def check_pack(store: BlobStore, tenant: str, pack: str, push_again: str) -> PackCheck:
     """Every chunk against its digest, footer and index against each other. Raises `BlobNotFound`, `Refused`."""
     report = await verify_pack(store, tenant, pack)
-    good = {entry.digest: place_of(pack, entry) for entry in report.entries if entry.digest not in report.bad}
+    is_intact = {
+        entry.digest: location_of(pack, entry) for entry in report.entries if entry.digest not in report.damaged_chunks
+    }
     findings = _findings(tenant, pack, report, push_again)
     key = index_key(tenant, pack)
     try:
         fault = _index_fault(await store.read(key), pack, report)
     except BlobNotFound:
-        return PackCheck(report.size, good, tuple(findings), False)
+        return PackCheck(report.size, is_intact, tuple(findings), False)
     if fault is not None:
         findings.append(FsckFinding(key=key, fault=fault, mend=f"delete it, then {push_again}"))
-    return PackCheck(report.size, good, tuple(findings), True)
+    return PackCheck(report.size, is_intact, tuple(findings), True)
 
 
 def _index_fault(raw: bytes, pack: str, report: PackReport) -> str | None:
@@ -197,9 +199,11 @@ def _findings(tenant: str, pack: str, report: PackReport, push_again: str) -> li
     faults = []
     if report.footer_fault is not None:
         faults.append(f"its footer: {report.footer_fault}")
-    if report.bad:
-        some = ", ".join(sorted(report.bad)[:NAMED])
-        faults.append(f"{len(report.bad)} of {len(report.entries)} chunks do not match their digests: {some}")
+    if report.damaged_chunks:
+        some = ", ".join(sorted(report.damaged_chunks)[:NAMED])
+        faults.append(
+            f"{len(report.damaged_chunks)} of {len(report.entries)} chunks do not match their digests: {some}"
+        )
     if not faults and not report.digest_matches:
         faults.append("its bytes do not match its name")
     return [FsckFinding(key=key, fault=fault, mend=mend) for fault in faults]
@@ -220,17 +224,17 @@ async def check_file(store: BlobStore, tenant: str, pack: str, push_again: str) 
             raise
         findings.append(FsckFinding(key=key, fault=refused.failure.message, mend=f"delete it, then {push_again}"))
     report = await verify_file(store, tenant, pack, index)
-    good = {digest: place for digest, place in report.places.items() if digest not in report.bad}
-    return PackCheck(report.size, good, (*findings, *_file_findings(tenant, pack, report, push_again)), is_indexed)
+    is_intact = {digest: place for digest, place in report.places.items() if digest not in report.damaged_chunks}
+    return PackCheck(report.size, is_intact, (*findings, *_file_findings(tenant, pack, report, push_again)), is_indexed)
 
 
 def _file_findings(tenant: str, pack: str, report: FileReport, push_again: str) -> list[FsckFinding]:
     key, index = pack_key(tenant, pack), index_key(tenant, pack)
-    some = ", ".join(sorted(report.bad)[:NAMED])
-    told = f"{len(report.bad)} of {len(report.places)} chunks do not match their digests: {some}"
+    some = ", ".join(sorted(report.damaged_chunks)[:NAMED])
+    told = f"{len(report.damaged_chunks)} of {len(report.places)} chunks do not match their digests: {some}"
     if not report.digest_matches:
-        fault = told if report.bad else "its bytes do not match its name"
+        fault = told if report.damaged_chunks else "its bytes do not match its name"
         return [FsckFinding(key=key, fault=fault, mend=f"delete it and {index}, then {push_again}")]
-    if report.bad:  # the file is what it was: its index is not
+    if report.damaged_chunks:  # the file is what it was: its index is not
         return [FsckFinding(key=index, fault=told, mend=f"delete it, then {push_again}")]
     return []

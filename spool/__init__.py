@@ -5,8 +5,8 @@ dead process left); `frame.py` has the format.
 """
 
 from spool.home import has_owner
-from spool.recovery import Recovered, recover
+from spool.recovery import RecoveredSource, recover
 from spool.shipper import Post, Shipper
 from spool.spool import Spool
 
-__all__ = ["Post", "Recovered", "Shipper", "Spool", "has_owner", "recover"]
+__all__ = ["Post", "RecoveredSource", "Shipper", "Spool", "has_owner", "recover"]

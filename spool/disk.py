@@ -28,7 +28,7 @@ def segments(directory: Path) -> list[int]:
     return sorted(int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit())
 
 
-class Disk:
+class SegmentDisk:
     """The real one."""
 
     def create(self, path: Path, size: int) -> int:

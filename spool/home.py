@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from spool.disk import Disk, segments
+from spool.disk import SegmentDisk, segments
 from spool.reader import POSITION, encode_position, last_sequence, read_position, remove_segment
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def has_owner(root: Path, source: str) -> bool:
     return False
 
 
-class Home:
+class SourceDirectory:
     """`root`/`source`, locked until closed. The lock ends with the process, however it ends."""
 
     def __init__(self, root: Path, source: str, fd: int) -> None:
@@ -84,7 +84,7 @@ class Home:
         return f"<Home {self.source}>"
 
     @classmethod
-    def claim(cls, root: Path, source: str, disk: Disk | None = None) -> "Home":
+    def lock(cls, root: Path, source: str, disk: SegmentDisk | None = None) -> "SourceDirectory":
         """Lock the directory, and create it if it is missing. Its name is durable on return.
 
         Raises BlockingIOError if a live process has it, OSError, and ValueError for a bad name.
@@ -93,18 +93,20 @@ class Home:
             raise ValueError(f"source {source!r}: must be 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is there is tried first, as a full disk takes no new directory; and last, as another may have made it.
-        home = cls.try_claim(root, source) or cls._try_create(root, source) or cls.try_claim(root, source)
-        if home is None:
+        source_directory = cls.try_lock(root, source) or cls._try_create(root, source) or cls.try_lock(root, source)
+        if source_directory is None:
             raise BlockingIOError(errno.EWOULDBLOCK, "this source has a live owner", str(root / source))
         try:
-            (disk or Disk()).sync_directory(root)  # or a power cut takes it, with the records that were durable in it
+            (disk or SegmentDisk()).sync_directory(
+                root
+            )  # or a power cut takes it, with the records that were durable in it
         except BaseException:
-            home.close()
+            source_directory.close()
             raise
-        return home
+        return source_directory
 
     @classmethod
-    def _try_create(cls, root: Path, source: str) -> "Home | None":
+    def _try_create(cls, root: Path, source: str) -> "SourceDirectory | None":
         """Create the directory with its lock held, so that no recovery takes it for a dead process's."""
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
         fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,7 +124,7 @@ class Home:
         return cls(root, source, fd)
 
     @classmethod
-    def try_claim(cls, root: Path, source: str) -> "Home | None":
+    def try_lock(cls, root: Path, source: str) -> "SourceDirectory | None":
         """Lock the directory. Return None if it does not exist, or somebody has it."""
         path = root / source
         try:

@@ -14,10 +14,10 @@ from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from contracts.traffic_errors import Overloaded
-from spool.disk import Disk, segment_name, segments
+from spool.disk import SegmentDisk, segment_name, segments
 from spool.frame import encode_frame
 from spool.reader import last_unbroken_sequence, remove_segment
-from spool.recent import Recent
+from spool.recent import RecentRecords
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +27,22 @@ SEGMENT_BYTES: Final = 1024 * 1024
 LIMIT_BYTES: Final = 1024 * 1024 * 1024
 
 
-class Journal:
+class SegmentWriter:
     """One writer's segments in `directory`, which must exist and be this writer's alone. Not thread-safe."""
 
     def __init__(
         self,
         directory: Path,
         *,
-        disk: Disk | None = None,
+        disk: SegmentDisk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         limit_bytes: int = LIMIT_BYTES,
-        recent: Recent | None = None,
+        recent: RecentRecords | None = None,
     ) -> None:
         """What is committed is put into `recent`, too."""
         self._directory = directory
         self._recent = recent
-        self._disk = disk or Disk()
+        self._disk = disk or SegmentDisk()
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
         self._fd = -1
@@ -86,7 +86,7 @@ class Journal:
             return self._only_committed(outcomes, refused)
         return outcomes
 
-    def skip_to(self, sequence: int) -> None:
+    def advance_to(self, sequence: int) -> None:
         """Go on behind `sequence`: it was given before, although the disk has lost it."""
         if sequence > self.committed:
             self.close()

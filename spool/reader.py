@@ -19,7 +19,7 @@ from zlib import crc32
 
 from spool.disk import segment_name, segments
 from spool.frame import MAX_SEQUENCE, Frame, decode_frame, find_frame
-from spool.recent import Recent
+from spool.recent import RecentRecords
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _POSITION: Final = struct.Struct("<QI")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RecordBatch:
     """Records in order. The batch covers every sequence up to `last`; `skipped` of them are lost."""
 
     payloads: tuple[bytes, ...]
@@ -37,12 +37,12 @@ class Batch:
     skipped: int
 
 
-class Tail:
+class SegmentReader:
     """Reads after the acknowledged position. One per spool; not thread-safe."""
 
-    def __init__(self, directory: Path, recent: Recent | None = None) -> None:
+    def __init__(self, directory: Path, recent: RecentRecords | None = None) -> None:
         self.directory = directory
-        self._recent = recent or Recent()  # of a spool that nobody writes there is nothing
+        self._recent = recent or RecentRecords()  # of a spool that nobody writes there is nothing
         # Segments that may have bytes that can't be read; None: all. A writer knows what it has written itself.
         self._suspect = None if recent is None else set(segments(directory))
         self.acknowledged = read_position(directory)
@@ -56,7 +56,7 @@ class Tail:
     def __repr__(self) -> str:
         return f"<Tail {self.directory.name} acknowledged={self.acknowledged}>"
 
-    def read(self, until: int, max_records: int, max_bytes: int) -> Batch | None:
+    def read(self, until: int, max_records: int, max_bytes: int) -> RecordBatch | None:
         """The records after the acknowledged one up to `until`; at least one however large; None where there is none.
 
         Reading again without an acknowledgement gives the same records (more, if there are more). Raises OSError.
@@ -65,7 +65,7 @@ class Tail:
         size, sequence, skipped = 0, self.acknowledged, 0
         first_lost = last_lost = 0
         self._is_fresh = False
-        for kept in self._recent.after(sequence, min(max_records, until - sequence)):
+        for kept in self._recent.records_after(sequence, min(max_records, until - sequence)):
             if payloads and size + len(kept.payload) > max_bytes:
                 break
             payloads.append(kept.payload)
@@ -73,7 +73,7 @@ class Tail:
             sequence = kept.sequence
         if payloads:
             self._segment, self._content = 0, b""  # what was read last may lie segments behind
-            return Batch(tuple(payloads), sequence, skipped)
+            return RecordBatch(tuple(payloads), sequence, skipped)
         while len(payloads) < max_records and sequence < until:
             frame = self._frame_after(sequence, until)
             if frame is not None and payloads and size + len(frame.payload) > max_bytes:
@@ -97,7 +97,7 @@ class Tail:
         if skipped:  # one line a batch, as each record may be damaged
             lost = {"source": self.directory.name, "first": first_lost, "last": last_lost, "lost": skipped}
             log.error("records of a spool are lost", extra=lost)
-        return Batch(tuple(payloads), sequence, skipped) if payloads else None
+        return RecordBatch(tuple(payloads), sequence, skipped) if payloads else None
 
     def acknowledge(self, last: int) -> None:
         """The receiver has everything up to `last`: remember it, drop segments that hold nothing else."""

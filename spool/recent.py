@@ -10,7 +10,7 @@ from spool.frame import HEADER_BYTES, Frame
 RECENT_BYTES: Final = 4 * 1024 * 1024
 
 
-class Recent:
+class RecentRecords:
     """Filled by the committer, emptied by the one reader. Bounded: what comes while it is full is left to the disk."""
 
     def __init__(self, limit_bytes: int = RECENT_BYTES) -> None:
@@ -37,7 +37,7 @@ class Recent:
             while self._frames and self._frames[0][0] <= last:
                 self._bytes -= len(self._frames.popleft()[1])
 
-    def after(self, sequence: int, most: int) -> list[Frame]:
+    def records_after(self, sequence: int, most: int) -> list[Frame]:
         """The records that follow `sequence` without a gap, at most that many; none where the next one is not here."""
         found: list[Frame] = []
         with self._lock:

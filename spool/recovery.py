@@ -7,17 +7,17 @@ from pathlib import Path
 
 from contracts.errors import Refused
 from service.loops import record_error
-from service.threads import to_the_end
-from spool.home import Home, is_shipped, readable_sources
+from service.threads import run_uncancellable
+from spool.home import SourceDirectory, is_shipped, readable_sources
 from spool.looking import frames_below
-from spool.reader import Tail, last_sequence, read_position
+from spool.reader import SegmentReader, last_sequence, read_position
 from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredSource:
     """What became of one leftover source."""
 
     source: str
@@ -26,12 +26,12 @@ class Recovered:
     remaining: int  # not taken by the receiver now; call again
 
 
-def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
+def leftover_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
     """Yield the records in the spools of wanted sources, acknowledged or not. See `looking.frames_below`."""
     return (frame.payload for _, frame in frames_below(directory, lambda _: 0, wanted))
 
 
-def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+def list_spools(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """By source: the last record that was acknowledged, and the last one. Of a live one, as of a moment ago.
 
     Where the disk can't read a source, that is logged, and nothing is known to wait in it.
@@ -49,7 +49,7 @@ def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         yield source, (acknowledged, last)
 
 
-async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:
+async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[RecoveredSource]:
     """Ship every leftover source once, and remove its directory once all of it was acknowledged.
 
     `post_for(source)` returns what takes the records of that source, or None to leave them. A post that raises ends
@@ -62,38 +62,40 @@ async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> li
         if post is None:
             continue
         try:
-            home = None if is_shipped(directory / source) else Home.try_claim(directory, source)
-            if home is None:
+            source_directory = None if is_shipped(directory / source) else SourceDirectory.try_lock(directory, source)
+            if source_directory is None:
                 continue
             try:
-                report.append(await _ship(home, post))
+                report.append(await _ship(source_directory, post))
             finally:
-                home.close()
+                source_directory.close()
         except OSError as error:
             log.warning("a leftover spool can't be read; it is kept", extra={"source": source, "error": repr(error)})
     return report
 
 
-async def _ship(home: Home, post: Post) -> Recovered:
-    tail = Tail(home.path)
+async def _ship(source_directory: SourceDirectory, post: Post) -> RecoveredSource:
+    tail = SegmentReader(source_directory.path)
     shipped = lost = 0
-    last = await to_the_end(None, last_sequence, home.path)
+    last = await run_uncancellable(None, last_sequence, source_directory.path)
     try:
-        while (batch := await to_the_end(None, tail.read, last, MAX_RECORDS, MAX_BYTES)) is not None:
+        while (batch := await run_uncancellable(None, tail.read, last, MAX_RECORDS, MAX_BYTES)) is not None:
             await post(batch.payloads)
-            await to_the_end(None, tail.acknowledge, batch.last)
+            await run_uncancellable(None, tail.acknowledge, batch.last)
             shipped += len(batch.payloads)
             lost += batch.skipped
         # Nobody can count what lies behind the last readable record. `remove_if_shipped` keeps it, and logs it.
         lost += last - tail.acknowledged
-        await to_the_end(None, tail.acknowledge, last)
+        await run_uncancellable(None, tail.acknowledge, last)
     except (Refused, OSError) as error:
-        log.warning("a leftover spool is not taken; it is kept", extra={"source": home.source, "error": repr(error)})
+        log.warning(
+            "a leftover spool is not taken; it is kept", extra={"source": source_directory.source, "error": repr(error)}
+        )
     except Exception as error:
-        record_error(error, home.source)
+        record_error(error, source_directory.source)
     finally:
         tail.close()
     remaining = last - tail.acknowledged
     if remaining == 0:
-        await to_the_end(None, home.remove_if_shipped)
-    return Recovered(home.source, shipped, lost, remaining)
+        await run_uncancellable(None, source_directory.remove_if_shipped)
+    return RecoveredSource(source_directory.source, shipped, lost, remaining)

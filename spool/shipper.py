@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Self
 
 from contracts.deadline import Deadline
-from contracts.doubling import Doubling, is_told
+from contracts.doubling import ExponentialBackoff, should_log
 from contracts.errors import Refused
 from service.loops import Loops, record_error
-from service.threads import to_the_end
+from service.threads import run_uncancellable
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Shipper:
         self._spool = spool
         self._post = post
         self._linger_s = linger_s
-        self._backoff = Doubling(backoff_s, max_backoff_s)
+        self._backoff = ExponentialBackoff(backoff_s, max_backoff_s)
         self._jitter = jitter
         self._one_at_a_time = asyncio.Lock()
         self._committed = asyncio.Event()
@@ -105,16 +105,16 @@ class Shipper:
         async with self._one_at_a_time:
             try:
                 tail = self._spool.tail
-                batch = await to_the_end(None, tail.read, self._spool.committed, MAX_RECORDS, MAX_BYTES)
+                batch = await run_uncancellable(None, tail.read, self._spool.committed, MAX_RECORDS, MAX_BYTES)
                 if batch is not None:
                     await self._post(batch.payloads)
-                    await to_the_end(None, tail.acknowledge, batch.last)
+                    await run_uncancellable(None, tail.acknowledge, batch.last)
                 elif self.backlog:
                     # Damage at the end of what is written: the next segment lets us go on behind the hole.
                     raise OSError("durable records cannot be read back")
             except (Refused, OSError) as error:
                 self.failures += 1
-                if is_told(self.failures):
+                if should_log(self.failures):
                     log.warning(
                         "records are not taken; they are kept",
                         extra={"source": self._spool.source, "error": repr(error), "failures": self.failures},

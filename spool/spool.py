@@ -13,19 +13,19 @@ from typing import Final
 
 from contracts.errors import Internal, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
-from spool.disk import Disk
-from spool.home import Home
-from spool.journal import LIMIT_BYTES, SEGMENT_BYTES, Journal, Make
-from spool.reader import Tail
-from spool.recent import RECENT_BYTES, Recent
+from spool.disk import SegmentDisk
+from spool.home import SourceDirectory
+from spool.journal import LIMIT_BYTES, SEGMENT_BYTES, Make, SegmentWriter
+from spool.reader import SegmentReader
+from spool.recent import RECENT_BYTES, RecentRecords
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 4096
 MAX_GROUP: Final = 512
 BLOCKING_TIMEOUT_S: Final = 30.0
-LINGER: Final = 1  # rounds of a loop
-SOON_S: Final = 0.05  # within which what nobody waits for is on its way to the disk
+LINGER_ROUNDS: Final = 1  # rounds of a loop
+UNAWAITED_DELAY_S: Final = 0.05  # within which what nobody waits for is on its way to the disk
 
 Outcome = int | Exception
 
@@ -41,7 +41,7 @@ class _LoopWaiter:
         self.future: asyncio.Future[int] = loop.create_future()
         self.outcome: Outcome = 0
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """On the loop."""
         if self.future.done():  # cancelled: the record stays
             return
@@ -62,7 +62,7 @@ class _ThreadWaiter:
         self.outcome: Outcome = 0
 
 
-class _Unwaited:
+class _FireAndForget:
     """An append that nobody waits for."""
 
     __slots__ = ("make",)
@@ -71,16 +71,22 @@ class _Unwaited:
         self.make = make
 
 
-Waiter = _LoopWaiter | _ThreadWaiter | _Unwaited
+Waiter = _LoopWaiter | _ThreadWaiter | _FireAndForget
 
 
 class Spool:
     """Records of one source. The source names one process lifetime: never use one again."""
 
-    def __init__(self, home: Home, journal: Journal, max_waiting: int, recent: Recent | None = None) -> None:
-        self.source = home.source
-        self.path = home.path
-        self._home = home
+    def __init__(
+        self,
+        source_directory: SourceDirectory,
+        journal: SegmentWriter,
+        max_waiting: int,
+        recent: RecentRecords | None = None,
+    ) -> None:
+        self.source = source_directory.source
+        self.path = source_directory.path
+        self._source_directory = source_directory
         self._journal = journal
         self._max_waiting = max_waiting
         self._committed = journal.committed
@@ -92,7 +98,7 @@ class Spool:
         self._is_waking_soon = False  # of the loop that appends what nobody waits for
         self._listeners: dict[int, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self.tail = Tail(home.path, recent)  # the shipper's
+        self.tail = SegmentReader(source_directory.path, recent)  # the shipper's
         self._thread = threading.Thread(target=self._run, name=f"spool-{self.source}", daemon=True)
         self._thread.start()
 
@@ -102,20 +108,22 @@ class Spool:
         directory: Path,
         source: str,
         *,
-        disk: Disk | None = None,
+        disk: SegmentDisk | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         limit_bytes: int = LIMIT_BYTES,
         max_waiting: int = MAX_WAITING,
         recent_bytes: int = RECENT_BYTES,
     ) -> "Spool":
         """The spool `directory`/`source`. Raises OSError (BlockingIOError: a live process has it), ValueError."""
-        home = Home.claim(directory, source, disk)
+        source_directory = SourceDirectory.lock(directory, source, disk)
         try:
-            recent = Recent(recent_bytes)
-            journal = Journal(home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=limit_bytes, recent=recent)
-            return cls(home, journal, max_waiting, recent)
+            recent = RecentRecords(recent_bytes)
+            journal = SegmentWriter(
+                source_directory.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=limit_bytes, recent=recent
+            )
+            return cls(source_directory, journal, max_waiting, recent)
         except BaseException:
-            home.close()
+            source_directory.close()
             raise
 
     def __repr__(self) -> str:
@@ -144,18 +152,18 @@ class Spool:
         loop = asyncio.get_running_loop()
         waiter = _LoopWaiter(make, loop)
         if not self._enqueue(waiter, loop):
-            loop.call_soon(self._linger, loop, LINGER)
+            loop.call_soon(self._wake_after_rounds, loop, LINGER_ROUNDS)
         return await waiter.future
 
-    def append_soon(self, make: Make) -> None:
+    def append_unacknowledged(self, make: Make) -> None:
         """A record that costs nobody anything if a crash takes it: it goes to the disk with the next one that is waited
-        for, or within SOON_S. From one event loop. What the disk says is logged, and is `failure`. Raises `Refused`:
-        Overloaded where too many wait, Internal after `close`.
+        for, or within UNAWAITED_DELAY_S. From one event loop. What the disk says is logged, and is `failure`. Raises
+        `Refused`: Overloaded where too many wait, Internal after `close`.
         """
-        self._enqueue(_Unwaited(make))
+        self._enqueue(_FireAndForget(make))
         if not self._is_waking_soon:
             self._is_waking_soon = True
-            asyncio.get_running_loop().call_later(SOON_S, self._wake_soon)
+            asyncio.get_running_loop().call_later(UNAWAITED_DELAY_S, self._wake_soon)
 
     def append_blocking(self, make: Make, timeout_s: float = BLOCKING_TIMEOUT_S) -> int:
         """As `append`, for a thread without a loop. After Refused(DeadlineExceeded) the record may still be made."""
@@ -195,9 +203,9 @@ class Spool:
             return
         self._journal.close()
         self.tail.close()
-        if self._home.is_open:
-            self._home.remove_if_shipped()
-            self._home.close()
+        if self._source_directory.is_open:
+            self._source_directory.remove_if_shipped()
+            self._source_directory.close()
 
     def _wake_soon(self) -> None:
         self._is_waking_soon = False
@@ -214,10 +222,10 @@ class Spool:
             before, self._lingering = self._lingering, loop or self._lingering
             return before is loop
 
-    def _linger(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
+    def _wake_after_rounds(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
         """Rounds of the loop: no time where it is idle, and company for the record where it is busy."""
         if rounds:
-            loop.call_soon(self._linger, loop, rounds - 1)
+            loop.call_soon(self._wake_after_rounds, loop, rounds - 1)
         else:
             self._wakes.put(None)
 
@@ -256,7 +264,7 @@ class Spool:
     def _deliver(self, group: Sequence[Waiter], outcomes: Sequence[Outcome]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         for waiter, outcome in zip(group, outcomes, strict=True):
-            if isinstance(waiter, _Unwaited):
+            if isinstance(waiter, _FireAndForget):
                 if isinstance(outcome, Exception):
                     log.error("a record is lost", extra={"source": self.source, "error": repr(outcome)})
                 continue
@@ -264,7 +272,7 @@ class Spool:
             if isinstance(waiter, _ThreadWaiter):
                 waiter.done.set()
             else:
-                by_loop.setdefault(waiter.loop, []).append(waiter.settle)
+                by_loop.setdefault(waiter.loop, []).append(waiter.resolve)
         with self._lock:
             listeners = list(self._listeners.values())
         for loop, callback in listeners:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from telemetry.policy.spans import RequestFacts, RestoreFacts, Span, request_spans, restore_spans
+from telemetry.policy.spans import RequestFacts, RestoreFacts, TraceSpan, request_spans, restore_spans
 
 TIMEOUT_S: Final = 5.0
 _SCOPE: Final = InstrumentationScope("kelvin")
@@ -51,9 +51,9 @@ class OtlpCollector:
         """Give up a call under way soon. May be called from another thread."""
         self._spans.shutdown()  # type: ignore[no-untyped-call]
 
-    def _span(self, span: Span) -> ReadableSpan:
+    def _span(self, span: TraceSpan) -> ReadableSpan:
         parent = None if span.parent_id is None else _context(span.trace_id, span.parent_id)
-        links = () if span.follows is None else (Link(_context(*span.follows)),)
+        links = () if span.linked_span is None else (Link(_context(*span.linked_span)),)
         status = Status(StatusCode.UNSET) if span.failure is None else Status(StatusCode.ERROR, span.failure)
         return ReadableSpan(
             name=span.name,
@@ -62,7 +62,7 @@ class OtlpCollector:
             resource=self._resource,
             attributes=span.attributes,
             links=links,
-            kind=SpanKind.SERVER if span.serves else SpanKind.INTERNAL,
+            kind=SpanKind.SERVER if span.is_server else SpanKind.INTERNAL,
             instrumentation_scope=_SCOPE,
             status=status,
             start_time=span.begin_us * 1000,
@@ -70,7 +70,7 @@ class OtlpCollector:
         )
 
 
-def _spans_of(facts: RequestFacts | RestoreFacts) -> list[Span]:
+def _spans_of(facts: RequestFacts | RestoreFacts) -> list[TraceSpan]:
     return request_spans(facts) if isinstance(facts, RequestFacts) else restore_spans(facts)
 
 

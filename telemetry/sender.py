@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from contracts.bucket import TokenBucket
-from contracts.doubling import is_told
+from contracts.doubling import should_log
 from telemetry.policy.spans import RequestFacts, RestoreFacts
 
 if TYPE_CHECKING:
@@ -21,23 +21,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Facts = RequestFacts | RestoreFacts
-LIMIT: Final = 2048
+TraceFacts = RequestFacts | RestoreFacts
+QUEUE_LIMIT: Final = 2048
 BATCH: Final = 16
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 TRACES_PER_S: Final = 100.0
 BURST: Final = 200.0
 FLUSH_S: Final = 1.0
 
 
-class Sender:
-    """`make` connects, in the thread: what it imports is slow to import. Open from `start` to `close`."""
+class TraceSender:
+    """`connect_collector` connects, in the thread: what it imports is slow to import. Open from `start` to `close`."""
 
-    def __init__(self, make: Callable[[], "OtlpCollector"], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._make = make
+    def __init__(
+        self, connect_collector: Callable[[], "OtlpCollector"], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._make = connect_collector
         self._clock = clock
         self._bucket = TokenBucket()
-        self._traces: deque[Facts] = deque()
+        self._traces: deque[TraceFacts] = deque()
         self._collector: OtlpCollector | None = None
         self._closing = threading.Event()
         self._ended = threading.Event()
@@ -47,7 +49,7 @@ class Sender:
         self._failures = 0
 
     def __repr__(self) -> str:
-        return f"<Sender waiting={len(self._traces)} sent={self.sent} dropped={self.dropped} lost={self.lost}>"
+        return f"<TraceSender waiting={len(self._traces)} sent={self.sent} dropped={self.dropped} lost={self.lost}>"
 
     @property
     def lost(self) -> int:
@@ -58,10 +60,10 @@ class Sender:
         """Begin to send."""
         threading.Thread(target=self._run, name="telemetry", daemon=True).start()
 
-    def offer(self, facts: Facts) -> None:
+    def offer(self, facts: TraceFacts) -> None:
         """Send it some time, if there is room. Never waits."""
         now_s, trace_s = self._clock(), 1 / TRACES_PER_S
-        if len(self._traces) >= LIMIT or self._bucket.wait_s(1, BURST, trace_s, now_s):
+        if len(self._traces) >= QUEUE_LIMIT or self._bucket.wait_s(1, BURST, trace_s, now_s):
             self.dropped += 1
         else:
             self._bucket.take(1, trace_s, now_s)
@@ -83,7 +85,7 @@ class Sender:
     def _run(self) -> None:
         try:
             collector = self._collector = self._make()
-            while not self._closing.wait(LOOK_S):
+            while not self._closing.wait(POLL_INTERVAL_S):
                 self._send(collector)
             self._send(collector)
             collector.close()
@@ -100,7 +102,7 @@ class Sender:
             else:
                 self._lost += len(batch)
 
-    def _take(self, collector: "OtlpCollector", batch: Sequence[Facts]) -> bool:
+    def _take(self, collector: "OtlpCollector", batch: Sequence[TraceFacts]) -> bool:
         """Whether the collector took it. What can't be told at all is lost, and what comes after it is told."""
         defect: Exception | None = None
         try:
@@ -108,6 +110,6 @@ class Sender:
         except Exception as error:
             taken, defect = False, error
         self._failures = 0 if taken else self._failures + 1
-        if not taken and is_told(self._failures):
+        if not taken and should_log(self._failures):
             log.warning("the collector does not take telemetry", extra={"failures": self._failures}, exc_info=defect)
         return taken

@@ -24,17 +24,17 @@ class TelemetrySettings:
     """`endpoint` is the collector's base address; None: nothing is sent, and nothing of the exporter is imported."""
 
     endpoint: str | None = None
-    share: float = 0.01
+    sample_ratio: float = 0.01
 
 
-OFF: Final = TelemetrySettings()
+NO_TRACES: Final = TelemetrySettings()
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> TelemetrySettings:
     """Raises BadSetting, which shows nothing that may be secret."""
     return TelemetrySettings(
         endpoint=_endpoint(env),
-        share=settings.number(env, "KELVIN_TRACE_SHARE", 0.01, low=0, high=1),
+        sample_ratio=settings.number(env, "KELVIN_TRACE_SHARE", 0.01, low=0, high=1),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.faults.buckets import Buckets, serving
 from tests.house.capabilities import TABLE, capabilities, not_shown
-from tests.together import KEPT, Together, is_deep, shared_by
+from tests.together import SHARED_FIXTURES, FixtureGroupScheduling, is_deep, shared_fixture_of
 from tests.virtual_loop import VirtualLoop
 
 # How long an example takes says more about the machine's neighbours than about the example.
@@ -44,9 +44,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FixtureGroupScheduling:
     """Files that share an installation are one worker's; a file that asks for two goes with the first of them."""
-    return Together(config, log)
+    return FixtureGroupScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -63,9 +63,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     """A worker that goes on to other files keeps nothing of those before, which no worker is given again."""
     yield
-    is_last = nextitem is None or shared_by(nextitem.path) != shared_by(item.path)
+    is_last = nextitem is None or shared_fixture_of(nextitem.path) != shared_fixture_of(item.path)
     if is_last and hasattr(item.config, "workerinput"):
-        KEPT.close()
+        SHARED_FIXTURES.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,6 +8,6 @@ _SIGNS: Final = re.compile(
 )
 
 
-def disorder(log: str) -> list[str]:
+def find_unclean_exit(log: str) -> list[str]:
     """Return the lines of a log that tell of an end which was not orderly: a traceback, a task or connection left."""
     return [line for line in log.splitlines() if _SIGNS.search(line)]

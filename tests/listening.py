@@ -7,7 +7,7 @@ from pathlib import Path
 from aiohttp import web
 
 
-class Listening:
+class StubServer:
     """An aiohttp application at a path, or at a port of this machine.
 
     asyncio before 3.12 breaks, unclosed, a connection whose server closes between the accept and its transport
@@ -26,8 +26,8 @@ class Listening:
         await self._serve()
 
     async def start_at(self, held: socket.socket | None = None) -> int:
-        """Listen at a free port, or at the one of `held` (see `hold`). Return the port."""
-        self._socket = held or hold()
+        """Listen at a free port, or at the one of `held` (see `reserve_port`). Return the port."""
+        self._socket = held or reserve_port()
         await self._serve()
         chosen: int = self._socket.getsockname()[1]
         return chosen
@@ -44,7 +44,7 @@ class Listening:
         await web.SockSite(self._runner, self._socket).start()
 
 
-def hold() -> socket.socket:
+def reserve_port() -> socket.socket:
     """A port of this machine that is ours from now on, and refuses connections until somebody listens there."""
     held = socket.socket()
     held.bind(("127.0.0.1", 0))

@@ -19,7 +19,7 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @contextmanager
-def looping(main: Main, *, quick: bool = False) -> Iterator[threading.Thread]:
+def running_loop_thread(main: Main, *, quick: bool = False) -> Iterator[threading.Thread]:
     """`main(stop)` until the block is left, on uvloop if `quick`. Yields its thread, which ends early where `main`
     does; what it raised is raised here when the block ends.
     """
@@ -58,7 +58,7 @@ def looping(main: Main, *, quick: bool = False) -> Iterator[threading.Thread]:
 
 
 @contextmanager
-def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+def running_http_server(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[int]:
     """A server of HTTP that answers so, on a port of this machine. Yields the port."""
 
     async def main(stop: asyncio.Event) -> None:
@@ -70,5 +70,5 @@ def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[int
         finally:
             await runner.cleanup()
 
-    with socket.create_server((HOST, 0)) as listener, looping(main):
+    with socket.create_server((HOST, 0)) as listener, running_loop_thread(main):
         yield listener.getsockname()[1]

@@ -10,7 +10,7 @@ from tests.virtual_loop import run_virtually
 
 @pytest.mark.parametrize("after_s", [0.0, PATIENCE_S / 2])
 @pytest.mark.virtual_time
-async def test_what_comes(after_s: float) -> None:
+async def test_eventually_returns_once_it_holds(after_s: float) -> None:
     """At once, or after a while: it is seen within a moment."""
 
     loop = asyncio.get_running_loop()
@@ -18,7 +18,7 @@ async def test_what_comes(after_s: float) -> None:
     assert loop.time() == pytest.approx(after_s, abs=0.01)
 
 
-def test_what_never_comes() -> None:
+def test_eventually_fails_after_its_limit() -> None:
     """Its control."""
     with pytest.raises(AssertionError, match="a door that opens does not come about"):
         run_virtually(eventually(lambda: False, "a door that opens"))

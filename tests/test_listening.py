@@ -11,31 +11,34 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.listening import Listening
+from tests.listening import StubServer
 
 
-async def _at_once(listening: Listening) -> None:
+async def _at_once(listening: StubServer) -> None:
     await listening._runner.cleanup()
 
 
 @pytest.mark.parametrize(
     ("stop", "leaves"),
     [
-        pytest.param(Listening.stop, 0, id="in order"),
+        pytest.param(StubServer.stop, 0, id="in order"),
         pytest.param(
             _at_once, 1, id="at once: the control",
             marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="mended in Python 3.12"),
         ),
     ],
 )  # fmt: skip
-def test_an_end_at_any_moment_of_a_connect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Callable[[Listening], Coroutine[Any, Any, None]], leaves: int
+def test_stub_server_closes_connections_at_any_moment(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Callable[[StubServer], Coroutine[Any, Any, None]],
+    leaves: int,
 ) -> None:
     """Whatever turn of the loop the connection has reached, its socket is closed in order."""
     lost: list[object] = []
 
     async def scenario(turns: int) -> None:
-        listening = Listening(web.Application())
+        listening = StubServer(web.Application())
         await listening.start(tmp_path / "fake.sock")
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(tmp_path / "fake.sock"))

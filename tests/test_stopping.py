@@ -10,7 +10,7 @@ import pytest
 from tests.stopping import has_ended, is_stopped, stop
 
 
-def test_what_ends_instead_is_not_waited_for() -> None:
+def test_stop_returns_for_an_ended_process() -> None:
     """Whether it was reaped by then or not; one that lives is stopped (the control)."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

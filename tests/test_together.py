@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.together import ROOT, Kept, is_deep, shared_by
+from tests.together import ROOT, SharedFixtures, is_deep, shared_fixture_of
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from tests.together import ROOT, Kept, is_deep, shared_by
         pytest.param("def test_a(kelvin: str) -> None:", None, id="not by another's name"),
     ],
 )  # fmt: skip
-def test_what_is_shared(tmp_path: Path, text: str, want: str | None) -> None:
+def test_shared_fixtures_are_found_by_text(tmp_path: Path, text: str, want: str | None) -> None:
     """By the file's text: who gives out the work has imported none of it."""
     path = tmp_path / "test_x.py"
     path.write_text(f"import pytest\n\n\n{text}\n")
-    assert shared_by(path) == want
+    assert shared_fixture_of(path) == want
 
 
 @pytest.mark.parametrize(
@@ -36,23 +36,23 @@ def test_what_is_shared(tmp_path: Path, text: str, want: str | None) -> None:
         pytest.param("pytestmark = pytest.mark.gpu\n", False, id="something else"),
     ],
 )
-def test_what_is_deep(tmp_path: Path, text: str, want: bool) -> None:
+def test_deep_files_are_found_by_text(tmp_path: Path, text: str, want: bool) -> None:
     """Then a run without such tests does not import it."""
     path = tmp_path / "test_x.py"
     path.write_text(text)
     assert is_deep(path) == want
 
 
-def test_the_installation_is_shared() -> None:
+def test_several_files_share_each_installation() -> None:
     """Of the suite itself: more than one file asks for each of them."""
-    found = [shared_by(path) for path in (ROOT / "tests").rglob("test_*.py")]
+    found = [shared_fixture_of(path) for path in (ROOT / "tests").rglob("test_*.py")]
     for name in ("kelvin: Installation", "watched: Installation", "house: Installation"):
         assert found.count(name) > 1, name
 
 
-def test_what_is_kept_is_made_once_and_ends() -> None:
+def test_shared_fixture_is_made_once_and_closed() -> None:
     """For all who ask for it by that name; the next after its end has another."""
-    kept, seen = Kept(), list[str]()
+    kept, seen = SharedFixtures(), list[str]()
 
     @contextmanager
     def thing(name: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ _DEEP: Final = re.compile(r"^pytestmark = .*\bpytest\.mark\.deep\b", re.MULTILIN
 
 
 @functools.cache
-def shared_by(path: Path) -> str | None:
+def shared_fixture_of(path: Path) -> str | None:
     """The first fixture of that kind which the file's tests ask for; None where they need none."""
     for found in _ASKED.finditer(text := path.read_text()):
         if _TEST.match(text, found.start()):
@@ -38,11 +38,11 @@ def is_deep(path: Path) -> bool:
     return _DEEP.search(path.read_text()) is not None
 
 
-class Kept:
+class SharedFixtures:
     """What the files of a group share, by name."""
 
     def __init__(self) -> None:
-        self._ladder = ExitStack()
+        self._stack = ExitStack()
         self._made: dict[str, Any] = {}
 
     def __repr__(self) -> str:
@@ -51,22 +51,22 @@ class Kept:
     def get(self, name: str, make: Callable[[], AbstractContextManager[T]]) -> T:
         """Made by who asks first. Raises what that raises."""
         if name not in self._made:
-            self._made[name] = self._ladder.enter_context(make())
+            self._made[name] = self._stack.enter_context(make())
         found: T = self._made[name]
         return found
 
     def close(self) -> None:
         """Nothing of it is left, and the next who asks has another."""
         self._made.clear()
-        self._ladder.close()
+        self._stack.close()
 
 
-KEPT: Final = Kept()
+SHARED_FIXTURES: Final = SharedFixtures()
 
 
-class Together(LoadFileScheduling):  # type: ignore[misc]
+class FixtureGroupScheduling(LoadFileScheduling):  # type: ignore[misc]
     """By file, and files that share a fixture together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return shared_by(ROOT / file) or file
+        return shared_fixture_of(ROOT / file) or file

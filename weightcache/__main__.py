@@ -9,7 +9,7 @@ from service.settings import log_level
 from service.startup import only_checks, raise_descriptors, refusing_bad_settings
 from weightcache.settings import read_settings
 
-SWITCH_S: Final = 0.0005  # for a reader that comes out of a call, beside whoever computes; Python's own is 5 ms
+THREAD_SWITCH_S: Final = 0.0005  # for a reader that comes out of a call, beside whoever computes; Python's own is 5 ms
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
                 return
             from weightcache.app import run  # a check needs none of it
 
-            sys.setswitchinterval(SWITCH_S)
+            sys.setswitchinterval(THREAD_SWITCH_S)
             run_service(lambda stop: run(settings, stop), settings.lifeline_fd)
     except BlockingIOError:
         sys.exit("weightcache: another cache agent is running over this data directory")

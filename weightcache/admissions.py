@@ -4,10 +4,10 @@ A chunk is written for one of three reasons:
 
 1. Write-behind (`offer`): a load brought the chunk from elsewhere. It is written from its slab, after the leases that
    wait for it were answered. An offer pins that slab until it is written, so the host tier bounds the offers. If a load
-   needs the memory, the oldest offers are dropped unwritten (`shed`): their chunks can be fetched again.
+   needs the memory, the oldest offers are dropped unwritten (`drop_oldest`): their chunks can be fetched again.
 2. Prefetch (`ensure`): no lease asked for the chunk, so it takes no place in the host tier. If it is not in memory
    already, it is fetched into a buffer of its own, once for all callers.
-3. Healing (`mend`): an examination found its file wrong, while no lease asked for it.
+3. Healing (`rewrite`): an examination found its file wrong, while no lease asked for it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from blobstore.abreast import end_all
+from blobstore.abreast import cancel_and_wait
 from contracts.artifact_errors import ChunkMissing
 from contracts.errors import CapacityExceeded, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded
@@ -27,22 +27,22 @@ from weightcache.counters import Counters
 from weightcache.fetching import Fetcher
 from weightcache.nvme import NvmeTier
 from weightcache.policy.disk import may_begin_write
-from weightcache.policy.extents import Place
+from weightcache.policy.extents import SlabRange
 from weightcache.remote import StoreTier
 
 log = logging.getLogger(__name__)
 
-MEND_S: Final = 60.0
+REWRITE_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
+class _QueuedWrite:
     tenant: str
     digest: str
-    place: Place
+    place: SlabRange
 
 
-class Admissions:
+class NvmeAdmission:
     """The writer of the NVMe tier. `below` fetches from the sources under that tier, the last of which is `remote`;
     `loading` says whether the disk is being read for somebody.
     """
@@ -62,10 +62,10 @@ class Admissions:
         self._remote = remote
         self._counters = counters
         self._loading = loading
-        self._offers: deque[_Offer] = deque()
+        self._offers: deque[_QueuedWrite] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lookups: set[asyncio.Task[int | None]] = set()  # of chunk lengths, before the chunks are fetched
-        arena.on_full = self.shed
+        arena.on_full = self.drop_oldest
 
     def __repr__(self) -> str:
         return f"<Admissions writing={len(self._tasks)} waiting={len(self._offers)}>"
@@ -75,13 +75,13 @@ class Admissions:
         """Chunks that wait to be written, or are."""
         return len(self._offers) + len(self._tasks)
 
-    def offer(self, tenant: str, digest: str, place: Place) -> None:
+    def offer(self, tenant: str, digest: str, place: SlabRange) -> None:
         """Write a ready chunk later, in the order of offers. The caller must have its slab pinned during this call."""
         self._arena.index.pin((place.slab,))
-        self._offers.append(_Offer(tenant, digest, place))
+        self._offers.append(_QueuedWrite(tenant, digest, place))
         self._begin()
 
-    def shed(self) -> bool:
+    def drop_oldest(self) -> bool:
         """Drop the oldest offer and all others in its slab, unwritten. Return False if there is none."""
         if not self._offers:
             return False
@@ -108,14 +108,14 @@ class Admissions:
         Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is fetched;
         Unavailable if the disk did not take it.
         """
-        while not await self._nvme.came(tenant, digest):
+        while not await self._nvme.wait_until_written(tenant, digest):
             if self._arena.index.is_loading(tenant, digest):
-                await self._arena.until_loaded(tenant, digest)
+                await self._arena.wait_until_loaded(tenant, digest)
                 continue  # it may be written already, or not have arrived
             if length is None and not self._arena.index.is_ready(tenant, digest):
                 length = await self._find_length(tenant, digest)
                 continue  # another call may bring it by now
-            tier, admitted = await self._keep_one(tenant, digest, length)
+            tier, admitted = await self._fetch_and_write(tenant, digest, length)
             if admitted:
                 return tier
             if not self._nvme.index.knows((tenant, digest)):  # else another call was quicker
@@ -134,7 +134,7 @@ class Admissions:
             raise Refused(ChunkMissing(digest))
         return length
 
-    async def _keep_one(self, tenant: str, digest: str, length: int | None) -> tuple[str, bool]:
+    async def _fetch_and_write(self, tenant: str, digest: str, length: int | None) -> tuple[str, bool]:
         """Write the chunk from memory or from a source below. Return its tier there, and whether it was admitted.
 
         `length` must be known if the chunk is not in memory.
@@ -143,7 +143,7 @@ class Admissions:
         if place is not None:
             self._arena.index.pin((place.slab,))
             try:
-                return "host", await self._admit(tenant, digest, await self._arena.view(place))
+                return "host", await self._write(tenant, digest, await self._arena.view(place))
             finally:
                 self._arena.unpin((place.slab,))
         assert length is not None
@@ -153,23 +153,23 @@ class Admissions:
                 raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
             buffer = memoryview(mmap.mmap(-1, length))
             flow = object()
-            self._below.turns.enter(flow, {(tenant, digest): 0})
+            self._below.scheduler.enter(flow, {(tenant, digest): 0})
             try:
                 tier = await self._below.fetch(tenant, digest, buffer)
             finally:
-                self._below.turns.leave(flow)
-            return tier, await self._admit(tenant, digest, buffer)
+                self._below.scheduler.leave(flow)
+            return tier, await self._write(tenant, digest, buffer)
 
-    async def mend(self, tenant: str, digest: str) -> None:
+    async def rewrite(self, tenant: str, digest: str) -> None:
         """Write the chunk anew, in place of its faulty file. If that fails, it is logged: the next load that wants the
         chunk heals it or is refused by name.
         """
         seen = {"tenant": tenant, "chunk": digest}
         try:
-            async with asyncio.timeout(MEND_S):
+            async with asyncio.timeout(REWRITE_TIMEOUT_S):
                 tier = await self.ensure(tenant, digest, None)  # a faulty file does not say how long its chunk is
         except TimeoutError:
-            why = DeadlineExceeded(MEND_S, "healing").message
+            why = DeadlineExceeded(REWRITE_TIMEOUT_S, "healing").message
             log.warning("a kept chunk was not healed", extra={**seen, "why": why})
         except Refused as refused:
             log.warning("a kept chunk was not healed", extra={**seen, "why": refused.failure.message})
@@ -178,21 +178,21 @@ class Admissions:
                 self._counters.healed_chunks[tier] += 1
                 log.warning("a kept chunk was healed", extra={**seen, "healed_from": tier})
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no offer is left, and for the chunks that prefetches and healing bring to NVMe now."""
         while under_way := self._tasks | self._lookups:
             await asyncio.wait(under_way)
-        await self._nvme.settle()
+        await self._nvme.wait_until_idle()
 
     async def close(self) -> None:
         """Drop all offers and cancel their writes. On return nothing reads the slabs any more."""
         while self._offers:
             self._end(self._offers.popleft())
-        await end_all(tuple(self._tasks))
+        await cancel_and_wait(tuple(self._tasks))
 
     def _begin(self) -> None:
         while self._offers and may_begin_write(len(self._tasks), loading=self._loading()):
-            task = asyncio.create_task(self._keep(self._offers.popleft()))
+            task = asyncio.create_task(self._write_offer(self._offers.popleft()))
             self._tasks.add(task)
             task.add_done_callback(self._done)
 
@@ -200,18 +200,18 @@ class Admissions:
         self._tasks.discard(task)
         self._begin()
 
-    async def _keep(self, offer: _Offer) -> None:
+    async def _write_offer(self, offer: _QueuedWrite) -> None:
         try:
             # If the chunk was found wrong in memory meanwhile, it is gone or at another place.
             if self._arena.index.try_place(offer.tenant, offer.digest) == offer.place:
-                await self._admit(offer.tenant, offer.digest, await self._arena.view(offer.place))
+                await self._write(offer.tenant, offer.digest, await self._arena.view(offer.place))
         finally:
             self._end(offer)
 
-    def _end(self, offer: _Offer) -> None:
+    def _end(self, offer: _QueuedWrite) -> None:
         self._arena.unpin((offer.place.slab,))
 
-    async def _admit(self, tenant: str, digest: str, data: memoryview) -> bool:
+    async def _write(self, tenant: str, digest: str, data: memoryview) -> bool:
         admitted = await self._nvme.admit(tenant, digest, data)
         self._counters.admitted_chunks += admitted
         self._counters.unadmitted_chunks += not admitted and not self._nvme.index.knows((tenant, digest))

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused, Unavailable
-from contracts.manifest import PAGE, Manifest, decode_manifest
+from contracts.manifest import PAGE_BYTES, Manifest, decode_manifest
 from contracts.problem import from_wire
 from contracts.wire import BadJson, decoder
 from weightcache.libc import F_GET_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_WRITE
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _ONE_FD: Final = array("i").itemsize
 
 
-class Contradiction(Exception):
+class ContradictoryReply(Exception):
     """The agent's answer contradicts itself."""
 
     def refused(self, version: str) -> Refused:
@@ -34,9 +34,9 @@ class Contradiction(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class LeaseAnswer:
     """Where a version is: its manifest and attestations, and the descriptors of its slabs. They are open while
-    `heard`'s block lasts.
+    `receive_reply`'s block lasts.
     """
 
     manifest: Manifest
@@ -45,7 +45,7 @@ class Lent:
 
 
 @contextmanager
-def heard(sock: socket.socket) -> Iterator[tuple[LeaseReply, Sequence[int]]]:
+def receive_reply(sock: socket.socket) -> Iterator[tuple[LeaseReply, Sequence[int]]]:
     """The agent's next message, and the descriptors that came with it, closed with the block. Raises `Refused`: what
     the agent refused, or `Unavailable` where it is gone; Contradiction; TimeoutError after the socket's timeout.
     """
@@ -64,7 +64,7 @@ def heard(sock: socket.socket) -> Iterator[tuple[LeaseReply, Sequence[int]]]:
         if not raw:
             raise Refused(Unavailable("the weight cache"))
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise Contradiction("the message was cut")
+            raise ContradictoryReply("the message was cut")
         reply = _decoded(raw, LeaseReply)
         if not reply.ok:
             raise _failure(reply)
@@ -74,32 +74,32 @@ def heard(sock: socket.socket) -> Iterator[tuple[LeaseReply, Sequence[int]]]:
             os.close(fd)
 
 
-def checked(reply: LeaseReply, descriptors: Sequence[int], version: str) -> Lent:
+def validate_reply(reply: LeaseReply, descriptors: Sequence[int], version: str) -> LeaseAnswer:
     """Raises Contradiction, and `Refused` over a manifest that is not the version's."""
     if len(descriptors) != 1 + len(reply.slabs):
-        raise Contradiction(f"{len(descriptors)} descriptors for {len(reply.slabs)} slabs")
+        raise ContradictoryReply(f"{len(descriptors)} descriptors for {len(reply.slabs)} slabs")
     papers, *slabs = descriptors
-    raw, layout = _papers(papers, reply)
+    raw, layout = _read_documents(papers, reply)
     manifest = decode_manifest(raw, version)
     _check_slabs(slabs, reply)
     _check_layout(layout, manifest, reply)
     if any(attestation.version != version for attestation in layout.attestations):
-        raise Contradiction("an attestation speaks of another version")
-    return Lent(manifest, layout, slabs)
+        raise ContradictoryReply("an attestation speaks of another version")
+    return LeaseAnswer(manifest, layout, slabs)
 
 
 def _failure(reply: LeaseReply) -> Exception:
     if reply.failure is None:
-        return Contradiction("refused without a reason")
+        return ContradictoryReply("refused without a reason")
     return Refused(from_wire(reply.failure))
 
 
-def _papers(fd: int, reply: LeaseReply) -> tuple[bytes, Layout]:
+def _read_documents(fd: int, reply: LeaseReply) -> tuple[bytes, Layout]:
     size = os.fstat(fd).st_size
     if size != reply.manifest_bytes + reply.layout_bytes or size == 0:
-        raise Contradiction(f"{size} bytes of papers")
+        raise ContradictoryReply(f"{size} bytes of papers")
     if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE:
-        raise Contradiction("its papers are not sealed")
+        raise ContradictoryReply("its papers are not sealed")
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as both:
         return both[: reply.manifest_bytes], _decoded(both[reply.manifest_bytes :], Layout)
 
@@ -108,27 +108,27 @@ def _decoded(raw: bytes, kind: type[_T]) -> _T:
     try:
         return decoder(kind).decode(raw)
     except BadJson as error:
-        raise Contradiction(str(error)) from error
+        raise ContradictoryReply(str(error)) from error
 
 
 def _check_slabs(slabs: Sequence[int], reply: LeaseReply) -> None:
     needed = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK  # nobody but the agent writes; no touch of it is ever a SIGBUS
     for fd, fact in zip(slabs, reply.slabs, strict=True):
         if os.fstat(fd).st_size != fact.bytes:
-            raise Contradiction(f"slab {fact.id} has not {fact.bytes} bytes")
+            raise ContradictoryReply(f"slab {fact.id} has not {fact.bytes} bytes")
         if fcntl.fcntl(fd, F_GET_SEALS) & needed != needed:
-            raise Contradiction(f"slab {fact.id} is not sealed")
+            raise ContradictoryReply(f"slab {fact.id} is not sealed")
 
 
 def _check_layout(layout: Layout, manifest: Manifest, reply: LeaseReply) -> None:
     if layout.total_bytes != manifest.total_bytes:
-        raise Contradiction(f"{layout.total_bytes} bytes where the manifest has {manifest.total_bytes}")
+        raise ContradictoryReply(f"{layout.total_bytes} bytes where the manifest has {manifest.total_bytes}")
     end = 0
     for virtual, slab, offset, length in layout.extents:
-        if virtual != end or length == 0 or length % PAGE or offset % PAGE:
-            raise Contradiction(f"an extent at {virtual}+{length}")
+        if virtual != end or length == 0 or length % PAGE_BYTES or offset % PAGE_BYTES:
+            raise ContradictoryReply(f"an extent at {virtual}+{length}")
         if slab >= len(reply.slabs) or offset + length > reply.slabs[slab].bytes:
-            raise Contradiction(f"an extent beyond slab {slab}")
+            raise ContradictoryReply(f"an extent beyond slab {slab}")
         end += length
     if end != layout.total_bytes:
-        raise Contradiction(f"extents of {end} bytes")
+        raise ContradictoryReply(f"extents of {end} bytes")

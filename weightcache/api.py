@@ -6,9 +6,9 @@ from typing import Literal
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, Refused, Unavailable
-from contracts.forecast import TierRate, Whereabouts
+from contracts.forecast import TierPlacement, TierRate
 from contracts.manifest import Digest
-from contracts.names import dns_label, is_digest
+from contracts.names import is_digest, require_dns_label
 from contracts.wire import Wire
 from service.bodies import answer, read
 from service.failures import install_failure_handlers, problem_response
@@ -16,7 +16,7 @@ from weightcache.cache import Cache
 from weightcache.counters import plain
 from weightcache.leases import LeaseServer
 from weightcache.peering import PeerState, peer_state
-from weightcache.prefetch import Wish
+from weightcache.prefetch import PrefetchRequest
 
 
 class Evict(Wire, frozen=True):
@@ -158,17 +158,17 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
         return answer(Damages(damaged=damages_of(cache, leases)))
 
     @app.get("/v1/whereabouts")
-    async def whereabouts(request: Request) -> Response:
+    async def locate_chunks(request: Request) -> Response:
         named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
         if not is_digest(named["version"]):
             raise Refused(InvalidRequest("version", named["version"][:80], "must be 64 hex digits"))
-        leases.check_tenant(dns_label(named["tenant"], "tenant"), named["version"])
-        tally = await cache.whereabouts(named["tenant"], named["version"])
-        found = Whereabouts(
+        leases.check_tenant(require_dns_label(named["tenant"], "tenant"), named["version"])
+        tally = await cache.locate_chunks(named["tenant"], named["version"])
+        found = TierPlacement(
             chunks_by_tier=tally.chunks,
             bytes_by_tier=tally.bytes,
             rates=rates_of(cache),
-            bytes_s=cache.residents.rates.time_s(tally.bytes),
+            bytes_s=cache.residents.rates.load_time_s(tally.bytes),
         )
         return answer(found)
 
@@ -176,7 +176,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     async def evict(request: Request) -> Response:
         wish = await read(request, Evict)
         if wish.tenant is not None:
-            dns_label(wish.tenant, "tenant")
+            require_dns_label(wish.tenant, "tenant")
         await cache.evict(wish.tier, wish.tenant, wish.version)
         return Response(status_code=204)
 
@@ -188,8 +188,8 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
         wish = await read(request, Prefetch)
-        leases.check_tenant(dns_label(wish.tenant, "tenant"), wish.version)
-        cache.prefetcher.ask(Wish(wish.tenant, wish.version, wish.tier, wish.urgent))
+        leases.check_tenant(require_dns_label(wish.tenant, "tenant"), wish.version)
+        cache.prefetcher.ask(PrefetchRequest(wish.tenant, wish.version, wish.tier, wish.urgent))
         return Response(status_code=202)
 
     return app
@@ -267,8 +267,8 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         unadmitted_chunks=counters.unadmitted_chunks,
         unkept_chunks=counters.unkept_chunks,
         chunks_to_admit=cache.admissions.waiting,
-        reads_running=cache.fetcher.turns.running,
-        chunks_queued=cache.fetcher.turns.queued,
+        reads_running=cache.fetcher.scheduler.running,
+        chunks_queued=cache.fetcher.scheduler.queued,
         hedges=counters.hedges,
         hedges_won=counters.hedges_won,
         unreadable_packs=cache.remote.unreadable_packs,

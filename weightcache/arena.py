@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
-from weightcache.policy.extents import Place
+from weightcache.policy.extents import SlabRange
 from weightcache.policy.host import HostIndex, Reservation
 from weightcache.slabs import Slab, SlabPool
 
@@ -57,12 +57,12 @@ class Arena:
         if (awaited := self._awaited.pop((tenant, digest), None)) is not None:
             awaited.set()
 
-    async def until_loaded(self, tenant: str, digest: str) -> None:
+    async def wait_until_loaded(self, tenant: str, digest: str) -> None:
         """Wait until no load of the chunk is under way, however it ends."""
         while self.index.is_loading(tenant, digest):
             await self._awaited.setdefault((tenant, digest), asyncio.Event()).wait()
 
-    async def view(self, place: Place) -> memoryview:
+    async def view(self, place: SlabRange) -> memoryview:
         """Return the place's bytes, writable, once its slab is allocated; valid while that is pinned. Raises
         `Refused(Unavailable)` if there is no memory.
         """

@@ -13,25 +13,25 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import AttestationInvalid, VersionUnverified
-from contracts.attestation import Origin, Sealed, read_origin, read_seal
+from contracts.attestation import OriginPredicate, SealRecord, read_origin, read_seal
 from contracts.errors import Refused
 from contracts.jobs import SealAttestation
-from contracts.keys import ORIGIN_PREFIX, SEAL_PREFIX, attestations_prefix, names_object
+from contracts.keys import ORIGIN_PREFIX, SEAL_PREFIX, attestations_prefix, is_object_key
 from contracts.wire import decoder
 from service.trust import Trust
 from weightcache.counters import Counters
 from weightcache.dependencies import NEWS
-from weightcache.files import Kind
+from weightcache.files import DocumentKind
 from weightcache.nvme import NvmeTier
-from weightcache.policy.healing import Outcome
-from weightcache.policy.trust import Policy, find_doubt, usable_seals
+from weightcache.policy.healing import ReadOutcome
+from weightcache.policy.trust import VerificationPolicy, find_distrust, usable_seals
 
 log = logging.getLogger(__name__)
 
-NEWS_S: Final = NEWS.timeout_s  # how long a start waits for news of the store, where it has a copy
+REFRESH_S: Final = NEWS.timeout_s  # how long a start waits for news of the store, where it has a copy
 READS: Final = 2  # a bad read is not yet a bad object
 _DIGEST_HEX: Final = 64
 
@@ -42,14 +42,16 @@ _Objects = dict[str, bytes]  # by name
 class _Found:
     """All that is sound: seals, and by whom the version was signed."""
 
-    seals: tuple[Sealed, ...]
+    seals: tuple[SealRecord, ...]
     signers: tuple[str, ...]
 
 
-class Attestations:
+class AttestationLoader:
     """Over a store that is only read. What `policy` demands of where a version comes from is decided here."""
 
-    def __init__(self, store: BlobStore, nvme: NvmeTier, counters: Counters, trust: Trust, policy: Policy) -> None:
+    def __init__(
+        self, store: BlobStore, nvme: NvmeTier, counters: Counters, trust: Trust, policy: VerificationPolicy
+    ) -> None:
         self._store = store
         self._nvme = nvme
         self._counters = counters
@@ -59,28 +61,28 @@ class Attestations:
     def __repr__(self) -> str:
         return f"<Attestations {self._policy} roots={len(self._trust.roots)}>"
 
-    async def of(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
+    async def load_seals(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
         """Seals that count, by name. Raises `Refused`: VersionUnverified where the policy forbids to start it,
         AttestationInvalid where a seal is damaged or forged and there is no copy, a retryable failure of the store.
         """
         found = await self._look(tenant, version)
-        if self._policy is not Policy.OFF:
+        if self._policy is not VerificationPolicy.OFF:
             self._check_origin(tenant, version, found)
         return usable_seals(self._policy, found.seals, self._trust.name_of)
 
     def _check_origin(self, tenant: str, version: str, found: _Found) -> None:
-        doubt = find_doubt(found.signers, self._trust.is_root)
+        doubt = find_distrust(found.signers, self._trust.is_root)
         if doubt is None:
             return
         self._counters.unverified += 1
-        if self._policy is Policy.REQUIRE:
+        if self._policy is VerificationPolicy.REQUIRE:
             raise Refused(VersionUnverified(version, doubt))
         log.warning("a version that nobody vouches for", extra={"tenant": tenant, "version": version, "why": doubt})
 
     async def _look(self, tenant: str, version: str) -> _Found:
         kept = await self._kept(tenant, version)
         try:
-            async with asyncio.timeout(None if kept is None else NEWS_S):
+            async with asyncio.timeout(None if kept is None else REFRESH_S):
                 objects, found = await self._stored(tenant, version, kept or {})
         except (TimeoutError, Refused) as error:
             away = not isinstance(error, Refused) or error.failure.retryable
@@ -89,7 +91,7 @@ class Attestations:
             log.warning("the store is away: what was kept is gone by", extra={"tenant": tenant, "version": version})
             return _sorted_out(version, kept)
         if objects != (kept or {}):
-            await self._nvme.keep_paper(tenant, version, _pack(objects), Kind.ATTESTATIONS)
+            await self._nvme.keep_document(tenant, version, _pack(objects), DocumentKind.ATTESTATIONS)
         return found
 
     async def _stored(self, tenant: str, version: str, kept: Mapping[str, bytes]) -> tuple[_Objects, _Found]:
@@ -112,9 +114,9 @@ class Attestations:
                     raise  # without it known answers would go unchecked
                 return kept.get(name)
 
-        keys = [key async for key in self._store.list(prefix) if names_object(key)]
+        keys = [key async for key in self._store.list(prefix) if is_object_key(key)]
         names = [name for key in keys if (name := key.removeprefix(prefix)).startswith((SEAL_PREFIX, ORIGIN_PREFIX))]
-        found = zip(names, await abreast(look, names), strict=True)
+        found = zip(names, await bounded_gather(look, names), strict=True)
         objects = {name: raw for name, raw in found if raw is not None}
         return objects, _sorted_out(version, objects)
 
@@ -124,7 +126,7 @@ class Attestations:
             try:
                 _parse(name, raw, version)
             except Refused:
-                self._counters.attestation_faults["store"][Outcome.DIGEST] += 1
+                self._counters.attestation_faults["store"][ReadOutcome.DIGEST] += 1
                 if attempt == READS - 1:
                     raise
             else:
@@ -134,33 +136,33 @@ class Attestations:
     async def _kept(self, tenant: str, version: str) -> _Objects | None:
         """Return the kept copy after verifying it again; None if there is none or it is no longer good."""
         try:
-            raw = await self._nvme.try_read_paper(tenant, version, Kind.ATTESTATIONS)
+            raw = await self._nvme.try_read_document(tenant, version, DocumentKind.ATTESTATIONS)
             if raw is None:
                 return None
             objects = _unpack(raw)
             _sorted_out(version, objects)
         except OSError:
-            outcome = Outcome.UNREADABLE
+            outcome = ReadOutcome.UNREADABLE
         except (ValueError, Refused):
-            outcome = Outcome.DIGEST
+            outcome = ReadOutcome.DIGEST
         else:
             return objects
         self._counters.attestation_faults["nvme"][outcome] += 1
         log.warning("kept attestations are faulty", extra={"tenant": tenant, "version": version, "kind": outcome})
-        await self._nvme.quarantine_paper(tenant, version, Kind.ATTESTATIONS)
+        await self._nvme.quarantine_document(tenant, version, DocumentKind.ATTESTATIONS)
         return None
 
 
-def _parse(name: str, raw: bytes, version: str) -> Sealed | tuple[Origin, str]:
+def _parse(name: str, raw: bytes, version: str) -> SealRecord | tuple[OriginPredicate, str]:
     return read_seal(raw, version) if name.startswith(SEAL_PREFIX) else read_origin(raw, version)
 
 
 def _sorted_out(version: str, objects: Mapping[str, bytes]) -> _Found:
-    seals: list[Sealed] = []
+    seals: list[SealRecord] = []
     signers: list[str] = []
     for name in sorted(objects):
         match _parse(name, objects[name], version):
-            case Sealed() as sealed:
+            case SealRecord() as sealed:
                 seals.append(sealed)
             case (_, key_id):
                 signers.append(key_id)

@@ -14,28 +14,28 @@ from contracts.errors import Conflict, InvalidRequest, Refused
 from contracts.settings import BadSetting
 from service.loops import Loops
 from service.trust import read_trust
-from weightcache.admissions import Admissions
+from weightcache.admissions import NvmeAdmission
 from weightcache.arena import Arena
-from weightcache.attestations import Attestations
+from weightcache.attestations import AttestationLoader
 from weightcache.counters import Counters
-from weightcache.examine import Examiner, Scrubber
+from weightcache.examine import ChunkExaminer, Scrubber
 from weightcache.fetching import Fetcher
-from weightcache.loader import Loader
+from weightcache.loader import ChunkLoader
 from weightcache.nvme import NvmeTier
-from weightcache.papers import Papers
-from weightcache.peering import Peering, open_peers
+from weightcache.papers import ManifestLoader
+from weightcache.peering import PeerNode, open_peers
 from weightcache.policy.disk import DiskIndex
-from weightcache.policy.hedging import HedgeRule, Hedging
+from weightcache.policy.hedging import HedgeRule, ReadHedging
 from weightcache.policy.host import HostIndex
-from weightcache.policy.line import Line
-from weightcache.policy.rates import Rates, file_reload, slab_reload
-from weightcache.policy.spare import spare_of, threads_for
-from weightcache.policy.trust import Policy
+from weightcache.policy.line import BdpWindow
+from weightcache.policy.rates import TierModel, file_reload, slab_reload
+from weightcache.policy.spare import choose_thread_counts, spare_slabs
+from weightcache.policy.trust import VerificationPolicy
 from weightcache.prefetch import Prefetcher
-from weightcache.ranges import Ranges
+from weightcache.ranges import StoreRanges
 from weightcache.remote import StoreTier
-from weightcache.resident import TIERS, Tally
-from weightcache.residents import Residents, Waiting
+from weightcache.resident import TIERS, TierTally
+from weightcache.residents import LeasePriority, VersionLoader
 from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Source, Verify, is_digest_of
@@ -52,23 +52,23 @@ class Cache:
     nvme: NvmeTier
     remote: StoreTier
     fetcher: Fetcher
-    admissions: Admissions
-    loader: Loader
-    papers: Papers
-    residents: Residents
+    admissions: NvmeAdmission
+    loader: ChunkLoader
+    papers: ManifestLoader
+    residents: VersionLoader
     prefetcher: Prefetcher
-    examiner: Examiner
+    examiner: ChunkExaminer
     counters: Counters
-    peering: Peering | None
+    peering: PeerNode | None
 
-    async def whereabouts(self, tenant: str, version: str) -> Tally:
+    async def locate_chunks(self, tenant: str, version: str) -> TierTally:
         """Return the distinct chunks of the version by the tier in which a lease would find them now. Peers are not
-        asked: what they may have counts as the store's. No chunk is touched. Raises as `Papers.manifest`.
+        asked: what they may have counts as the store's. No chunk is touched. Raises as `ManifestLoader.manifest`.
         """
         if (hot := self.residents.try_hot(tenant, version)) is not None:
             return hot
         _, manifest = await self.papers.manifest(tenant, version)
-        tally = Tally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
+        tally = TierTally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
         for digest, length in {chunk.digest: chunk.length for chunk in manifest.chunks}.items():
             tier = "store"
             if self.arena.index.is_ready(tenant, digest):
@@ -84,7 +84,7 @@ class Cache:
         waited for, for SETTLE_S at most. What a prefetch brings after that stays.
 
         Raises `Refused`: Conflict where slabs are in use (the others are gone then), InvalidRequest for a version
-        without a tenant, Unavailable where the disk refuses, and as `Papers.manifest`.
+        without a tenant, Unavailable where the disk refuses, and as `ManifestLoader.manifest`.
         """
         digests = None
         if version is not None:
@@ -94,7 +94,7 @@ class Cache:
             digests = frozenset(chunk.digest for chunk in manifest.chunks)
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
-                await self.loader.settle()
+                await self.loader.wait_until_idle()
         if tier == "nvme":
             await self.nvme.evict(tenant, version, digests)
         elif busy := self.arena.evict(tenant, digests):
@@ -107,14 +107,14 @@ async def open_cache(
 ) -> AsyncIterator[Cache]:
     """Raises BlockingIOError where another agent has the directory, BadSetting over trust roots that are none."""
     counters = Counters()
-    rates = Rates()
+    rates = TierModel()
     nvme_quota = settings.nvme_bytes * settings.nvme_quota // 100
     disk = DiskIndex(settings.nvme_bytes, nvme_quota, file_reload(rates))
     trust = read_trust(settings.data, settings.roots)
-    if settings.verify is Policy.REQUIRE and not trust.roots:
+    if settings.verify is VerificationPolicy.REQUIRE and not trust.roots:
         raise BadSetting("KELVIN_VERIFY", settings.verify, f"needs a public key (*.pem) in {settings.roots}")
     async with AsyncExitStack() as stack:
-        threads = threads_for(len(os.sched_getaffinity(0)))
+        threads = choose_thread_counts(len(os.sched_getaffinity(0)))
         reads = stack.enter_context(ThreadPoolExecutor(threads.read, "read"))
         hashes = stack.enter_context(ThreadPoolExecutor(threads.hash, "hash"))
         making = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
@@ -124,29 +124,31 @@ async def open_cache(
         stack.callback(nvme.close)
         limit = settings.host_bytes // settings.slab_bytes
         quota = max(1, limit * settings.host_quota // 100)
-        spare = spare_of(settings.host_bytes, settings.slab_bytes, settings.spare_bytes)
+        spare = spare_slabs(settings.host_bytes, settings.slab_bytes, settings.spare_bytes)
         pool = SlabPool(settings.slab_bytes, limit, making, spare=spare, at_once=threads.make)
         arena = Arena(HostIndex(settings.slab_bytes, limit, quota, slab_reload(rates, disk.holds)), pool)
         stack.push_async_callback(arena.close)
         arena.pool.ensure_spare()
-        hedging = Hedging(HedgeRule(settings.hedge_percent / 100))
-        remote = StoreTier(store, Ranges(store, hedging, Line(settings.store_reads), counters))
+        hedging = ReadHedging(HedgeRule(settings.hedge_percent / 100))
+        remote = StoreTier(store, StoreRanges(store, hedging, BdpWindow(settings.store_reads), counters))
         peering = await stack.enter_async_context(open_peers(settings.peers, arena, nvme, remote, verifier, counters))
         below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
         peers = None if peering is None else peering.tier
         fetcher = Fetcher((nvme, *below), verifier, counters, peers)
         beneath = fetcher.without_first()
-        admissions = Admissions(arena, nvme, beneath, remote, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
-        loader = Loader(arena, fetcher, admissions)
+        admissions = NvmeAdmission(
+            arena, nvme, beneath, remote, counters, lambda: fetcher.scheduler.running[nvme.tier] > 0
+        )
+        loader = ChunkLoader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
-        papers = Papers(store, nvme, remote, counters)
-        attestations = Attestations(store, nvme, counters, trust, settings.verify)
-        waiting = Waiting()
-        residents = Residents(arena, loader, papers, attestations, waiting, rates)
+        papers = ManifestLoader(store, nvme, remote, counters)
+        attestations = AttestationLoader(store, nvme, counters, trust, settings.verify)
+        waiting = LeasePriority()
+        residents = VersionLoader(arena, loader, papers, attestations, waiting, rates)
         stack.push_async_callback(residents.close)
         prefetcher = Prefetcher(residents, papers, attestations, admissions, waiting, counters)
         stack.push_async_callback(prefetcher.close)
-        examiner = Examiner(arena, nvme, verifier, counters, residents.forget, admissions.mend)
+        examiner = ChunkExaminer(arena, nvme, verifier, counters, residents.forget, admissions.rewrite)
         if settings.scrub_s:
             scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
             loops = await stack.enter_async_context(Loops())

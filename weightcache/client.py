@@ -12,13 +12,13 @@ from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from contracts.jobs import SealAttestation
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
 from service.cause import cause
 from service.unix import SocketDirectory
 from weightcache import libc
-from weightcache.answers import Contradiction, Lent, checked, heard
+from weightcache.answers import ContradictoryReply, LeaseAnswer, receive_reply, validate_reply
 from weightcache.policy.spans import Span, Spans
 from weightcache.wire import SOCKET, LeaseReply, LeaseRequest
 
@@ -36,7 +36,7 @@ class Lease:
         sock: socket.socket,
         tenant: str,
         version: str,
-        lent: Lent,
+        answer: LeaseAnswer,
         reply: LeaseReply,
         timeout_s: float,
         until_s: float,
@@ -47,19 +47,19 @@ class Lease:
         self._until_s = until_s
         self.tenant = tenant
         self.version = version
-        self.manifest = lent.manifest
-        self.attestations: tuple[SealAttestation, ...] = lent.layout.attestations
-        self.extents = lent.layout.extents
-        self.total_bytes = lent.layout.total_bytes
+        self.manifest = answer.manifest
+        self.attestations: tuple[SealAttestation, ...] = answer.layout.attestations
+        self.extents = answer.layout.extents
+        self.total_bytes = answer.layout.total_bytes
         self.chunks_by_tier: dict[str, int] = {}
         self.bytes_by_tier: dict[str, int] = {}
         self._ready = Spans(self.total_bytes)
-        self._told: list[Span] = []  # in the order in which they became ready
-        self._agreed = False  # the agent said that it is whole
-        self._lookers: list[weakref.ref[object]] = []
+        self._ready_spans: list[Span] = []  # in the order in which they became ready
+        self._is_complete = False  # the agent said that it is whole
+        self._buffers: list[weakref.ref[object]] = []
         self.address = _reserved(self.total_bytes)
         try:
-            self._map(lent)
+            self._map(answer)
             if self.total_bytes and not reply.whole:
                 libc.protect(self.address, self.total_bytes, libc.PROT_NONE)
             self._take(reply)
@@ -72,35 +72,35 @@ class Lease:
 
     def __repr__(self) -> str:
         state = "closed" if self._sock.fileno() < 0 else f"{self.total_bytes} bytes at {self.address:#x}"
-        return f"<Lease {self.tenant} {self.version[:12]} {state}{'' if self._agreed else ', being filled'}>"
+        return f"<Lease {self.tenant} {self.version[:12]} {state}{'' if self._is_complete else ', being filled'}>"
 
     @property
     def is_whole(self) -> bool:
         """Whether it is known here that all of it may be read. Only a progressive lease ever is not."""
-        return self._agreed
+        return self._is_complete
 
-    def arriving(self) -> Iterator[Span]:
+    def ready_parts(self) -> Iterator[Span]:
         """Parts that may be read, each once: those that may already, then the others as they become ready, until that
         is all of it. Blocking. Raises `Refused`: what the agent refused, `Unavailable` where it died, or
         `DeadlineExceeded`; the lease is of no use then, and to be closed.
         """
         given = 0
         while True:
-            while given < len(self._told):
-                yield self._told[given]
+            while given < len(self._ready_spans):
+                yield self._ready_spans[given]
                 given += 1
-            if self._agreed:
+            if self._is_complete:
                 return
-            self._hear()
+            self._receive()
 
-    def until_whole(self) -> None:
-        """Returns when all of it may be read. Raises as `arriving`."""
-        while not self._agreed:
-            self._hear()
+    def wait_until_whole(self) -> None:
+        """Returns when all of it may be read. Raises as `ready_parts`."""
+        while not self._is_complete:
+            self._receive()
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Read-only bytes of the linear space, once they may be read. A write past Python's check is a SIGSEGV. Raises
-        ValueError, and as `arriving`.
+        ValueError, and as `ready_parts`.
         """
         if self._sock.fileno() < 0:
             raise ValueError("the lease is closed")
@@ -109,17 +109,17 @@ class Lease:
         if nbytes == 0:
             return memoryview(b"")
         while not self._ready.covers(offset, offset + nbytes):
-            self._hear()
+            self._receive()
         return libc.view(self.address + offset, nbytes).toreadonly()
 
-    def lend(self, buffer: object) -> None:
+    def track_buffer(self, buffer: object) -> None:
         """`buffer` lies over the mapping, and whatever is made of it keeps it alive."""
-        self._lookers.append(weakref.ref(buffer))
+        self._buffers.append(weakref.ref(buffer))
 
     @property
     def in_use(self) -> bool:
         """Whether something lives that would look into the mapping. (Of a bare `view` nothing is known.)"""
-        return any(looker() is not None for looker in self._lookers)
+        return any(looker() is not None for looker in self._buffers)
 
     def __enter__(self) -> "Lease":
         return self
@@ -143,19 +143,19 @@ class Lease:
         finally:
             self._sock.close()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Take in the agent's next message."""
         if self._sock.fileno() < 0:
             raise ValueError("the lease is closed")
         try:
-            self._sock.settimeout(_left_s(self._until_s))
-            with heard(self._sock) as (reply, descriptors):
+            self._sock.settimeout(_remaining_s(self._until_s))
+            with receive_reply(self._sock) as (reply, descriptors):
                 if descriptors:
                     self._move(reply, descriptors)
                 self._take(reply)
         except TimeoutError as error:
             raise Refused(DeadlineExceeded(self._timeout_s, "restoring weights")) from error
-        except Contradiction as error:
+        except ContradictoryReply as error:
             raise error.refused(self.version) from error
         except OSError as error:
             raise Refused(Unavailable("address space for weights")) from error
@@ -163,27 +163,27 @@ class Lease:
     def _move(self, reply: LeaseReply, descriptors: Sequence[int]) -> None:
         """A part was found wrong after it had been told: all of it is elsewhere now, and comes here instead."""
         if not reply.whole:
-            raise Contradiction("it moved before it was whole")
-        lent = checked(reply, descriptors, self.version)
-        self._map(lent)
-        self.extents = lent.layout.extents
+            raise ContradictoryReply("it moved before it was whole")
+        answer = validate_reply(reply, descriptors, self.version)
+        self._map(answer)
+        self.extents = answer.layout.extents
 
     def _take(self, reply: LeaseReply) -> None:
         try:
             for span in reply.ready:
                 self._add(span)
         except ValueError as error:
-            raise Contradiction(str(error)) from error
+            raise ContradictoryReply(str(error)) from error
         if reply.whole:
             self._end(reply)
 
     def _add(self, span: Span) -> None:
         begin, end = span
-        if begin % PAGE or end % PAGE:
+        if begin % PAGE_BYTES or end % PAGE_BYTES:
             raise ValueError(f"{begin} to {end} are no pages")
         self._ready.add(begin, end)
         libc.protect(self.address + begin, end - begin, libc.PROT_READ)
-        self._told.append(span)
+        self._ready_spans.append(span)
 
     def _end(self, reply: LeaseReply) -> None:
         """What is mapped is all there."""
@@ -191,13 +191,13 @@ class Lease:
             self._add(span)
         self.chunks_by_tier = reply.chunks_by_tier or {}
         self.bytes_by_tier = reply.bytes_by_tier or {}
-        self._agreed = True
+        self._is_complete = True
         self._sock.settimeout(None)
 
-    def _map(self, lent: Lent) -> None:
+    def _map(self, answer: LeaseAnswer) -> None:
         """Put it where it is to be, whatever was there. Raises OSError."""
-        for virtual, slab, offset, length in lent.layout.extents:
-            libc.map_shared(self.address + virtual, length, lent.slabs[slab], offset, writable=False)
+        for virtual, slab, offset, length in answer.layout.extents:
+            libc.map_shared(self.address + virtual, length, answer.slabs[slab], offset, writable=False)
 
     def _unmap(self) -> None:
         if self.total_bytes:
@@ -218,8 +218,8 @@ def acquire(
     Waits up to RESTART_S for an agent that is being restarted. `engines` are pairs of library and device class: if the
     agent knows no answers of one of them, it looks in the store.
 
-    A `progressive` lease is returned as soon as the places of its bytes are known. `view`, `arriving` and `until_whole`
-    wait for the bytes, and raise what goes wrong with them. Any other lease can be read at once.
+    A `progressive` lease is returned as soon as the places of its bytes are known. `view`, `ready_parts` and
+    `wait_until_whole` wait for the bytes, and raise what goes wrong with them. Any other lease can be read at once.
 
     All waits together end after `timeout_s`. Raises `Refused`: the agent's refusal, `Unavailable`, `DeadlineExceeded`,
     or `ManifestCorrupt` if the answer contradicts itself.
@@ -233,18 +233,18 @@ def acquire(
         progressive=progressive,
     )
     until_s = time.monotonic() + timeout_s
-    sock = _connected(directory, until_s)
+    sock = _connect(directory, until_s)
     try:
-        return _asked(sock, wish, timeout_s, until_s)
+        return _request_lease(sock, wish, timeout_s, until_s)
     except Refused as refused:
         if not isinstance(refused.failure, Unavailable) or time.monotonic() >= until_s:
             raise
     # An agent that is killed takes connections until it has ended. Ask the next one, once: the version may be what
     # ends them.
-    return _asked(_connected(directory, until_s), wish, timeout_s, until_s)
+    return _request_lease(_connect(directory, until_s), wish, timeout_s, until_s)
 
 
-def _connected(directory: SocketDirectory, until_s: float) -> socket.socket:
+def _connect(directory: SocketDirectory, until_s: float) -> socket.socket:
     restarts_s = min(until_s, time.monotonic() + RESTART_S)
     while True:
         try:
@@ -256,30 +256,30 @@ def _connected(directory: SocketDirectory, until_s: float) -> socket.socket:
         time.sleep(_LOOK_S)
 
 
-def _asked(sock: socket.socket, wish: LeaseRequest, timeout_s: float, until_s: float) -> Lease:
+def _request_lease(sock: socket.socket, wish: LeaseRequest, timeout_s: float, until_s: float) -> Lease:
     """Send the request and return the lease, which owns the socket. On failure the socket is closed."""
     try:
-        sock.settimeout(_left_s(until_s))
+        sock.settimeout(_remaining_s(until_s))
         sock.sendall(encode(wish))
-        sock.settimeout(_left_s(until_s))
-        with heard(sock) as (reply, descriptors):
+        sock.settimeout(_remaining_s(until_s))
+        with receive_reply(sock) as (reply, descriptors):
             if not (reply.whole or wish.progressive):
-                raise Contradiction("it is not whole")
-            lent = checked(reply, descriptors, wish.version)
-            return Lease(sock, wish.tenant, wish.version, lent, reply, timeout_s, until_s)
+                raise ContradictoryReply("it is not whole")
+            answer = validate_reply(reply, descriptors, wish.version)
+            return Lease(sock, wish.tenant, wish.version, answer, reply, timeout_s, until_s)
     except BaseException as error:
         sock.close()
         match error:
             case TimeoutError():
                 raise Refused(DeadlineExceeded(timeout_s, "restoring weights")) from error
-            case Contradiction():
+            case ContradictoryReply():
                 raise error.refused(wish.version) from error
             case OSError():
                 raise Refused(Unavailable("the weight cache")) from error
         raise
 
 
-def _left_s(until_s: float) -> float:
+def _remaining_s(until_s: float) -> float:
     """Raises TimeoutError where nothing is left."""
     if (left_s := until_s - time.monotonic()) <= 0:
         raise TimeoutError

@@ -11,7 +11,7 @@ def _by_tier_and_kind() -> defaultdict[str, Counter[str]]:
 
 @dataclass(slots=True)
 class Counters:
-    """By tier where the name says so; faults by tier, then by kind (`policy/healing.Outcome`)."""
+    """By tier where the name says so; faults by tier, then by kind (`policy/healing.ReadOutcome`)."""
 
     chunk_reads: Counter[str] = field(default_factory=Counter)
     bytes_read: Counter[str] = field(default_factory=Counter)

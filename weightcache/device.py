@@ -51,11 +51,11 @@ def tensors(lease: Lease) -> dict[str, torch.Tensor]:
     # A ctypes buffer claims to be writable: a read-only one would make torch warn for each tensor.
     buffer = (ctypes.c_ubyte * lease.total_bytes).from_address(lease.address)
     buffer._lease = lease  # type: ignore[attr-defined]
-    lease.lend(buffer)
-    return {tensor.name: _viewed(buffer, tensor) for tensor in lease.manifest.tensors}
+    lease.track_buffer(buffer)
+    return {tensor.name: _view_tensor(buffer, tensor) for tensor in lease.manifest.tensors}
 
 
-def _viewed(buffer: object, tensor: Tensor) -> torch.Tensor:
+def _view_tensor(buffer: object, tensor: Tensor) -> torch.Tensor:
     dtype = DTYPES[tensor.dtype]
     count = tensor.nbytes // dtype.itemsize
     if not count:
@@ -244,13 +244,13 @@ def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeig
     total = lease.total_bytes
     want = expected
     for attempt in range(1, ATTEMPTS + 1):
-        arena, sums = send_all(lane, lease.address, total, lease.arriving())
+        arena, sums = send_all(lane, lease.address, total, lease.ready_parts())
         want = want or _first_checksum(lease)
         if fold(sums, total) == want:
             return DeviceWeights(arena, _views(lease.manifest, arena), want)
         log.error("other bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
         del arena  # before the next one is asked for
-    raise Refused(_blamed(lease, sums))
+    raise Refused(_find_damage(lease, sums))
 
 
 def _first_checksum(lease: Lease) -> str:
@@ -277,7 +277,7 @@ def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def _blamed(lease: Lease, sums: torch.Tensor) -> Failure:
+def _find_damage(lease: Lease, sums: torch.Tensor) -> Failure:
     """Which chunk is wrong: on the device, or on the host since it was verified there. Slow, and rare."""
     there, here = sums.cpu(), sums_of(lease.view(0, lease.total_bytes))
     differing = (there != here).any(dim=1)

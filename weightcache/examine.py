@@ -19,28 +19,28 @@ from service.loops import isolated
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.nvme import NvmeTier
-from weightcache.policy.extents import Place
-from weightcache.policy.healing import FAULTS, Outcome
+from weightcache.policy.extents import SlabRange
+from weightcache.policy.healing import FAULTS, ReadOutcome
 from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
 BYTES_PER_S: Final = 64 << 20  # a hundredth of a core, and little beside what a disk gives
 BUSY_S: Final = 0.2
-MAX_TOLD: Final = 1000  # faults that a check names; all are counted
+MAX_NAMED_FAULTS: Final = 1000  # faults that a check names; all are counted
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class MemoryDamage:
     """A chunk that is not what it was, and where in memory it lies."""
 
     tenant: str
     digest: str
-    place: Place
+    place: SlabRange
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kept chunk that was wrong: where, whose, and how (`policy/healing.Outcome`)."""
+    """A kept chunk that was wrong: where, whose, and how (`policy/healing.ReadOutcome`)."""
 
     tier: str
     tenant: str
@@ -49,7 +49,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScrubReport:
     """Result of a check: chunks and bytes by tier, faults, and contradictions of the indexes."""
 
     chunks: dict[str, int]
@@ -58,8 +58,8 @@ class Report:
     contradictions: tuple[str, ...]
 
 
-class Examiner:
-    """Examines one chunk after another. `forget` is called with the slab of a chunk that was wrong in memory; `mend`
+class ChunkExaminer:
+    """Examines one chunk after another. `forget` is called with the slab of a chunk that was wrong in memory; `rewrite`
     writes a tenant's chunk to NVMe again.
     """
 
@@ -70,35 +70,35 @@ class Examiner:
         verifier: Verifier,
         counters: Counters,
         forget: Callable[[int], None],
-        mend: Callable[[str, str], Awaitable[None]],
+        rewrite: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._arena = arena
         self._nvme = nvme
         self._verifier = verifier
         self._counters = counters
         self._forget = forget
-        self._mend = mend
-        self._wrong: dict[Damage, None] = {}
+        self._mend = rewrite
+        self._damaged: dict[MemoryDamage, None] = {}
 
     def __repr__(self) -> str:
-        return f"<Examiner damages={len(self._wrong)}>"
+        return f"<Examiner damages={len(self._damaged)}>"
 
-    def damages(self) -> tuple[Damage, ...]:
+    def damages(self) -> tuple[MemoryDamage, ...]:
         """Return chunks that were wrong in a slab that still exists: processes may have them mapped."""
-        self._wrong = {damage: None for damage in self._wrong if self._arena.index.has_slab(damage.place.slab)}
-        return tuple(self._wrong)
+        self._damaged = {damage: None for damage in self._damaged if self._arena.index.has_slab(damage.place.slab)}
+        return tuple(self._damaged)
 
-    def kept(self) -> Iterable[tuple[str, tuple[str, str], int]]:
+    def stored_chunks(self) -> Iterable[tuple[str, tuple[str, str], int]]:
         """Yield (tier, (tenant, digest), length in bytes) of each chunk that is kept now."""
         yield from (("host", key, length) for key, length in self._arena.index.ready_chunks())
         yield from (("nvme", key, self._nvme.index.length(key)) for key in self._nvme.index.select(None, None))
 
-    async def examine(self, tier: str, tenant: str, digest: str) -> Outcome:
+    async def examine(self, tier: str, tenant: str, digest: str) -> ReadOutcome:
         """Examine the tier's copy. A faulty one is dropped, logged and counted. Returns `ABSENT` if there is no copy
         any more.
         """
-        outcome = await (self._in_memory if tier == "host" else self._in_file)(tenant, digest)
-        self._counters.examined[tier] += outcome is not Outcome.ABSENT
+        outcome = await (self._examine_memory if tier == "host" else self._examine_file)(tenant, digest)
+        self._counters.examined[tier] += outcome is not ReadOutcome.ABSENT
         if outcome in FAULTS:
             seen = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
             log.error("a kept chunk is faulty", extra=seen)
@@ -107,55 +107,55 @@ class Examiner:
             await self._mend(tenant, digest)
         return outcome
 
-    async def check(self) -> Report:
+    async def check(self) -> ScrubReport:
         """Examine all that is kept now, without a pause, and hold the indexes against themselves and the disk."""
-        report = Report({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
+        report = ScrubReport({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
         faults: list[Fault] = []
-        for tier, (tenant, digest), length in tuple(self.kept()):
+        for tier, (tenant, digest), length in tuple(self.stored_chunks()):
             outcome = await self.examine(tier, tenant, digest)
             report.chunks[tier] += 1
             report.bytes[tier] += length
-            if outcome in FAULTS and len(faults) < MAX_TOLD:
+            if outcome in FAULTS and len(faults) < MAX_NAMED_FAULTS:
                 faults.append(Fault(tier, tenant, digest, outcome))
-        strangers = await self._nvme.strangers()
-        contradictions = [f"{tenant}/{digest}: a file that is in no index" for tenant, digest in strangers]
+        unindexed_files = await self._nvme.unindexed_files()
+        contradictions = [f"{tenant}/{digest}: a file that is in no index" for tenant, digest in unindexed_files]
         indexes = ("host", self._arena.index.check_integrity), ("nvme", self._nvme.index.check_integrity)
         for name, check_integrity in indexes:
             try:
                 check_integrity()
             except AssertionError as error:
                 contradictions.append(f"the index of the tier {name}: {str(error) or 'its sums are wrong'}")
-        return Report(report.chunks, report.bytes, tuple(faults), tuple(contradictions[:MAX_TOLD]))
+        return ScrubReport(report.chunks, report.bytes, tuple(faults), tuple(contradictions[:MAX_NAMED_FAULTS]))
 
-    async def _in_memory(self, tenant: str, digest: str) -> Outcome:
+    async def _examine_memory(self, tenant: str, digest: str) -> ReadOutcome:
         index = self._arena.index
         place = index.try_place(tenant, digest)
         if place is None:
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         index.pin((place.slab,))
         try:
             if await self._verifier.is_right(await self._arena.view(place), digest):
-                return Outcome.WHOLE
+                return ReadOutcome.WHOLE
             if index.try_place(tenant, digest) != place:
-                return Outcome.ABSENT  # another look found it meanwhile; what is there now is another copy
-            self._counters.chunk_faults["host"][Outcome.DIGEST] += 1
+                return ReadOutcome.ABSENT  # another look found it meanwhile; what is there now is another copy
+            self._counters.chunk_faults["host"][ReadOutcome.DIGEST] += 1
             self._forget(place.slab)
             index.condemn(tenant, digest)
-            self._wrong[Damage(tenant, digest, place)] = None
-            return Outcome.DIGEST
+            self._damaged[MemoryDamage(tenant, digest, place)] = None
+            return ReadOutcome.DIGEST
         finally:
             self._arena.unpin((place.slab,))
 
-    async def _in_file(self, tenant: str, digest: str) -> Outcome:
+    async def _examine_file(self, tenant: str, digest: str) -> ReadOutcome:
         key = (tenant, digest)
         if not self._nvme.index.holds(key):
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         buffer = memoryview(mmap.mmap(-1, max(self._nvme.index.length(key), mmap.PAGESIZE)))
         buffer = buffer[: self._nvme.index.length(key)]
         try:
-            outcome = await self._nvme.look(tenant, digest, buffer)
+            outcome = await self._nvme.read_for_scrub(tenant, digest, buffer)
         except Refused:  # the disk does not answer now: says nothing about the file
-            return Outcome.AWAY
+            return ReadOutcome.AWAY
         return await self._verifier.check(self._nvme, outcome, tenant, digest, buffer)
 
 
@@ -164,7 +164,7 @@ class Scrubber:
 
     def __init__(
         self,
-        examiner: Examiner,
+        examiner: ChunkExaminer,
         interval_s: float,
         is_busy: Callable[[], bool],
         counters: Counters,
@@ -187,7 +187,7 @@ class Scrubber:
 
     async def sweep(self) -> None:
         """One pass over all that is kept as it begins."""
-        for tier, key, length in tuple(self._examiner.kept()):
+        for tier, key, length in tuple(self._examiner.stored_chunks()):
             while self._is_busy():
                 await self._sleep(BUSY_S)
             with isolated(key):

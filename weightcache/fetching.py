@@ -14,33 +14,42 @@ from typing import Final
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import Failure, Refused
 from weightcache.counters import Counters
-from weightcache.peer_tier import Elsewhere, PeerTier
-from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
-from weightcache.policy.sharing import Limit
-from weightcache.sources import Source, Turn
-from weightcache.turns import Turns
+from weightcache.peer_tier import OwnerChanged, PeerTier
+from weightcache.policy.healing import (
+    ABSENT_OUTCOMES,
+    Fetched,
+    ReadAttempt,
+    ReadOutcome,
+    SourceRule,
+    TrySource,
+    Unrecoverable,
+    choose_step,
+)
+from weightcache.policy.sharing import ChunkCountLimit
+from weightcache.sources import ReadSlot, Source
+from weightcache.turns import ReadScheduler
 from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
 
-WAITS_AT_ONCE: Final = 16  # chunks that wait for one owner; those of another one, or of none, are not behind them
+MAX_OWNER_WAITS: Final = 16  # chunks that wait for one owner; those of another one, or of none, are not behind them
 
 
 async def heal(
-    rules: Sequence[Rule],
-    ask: Callable[[int], Awaitable[Trial]],
+    rules: Sequence[SourceRule],
+    ask: Callable[[int], Awaitable[ReadAttempt]],
     what: str,
     named: dict[str, str],
     healed: Counter[str],
-) -> Arrived | Lost:
+) -> Fetched | Unrecoverable:
     """Ask the sources of `rules` by their positions until one has a right copy, or none has.
 
     Each faulty copy of `what`, `named` in the log, gets one line. A load that was healed counts once in `healed`.
     """
-    trials: list[Trial] = []
-    while isinstance(step := choose_step(rules, trials), Ask):
+    trials: list[ReadAttempt] = []
+    while isinstance(step := choose_step(rules, trials), TrySource):
         trials.append(await ask(step.position))
-    healed_from = step.tier if isinstance(step, Arrived) else None
+    healed_from = step.tier if isinstance(step, Fetched) else None
     faults = [trial for trial in trials if trial.is_fault]
     if faults and healed_from is not None:
         healed[healed_from] += 1
@@ -64,14 +73,14 @@ class Fetcher:
         peers: PeerTier | None = None,
     ) -> None:
         self._sources = sources
-        self._rules = tuple(Rule(source.tier, source.attempts) for source in sources)
+        self._rules = tuple(SourceRule(source.tier, source.attempts) for source in sources)
         self._verifier = verifier
         self._counters = counters
         self._peers = peers
         tiers = {source.tier: source.room for source in sources}
         # A chunk may be wanted in memory and on disk at once. What waits for its owner has a lane for each.
         owners = () if peers is None else tuple((peer, below) for peer in peers.group.peers for below in (False, True))
-        self.turns = Turns(tiers, dict.fromkeys(owners, Limit(WAITS_AT_ONCE)))
+        self.scheduler = ReadScheduler(tiers, dict.fromkeys(owners, ChunkCountLimit(MAX_OWNER_WAITS)))
         self._is_below = False
 
     def __repr__(self) -> str:
@@ -97,33 +106,35 @@ class Fetcher:
             while True:
                 await self._peers.ask(key)
                 while (owner := self._peers.owner(key)) is not None:
-                    async with self.turns.at((owner, self._is_below), key, into.nbytes):
+                    async with self.scheduler.hold_slot((owner, self._is_below), key, into.nbytes):
                         await self._peers.wait(key, owner)
-                with suppress(Elsewhere):
+                with suppress(OwnerChanged):
                     return await self._fetch(tenant, digest, into)
 
     async def _fetch(self, tenant: str, digest: str, into: memoryview) -> str:
         named = {"tenant": tenant, "chunk": digest}
 
-        async def ask(position: int) -> Trial:
-            return await self._ask(self._sources[position], tenant, digest, into)
+        async def ask(position: int) -> ReadAttempt:
+            return await self._try_source(self._sources[position], tenant, digest, into)
 
         match await heal(self._rules, ask, "chunk", named, self._counters.healed_chunks):
-            case Arrived(tier):
+            case Fetched(tier):
                 return tier
-            case Lost(decisive):
+            case Unrecoverable(decisive):
                 failure = _failure(digest, decisive)
                 self._counters.refused_chunks[failure.code] += 1
                 raise Refused(failure)
 
-    async def _ask(self, source: Source, tenant: str, digest: str, into: memoryview) -> Trial:
+    async def _try_source(self, source: Source, tenant: str, digest: str, into: memoryview) -> ReadAttempt:
         """Wait for a turn at the source and ask it. A source that has no copy is not waited for."""
         if not source.may_have(tenant, digest):
-            return Trial(source.tier, Outcome.ABSENT)
-        async with self.turns.at(source.tier, (tenant, digest), into.nbytes) as turn:
-            return await self._try(source, tenant, digest, into, turn)
+            return ReadAttempt(source.tier, ReadOutcome.ABSENT)
+        async with self.scheduler.hold_slot(source.tier, (tenant, digest), into.nbytes) as turn:
+            return await self._read_once(source, tenant, digest, into, turn)
 
-    async def _try(self, source: Source, tenant: str, digest: str, into: memoryview, turn: Turn) -> Trial:
+    async def _read_once(
+        self, source: Source, tenant: str, digest: str, into: memoryview, turn: ReadSlot
+    ) -> ReadAttempt:
         """Read the chunk once and verify it. A faulty copy is set aside."""
         try:
             outcome = await source.fetch(tenant, digest, into, turn)
@@ -131,15 +142,15 @@ class Fetcher:
             if not refused.failure.retryable:
                 raise
             log.warning("a source is away", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})
-            return Trial(source.tier, Outcome.AWAY, refused.failure)
-        if outcome not in NOT_THERE:
+            return ReadAttempt(source.tier, ReadOutcome.AWAY, refused.failure)
+        if outcome not in ABSENT_OUTCOMES:
             self._counters.read(source.tier, into.nbytes)
-        return Trial(source.tier, await self._verifier.check(source, outcome, tenant, digest, into))
+        return ReadAttempt(source.tier, await self._verifier.check(source, outcome, tenant, digest, into))
 
 
-def _failure(digest: str, decisive: Trial) -> Failure:
+def _failure(digest: str, decisive: ReadAttempt) -> Failure:
     if decisive.failure is not None:
         return decisive.failure
-    if decisive.outcome in NOT_THERE:
+    if decisive.outcome in ABSENT_OUTCOMES:
         return ChunkMissing(digest)
     return ChunkCorrupt(digest, decisive.tier)

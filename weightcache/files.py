@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from contracts.names import is_digest
 from weightcache import libc
-from weightcache.policy.healing import Outcome
+from weightcache.policy.healing import ReadOutcome
 
 STAGING: Final = ".staging"
 QUARANTINE: Final = ".quarantine"
@@ -33,7 +33,7 @@ _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno
 FEW: Final = 8  # a cached file lacks at most one page in so many
 
 
-class Kind(StrEnum):
+class DocumentKind(StrEnum):
     """What is kept of a version besides its chunks."""
 
     MANIFESTS = "manifests"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ChunkFile:
     """A chunk file that was there at the start."""
 
     tenant: str
@@ -50,7 +50,7 @@ class Found:
     used_at: float
 
 
-class Way(StrEnum):
+class ReadPath(StrEnum):
     """How a file's bytes were read."""
 
     CACHED = "cached"  # out of the page cache, which held nearly all of it
@@ -58,19 +58,19 @@ class Way(StrEnum):
     BUFFERED = "buffered"  # through the page cache, as the file system refuses O_DIRECT
 
 
-def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> Way:
+def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadPath:
     """Fill `into` (page-aligned) with the beginning of the file; if `from_medium`, past the page cache in any case.
     Raises OSError, and EOFError if the file is shorter, or becomes so meanwhile.
     """
-    if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE * FEW <= into.nbytes:
+    if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE_BYTES * FEW <= into.nbytes:
         _read(fd, into, 0)
-        return Way.CACHED
+        return ReadPath.CACHED
     # A read past the cache is of whole pages; what follows them is read the other way.
-    pages = into.nbytes // PAGE * PAGE
+    pages = into.nbytes // PAGE_BYTES * PAGE_BYTES
     done = _read_direct(fd, into[:pages])
     if done < into.nbytes:
         _read(fd, into, done)
-    return Way.DIRECT if done else Way.BUFFERED
+    return ReadPath.DIRECT if done else ReadPath.BUFFERED
 
 
 def _read(fd: int, into: memoryview, done: int) -> None:
@@ -88,7 +88,7 @@ def _read_direct(fd: int, into: memoryview) -> int:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
         try:
-            while done < into.nbytes and done % PAGE == 0:
+            while done < into.nbytes and done % PAGE_BYTES == 0:
                 count = os.preadv(fd, [into[done:]], done)
                 if count == 0:
                     raise EOFError
@@ -102,11 +102,11 @@ def _read_direct(fd: int, into: memoryview) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FileRead:
     """The outcome of a read, and its way; None if nothing of the file was read."""
 
-    outcome: Outcome
-    way: Way | None = None
+    outcome: ReadOutcome
+    way: ReadPath | None = None
 
 
 class ChunkFiles:
@@ -142,7 +142,7 @@ class ChunkFiles:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def scan(self) -> Iterator[Found]:
+    def scan(self) -> Iterator[ChunkFile]:
         """All files that are named as chunks, whatever is in them; one that comes or goes meanwhile may be missing."""
         for path in self._two_below(None, lambda name: len(name) == 2):
             if not path.name.startswith(path.parts[-2]) or not is_digest(path.name):
@@ -153,7 +153,7 @@ class ChunkFiles:
                 continue
             if not stat.S_ISREG(status.st_mode):
                 continue
-            yield Found(path.parts[-3], path.name, status.st_size, _used_at_ns(path, status) / 1e9)
+            yield ChunkFile(path.parts[-3], path.name, status.st_size, _used_at_ns(path, status) / 1e9)
 
     def chunk(self, tenant: str, digest: str) -> Path:
         """Return the path of the chunk's file."""
@@ -166,34 +166,34 @@ class ChunkFiles:
         except OSError:
             return None
 
-    def paper(self, tenant: str, version: str, kind: Kind) -> Path:
+    def document_path(self, tenant: str, version: str, kind: DocumentKind) -> Path:
         """Return the path of the version's manifest or attestations."""
         return self._root / tenant / kind / version
 
-    def read(self, path: Path, into: memoryview, *, touch: bool = True) -> Reading:
+    def read(self, path: Path, into: memoryview, *, touch: bool = True) -> FileRead:
         """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter; it is recent then. Without
         `touch` it is looked at for its own sake: on its medium, and is no more recent. Raises `Refused(Unavailable)`.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return Reading(Outcome.MISSING)
+            return FileRead(ReadOutcome.MISSING)
         except OSError as error:
-            return Reading(_judged(error))
+            return FileRead(_judged(error))
         try:
             if os.fstat(fd).st_size != into.nbytes:
-                return Reading(Outcome.LENGTH)
+                return FileRead(ReadOutcome.LENGTH)
             way = fill(fd, into, from_medium=not touch)
             if touch:
                 with suppress(OSError):  # a disk that became read-only can still be read
                     os.utime(fd)  # recency that outlives this process
         except EOFError:
-            return Reading(Outcome.SHORT)
+            return FileRead(ReadOutcome.SHORT)
         except OSError as error:
-            return Reading(_judged(error))
+            return FileRead(_judged(error))
         finally:
             os.close(fd)
-        return Reading(Outcome.WHOLE, way)
+        return FileRead(ReadOutcome.WHOLE, way)
 
     def write(self, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
         """Make the file. The order is what makes a crash harmless: bytes, sync, name. Raises OSError.
@@ -220,7 +220,7 @@ class ChunkFiles:
 
     def papers(self, tenant: str | None, version: str | None) -> list[Path]:
         """Return the kept manifests and attestations of the tenant (None: all) and the version (None: any)."""
-        found = self._two_below(tenant, lambda name: name in set(Kind))
+        found = self._two_below(tenant, lambda name: name in set(DocumentKind))
         return [path for path in found if version in (None, path.name) and _is_file(path)]
 
     def _two_below(self, tenant: str | None, is_kind: Callable[[str], bool]) -> Iterator[Path]:
@@ -231,7 +231,7 @@ class ChunkFiles:
         for kind in (path for each in tenants for path in _inside(each) if is_kind(path.name)):
             yield from _inside(kind)
 
-    def trim_papers(self, newest: Path, limit_bytes: int) -> None:
+    def trim_documents(self, newest: Path, limit_bytes: int) -> None:
         """Remove the least recently used papers until at most `limit_bytes` are left. The newest one stays, however
         large. Raises as `remove`.
         """
@@ -321,7 +321,7 @@ def _set_aside_at(path: Path) -> int:
         return 0
 
 
-def _judged(error: OSError) -> Outcome:
+def _judged(error: OSError) -> ReadOutcome:
     if error.errno in _MEDIA_ERRORS:
-        return Outcome.UNREADABLE
+        return ReadOutcome.UNREADABLE
     raise Refused(Unavailable("the NVMe tier of the weight cache")) from error

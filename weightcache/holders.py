@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from blobstore.abreast import end_all
-from weightcache.policy.extents import Place
+from blobstore.abreast import cancel_and_wait
+from weightcache.policy.extents import SlabRange
 
 _SO_PEERPIDFD: Final = 77  # Linux 6.5: names the process itself, whatever became of its number
 
@@ -29,26 +29,28 @@ class Holder:
     pid: int
     pidfd: int
     leases: set[asyncio.Event] = field(default_factory=set)
-    places: dict[int, Mapping[str, Place]] = field(default_factory=dict)  # of each version as it was lent, by identity
+    places: dict[int, Mapping[str, SlabRange]] = field(
+        default_factory=dict
+    )  # of each version as it was lent, by identity
     times_lent: int = 0
 
-    def lend(self, places: Mapping[str, Place]) -> None:
+    def lend(self, places: Mapping[str, SlabRange]) -> None:
         """Record that the process was sent the slabs of these chunks, and may have them mapped until it dies."""
         self.places[id(places)] = places
         self.times_lent += 1
 
-    def has(self, digest: str, place: Place) -> bool:
+    def has(self, digest: str, place: SlabRange) -> bool:
         """Return whether it was lent a version that has the chunk at that place."""
         return any(places.get(digest) == place for places in self.places.values())
 
 
-class Holders:
+class MappingTracker:
     """One holder per process, however many leases it has. `forget` is called with the number of each that is gone."""
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         self._forget = forget
         self._by_pid: dict[int, Holder] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[None]] = set()
         self._next = 0
 
     def __repr__(self) -> str:
@@ -60,15 +62,15 @@ class Holders:
         return len(self._by_pid)
 
     @property
-    def asking(self) -> int:
+    def pending_checks(self) -> int:
         """Questions to the kernel that are not answered."""
-        return len(self._asking)
+        return len(self._checks)
 
-    def pids_with(self, digest: str, place: Place) -> tuple[int, ...]:
+    def pids_with(self, digest: str, place: SlabRange) -> tuple[int, ...]:
         """The living processes that may have the chunk mapped from that place."""
         return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.has(digest, place)))
 
-    def of(self, peer: socket.socket) -> Holder:
+    def track_process(self, peer: socket.socket) -> Holder:
         """Return the holder of the process that connected. Raises ProcessLookupError if that is dead already."""
         pidfd, pid = _peer(peer)
         if _is_dead(pidfd):
@@ -87,18 +89,18 @@ class Holders:
         asyncio.get_running_loop().add_reader(pidfd, self._died, holder)
         return holder
 
-    def let_go(self, holder: Holder, inodes: Collection[int]) -> None:
+    def note_lease_end(self, holder: Holder, inodes: Collection[int]) -> None:
         """Record that a lease of the process has ended. If it was the last one, ask the kernel, in a thread, whether
         the process still has any of the memory files `inodes`. If not, it is forgotten as if it were dead.
         """
         if self._is_idle(holder):
-            task = asyncio.create_task(self._ask(holder, holder.times_lent, inodes))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            task = asyncio.create_task(self._check_mappings(holder, holder.times_lent, inodes))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
 
     async def close(self) -> None:
         """Stop watching, and forget all processes."""
-        await end_all(tuple(self._asking))
+        await cancel_and_wait(tuple(self._checks))
         for holder in self._by_pid.values():
             asyncio.get_running_loop().remove_reader(holder.pidfd)
             os.close(holder.pidfd)
@@ -108,9 +110,9 @@ class Holders:
         """Whether it is known, and has no lease."""
         return self._by_pid.get(holder.pid) is holder and not holder.leases
 
-    async def _ask(self, holder: Holder, times_lent: int, inodes: Collection[int]) -> None:
+    async def _check_mappings(self, holder: Holder, times_lent: int, inodes: Collection[int]) -> None:
         """Ask the kernel, and forget the process if it has none of the files and was sent nothing meanwhile."""
-        may_see = await asyncio.to_thread(_may_see, holder.pid, inodes)
+        may_see = await asyncio.to_thread(_has_mapping, holder.pid, inodes)
         if not may_see and self._is_idle(holder) and holder.times_lent == times_lent:
             self._died(holder)
 
@@ -147,7 +149,7 @@ def _is_dead(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _may_see(pid: int, inodes: Collection[int]) -> bool:
+def _has_mapping(pid: int, inodes: Collection[int]) -> bool:
     """Whether the process has one of these memory files mapped or open, by the kernel's word (proc(5)), not its own.
     Where the kernel does not say, it may: of the dead as well, of whom pidfds tell.
 

@@ -17,39 +17,39 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from blobstore.abreast import end_all
-from contracts.doubling import is_told
+from blobstore.abreast import cancel_and_wait
+from contracts.doubling import should_log
 from contracts.errors import Failure, InvalidRequest, NotFound, Refused
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.problem import to_wire
 from contracts.wire import decode, encode
 from service.cause import begin
 from service.first import first
 from weightcache.arena import Arena
 from weightcache.counters import Counters
-from weightcache.holders import Holder, Holders, credentials
-from weightcache.policy.extents import Place
+from weightcache.holders import Holder, MappingTracker, credentials
+from weightcache.policy.extents import SlabRange
 from weightcache.policy.spans import merged
-from weightcache.resident import Filling, Resident
-from weightcache.residents import Residents
+from weightcache.resident import LoadProgress, ResidentVersion
+from weightcache.residents import VersionLoader
 from weightcache.wire import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 1024
 REQUEST_TIMEOUT_S: Final = 5.0
-SAY_TIMEOUT_S: Final = 60.0
+SEND_TIMEOUT_S: Final = 60.0
 PAUSE_S: Final = 0.1  # until somebody has closed a descriptor
 LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancels
 
 
 @dataclass(slots=True)
-class _Lent:
+class _LeaseConnection:
     """One connection: the version whose slabs were sent, what undoes the lease, and whether its process has died."""
 
     sock: socket.socket
     stack: ExitStack
-    resident: Resident | None = None
+    resident: ResidentVersion | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -59,7 +59,7 @@ class LeaseServer:
     def __init__(
         self,
         listener: socket.socket,
-        residents: Residents,
+        residents: VersionLoader,
         arena: Arena,
         counters: Counters,
         tenant: str | None = None,
@@ -70,14 +70,14 @@ class LeaseServer:
         self._residents = residents
         self._arena = arena
         self._counters = counters
-        self._holders = Holders(arena.drop_holder)
+        self._mappings = MappingTracker(arena.drop_holder)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures = 0  # of accepts, in a row
         self.active = 0
         self.accepting = False
 
     def __repr__(self) -> str:
-        return f"<LeaseServer leases={self.active} connections={self.connections} {self._holders!r}>"
+        return f"<LeaseServer leases={self.active} connections={self.connections} {self._mappings!r}>"
 
     @property
     def connections(self) -> int:
@@ -87,11 +87,11 @@ class LeaseServer:
     @property
     def holder_count(self) -> int:
         """Living processes that may have slabs mapped."""
-        return self._holders.count
+        return self._mappings.count
 
-    def pids_with(self, digest: str, place: Place) -> tuple[int, ...]:
+    def pids_with(self, digest: str, place: SlabRange) -> tuple[int, ...]:
         """Living processes that may have the chunk mapped from that place."""
-        return self._holders.pids_with(digest, place)
+        return self._mappings.pids_with(digest, place)
 
     def open(self) -> None:
         """Begin to accept."""
@@ -104,8 +104,8 @@ class LeaseServer:
         self.accepting = False
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
-        await end_all(tuple(self._tasks))
-        await self._holders.close()
+        await cancel_and_wait(tuple(self._tasks))
+        await self._mappings.close()
 
     def _listen(self) -> None:
         if self.accepting:
@@ -118,7 +118,7 @@ class LeaseServer:
             return
         except OSError as error:
             self._failures += 1
-            if is_told(self._failures):
+            if should_log(self._failures):
                 log.error("accept failed", extra={"error": str(error), "failures": self._failures})
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener.fileno())  # who waits goes on waiting: it would be told at once again
@@ -151,18 +151,18 @@ class LeaseServer:
     async def _lease(self, sock: socket.socket, raw: bytes) -> None:
         """Returns where it was refused; otherwise lasts until it is cancelled or the process dies."""
         with ExitStack() as stack:
-            lent = _Lent(sock, stack)
+            connection = _LeaseConnection(sock, stack)
             try:
                 self._check_user(sock)
                 request = decode(raw, LeaseRequest, what="lease request")
-                self.check_tenant(dns_label(request.tenant, "tenant"), request.version)
+                self.check_tenant(require_dns_label(request.tenant, "tenant"), request.version)
                 if request.request_id is not None:
                     begin(request.request_id)
-                await self._grant(lent, request)
+                await self._grant(connection, request)
             except Refused as refused:
                 await self._refuse(sock, refused.failure)
                 return
-            await lent.ended.wait()
+            await connection.ended.wait()
 
     def _check_user(self, sock: socket.socket) -> None:
         """The directory's mode keeps others out; where that was loosened, this does. Raises `Refused`."""
@@ -182,44 +182,46 @@ class LeaseServer:
         if self._tenant not in (None, tenant):
             raise Refused(NotFound("version", version))
 
-    async def _grant(self, lent: _Lent, request: LeaseRequest) -> None:
+    async def _grant(self, connection: _LeaseConnection, request: LeaseRequest) -> None:
         """Send the answer. Raises OSError where the client is gone."""
-        early = partial(self._tell, lent) if request.progressive else None
+        on_loading = partial(self._stream_progress, connection) if request.progressive else None
         residents = self._residents
-        async with residents.pinned(request.tenant, request.version, LOAD_TIMEOUT_S, request.engines, early) as arrival:
+        async with residents.pinned(
+            request.tenant, request.version, LOAD_TIMEOUT_S, request.engines, on_loading
+        ) as arrival:
             whole = LeaseReply(ok=True, chunks_by_tier=arrival.tally.chunks, bytes_by_tier=arrival.tally.bytes)
-            if lent.resident is arrival.resident:
-                await _say(lent.sock, whole)
+            if connection.resident is arrival.resident:
+                await _send(connection.sock, whole)
             else:
-                if lent.resident is not None:  # the client may not have read all that it was told yet
-                    await _until_writable(lent.sock)
-                self._lend(lent, arrival.resident, whole)
+                if connection.resident is not None:  # the client may not have read all that it was told yet
+                    await _until_writable(connection.sock)
+                self._send_slabs(connection, arrival.resident, whole)
             self._counters.leases_granted += 1
             self._counters.leases_hot += arrival.tally is arrival.resident.tally
             seen = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": arrival.tally.chunks}
             log.info("leased", extra=seen)
 
-    def _let_go(self, holder: Holder) -> None:
+    def _note_lease_end(self, holder: Holder) -> None:
         """A process that lives on and has unmapped its leases' slabs holds none of them any more."""
         slabs = self._arena.index.held_by(holder.number)
-        self._holders.let_go(holder, [os.fstat(self._arena.slab(number).fd).st_ino for number in slabs])
+        self._mappings.note_lease_end(holder, [os.fstat(self._arena.slab(number).fd).st_ino for number in slabs])
 
-    async def _tell(self, lent: _Lent, filling: Filling) -> None:
+    async def _stream_progress(self, connection: _LeaseConnection, progress: LoadProgress) -> None:
         """Answer as soon as that is possible; then which parts are ready, until it is cancelled."""
-        resident = await filling.placed()
-        if not await self._arena.made(resident.slabs) or filling.resident is not resident:
+        resident = await progress.wait_until_placed()
+        if not await self._arena.made(resident.slabs) or progress.resident is not resident:
             return
-        self._lend(lent, resident, LeaseReply(ok=True, whole=False))
+        self._send_slabs(connection, resident, LeaseReply(ok=True, whole=False))
         told = 0
-        while spans := await filling.after(resident, told):
-            await _say(lent.sock, LeaseReply(ok=True, whole=False, ready=merged(spans)))
+        while spans := await progress.ready_since(resident, told):
+            await _send(connection.sock, LeaseReply(ok=True, whole=False, ready=merged(spans)))
             told += len(spans)
 
-    def _lend(self, lent: _Lent, resident: Resident, reply: LeaseReply) -> None:
+    def _send_slabs(self, connection: _LeaseConnection, resident: ResidentVersion, reply: LeaseReply) -> None:
         """Send the reply with the slabs, which stay until the process has none of them. They are pinned now, and
         nothing awaits in here: between sending and holding nothing may be evicted, nor the process forgotten.
         """
-        holder = self._holders.of(lent.sock)
+        holder = self._mappings.track_process(connection.sock)
         slabs = [self._arena.slab(number) for number in resident.slabs]
         reply = replace(
             reply,
@@ -228,15 +230,15 @@ class LeaseServer:
             slabs=tuple(SlabFact(id=n, bytes=slab.length) for n, slab in zip(resident.slabs, slabs, strict=True)),
         )
         descriptors = array("i", [resident.papers.fd, *(slab.fd for slab in slabs)])
-        lent.sock.sendmsg([encode(reply)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        connection.sock.sendmsg([encode(reply)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         self._arena.index.hold(holder.number, resident.slabs, time.monotonic())
         holder.lend(resident.places)
-        if lent.resident is None:
-            lent.stack.enter_context(self._counted(holder, lent.ended))
-        lent.resident = resident
+        if connection.resident is None:
+            connection.stack.enter_context(self._hold_lease(holder, connection.ended))
+        connection.resident = resident
 
     @contextmanager
-    def _counted(self, holder: Holder, ended: asyncio.Event) -> Iterator[None]:
+    def _hold_lease(self, holder: Holder, ended: asyncio.Event) -> Iterator[None]:
         """The process has a lease while the block runs; its death sets `ended`."""
         self.active += 1
         holder.leases.add(ended)
@@ -246,11 +248,11 @@ class LeaseServer:
             holder.leases.discard(ended)
             self.active -= 1
             if self.accepting:
-                self._let_go(holder)
+                self._note_lease_end(holder)
 
     async def _refuse(self, sock: socket.socket, failure: Failure) -> None:
         self._counters.leases_refused[failure.code] += 1
-        await _say(sock, LeaseReply(ok=False, failure=to_wire(failure)))
+        await _send(sock, LeaseReply(ok=False, failure=to_wire(failure)))
 
 
 def may_lease(uid: int) -> bool:
@@ -263,13 +265,13 @@ async def _until_writable(sock: socket.socket) -> None:
     loop, writable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_writer(sock, writable.set)
     try:
-        async with asyncio.timeout(SAY_TIMEOUT_S):
+        async with asyncio.timeout(SEND_TIMEOUT_S):
             await writable.wait()
     finally:
         loop.remove_writer(sock)
 
 
-async def _say(sock: socket.socket, reply: LeaseReply) -> None:
+async def _send(sock: socket.socket, reply: LeaseReply) -> None:
     """Raises OSError or TimeoutError where the client is gone, or does not read what it was sent before."""
-    async with asyncio.timeout(SAY_TIMEOUT_S):
+    async with asyncio.timeout(SEND_TIMEOUT_S):
         await asyncio.get_running_loop().sock_sendall(sock, encode(reply))

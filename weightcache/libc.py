@@ -26,7 +26,7 @@ F_SEAL_WRITE: Final = 0x08
 F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1
 # On a slab F_SEAL_WRITE would be refused while the agent's mapping lives, and could not be undone.
 SLAB_SEALS: Final = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
-PAPER_SEALS: Final = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
+DOCUMENT_SEALS: Final = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
 
 _MAP_SHARED: Final = 0x01
 _MAP_PRIVATE: Final = 0x02

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from blobstore.abreast import end_all
+from blobstore.abreast import cancel_and_wait
 from contracts.errors import Failure, Internal, Refused
 from contracts.traffic_errors import Cancelled
-from weightcache.admissions import Admissions
+from weightcache.admissions import NvmeAdmission
 from weightcache.arena import Arena
 from weightcache.fetching import Fetcher
-from weightcache.policy.extents import Place
+from weightcache.policy.extents import SlabRange
 from weightcache.policy.host import Reservation
 from weightcache.policy.sharing import FULL_WEIGHT, Flow, by_position
 
@@ -24,22 +24,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Job:
+class _ChunkLoad:
     """One chunk on its way. Its outcome is the tier that it came from, or why it didn't."""
 
-    place: Place
+    place: SlabRange
     outcome: asyncio.Future[str | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Loader:
+class ChunkLoader:
     """Brings chunks. A read that has begun runs to its end even if no load waits for it: its memory is in use."""
 
-    def __init__(self, arena: Arena, fetcher: Fetcher, admissions: Admissions) -> None:
+    def __init__(self, arena: Arena, fetcher: Fetcher, admissions: NvmeAdmission) -> None:
         self._arena = arena
         self._fetcher = fetcher
-        self._turns = fetcher.turns
+        self._turns = fetcher.scheduler
         self._admissions = admissions
-        self._jobs: dict[tuple[str, str], _Job] = {}
+        self._jobs: dict[tuple[str, str], _ChunkLoad] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Loader:
         return len(self._jobs)
 
     @property
-    def unsettled(self) -> int:
+    def busy_chunks(self) -> int:
         """Chunks whose slabs are in use: those on their way, and those that are to be written to NVMe."""
         return len(self._jobs) + self._admissions.waiting
 
@@ -65,8 +65,8 @@ class Loader:
         """Returns the tier that each chunk came from, all chunks being ready. Raises the first `Refused` otherwise;
         what is still queued then, or when cancelled, is given up unless others wait for it.
 
-        It gets `weight` parts of each source beside what others have. `flow` is a name for `weigh`, of this call alone.
-        `on_ready` hears of each chunk that was not there yet when it is, until this returns or raises.
+        It gets `weight` parts of each source beside what others have. `flow` is a name for `set_weight`, of this call
+        alone. `on_ready` hears of each chunk that was not there yet when it is, until this returns or raises.
         """
         tenant = reservation.tenant
         for digest in reservation.load:
@@ -76,7 +76,7 @@ class Loader:
         wanted = by_position(reservation.places, tenant)
         self._turns.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
         tiers = dict.fromkeys(reservation.places, "host")
-        heard = {digest: partial(_hear, on_ready, digest) for digest in jobs}
+        heard = {digest: partial(_note_outcome, on_ready, digest) for digest in jobs}
         for digest, job in jobs.items():
             job.outcome.add_done_callback(heard[digest])
         try:
@@ -91,27 +91,29 @@ class Loader:
                 job.outcome.remove_done_callback(heard[digest])
         return tiers
 
-    def weigh(self, flow: Flow, weight: float) -> None:
+    def set_weight(self, flow: Flow, weight: float) -> None:
         """Give the flow another weight from now on."""
-        self._turns.weigh(flow, weight)
+        self._turns.set_weight(flow, weight)
 
-    async def settle(self) -> None:
-        """Wait until nothing is loading and all that was loaded has been admitted. See `Admissions.settle`."""
+    async def wait_until_idle(self) -> None:
+        """Wait until nothing is loading and all that was loaded has been admitted. See
+        `NvmeAdmission.wait_until_idle`.
+        """
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await self._admissions.settle()
+        await self._admissions.wait_until_idle()
 
     async def close(self) -> None:
         """Cancel all loads. On return nothing writes to the arena any more."""
-        await end_all(tuple(self._tasks))
+        await cancel_and_wait(tuple(self._tasks))
         await self._admissions.close()
 
-    def _start(self, tenant: str, digest: str, place: Place) -> None:
-        self._jobs[tenant, digest] = _Job(place)
+    def _start(self, tenant: str, digest: str, place: SlabRange) -> None:
+        self._jobs[tenant, digest] = _ChunkLoad(place)
         self._arena.index.pin((place.slab,))
-        self._own(self._load(tenant, digest))
+        self._start_task(self._load(tenant, digest))
 
-    def _own(self, work: Awaitable[None]) -> None:
+    def _start_task(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -136,6 +138,6 @@ class Loader:
             job.outcome.set_result(outcome)
 
 
-def _hear(on_ready: Callable[[str], None], digest: str, outcome: "asyncio.Future[str | Failure]") -> None:
+def _note_outcome(on_ready: Callable[[str], None], digest: str, outcome: "asyncio.Future[str | Failure]") -> None:
     if not isinstance(outcome.result(), Failure):
         on_ready(digest)

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Mapping
 
-from telemetry.policy.instruments import Kind, Labels, Page, by
+from telemetry.policy.instruments import Labels, MetricKind, MetricsPage, by
 from telemetry.policy.labels import outcome_of
 from weightcache.api import State
 
 
-def describe_cache(page: Page, state: Callable[[], State]) -> None:
+def describe_cache(page: MetricsPage, state: Callable[[], State]) -> None:
     """Each reads the state when it is asked."""
 
     def counter(name: str, help: str, labels: Labels, read: Callable[[State], Mapping[Labels, float]]) -> None:
-        page.read(name, help, Kind.COUNTER, labels, lambda: read(state()))
+        page.read(name, help, MetricKind.COUNTER, labels, lambda: read(state()))
 
     def gauge(name: str, help: str, read: Callable[[State], Mapping[Labels, float]]) -> None:
-        page.read(name, help, Kind.GAUGE, ("tier",), lambda: read(state()))
+        page.read(name, help, MetricKind.GAUGE, ("tier",), lambda: read(state()))
 
     tier = ("tier",)
     counter("kelvin_chunk_reads_total", "Chunks read.", tier, lambda now: by(now.chunk_reads.items()))
@@ -25,7 +25,9 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_refused_chunks_total", "Chunks not healed.", ("outcome",), lambda now: _codes(now.refused_chunks))
     counter("kelvin_examined_chunks_total", "Chunks looked at anew.", tier, lambda now: by(now.examined_chunks.items()))
     counter("kelvin_scrub_passes_total", "Passes over all that is kept.", (), lambda now: {(): now.sweeps})
-    page.read("kelvin_damaged_processes", "Processes with wrong memory.", Kind.GAUGE, (), lambda: _damaged(state()))
+    page.read(
+        "kelvin_damaged_processes", "Processes with wrong memory.", MetricKind.GAUGE, (), lambda: _damaged(state())
+    )
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
     counter("kelvin_prefetches_total", "Versions that were to be brought ahead.", ("outcome",), _prefetches)
@@ -37,7 +39,7 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_peer_sent_chunks_total", "Chunks sent to peers.", (), lambda now: {(): now.peers.sent_chunks})
     counter("kelvin_peer_sent_bytes_total", "Bytes sent to peers.", (), lambda now: {(): now.peers.sent_bytes})
     counter("kelvin_peer_refusals_total", "Peers that were not served, by why.", ("reason",), _peer_refusals)
-    page.read("kelvin_peers", "Other nodes.", Kind.GAUGE, ("state",), lambda: _peers(state()))
+    page.read("kelvin_peers", "Other nodes.", MetricKind.GAUGE, ("state",), lambda: _peers(state()))
     gauge("kelvin_tier_bytes", "Bytes held.", lambda now: by((("host", now.host.bytes), ("nvme", now.nvme.bytes))))
     gauge(
         "kelvin_tier_budget_bytes",

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
-from service.threads import to_the_end
-from weightcache.files import ChunkFiles, Kind, Reading, Way
+from service.threads import run_uncancellable
+from weightcache.files import ChunkFiles, DocumentKind, FileRead, ReadPath
 from weightcache.policy.disk import DiskIndex, Key
-from weightcache.policy.healing import FAULTS, Outcome
-from weightcache.policy.sharing import Limit
-from weightcache.sources import ALL_AT_ONCE, Turn
+from weightcache.policy.healing import FAULTS, ReadOutcome
+from weightcache.policy.sharing import ChunkCountLimit
+from weightcache.sources import UNLIMITED_READ_SLOT, ReadSlot
 from weightcache.verifying import Verdict, Verifier
 
 log = logging.getLogger(__name__)
 
-LEAST_PAPER_BYTES: Final = 64 << 20  # for papers (manifests and attestations), beside the budget of chunks
-PAPER_SHARE: Final = 64  # or this part of that budget, if it is more
+MIN_DOCUMENT_BYTES: Final = 64 << 20  # for papers (manifests and attestations), beside the budget of chunks
+DOCUMENT_SHARE: Final = 64  # or this part of that budget, if it is more
 
 
 class NvmeTier:
@@ -51,22 +51,22 @@ class NvmeTier:
     ) -> None:
         self._files = ChunkFiles(root)
         self.index = index
-        self.bytes_by_way: Counter[Way] = Counter()
+        self.bytes_by_way: Counter[ReadPath] = Counter()
         self.recognised_bytes = 0
         self._threads = threads
         self._wall_s = wall_s
         self._verifier = verifier
-        self._coming: dict[Key, asyncio.Event] = {}
-        self._going: set[Key] = set()  # in the index no more, but perhaps still on the disk
-        self.room = Limit(chunks_at_once)
+        self._writing: dict[Key, asyncio.Event] = {}
+        self._removing: set[Key] = set()  # in the index no more, but perhaps still on the disk
+        self.room = ChunkCountLimit(chunks_at_once)
 
     def __repr__(self) -> str:
         return f"<NvmeTier {self.index!r}>"
 
     async def open(self) -> None:
         """Take the directory and learn what it holds. Raises BlockingIOError where another process has it."""
-        await to_the_end(self._threads, self._files.open)
-        for found in await to_the_end(self._threads, lambda: list(self._files.scan())):
+        await run_uncancellable(self._threads, self._files.open)
+        for found in await run_uncancellable(self._threads, lambda: list(self._files.scan())):
             self.index.found((found.tenant, found.digest), found.size, found.used_at)
         try:
             await self._remove(self.index.trim())
@@ -79,80 +79,84 @@ class NvmeTier:
 
     def may_have(self, tenant: str, digest: str) -> bool:
         """See `Source`."""
-        return self.index.holds((tenant, digest)) or (tenant, digest) in self._coming
+        return self.index.holds((tenant, digest)) or (tenant, digest) in self._writing
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
         """See `Source`. If another call is bringing the chunk here, wait for that rather than fetching it anew."""
         key = (tenant, digest)
-        if (coming := self._coming.get(key)) is not None:
+        if (coming := self._writing.get(key)) is not None:
             await coming.wait()
         copy = self.index.copy_of(key)
         if copy is None:
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         path, tag = self._files.chunk(*key), self.index.tag(key)
-        reading, verdict = await to_the_end(self._threads, self._read, path, digest, into, tag)
+        reading, verdict = await run_uncancellable(self._threads, self._read, path, digest, into, tag)
         self._count(reading, into.nbytes)
-        if verdict is None and reading.outcome is Outcome.WHOLE:
-            verdict = await self._verifier.compared(into, digest, tag)
+        if verdict is None and reading.outcome is ReadOutcome.WHOLE:
+            verdict = await self._verifier.compare_in_thread(into, digest, tag)
         outcome = reading.outcome if verdict is None else verdict.outcome
         if outcome in FAULTS and self.index.copy_of(key) is not copy:
-            return Outcome.ABSENT  # it was evicted or set aside meanwhile: the fault is not that of what is there now
-        if outcome is Outcome.MISSING:
+            return (
+                ReadOutcome.ABSENT
+            )  # it was evicted or set aside meanwhile: the fault is not that of what is there now
+        if outcome is ReadOutcome.MISSING:
             self.index.drop(key)
         else:
             self.index.touch(key, self._wall_s())
-            self._note(key, verdict)
+            self._remember_tag(key, verdict)
             self.recognised_bytes += into.nbytes * (verdict is not None and verdict.recognised)
         return outcome
 
-    def _read(self, path: Path, digest: str, into: memoryview, tag: bytes | None) -> tuple[Reading, Verdict | None]:
+    def _read(self, path: Path, digest: str, into: memoryview, tag: bytes | None) -> tuple[FileRead, Verdict | None]:
         """Read the file. If it came out of the page cache, compare it as well. Blocking."""
         reading = self._files.read(path, into)
-        if reading.outcome is not Outcome.WHOLE:
+        if reading.outcome is not ReadOutcome.WHOLE:
             return reading, None
-        return reading, self._verifier.compare(into, digest, tag) if reading.way is Way.CACHED else None
+        return reading, self._verifier.compare(into, digest, tag) if reading.way is ReadPath.CACHED else None
 
-    def _note(self, key: Key, verdict: Verdict | None) -> None:
+    def _remember_tag(self, key: Key, verdict: Verdict | None) -> None:
         """Note the tag of right bytes, so that they are recognised when they are read again."""
         if verdict is not None and verdict.tag is not None:
             self.index.mark_verified(key, verdict.tag)
 
-    def _count(self, reading: Reading, length: int) -> None:
+    def _count(self, reading: FileRead, length: int) -> None:
         if reading.way is None:
             return
-        if reading.way is Way.BUFFERED and not self.bytes_by_way[Way.BUFFERED]:
+        if reading.way is ReadPath.BUFFERED and not self.bytes_by_way[ReadPath.BUFFERED]:
             log.warning("the file system refuses O_DIRECT: what is cold is read through the page cache")
         self.bytes_by_way[reading.way] += length
 
-    async def look(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+    async def read_for_scrub(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
         """Read the chunk past the page cache and compare its digest, whatever its tag. This does not count as a use.
         Raises `Refused(Unavailable)`.
         """
         key = (tenant, digest)
         copy = self.index.copy_of(key)
         if copy is None:
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         read = partial(self._files.read, touch=False)
-        reading = await to_the_end(self._threads, read, self._files.chunk(*key), into)
-        verdict = await self._verifier.compared(into, digest) if reading.outcome is Outcome.WHOLE else None
+        reading = await run_uncancellable(self._threads, read, self._files.chunk(*key), into)
+        verdict = await self._verifier.compare_in_thread(into, digest) if reading.outcome is ReadOutcome.WHOLE else None
         outcome = reading.outcome if verdict is None else verdict.outcome
         if outcome in FAULTS and self.index.copy_of(key) is not copy:
-            return Outcome.ABSENT  # as in `fetch`
-        self._note(key, verdict)
+            return ReadOutcome.ABSENT  # as in `fetch`
+        self._remember_tag(key, verdict)
         return outcome
 
-    async def strangers(self) -> tuple[Key, ...]:
+    async def unindexed_files(self) -> tuple[Key, ...]:
         """Return files with names of chunks that the index does not know, unless they are being written or removed."""
-        found = await to_the_end(self._threads, lambda: list(self._files.scan()))
+        found = await run_uncancellable(self._threads, lambda: list(self._files.scan()))
         unknown = self._unknown((each.tenant, each.digest) for each in found)
         return self._unknown(await self._sizes(unknown))
 
     def _unknown(self, keys: Iterable[Key]) -> tuple[Key, ...]:
-        return tuple(key for key in keys if not self.index.knows(key) and key not in self._going)
+        return tuple(key for key in keys if not self.index.knows(key) and key not in self._removing)
 
     async def _sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
         """Return the sizes of those files that are there, as far as the disk tells."""
-        sizes = await to_the_end(self._threads, lambda: {key: self._files.size(*key) for key in keys})
+        sizes = await run_uncancellable(self._threads, lambda: {key: self._files.size(*key) for key in keys})
         return {key: size for key, size in sizes.items() if size is not None}
 
     @contextmanager
@@ -161,44 +165,44 @@ class NvmeTier:
         writes what another one is bringing: until both have ended.
         """
         key, event = (tenant, digest), asyncio.Event()
-        outer = self._coming.get(key)
-        self._coming[key] = event
+        outer = self._writing.get(key)
+        self._writing[key] = event
         try:
             yield
         finally:
             event.set()
-            if self._coming.get(key) is event:
-                del self._coming[key]
+            if self._writing.get(key) is event:
+                del self._writing[key]
                 if outer is not None and not outer.is_set():
-                    self._coming[key] = outer
+                    self._writing[key] = outer
 
-    async def came(self, tenant: str, digest: str) -> bool:
+    async def wait_until_written(self, tenant: str, digest: str) -> bool:
         """Wait until no other call brings or writes the chunk. Return whether its file can be read then."""
-        while (coming := self._coming.get((tenant, digest))) is not None:
+        while (coming := self._writing.get((tenant, digest))) is not None:
             await coming.wait()
         return self.index.holds((tenant, digest))
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait for the chunks that calls bring or write now. Later ones are not waited for."""
-        for coming in tuple(self._coming.values()):
+        for coming in tuple(self._writing.values()):
             await coming.wait()
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`. Until the file is moved away, no new one is written in its place."""
         key = (tenant, digest)
         self.index.drop(key)
-        self._going.add(key)
+        self._removing.add(key)
         try:
             await self._set_aside(self._files.chunk(*key), f"{tenant}.{digest}")
         finally:
-            self._going.discard(key)
+            self._removing.discard(key)
 
     async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
         """Keep a verified chunk, whose `data` must not change meanwhile. Return False if there is no room, the disk
         refused, its old file is just being removed, or another call has written it or is about to.
         """
         key = (tenant, digest)
-        if key in self._going:  # the file would be removed that is to be written
+        if key in self._removing:  # the file would be removed that is to be written
             return False
         gone = self.index.admit(key, data.nbytes, self._wall_s())
         if gone is None:
@@ -210,7 +214,7 @@ class NvmeTier:
         """Write the file of a chunk for which there is room once `gone` are removed."""
         try:
             await self._remove(gone)
-            await to_the_end(self._threads, self._files.write, self._files.chunk(*key), data, direct=True)
+            await run_uncancellable(self._threads, self._files.write, self._files.chunk(*key), data, direct=True)
         except BaseException as error:
             self.index.drop(key)
             with suppress(OSError):  # what stays there is verified like any other file
@@ -231,13 +235,13 @@ class NvmeTier:
             self.index.drop(key)
         try:
             await self._remove(keys)
-            await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
+            await run_uncancellable(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
         except OSError as error:
             raise Refused(Unavailable("the NVMe tier of the weight cache")) from error
 
-    async def try_read_paper(self, tenant: str, version: str, kind: Kind) -> bytes | None:
+    async def try_read_document(self, tenant: str, version: str, kind: DocumentKind) -> bytes | None:
         """Return the kept bytes, unverified; None if there are none. Raises OSError."""
-        path = self._files.paper(tenant, version, kind)
+        path = self._files.document_path(tenant, version, kind)
 
         def read() -> bytes:
             raw = path.read_bytes()
@@ -246,28 +250,28 @@ class NvmeTier:
             return raw
 
         try:
-            return await to_the_end(self._threads, read)
+            return await run_uncancellable(self._threads, read)
         except FileNotFoundError:
             return None
 
-    async def keep_paper(self, tenant: str, version: str, data: bytes, kind: Kind) -> None:
+    async def keep_document(self, tenant: str, version: str, data: bytes, kind: DocumentKind) -> None:
         """Keep a manifest or attestation. A disk that refuses is no failure. Old ones may be removed."""
-        path = self._files.paper(tenant, version, kind)
-        limit_bytes = max(LEAST_PAPER_BYTES, self.index.budget_bytes // PAPER_SHARE)
+        path = self._files.document_path(tenant, version, kind)
+        limit_bytes = max(MIN_DOCUMENT_BYTES, self.index.budget_bytes // DOCUMENT_SHARE)
         try:
-            await to_the_end(self._threads, self._files.write, path, data, direct=False)
-            await to_the_end(self._threads, self._files.trim_papers, path, limit_bytes)
+            await run_uncancellable(self._threads, self._files.write, path, data, direct=False)
+            await run_uncancellable(self._threads, self._files.trim_documents, path, limit_bytes)
         except OSError as error:
             log.warning("a paper was not kept", extra={"version": version, "kind": kind, "error": str(error)})
 
-    async def quarantine_paper(self, tenant: str, version: str, kind: Kind) -> None:
+    async def quarantine_document(self, tenant: str, version: str, kind: DocumentKind) -> None:
         """Move a manifest or attestation with wrong bytes aside."""
-        await self._set_aside(self._files.paper(tenant, version, kind), f"{tenant}.{kind}.{version}")
+        await self._set_aside(self._files.document_path(tenant, version, kind), f"{tenant}.{kind}.{version}")
 
     async def _set_aside(self, path: Path, name: str) -> None:
         """A disk that refuses keeps the file under its name: it is found faulty again, and never served."""
         try:
-            await to_the_end(self._threads, self._files.quarantine, path, name)
+            await run_uncancellable(self._threads, self._files.quarantine, path, name)
         except OSError as error:
             log.warning("a faulty file was not set aside", extra={"file": name, "error": str(error)})
 
@@ -277,12 +281,12 @@ class NvmeTier:
         """
         if not keys:
             return
-        self._going.update(keys)
+        self._removing.update(keys)
         try:
-            await to_the_end(self._threads, self._files.remove, [self._files.chunk(*key) for key in keys])
+            await run_uncancellable(self._threads, self._files.remove, [self._files.chunk(*key) for key in keys])
         except OSError:
             for key, size in (await self._sizes(keys)).items():
                 self.index.found(key, size, self._wall_s())
             raise
         finally:
-            self._going.difference_update(keys)
+            self._removing.difference_update(keys)

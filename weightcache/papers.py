@@ -9,17 +9,17 @@ from contracts.keys import draft_key, manifest_key
 from contracts.manifest import Manifest, decode_manifest
 from weightcache.counters import Counters
 from weightcache.fetching import heal
-from weightcache.files import Kind
+from weightcache.files import DocumentKind
 from weightcache.nvme import NvmeTier
-from weightcache.policy.healing import Arrived, Lost, Outcome, Rule, Trial
+from weightcache.policy.healing import Fetched, ReadAttempt, ReadOutcome, SourceRule, Unrecoverable
 from weightcache.remote import StoreTier
 
 NVME: Final = "nvme"
 STORE: Final = "store"
-RULES: Final = (Rule(NVME, 1), Rule(STORE, 2))
+RULES: Final = (SourceRule(NVME, 1), SourceRule(STORE, 2))
 
 
-class Papers:
+class ManifestLoader:
     """Manifests, from NVMe or else from the store (published ones, then drafts). They are kept on NVMe."""
 
     def __init__(self, store: BlobStore, nvme: NvmeTier, remote: StoreTier, counters: Counters) -> None:
@@ -36,44 +36,44 @@ class Papers:
         """
         found: tuple[bytes, Manifest] | None = None
 
-        async def ask(position: int) -> Trial:
+        async def ask(position: int) -> ReadAttempt:
             nonlocal found
             trial, found = await self._try(RULES[position].tier, tenant, version)
             return trial
 
         named = {"tenant": tenant, "version": version}
         match await heal(RULES, ask, "manifest", named, self._counters.healed_manifests):
-            case Lost(decisive):
+            case Unrecoverable(decisive):
                 raise Refused(decisive.failure or ManifestMissing(version))
-            case Arrived(tier):
+            case Fetched(tier):
                 assert found is not None
                 if tier != NVME:
-                    await self._nvme.keep_paper(tenant, version, found[0], Kind.MANIFESTS)
+                    await self._nvme.keep_document(tenant, version, found[0], DocumentKind.MANIFESTS)
                 self._remote.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
                 return found
 
-    async def _try(self, tier: str, tenant: str, version: str) -> tuple[Trial, tuple[bytes, Manifest] | None]:
+    async def _try(self, tier: str, tenant: str, version: str) -> tuple[ReadAttempt, tuple[bytes, Manifest] | None]:
         """One read, checked. A failure says what is wrong with the copy, or that the tier is away."""
         try:
             raw = await (self._kept(tenant, version) if tier == NVME else self._stored(tenant, version))
             if raw is None:
-                return Trial(tier, Outcome.ABSENT), None
-            return Trial(tier, Outcome.WHOLE), (raw, _checked(raw, version))
+                return ReadAttempt(tier, ReadOutcome.ABSENT), None
+            return ReadAttempt(tier, ReadOutcome.WHOLE), (raw, _checked(raw, version))
         except OSError:
-            outcome, failure = Outcome.UNREADABLE, None
+            outcome, failure = ReadOutcome.UNREADABLE, None
         except Refused as refused:
             if refused.failure.retryable:
-                return Trial(tier, Outcome.AWAY, refused.failure), None
+                return ReadAttempt(tier, ReadOutcome.AWAY, refused.failure), None
             if not isinstance(refused.failure, ManifestCorrupt):
                 raise
-            outcome, failure = Outcome.DIGEST, refused.failure
+            outcome, failure = ReadOutcome.DIGEST, refused.failure
         self._counters.manifest_faults[tier][outcome] += 1
         if tier == NVME:
-            await self._nvme.quarantine_paper(tenant, version, Kind.MANIFESTS)
-        return Trial(tier, outcome, failure), None
+            await self._nvme.quarantine_document(tenant, version, DocumentKind.MANIFESTS)
+        return ReadAttempt(tier, outcome, failure), None
 
     async def _kept(self, tenant: str, version: str) -> bytes | None:
-        return await self._nvme.try_read_paper(tenant, version, Kind.MANIFESTS)
+        return await self._nvme.try_read_document(tenant, version, DocumentKind.MANIFESTS)
 
     async def _stored(self, tenant: str, version: str) -> bytes | None:
         for key_of in (manifest_key, draft_key, manifest_key):  # published meanwhile, its draft is gone

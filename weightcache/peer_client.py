@@ -10,16 +10,16 @@ from typing import Final
 
 import aiohttp
 
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 from contracts.errors import Refused, Unavailable
-from contracts.numbers import whole_number
+from contracts.numbers import parse_whole_number
 from contracts.wire import decode, encode
 from service.cause import headers as told
 from weightcache.dependencies import PEER_ANSWERS, PEERS
-from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
-from weightcache.policy.healing import Outcome
-from weightcache.policy.line import Pace
-from weightcache.policy.ownership import Standing
+from weightcache.peer_wire import ChunkQuery, ChunkStates, chunk_path, query_path
+from weightcache.policy.healing import ReadOutcome
+from weightcache.policy.line import ThroughputMeter
+from weightcache.policy.ownership import ChunkState
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ CONNECT_S: Final = PEERS.timeout_s
 ANSWER_S: Final = PEER_ANSWERS.timeout_s  # for a question without a wait
 SILENCE_S: Final = PEER_ANSWERS.timeout_s
 SLOWEST_BYTES_PER_S: Final = 1 << 20
-AWAY: Final = Doubling(2.0, 60.0)
+AWAY: Final = ExponentialBackoff(2.0, 60.0)
 ASIDE_S: Final = 60.0  # after wrong bytes
 MIN_BUSY_S: Final = 0.1
 MAX_BUSY_S: Final = 5.0
@@ -55,7 +55,7 @@ class Peer:
     def __init__(self, url: str, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
         self.url = url
         self.node: str | None = None
-        self.pace = Pace()
+        self.pace = ThroughputMeter()
         self.moved_at = clock()  # when something last arrived there, as far as it told
         self.busy_until = 0.0
         self._moved = -1
@@ -79,21 +79,23 @@ class Peer:
         """Return whether the peer has asked for a pause."""
         return self._clock() < self.busy_until
 
-    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+    async def query_chunks(
+        self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
+    ) -> list[ChunkState] | None:
         """Return what the peer says of each chunk; None if it does not answer."""
-        body = encode(Have(digests=tuple(digests), node=node, wait_s=wait_s))
+        body = encode(ChunkQuery(digests=tuple(digests), node=node, wait_s=wait_s))
         timeout = aiohttp.ClientTimeout(total=wait_s + ANSWER_S, sock_connect=CONNECT_S)
         try:
             async with self._session.post(
-                self.url + have_path(tenant), data=body, headers=told(), timeout=timeout
+                self.url + query_path(tenant), data=body, headers=told(), timeout=timeout
             ) as answer:
                 raw = await answer.read()
                 if answer.status != 200:
                     raise Refused(Unavailable("a peer"))
-            found = decode(raw, Holdings, what="answer of a peer")
+            found = decode(raw, ChunkStates, what="answer of a peer")
             if len(found.standings) != len(digests):
                 raise Refused(Unavailable("a peer"))
-            standings = [Standing(letter) for letter in found.standings]
+            standings = [ChunkState(letter) for letter in found.standings]
         except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
             self._fail(error)
             return None
@@ -103,7 +105,7 @@ class Peer:
             self._moved, self.moved_at = found.moved, self._clock()
         return standings
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
         """Fill `into`: `WHOLE`, `ABSENT`, or `LENGTH`. Raises PeerBusy, and `Refused(Unavailable)` where it is away.
 
         Nothing writes to `into` any more when this returns, raises or is cancelled.
@@ -119,7 +121,7 @@ class Peer:
                         raise
                     moved = cut.done
                     continue
-                moved = into.nbytes if outcome is Outcome.WHOLE else moved
+                moved = into.nbytes if outcome is ReadOutcome.WHOLE else moved
                 self._lost.clear()
                 self._refused = 0
                 return outcome
@@ -136,7 +138,7 @@ class Peer:
             log.error("a peer sent wrong bytes and is put aside", extra={"peer": self.url, "for_s": ASIDE_S})
         self._away_until = self._clock() + ASIDE_S
 
-    async def _read(self, tenant: str, digest: str, into: memoryview, begin: int) -> Outcome:
+    async def _read(self, tenant: str, digest: str, into: memoryview, begin: int) -> ReadOutcome:
         length = into.nbytes
         timeout = aiohttp.ClientTimeout(
             total=SILENCE_S + length / SLOWEST_BYTES_PER_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
@@ -144,26 +146,26 @@ class Peer:
         given = told({"range": f"bytes={begin}-"})
         async with self._session.get(self.url + chunk_path(tenant, digest), headers=given, timeout=timeout) as answer:
             if answer.status == 404:
-                return Outcome.ABSENT
+                return ReadOutcome.ABSENT
             if answer.status == 503:
                 self._note_busy(_busy_s(answer.headers.get("retry-after")))
                 raise PeerBusy
             if answer.status not in (206, 416):
                 raise aiohttp.ClientPayloadError(f"status {answer.status}")
             if answer.headers.get("content-range") != f"bytes {begin}-{length - 1}/{length}":
-                return Outcome.LENGTH
+                return ReadOutcome.LENGTH
             done = begin
             try:
                 async for piece in answer.content.iter_any():
                     if done + len(piece) > length:
-                        return Outcome.LENGTH
+                        return ReadOutcome.LENGTH
                     into[done : done + len(piece)] = piece
                     done += len(piece)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise _Cut(done) from error
             if done < length:
                 raise _Cut(done)
-            return Outcome.WHOLE
+            return ReadOutcome.WHOLE
 
     def _note_busy(self, wait_s: float) -> None:
         if not self.is_busy:  # else another read that was under way
@@ -185,5 +187,5 @@ class Peer:
 
 def _busy_s(retry_after: str | None) -> float:
     """Seconds of a Retry-After header, within bounds; anything else is one second."""
-    seconds = whole_number(retry_after or "")
+    seconds = parse_whole_number(retry_after or "")
     return 1.0 if seconds is None else min(max(float(seconds), MIN_BUSY_S), MAX_BUSY_S)

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from blobstore.abreast import end_all
+from blobstore.abreast import cancel_and_wait
 from weightcache.peer_client import Peer
-from weightcache.peer_wire import MAX_DIGESTS, Have, Holdings
-from weightcache.policy.ownership import Standing, choose
+from weightcache.peer_wire import MAX_DIGESTS, ChunkQuery, ChunkStates
+from weightcache.policy.ownership import ChunkState, choose
 
 WAIT_S: Final = 2.0  # of one question to an owner; then the chunk queues for another one
 PAUSE_S: Final = 0.1  # after one that an owner answered without having waited
@@ -31,8 +31,8 @@ class _Chunk:
     users: int = 0
     question: asyncio.Task[None] | None = None  # by which the others were asked
     claimed: bool = False
-    is_ours: bool = False  # whatever others say
-    said: dict[Peer, Standing] = field(default_factory=dict)
+    is_forced_owner: bool = False  # whatever others say
+    peer_states: dict[Peer, ChunkState] = field(default_factory=dict)
 
 
 class PeerGroup:
@@ -48,7 +48,7 @@ class PeerGroup:
         self._moved_at = clock()  # when the last one did
         self._is_here = is_here
         self._clock = clock
-        self._told_name = node if serves else None
+        self._advertised_name = node if serves else None
         self._chunks: dict[Key, _Chunk] = {}
         self._next: dict[str, tuple[list[str], asyncio.Task[None]]] = {}  # by tenant, the question that is about to go
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +59,7 @@ class PeerGroup:
 
     async def close(self) -> None:
         """End the questions that are under way."""
-        await end_all(tuple(self._tasks))
+        await cancel_and_wait(tuple(self._tasks))
 
     @contextmanager
     def loading(self, key: Key) -> Iterator[None]:
@@ -101,15 +101,17 @@ class PeerGroup:
             asked.append(digest)
         await asyncio.shield(chunk.question)
 
-    def choose(self, key: Key) -> tuple[Peer, Standing] | None:
+    def choose(self, key: Key) -> tuple[Peer, ChunkState] | None:
         """Return who has the chunk or will have it, and what it said; None: the store is ours to read.
 
         A node that has claimed the chunk waits for nobody, because others wait for it, even after its read failed.
         """
         chunk = self._chunks[key]
-        said = {peer: says for peer, says in chunk.said.items() if says is Standing.READY or not chunk.claimed}
-        known = {peer.node: peer for peer in said if peer.answers and peer.node is not None}
-        others = {node: said[peer] for node, peer in known.items()}
+        peer_states = {
+            peer: says for peer, says in chunk.peer_states.items() if says is ChunkState.READY or not chunk.claimed
+        }
+        known = {peer.node: peer for peer in peer_states if peer.answers and peer.node is not None}
+        others = {node: peer_states[peer] for node, peer in known.items()}
         node = choose(self.node, key[1], others, [node for node, peer in known.items() if peer.is_busy])
         return None if node is None else (known[node], others[node])
 
@@ -117,18 +119,18 @@ class PeerGroup:
         """Return whether the chunk is ours to read from the store. If so, others wait for it from now on."""
         chunk = self._chunks[key]
         if not chunk.claimed:
-            chunk.claimed = chunk.is_ours or (self.was_asked(key) and self.choose(key) is None)
+            chunk.claimed = chunk.is_forced_owner or (self.was_asked(key) and self.choose(key) is None)
         return chunk.claimed
 
-    def keep(self, key: Key) -> None:
+    def take_ownership(self, key: Key) -> None:
         """The chunk is ours to read from the store, whatever others say: a copy of it was wrong."""
-        self._chunks[key].is_ours = True
+        self._chunks[key].is_forced_owner = True
 
     def forget(self, peer: Peer, key: Key | None = None) -> None:
         """Forget what the peer said of the chunk; of all chunks if `key` is None."""
         for each in list(self._chunks) if key is None else [key]:
             if (chunk := self._chunks.get(each)) is not None:
-                chunk.said.pop(peer, None)
+                chunk.peer_states.pop(peer, None)
 
     async def wait(self, key: Key, owner: Peer) -> None:
         """Wait until the owner has the chunk or will not have it, or for WAIT_S. Its chunks are not waited for any more
@@ -140,32 +142,32 @@ class PeerGroup:
         now = self._clock()
         if now - max(chunk.since, owner.moved_at) > STALL_S or now - max(chunk.since, self._moved_at) > PATIENCE_S:
             self.forget(owner)
-        elif chunk.said.get(owner) in (Standing.CLAIMED, Standing.WANTED) and now - began < WAIT_S / 2:
+        elif chunk.peer_states.get(owner) in (ChunkState.CLAIMED, ChunkState.WANTED) and now - began < WAIT_S / 2:
             await asyncio.sleep(PAUSE_S)
 
-    async def answer(self, tenant: str, question: Have) -> Holdings:
+    async def answer(self, tenant: str, question: ChunkQuery) -> ChunkStates:
         """Answer another node's question; one with a wait once one of the chunks is here, or will not be."""
         if question.node is not None:
-            self._hear(question.node, tenant, question.digests)
+            self._note_peer_wants(question.node, tenant, question.digests)
         until = self._clock() + question.wait_s
         while True:
             standings = [self._standing(tenant, digest) for digest in question.digests]
             left = until - self._clock()
-            if left <= 0 or Standing.READY in standings or Standing.ABSENT in standings:
-                return Holdings(node=self.node, standings="".join(standings), moved=self._moved)
+            if left <= 0 or ChunkState.READY in standings or ChunkState.ABSENT in standings:
+                return ChunkStates(node=self.node, standings="".join(standings), moved=self._moved)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()
 
-    def _standing(self, tenant: str, digest: str) -> Standing:
+    def _standing(self, tenant: str, digest: str) -> ChunkState:
         if self._is_here(tenant, digest):
-            return Standing.READY
+            return ChunkState.READY
         chunk = self._chunks.get((tenant, digest))
         if chunk is None:
-            return Standing.ABSENT
-        return Standing.CLAIMED if chunk.claimed else Standing.WANTED
+            return ChunkState.ABSENT
+        return ChunkState.CLAIMED if chunk.claimed else ChunkState.WANTED
 
-    def _hear(self, node: str, tenant: str, digests: Sequence[str]) -> None:
+    def _note_peer_wants(self, node: str, tenant: str, digests: Sequence[str]) -> None:
         """Note that another node wants these chunks."""
         peer = next((each for each in self.peers if each.node == node), None)
         for digest in digests:
@@ -174,8 +176,8 @@ class PeerGroup:
                 continue
             if peer is None:
                 chunk.question = None  # one that did not answer before, or began anew
-            elif chunk.said.get(peer, Standing.ABSENT) is Standing.ABSENT:
-                chunk.said[peer] = Standing.WANTED
+            elif chunk.peer_states.get(peer, ChunkState.ABSENT) is ChunkState.ABSENT:
+                chunk.peer_states[peer] = ChunkState.WANTED
 
     async def _ask_all(self, tenant: str, asked: list[str]) -> None:
         await asyncio.sleep(0)  # all tasks that begin in this turn of the loop have asked then
@@ -186,7 +188,7 @@ class PeerGroup:
 
     async def _ask_one(self, peer: Peer, tenant: str, digests: Sequence[str], wait_s: float = 0.0) -> None:
         """Ask one peer, and note what it says. If it doesn't answer, forget all that it said before."""
-        standings = await peer.have(tenant, digests, None if wait_s else self._told_name, wait_s)
+        standings = await peer.query_chunks(tenant, digests, None if wait_s else self._advertised_name, wait_s)
         if standings is None:
             self.forget(peer)
         elif peer.node == self.node:  # the list of peers may be the same everywhere
@@ -194,4 +196,4 @@ class PeerGroup:
         else:
             for digest, standing in zip(digests, standings, strict=True):
                 if (chunk := self._chunks.get((tenant, digest))) is not None:
-                    chunk.said[peer] = standing
+                    chunk.peer_states[peer] = standing

@@ -21,18 +21,18 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
-from contracts.names import dns_label, is_digest
+from contracts.names import is_digest, require_dns_label
 from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from service.cause import REQUEST_ID, begin
-from service.greeter import CLOSE_S, Greeter
+from service.greeter import CLOSE_S, TlsAcceptor
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.nvme import NvmeTier
 from weightcache.peer_group import PeerGroup
-from weightcache.peer_wire import Have
-from weightcache.policy.healing import ARRIVED
+from weightcache.peer_wire import ChunkQuery
+from weightcache.policy.healing import GOOD_OUTCOMES
 from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ MAX_OUT_BYTES: Final = 512 << 20  # of chunks; a larger one goes alone
 RETRY_S: Final = 1.0
 
 
-class Shelf:
+class PeerExports:
     """Over the tiers of one agent."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Shelf:
         return self._arena.index.is_ready(tenant, digest) or self._nvme.index.holds((tenant, digest))
 
     @asynccontextmanager
-    async def taken(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
+    async def borrow(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
         """The chunk's right bytes, read-only. Raises `Refused`: NotFound, Overloaded."""
         if not self.has(tenant, digest):
             raise Refused(NotFound("chunk", digest))
@@ -91,7 +91,7 @@ class Shelf:
                     read = await self._nvme.fetch(tenant, digest, view)
                 except Refused as error:  # the disk fails: the peer asks another source at once
                     raise Refused(NotFound("chunk", digest)) from error
-                if await self._verifier.check(self._nvme, read, tenant, digest, view) not in ARRIVED:
+                if await self._verifier.check(self._nvme, read, tenant, digest, view) not in GOOD_OUTCOMES:
                     raise Refused(NotFound("chunk", digest))
                 yield view.toreadonly()
             else:
@@ -108,17 +108,17 @@ class PeerServer:
     """Serves `listener` (TCP) from `open` to `close`."""
 
     def __init__(
-        self, listener: socket.socket, tls: ssl.SSLContext, shelf: Shelf, group: PeerGroup, counters: Counters, *,
-        stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
+        self, listener: socket.socket, tls: ssl.SSLContext, exports: PeerExports, group: PeerGroup, counters: Counters,
+        *, stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
-        self._shelf = shelf
+        self._shelf = exports
         self._group = group
         self._counters = counters
         self._stall_s = stall_s
         self._server = web.Server(
             self._answer, handler_cancellation=True, keepalive_timeout=IDLE_S, lingering_time=0.0, access_log=None
         )
-        self._greeter = Greeter(
+        self._greeter = TlsAcceptor(
             listener, tls, self._server,
             is_full=lambda: len(self._server.connections) >= max_connections, refused=self._refuse,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class PeerServer:
     @property
     def connections(self) -> int:
         """Of nodes, and of strangers who are still shaking hands."""
-        return len(self._server.connections) + self._greeter.shaking
+        return len(self._server.connections) + self._greeter.handshakes
 
     def open(self) -> None:
         """Begin to accept."""
@@ -167,19 +167,19 @@ class PeerServer:
         parts = request.path.split("/")
         if len(parts) != 5 or parts[:3] != ["", "v1", "chunks"]:
             raise Refused(NotFound("route", request.path[:80]))
-        tenant, last = dns_label(parts[3], "tenant"), parts[4]
+        tenant, last = require_dns_label(parts[3], "tenant"), parts[4]
         method = "POST" if last == "have" else "GET"
         if request.method != method:
             raise Refused(MethodNotAllowed(request.method, (method,)))
         if last == "have":
             async with asyncio.timeout(self._stall_s):
                 body = await request.read()
-            return await self._have(tenant, decode(body, Have))
+            return await self._answer_query(tenant, decode(body, ChunkQuery))
         digest = _digest(last)
-        async with self._shelf.taken(tenant, digest) as chunk:
+        async with self._shelf.borrow(tenant, digest) as chunk:
             return await self._send(request, chunk)
 
-    async def _have(self, tenant: str, question: Have) -> web.Response:
+    async def _answer_query(self, tenant: str, question: ChunkQuery) -> web.Response:
         found = await self._group.answer(tenant, question)
         return web.Response(body=encode(found), content_type="application/json")
 

@@ -13,16 +13,16 @@ from typing import Final
 from contracts.errors import Refused
 from weightcache.peer_client import Peer, PeerBusy
 from weightcache.peer_group import Key, PeerGroup
-from weightcache.policy.healing import Outcome
-from weightcache.policy.ownership import Standing
-from weightcache.policy.sharing import Limit
-from weightcache.sources import ALL_AT_ONCE, Source, Turn
+from weightcache.policy.healing import ReadOutcome
+from weightcache.policy.ownership import ChunkState
+from weightcache.policy.sharing import ChunkCountLimit
+from weightcache.sources import UNLIMITED_READ_SLOT, ReadSlot, Source
 
 PAUSE_S: Final = 0.02  # before all that have a chunk are looked at again, as they were busy
-READS_AT_ONCE: Final = 8  # from all peers
+MAX_PEER_READS: Final = 8  # from all peers
 
 
-class Elsewhere(Exception):
+class OwnerChanged(Exception):
     """Another node became the chunk's owner while the load waited for the store. The load has to decide again."""
 
 
@@ -34,9 +34,9 @@ class PeerTier:
 
     def __init__(self, group: PeerGroup, is_local: Callable[[str, str], bool]) -> None:
         self.group = group
-        self.room = Limit(READS_AT_ONCE)
+        self.room = ChunkCountLimit(MAX_PEER_READS)
         self._is_local = is_local
-        self._gave: dict[Key, Peer] = {}
+        self._last_senders: dict[Key, Peer] = {}
 
     def __repr__(self) -> str:
         return f"<PeerTier {self.group!r}>"
@@ -48,19 +48,19 @@ class PeerTier:
             try:
                 yield
             finally:
-                self._gave.pop(key, None)
+                self._last_senders.pop(key, None)
 
     async def ask(self, key: Key) -> None:
         """Ask the other nodes about the chunk, unless it is on this node's disk."""
         if self._is_local(*key):
-            self.group.keep(key)
+            self.group.take_ownership(key)
         else:
             await self.group.ask(key)
 
     def owner(self, key: Key) -> Peer | None:
         """Return the node that will have the chunk and is to be waited for, if there is one."""
         found = self.group.choose(key)
-        return None if found is None or found[1] is Standing.READY else found[0]
+        return None if found is None or found[1] is ChunkState.READY else found[0]
 
     async def wait(self, key: Key, owner: Peer) -> None:
         """Wait for the owner, for a bounded time, if it still is. See `PeerGroup.wait`."""
@@ -72,7 +72,9 @@ class PeerTier:
         key = tenant, digest
         return not self.group.was_asked(key) or self._holder(key) is not None
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
         """See `Source`. `ABSENT` where no node that answers has it now."""
         key = tenant, digest
         await self.group.ask(key)  # of a chunk on this node's disk, whose copy is wrong
@@ -89,48 +91,48 @@ class PeerTier:
                 away = refused
                 self.group.forget(peer)
                 continue
-            if outcome is Outcome.ABSENT:
+            if outcome is ReadOutcome.ABSENT:
                 self.group.forget(peer, key)
                 continue
-            self._gave[key] = peer
+            self._last_senders[key] = peer
             return outcome
         if away is not None:
             raise away
-        return Outcome.ABSENT
+        return ReadOutcome.ABSENT
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`. The peer that sent the chunk is not asked for anything for a while."""
         key = tenant, digest
-        peer = self._gave.pop(key, None)
+        peer = self._last_senders.pop(key, None)
         if peer is not None:
-            self.group.keep(key)
+            self.group.take_ownership(key)
             peer.set_aside()
             self.group.forget(peer)
 
     def _holder(self, key: Key) -> Peer | None:
         found = self.group.choose(key)
-        return found[0] if found is not None and found[1] is Standing.READY else None
+        return found[0] if found is not None and found[1] is ChunkState.READY else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Moving:
+class _ProgressSlot:
     """A turn of which the group hears part by part: an owner is waited for as long as something arrives here."""
 
-    turn: Turn
+    turn: ReadSlot
     group: PeerGroup
 
     async def part(self, nbytes: int) -> int:
-        """See `Turn`."""
+        """See `ReadSlot`."""
         return await self.turn.part(nbytes)
 
-    def came(self, nbytes: int) -> None:
-        """See `Turn`."""
+    def record_arrival(self, nbytes: int) -> None:
+        """See `ReadSlot`."""
         self.group.note_moved()
-        self.turn.came(nbytes)
+        self.turn.record_arrival(nbytes)
 
 
 class SharedStore:
-    """A `Source` around the store's: read by one node for all. `fetch` raises `Elsewhere`, too."""
+    """A `Source` around the store's: read by one node for all. `fetch` raises `OwnerChanged`, too."""
 
     def __init__(self, inner: Source, group: PeerGroup) -> None:
         self._inner = inner
@@ -146,11 +148,13 @@ class SharedStore:
         """See `Source`."""
         return self._inner.may_have(tenant, digest)
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
         """See `Source`."""
         if not self._group.claim((tenant, digest)):
-            raise Elsewhere
-        return await self._inner.fetch(tenant, digest, into, _Moving(turn, self._group))
+            raise OwnerChanged
+        return await self._inner.fetch(tenant, digest, into, _ProgressSlot(turn, self._group))
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`."""

@@ -15,7 +15,7 @@ MAX_DIGESTS: Final = 2048  # of one question: 140 kB
 MAX_WAIT_S: Final = 5.0
 
 
-class Have(Fact, frozen=True):
+class ChunkQuery(Fact, frozen=True):
     """The question. With `wait_s` it is answered once one of the chunks is there, or will not be."""
 
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_DIGESTS)]
@@ -23,8 +23,8 @@ class Have(Fact, frozen=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)] = 0.0
 
 
-class Holdings(Fact, frozen=True):
-    """The answer: one letter for each chunk (`policy/ownership.Standing`), and a count that grows as bytes arrive."""
+class ChunkStates(Fact, frozen=True):
+    """The answer: one letter for each chunk (`policy/ownership.ChunkState`), and a count that grows as bytes arrive."""
 
     node: str
     standings: str
@@ -36,6 +36,6 @@ def chunk_path(tenant: str, digest: str) -> str:
     return f"/v1/chunks/{tenant}/{digest}"
 
 
-def have_path(tenant: str) -> str:
-    """Return the path of the question `Have`."""
+def query_path(tenant: str) -> str:
+    """Return the path of the question `ChunkQuery`."""
     return f"/v1/chunks/{tenant}/have"

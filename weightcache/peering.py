@@ -15,18 +15,18 @@ from contracts.wire import Wire
 from service.node_tls import NodeTls
 from weightcache.arena import Arena
 from weightcache.counters import Counters
-from weightcache.fetching import WAITS_AT_ONCE
+from weightcache.fetching import MAX_OWNER_WAITS
 from weightcache.nvme import NvmeTier
 from weightcache.peer_client import Peer
 from weightcache.peer_group import PeerGroup
-from weightcache.peer_server import PeerServer, Shelf
-from weightcache.peer_tier import READS_AT_ONCE, PeerTier, SharedStore
+from weightcache.peer_server import PeerExports, PeerServer
+from weightcache.peer_tier import MAX_PEER_READS, PeerTier, SharedStore
 from weightcache.settings import PeerSettings
 from weightcache.sources import Source
 from weightcache.verifying import Verifier
 
 BACKLOG: Final = 256
-CONNECTIONS: Final = READS_AT_ONCE + WAITS_AT_ONCE + 8  # to one node: for chunks, waits, and questions about many
+CONNECTIONS: Final = MAX_PEER_READS + MAX_OWNER_WAITS + 8  # to one node: for chunks, waits, and questions about many
 KEPT_S: Final = 30.0  # less than the other end keeps them
 
 
@@ -52,43 +52,43 @@ class PeerState(Wire, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Peering:
+class PeerNode:
     """Open until the block of `open_peers` is left. `store` is the one that was given, for all nodes together."""
 
     tier: PeerTier
     store: SharedStore
-    shelf: Shelf
+    exports: PeerExports
     tls: NodeTls
 
 
 @asynccontextmanager
 async def open_peers(
     settings: PeerSettings, arena: Arena, nvme: NvmeTier, store: Source, verifier: Verifier, counters: Counters
-) -> AsyncIterator[Peering | None]:
+) -> AsyncIterator[PeerNode | None]:
     """None where there are to be no peers."""
     if not settings.secrets:
         yield None
         return
     tls, clock = NodeTls(settings.secrets), asyncio.get_running_loop().time
-    shelf = Shelf(arena, nvme, verifier, counters)
+    exports = PeerExports(arena, nvme, verifier, counters)
     connector = aiohttp.TCPConnector(ssl=tls.client(), limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=KEPT_S)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         peers = [Peer(url, session, clock) for url in settings.urls]
-        group = PeerGroup(secrets.token_hex(8), peers, shelf.has, clock, serves=settings.listen is not None)
+        group = PeerGroup(secrets.token_hex(8), peers, exports.has, clock, serves=settings.listen is not None)
         tier = PeerTier(group, lambda *key: nvme.index.holds(key))
         try:
-            yield Peering(tier, SharedStore(store, group), shelf, tls)
+            yield PeerNode(tier, SharedStore(store, group), exports, tls)
         finally:
             await group.close()
 
 
 @asynccontextmanager
-async def serving_peers(settings: PeerSettings, peering: Peering | None, counters: Counters) -> AsyncIterator[None]:
+async def serving_peers(settings: PeerSettings, peering: PeerNode | None, counters: Counters) -> AsyncIterator[None]:
     """Others may ask while the block runs, where `settings` say so. Raises BadSetting over an address not ours."""
     if peering is None or settings.listen is None:
         yield
         return
-    server = PeerServer(_listener(settings.listen), peering.tls.server(), peering.shelf, peering.tier.group, counters)
+    server = PeerServer(_listener(settings.listen), peering.tls.server(), peering.exports, peering.tier.group, counters)
     server.open()
     try:
         yield
@@ -96,7 +96,7 @@ async def serving_peers(settings: PeerSettings, peering: Peering | None, counter
         await server.close()
 
 
-def peer_state(peering: Peering | None, counters: Counters) -> PeerState:
+def peer_state(peering: PeerNode | None, counters: Counters) -> PeerState:
     """What an operator may want to know."""
     peers = [] if peering is None else peering.tier.group.peers
     return PeerState(

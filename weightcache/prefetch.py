@@ -12,14 +12,14 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from blobstore.abreast import end_all
+from blobstore.abreast import cancel_and_wait
 from contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
-from weightcache.admissions import Admissions
-from weightcache.attestations import Attestations
+from weightcache.admissions import NvmeAdmission
+from weightcache.attestations import AttestationLoader
 from weightcache.counters import Counters
-from weightcache.papers import Papers
-from weightcache.residents import Residents, Waiting
+from weightcache.papers import ManifestLoader
+from weightcache.residents import LeasePriority, VersionLoader
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PrefetchRequest:
     """A version, and the tier that it should be in."""
 
     tenant: str
@@ -43,20 +43,20 @@ class Prefetcher:
 
     def __init__(
         self,
-        residents: Residents,
-        papers: Papers,
-        attestations: Attestations,
-        admissions: Admissions,
-        awaited: Waiting,
+        residents: VersionLoader,
+        papers: ManifestLoader,
+        attestations: AttestationLoader,
+        admissions: NvmeAdmission,
+        awaited: LeasePriority,
         counters: Counters,
     ) -> None:
         self._residents = residents
-        self._papers = papers
+        self._manifest_loader = papers
         self._attestations = attestations
         self._admissions = admissions
         self._awaited = awaited
         self._counters = counters
-        self._under_way: dict[Wish, asyncio.Task[None]] = {}
+        self._under_way: dict[PrefetchRequest, asyncio.Task[None]] = {}
         self._one = asyncio.Lock()
         self.running = 0
 
@@ -68,30 +68,30 @@ class Prefetcher:
         """Wishes that wait for their turn, or for leases."""
         return len(self._under_way) - self.running
 
-    def ask(self, wish: Wish) -> None:
+    def ask(self, wish: PrefetchRequest) -> None:
         """Begin a wish, unless it is under way. Returns at once. Raises `Refused(Overloaded)` if too many are."""
         if wish in self._under_way:
             return
         if len(self._under_way) >= MAX_UNDER_WAY:
             raise Refused(Overloaded("the queue of prefetches", MAX_UNDER_WAY, RETRY_S))
-        task = asyncio.create_task(self._fulfil(wish))
+        task = asyncio.create_task(self._run_prefetch(wish))
         self._under_way[wish] = task
         task.add_done_callback(lambda _: self._under_way.pop(wish))
 
     async def close(self) -> None:
         """Cancel all wishes, and wait for their ends."""
-        await end_all(tuple(self._under_way.values()))
+        await cancel_and_wait(tuple(self._under_way.values()))
 
-    async def _fulfil(self, wish: Wish) -> None:
+    async def _run_prefetch(self, wish: PrefetchRequest) -> None:
         """One wish, start to end; what became of it is counted."""
         failure: Failure
         try:
             async with asyncio.timeout(DEADLINE_S):
                 if wish.urgent:
-                    await self._bring(wish)
+                    await self._load(wish)
                 else:
                     async with self._one:
-                        await self._bring_in_peace(wish)
+                        await self._load_between_leases(wish)
             self._counters.prefetched += 1
             return
         except TimeoutError:
@@ -105,15 +105,15 @@ class Prefetcher:
         seen = {"tenant": wish.tenant, "version": wish.version, "tier": wish.tier, "why": failure.message}
         log.warning("a version was not prefetched", extra=seen)
 
-    async def _bring_in_peace(self, wish: Wish) -> None:
+    async def _load_between_leases(self, wish: PrefetchRequest) -> None:
         key = (wish.tenant, wish.version)
         while True:
-            await self._awaited.until_free(key)
-            if await self._awaited.try_run(lambda: self._bring(wish), key):
+            await self._awaited.wait_until_free(key)
+            if await self._awaited.try_run(lambda: self._load(wish), key):
                 return
             self._counters.prefetches_gave_way += 1
 
-    async def _bring(self, wish: Wish) -> None:
+    async def _load(self, wish: PrefetchRequest) -> None:
         self.running += 1
         try:
             if wish.tier == "nvme" or not await self._try_host(wish):
@@ -121,7 +121,7 @@ class Prefetcher:
         finally:
             self.running -= 1
 
-    async def _try_host(self, wish: Wish) -> bool:
+    async def _try_host(self, wish: PrefetchRequest) -> bool:
         """Bring the version to the host tier. Return False if there is no room for it."""
         try:
             await self._residents.bring(wish.tenant, wish.version, DEADLINE_S, urgent=wish.urgent)
@@ -131,9 +131,9 @@ class Prefetcher:
             raise
         return True
 
-    async def _to_nvme(self, wish: Wish) -> None:
-        _, manifest = await self._papers.manifest(wish.tenant, wish.version)
-        await self._attestations.of(wish.tenant, wish.version)
+    async def _to_nvme(self, wish: PrefetchRequest) -> None:
+        _, manifest = await self._manifest_loader.manifest(wish.tenant, wish.version)
+        await self._attestations.load_seals(wish.tenant, wish.version)
         chunks = {chunk.digest: chunk.length for chunk in manifest.chunks}
         self._admissions.check_room(wish.tenant, sum(chunks.values()))
         for digest, length in chunks.items():

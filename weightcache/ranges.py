@@ -8,18 +8,18 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from blobstore.abreast import end_all
+from blobstore.abreast import cancel_and_wait
 from blobstore.places import RangeReader
 from weightcache.counters import Counters
-from weightcache.policy.hedging import Hedging
-from weightcache.policy.line import Line
-from weightcache.sources import Turn
+from weightcache.policy.hedging import ReadHedging
+from weightcache.policy.line import BdpWindow
+from weightcache.sources import ReadSlot
 
 
-class Ranges:
+class StoreRanges:
     """Reads ranges of a store that serves many reads at once. `line` measures each of them."""
 
-    def __init__(self, store: RangeReader, hedging: Hedging, line: Line, counters: Counters) -> None:
+    def __init__(self, store: RangeReader, hedging: ReadHedging, line: BdpWindow, counters: Counters) -> None:
         self.line = line
         self._store = store
         self._hedging = hedging
@@ -28,11 +28,11 @@ class Ranges:
     def __repr__(self) -> str:
         return f"<Ranges {self._hedging!r} {self.line!r}>"
 
-    def within(self, turn: Turn) -> RangeReader:
+    def within(self, turn: ReadSlot) -> RangeReader:
         """Return a reader whose parts have the length, and begin at the time, that `turn` gives them."""
         return _Within(self, turn)
 
-    async def read(self, key: str, offset: int, into: memoryview, turn: Turn) -> None:
+    async def read(self, key: str, offset: int, into: memoryview, turn: ReadSlot) -> None:
         """See `RangeReader.read_into`."""
         reads: list[asyncio.Task[None]] = []
         at = 0
@@ -45,16 +45,16 @@ class Ranges:
                     break
             await asyncio.gather(*reads)
         finally:
-            await end_all(reads)
+            await cancel_and_wait(reads)
 
-    async def _part(self, key: str, offset: int, into: memoryview, turn: Turn) -> None:
+    async def _part(self, key: str, offset: int, into: memoryview, turn: ReadSlot) -> None:
         came, read = 0, self.line.begin(time.monotonic())
         try:
             await self._read(key, offset, into)
             came = into.nbytes
         finally:
             self.line.end(read, came, time.monotonic())
-        turn.came(came)
+        turn.record_arrival(came)
 
     async def _read(self, key: str, offset: int, into: memoryview) -> None:
         began = time.monotonic()
@@ -66,12 +66,12 @@ class Ranges:
                 try:
                     await self._race(first, key, offset, into)
                 finally:
-                    self._hedging.ended()
+                    self._hedging.end_hedge()
             else:
                 await first
         finally:
-            await end_all((first,))
-        self._hedging.took(into.nbytes, time.monotonic() - began)
+            await cancel_and_wait((first,))
+        self._hedging.record_read(into.nbytes, time.monotonic() - began)
 
     async def _race(self, first: asyncio.Task[None], key: str, offset: int, into: memoryview) -> None:
         """Return once either read has filled `into`. If both fail, raise the first one's error."""
@@ -80,38 +80,38 @@ class Ranges:
         spare = bytearray(into.nbytes)
         second = asyncio.create_task(self._store.read_into(key, offset, memoryview(spare)))
         try:
-            await _until_one_is_well((first, second))
-            if _is_well(second) and not _is_well(first):
-                self._hedging.took(into.nbytes, time.monotonic() - began)
-                await end_all((first,))  # from here on nothing else writes there
+            await _wait_for_success((first, second))
+            if _succeeded(second) and not _succeeded(first):
+                self._hedging.record_read(into.nbytes, time.monotonic() - began)
+                await cancel_and_wait((first,))  # from here on nothing else writes there
                 into[:] = spare
                 self._counters.hedges_won += 1
             else:
                 await first
         finally:
-            await end_all((second,))
+            await cancel_and_wait((second,))
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    ranges: Ranges
-    turn: Turn
+    ranges: StoreRanges
+    turn: ReadSlot
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
         """See `BlobStore`."""
         await self.ranges.read(key, offset, into, self.turn)
 
 
-async def _until_one_is_well(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]) -> None:
+async def _wait_for_success(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]) -> None:
     """Wait until one task has succeeded, or both have ended."""
     left = set(tasks)
-    while left and not any(map(_is_well, tasks)):
+    while left and not any(map(_succeeded, tasks)):
         _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _is_lost(task: asyncio.Task[None]) -> bool:
-    return task.done() and not _is_well(task)
+    return task.done() and not _succeeded(task)
 
 
-def _is_well(task: asyncio.Task[None]) -> bool:
+def _succeeded(task: asyncio.Task[None]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None

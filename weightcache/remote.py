@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 from blobstore.packs import digest_of_file_pack
-from blobstore.places import Place, RangeReader, decode_pack_list, read_place_into, read_places
+from blobstore.places import ChunkLocation, RangeReader, decode_pack_list, read_chunk_into, read_locations
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable, list_objects
 from contracts.errors import Refused
-from contracts.keys import PACKS, last_part, pack_key, pack_list_key
-from weightcache.policy.healing import Outcome
-from weightcache.policy.sharing import Room
-from weightcache.ranges import Ranges
-from weightcache.sources import ALL_AT_ONCE, Turn
+from contracts.keys import PACKS, object_name, pack_key, pack_list_key
+from weightcache.policy.healing import ReadOutcome
+from weightcache.policy.sharing import ReadLimit
+from weightcache.ranges import StoreRanges
+from weightcache.sources import UNLIMITED_READ_SLOT, ReadSlot
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +36,22 @@ OUT_OF_REACH: Final = 8  # unavailable packs; above that the store itself counts
 class _Table:
     """What is known of one tenant's packs. A chunk's first place is tried first."""
 
-    chunks: dict[str, tuple[Place, ...]] = field(default_factory=dict)
+    chunks: dict[str, tuple[ChunkLocation, ...]] = field(default_factory=dict)
     packs: set[str] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)  # listed packs whose index was not read yet
     out_of_reach: dict[str, BlobUnavailable] = field(default_factory=dict)  # unavailable packs since the last listing
-    doubted: dict[str, Place] = field(default_factory=dict)  # chunk -> its wrong copy; all indexes are read for another
+    doubted: dict[str, ChunkLocation] = field(
+        default_factory=dict
+    )  # chunk -> its wrong copy; all indexes are read for another
     expected: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # version -> its chunks
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def add(self, digest: str, place: Place) -> None:
+    def add(self, digest: str, place: ChunkLocation) -> None:
         known = self.chunks.get(digest, ())
         if place not in known:
             self.chunks[digest] = (*known, place)
 
-    def put_last(self, digest: str, place: Place) -> None:
+    def put_last(self, digest: str, place: ChunkLocation) -> None:
         """Try this place after the others from now on."""
         known = self.chunks.get(digest, ())
         if place in known:
@@ -68,10 +70,10 @@ class StoreTier:
     tier = "store"
     attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way, or another pack
 
-    def __init__(self, store: BlobStore, ranges: Ranges) -> None:
+    def __init__(self, store: BlobStore, ranges: StoreRanges) -> None:
         self._store = store
         self._ranges = ranges
-        self.room: Room = ranges.line
+        self.room: ReadLimit = ranges.line
         self._tables: OrderedDict[str, _Table] = OrderedDict()  # the one that was used last is last
         self.unreadable_packs = 0
 
@@ -90,7 +92,9 @@ class StoreTier:
         while len(expected) > VERSIONS_EXPECTED:
             expected.popitem(last=False)
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
         """See `Source`."""
         reader = self._ranges.within(turn)
         away: BlobUnavailable | None = None
@@ -98,13 +102,15 @@ class StoreTier:
         try:
             outcome = await self._read_one(tenant, digest, places, into, reader)
         except BlobUnavailable as error:
-            outcome, away = Outcome.ABSENT, error
-        if outcome is Outcome.ABSENT and places:  # packs were collected or are unavailable: others may have the chunk
+            outcome, away = ReadOutcome.ABSENT, error
+        if (
+            outcome is ReadOutcome.ABSENT and places
+        ):  # packs were collected or are unavailable: others may have the chunk
             fresh = await self._locate(tenant, digest, stale=places)
             for place in places:
                 self._table(tenant).put_last(digest, place)  # `quarantine` doubts the first place
             outcome = await self._read_one(tenant, digest, fresh, into, reader)
-        if outcome is Outcome.ABSENT and away is not None:
+        if outcome is ReadOutcome.ABSENT and away is not None:
             raise away
         return outcome
 
@@ -129,40 +135,40 @@ class StoreTier:
         return table
 
     async def _read_one(
-        self, tenant: str, digest: str, places: Iterable[Place], into: memoryview, reader: RangeReader
-    ) -> Outcome:
+        self, tenant: str, digest: str, places: Iterable[ChunkLocation], into: memoryview, reader: RangeReader
+    ) -> ReadOutcome:
         """Read from the first place that has a copy. Raises BlobUnavailable if none has, and some did not answer."""
         away: BlobUnavailable | None = None
         for place in places:
             try:
                 outcome = await self._read(tenant, place, into, reader)
             except BlobUnavailable as error:
-                outcome, away = Outcome.AWAY, error
-            if outcome not in (Outcome.ABSENT, Outcome.AWAY):
+                outcome, away = ReadOutcome.AWAY, error
+            if outcome not in (ReadOutcome.ABSENT, ReadOutcome.AWAY):
                 return outcome
             self._table(tenant).put_last(digest, place)
         if away is not None:
             raise away
-        return Outcome.ABSENT
+        return ReadOutcome.ABSENT
 
-    async def _read(self, tenant: str, place: Place, into: memoryview, reader: RangeReader) -> Outcome:
+    async def _read(self, tenant: str, place: ChunkLocation, into: memoryview, reader: RangeReader) -> ReadOutcome:
         if place.length != into.nbytes:
-            return Outcome.LENGTH
+            return ReadOutcome.LENGTH
         try:
-            await read_place_into(reader, pack_key(tenant, place.pack), place, into)
+            await read_chunk_into(reader, pack_key(tenant, place.pack), place, into)
         except BlobNotFound:
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         except BlobShort:
-            return Outcome.SHORT
-        return Outcome.WHOLE
+            return ReadOutcome.SHORT
+        return ReadOutcome.WHOLE
 
-    async def _locate(self, tenant: str, digest: str, stale: tuple[Place, ...]) -> tuple[Place, ...]:
+    async def _locate(self, tenant: str, digest: str, stale: tuple[ChunkLocation, ...]) -> tuple[ChunkLocation, ...]:
         """Return a chunk's places other than `stale`. If none is known, read more indexes; concurrent calls share that.
 
         Raises BlobUnavailable if no index that can be read has the chunk, and some can't be read.
         """
         table = self._table(tenant)
-        if digest not in table.doubted and (fresh := _but(table.chunks.get(digest, ()), stale)):
+        if digest not in table.doubted and (fresh := _without_stale(table.chunks.get(digest, ()), stale)):
             return fresh
         async with table.learning:
             await self._learn(tenant, table, digest, stale)
@@ -171,18 +177,18 @@ class StoreTier:
                 await self._learn(tenant, table, digest, stale)
             if (wrong := table.doubted.pop(digest, None)) is not None:
                 table.put_last(digest, wrong)
-        fresh = _but(table.chunks.get(digest, ()), stale)
+        fresh = _without_stale(table.chunks.get(digest, ()), stale)
         if not fresh and table.out_of_reach:
             raise next(iter(table.out_of_reach.values()))
         return fresh
 
-    async def _learn(self, tenant: str, table: _Table, digest: str, stale: tuple[Place, ...]) -> None:
+    async def _learn(self, tenant: str, table: _Table, digest: str, stale: tuple[ChunkLocation, ...]) -> None:
         """Read indexes until the chunk is found: (1) of packs that the pack lists of its versions name, (2) of packs
         that were listed before, (3) of packs in a new listing, which also shows which packs are gone.
         """
 
         def is_found() -> bool:
-            return digest not in table.doubted and bool(_but(table.chunks.get(digest, ()), stale))
+            return digest not in table.doubted and bool(_without_stale(table.chunks.get(digest, ()), stale))
 
         if is_found():
             return
@@ -196,7 +202,7 @@ class StoreTier:
         if is_found():
             return
         # (3)
-        there = {last_part(key) for key in await list_objects(self._store, tenant, PACKS)}
+        there = {object_name(key) for key in await list_objects(self._store, tenant, PACKS)}
         table.forget(table.packs - there)
         table.out_of_reach.clear()
         table.unread = sorted(there - table.packs)
@@ -220,7 +226,7 @@ class StoreTier:
         Raises BlobUnavailable if more than OUT_OF_REACH are unavailable.
         """
 
-        async def look(pack: str) -> tuple[str, dict[str, Place] | None]:
+        async def look(pack: str) -> tuple[str, dict[str, ChunkLocation] | None]:
             try:
                 return pack, await self._places(tenant, pack)
             except BlobUnavailable as error:
@@ -230,17 +236,17 @@ class StoreTier:
                 log.warning("a pack's index is unavailable", extra={"tenant": tenant, "pack": pack})
                 return pack, None
 
-        for pack, places in await abreast(look, packs):
+        for pack, places in await bounded_gather(look, packs):
             if places is None:
                 continue
             table.packs.add(pack)
             for digest, place in places.items():
                 table.add(digest, place)
 
-    async def _places(self, tenant: str, pack: str) -> dict[str, Place] | None:
+    async def _places(self, tenant: str, pack: str) -> dict[str, ChunkLocation] | None:
         """Return the places of a pack's chunks; None if it has no readable index or footer. Raises BlobUnavailable."""
         try:
-            return await read_places(self._store, tenant, pack)
+            return await read_locations(self._store, tenant, pack)
         except BlobNotFound:  # it was collected, or is a file whose push did not come to its end yet
             return None
         except BlobUnavailable:
@@ -251,5 +257,5 @@ class StoreTier:
             return None
 
 
-def _but(places: tuple[Place, ...], stale: tuple[Place, ...]) -> tuple[Place, ...]:
+def _without_stale(places: tuple[ChunkLocation, ...], stale: tuple[ChunkLocation, ...]) -> tuple[ChunkLocation, ...]:
     return tuple(place for place in places if place not in stale)

@@ -15,8 +15,8 @@ import msgspec
 
 from contracts.jobs import SealAttestation
 from contracts.manifest import Manifest
-from weightcache.libc import F_ADD_SEALS, PAPER_SEALS
-from weightcache.policy.extents import Place, extents_of
+from weightcache.libc import DOCUMENT_SEALS, F_ADD_SEALS
+from weightcache.policy.extents import SlabRange, extents_of
 from weightcache.policy.host import Reservation
 from weightcache.policy.spans import Span, spans_of
 from weightcache.wire import MAX_SPANS, Layout
@@ -33,14 +33,14 @@ class SealedFile:
             left = memoryview(part)
             while left:
                 left = left[os.write(self.fd, left) :]
-        fcntl.fcntl(self.fd, F_ADD_SEALS, PAPER_SEALS)
+        fcntl.fcntl(self.fd, F_ADD_SEALS, DOCUMENT_SEALS)
 
     def __del__(self) -> None:
         os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class TierTally:
     """Distinct chunks of a version, and their bytes, by the tier that this lease found them in."""
 
     chunks: dict[str, int]
@@ -48,16 +48,16 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Resident:
+class ResidentVersion:
     """Where a version's chunks are, or will be once they are ready, and the answer to whoever leases it."""
 
     slabs: tuple[int, ...]
-    places: Mapping[str, Place]  # by digest
+    places: Mapping[str, SlabRange]  # by digest
     papers: SealedFile
     manifest_bytes: int
     layout_bytes: int
     engines: frozenset[tuple[str, str]]  # library and device class of each seal
-    tally: Tally  # everything in the host tier
+    tally: TierTally  # everything in the host tier
 
     def knows(self, engines: tuple[tuple[str, str], ...]) -> bool:
         """Whether there are known answers of one of these, or of any where none is named: if not, there may be news."""
@@ -65,16 +65,16 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class LoadedVersion:
     """A resident version, all of it ready, and where its chunks came from."""
 
-    resident: Resident
-    tally: Tally
+    resident: ResidentVersion
+    tally: TierTally
 
 
-def resident_of(
+def build_resident(
     raw: bytes, manifest: Manifest, attestations: tuple[SealAttestation, ...], reservation: Reservation
-) -> Resident:
+) -> ResidentVersion:
     """At the places of the reservation."""
     slabs = reservation.slabs
     position = {slab: index for index, slab in enumerate(slabs)}
@@ -84,22 +84,22 @@ def resident_of(
         for extent in extents_of(chunks, reservation.places)
     )
     layout = msgspec.json.encode(Layout(total_bytes=manifest.total_bytes, extents=extents, attestations=attestations))
-    all_hot = tally_of(reservation, dict.fromkeys(reservation.places, "host"))
+    all_hot = build_tally(reservation, dict.fromkeys(reservation.places, "host"))
     engines = frozenset((seal.fingerprint.torch, seal.fingerprint.device_class) for seal in attestations)
     papers = SealedFile((raw, layout))
-    return Resident(slabs, reservation.places, papers, len(raw), len(layout), engines, all_hot)
+    return ResidentVersion(slabs, reservation.places, papers, len(raw), len(layout), engines, all_hot)
 
 
-def tally_of(reservation: Reservation, tiers: Mapping[str, str]) -> Tally:
+def build_tally(reservation: Reservation, tiers: Mapping[str, str]) -> TierTally:
     """Of each digest's tier."""
-    tally = Tally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
+    tally = TierTally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
     for digest, tier in tiers.items():
         tally.chunks[tier] += 1
         tally.bytes[tier] += reservation.places[digest].length
     return tally
 
 
-class Filling:
+class LoadProgress:
     """Where a version's bytes will be, and which may be read already. Written by the flight, read by any number.
 
     A chunk is told once it is ready, which is to say verified where it lies. A flight that has to bring the version to
@@ -107,8 +107,8 @@ class Filling:
     """
 
     def __init__(self) -> None:
-        self.resident: Resident | None = None  # while it is on its way there
-        self._at: dict[str, tuple[Span, ...]] = {}
+        self.resident: ResidentVersion | None = None  # while it is on its way there
+        self._spans_by_digest: dict[str, tuple[Span, ...]] = {}
         self._ready: list[Span] = []  # in the order in which they became so
         self._changed = asyncio.Event()
 
@@ -116,31 +116,33 @@ class Filling:
         return f"<Filling placed={self.resident is not None} ready={len(self._ready)}>"
 
     @contextmanager
-    def towards(self, resident: Resident, chunks: Sequence[tuple[str, int]], ready: Iterable[str]) -> Iterator[None]:
+    def loading_into(
+        self, resident: ResidentVersion, chunks: Sequence[tuple[str, int]], ready: Iterable[str]
+    ) -> Iterator[None]:
         """While the block brings the version there: its chunks, of which these are ready from the start."""
-        self.resident, self._at, self._ready = resident, spans_of(chunks), []
+        self.resident, self._spans_by_digest, self._ready = resident, spans_of(chunks), []
         for digest in ready:
-            self._ready += self._at[digest]
-        self._tell()
+            self._ready += self._spans_by_digest[digest]
+        self._notify()
         try:
             yield
         finally:
             self.resident = None
-            self._tell()
+            self._notify()
 
-    def add(self, resident: Resident, digest: str) -> None:
+    def add(self, resident: ResidentVersion, digest: str) -> None:
         """The chunk is ready there."""
         if self.resident is resident:
-            self._ready += self._at[digest]
-            self._tell()
+            self._ready += self._spans_by_digest[digest]
+            self._notify()
 
-    async def placed(self) -> Resident:
+    async def wait_until_placed(self) -> ResidentVersion:
         """Where it will be, once that is known."""
         while self.resident is None:
             await self._changed.wait()
         return self.resident
 
-    async def after(self, resident: Resident, count: int) -> tuple[Span, ...]:
+    async def ready_since(self, resident: ResidentVersion, count: int) -> tuple[Span, ...]:
         """What became ready there beyond the first `count` spans, at most `MAX_SPANS` of it, once there is some; none
         once the version is not on its way there any more.
         """
@@ -148,7 +150,7 @@ class Filling:
             await self._changed.wait()
         return tuple(self._ready[count : count + MAX_SPANS]) if self.resident is resident else ()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Whoever waits looks again."""
         self._changed.set()
         self._changed = asyncio.Event()

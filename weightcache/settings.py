@@ -10,12 +10,12 @@ from typing import Final
 
 from contracts import settings
 from contracts.errors import Refused
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.settings import BadSetting
-from service.inner_settings import address, is_url
+from service.inner_settings import is_url, read_address
 from service.node_tls import read_secrets
 from service.trust import ROOTS
-from weightcache.policy.trust import Policy
+from weightcache.policy.trust import VerificationPolicy
 from weightcache.verifying import Recheck
 from weightcache.wire import HUGE_PAGE
 
@@ -60,7 +60,7 @@ class CacheSettings:
     nvme_quota: int = 100
     scrub_s: float = 0.0
     recheck: Recheck = Recheck.TAG
-    verify: Policy = Policy.OFF
+    verify: VerificationPolicy = VerificationPolicy.OFF
     trust_roots: Path | None = None
     peers: PeerSettings = PeerSettings()
     tenant: str | None = None  # whose versions it lends, None: everybody's
@@ -111,7 +111,9 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
         store_reads=settings.integer(env, "KELVIN_STORE_READS", LINE_READS if far else DISK_READS, low=1, high=128),
         hedge_percent=settings.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),
-        verify=Policy(settings.choice(env, "KELVIN_VERIFY", Policy.OFF, tuple(Policy))),
+        verify=VerificationPolicy(
+            settings.choice(env, "KELVIN_VERIFY", VerificationPolicy.OFF, tuple(VerificationPolicy))
+        ),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
         peers=_peers(env),
         tenant=_tenant(env),
@@ -121,7 +123,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
 def _tenant(env: Mapping[str, str]) -> str | None:
     name = env.get("KELVIN_CACHE_TENANT", "")
     try:
-        return dns_label(name, "tenant") if name else None
+        return require_dns_label(name, "tenant") if name else None
     except Refused as refused:
         raise BadSetting("KELVIN_CACHE_TENANT", name, "must be a DNS label") from refused
 
@@ -137,7 +139,7 @@ def _peers(env: Mapping[str, str]) -> PeerSettings:
         raise BadSetting("KELVIN_PEER_KEY", str(key), f"can't be read: {error.strerror}") from error
     except ValueError as error:
         raise BadSetting("KELVIN_PEER_KEY", str(key), str(error)) from error
-    return PeerSettings(address(env, "KELVIN_PEER_LISTEN") if listen else None, _urls(urls), secrets)
+    return PeerSettings(read_address(env, "KELVIN_PEER_LISTEN") if listen else None, _urls(urls), secrets)
 
 
 def _urls(value: str) -> tuple[str, ...]:

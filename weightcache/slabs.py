@@ -15,7 +15,7 @@ from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from weightcache import libc
-from weightcache.policy.spare import Stock, slabs_to_make
+from weightcache.policy.spare import SlabCounts, slabs_to_make
 from weightcache.wire import HUGE_PAGE
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class SlabPool:
 
     def ensure_spare(self) -> None:
         """Begin to make what is waited for, and what should be ready, as far as the limit allows; returns at once."""
-        stock = Stock(len(self._out), len(self._free), len(self._making), self._waiting)
+        stock = SlabCounts(len(self._out), len(self._free), len(self._making), self._waiting)
         for _ in range(slabs_to_make(stock, self._limit, self._spare, self._at_once)):
             task = asyncio.create_task(self._make_one())
             self._making.add(task)

@@ -5,34 +5,34 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from weightcache.policy.healing import Outcome
-from weightcache.policy.sharing import Room
+from weightcache.policy.healing import ReadOutcome
+from weightcache.policy.sharing import ReadLimit
 
 Verify = Callable[[memoryview, str], bool]
 
 
-class Turn(Protocol):
+class ReadSlot(Protocol):
     """A chunk's turn at a source that may be read in parts. See `turns.py`."""
 
     async def part(self, nbytes: int) -> int:
         """Wait for the turn of the next part. Return how many of the next `nbytes` may be read now, at least one."""
 
-    def came(self, nbytes: int) -> None:
+    def record_arrival(self, nbytes: int) -> None:
         """Record that `nbytes` have arrived, so that other reads may begin."""
 
 
-class AllAtOnce:
-    """A `Turn` that never waits."""
+class UnlimitedReadSlot:
+    """A `ReadSlot` that never waits."""
 
     async def part(self, nbytes: int) -> int:
         """Return `nbytes`."""
         return nbytes
 
-    def came(self, nbytes: int) -> None:
+    def record_arrival(self, nbytes: int) -> None:
         """Do nothing."""
 
 
-ALL_AT_ONCE: Final[Turn] = AllAtOnce()
+UNLIMITED_READ_SLOT: Final[ReadSlot] = UnlimitedReadSlot()
 
 
 class Source(Protocol):
@@ -49,13 +49,15 @@ class Source(Protocol):
         """
 
     @property
-    def room(self) -> Room:
+    def room(self) -> ReadLimit:
         """Its limit on what is read at once."""
 
     def may_have(self, tenant: str, digest: str) -> bool:
         """Return False if it certainly has no copy, known without I/O: such a chunk waits for no turn here."""
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
         """Fill `into` (page-aligned, whole pages), in parts as `turn` has it where the source is read in parts. Raises
         `Refused(Unavailable)`, which says nothing about the bytes.
 

@@ -15,19 +15,19 @@ from typing import Final
 from contracts.errors import Refused
 from contracts.traffic_errors import Cancelled
 from weightcache.peer_client import Peer
-from weightcache.policy.sharing import FULL_WEIGHT, Flow, Key, Room, Sharing, Wants
+from weightcache.policy.sharing import FULL_WEIGHT, FairReadQueue, Flow, Key, ReadLimit, WaiterIndex
 
 OWNER: Final = "owner"
-Wait = tuple[Peer, bool]  # for which owner, and whether for the disk alone
+OwnerKey = tuple[Peer, bool]  # for which owner, and whether for the disk alone
 
 
-class _Lane:
+class _SourceQueue:
     """The queue and the reads under way of one source."""
 
-    def __init__(self, room: Room, wants: Wants) -> None:
+    def __init__(self, room: ReadLimit, wants: WaiterIndex) -> None:
         self.room = room
         self.wants = wants
-        self.sharing = Sharing(wants)
+        self.fair_queue = FairReadQueue(wants)
         self.waiting: dict[Key, asyncio.Future[int | None]] = {}
         self.parts = 0
         self.nbytes = 0
@@ -35,14 +35,14 @@ class _Lane:
     def queue(self, key: Key, nbytes: int) -> "asyncio.Future[int | None]":
         """How much of it has begun, once it has; None once nobody wants it any more."""
         turn: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self.sharing.add(key, nbytes)
+        self.fair_queue.add(key, nbytes)
         self.waiting[key] = turn
         self.begin()
         return turn
 
     def begin(self) -> None:
         """Begin the next reads that fit."""
-        while (following := self.sharing.next()) is not None:
+        while (following := self.fair_queue.next()) is not None:
             key, left = following
             turn = self.waiting[key]
             if turn.cancelled():  # its task has yet to hear of it
@@ -51,79 +51,81 @@ class _Lane:
             part = self.room.part(self.parts, self.nbytes, left)
             if part is None:
                 return
-            self.sharing.take(part)
+            self.fair_queue.take(part)
             del self.waiting[key]
             self.parts += 1
             self.nbytes += part
             turn.set_result(part)
 
     def withdraw(self, key: Key) -> None:
-        self.sharing.remove(key)
+        self.fair_queue.remove(key)
         del self.waiting[key]
 
     def leave(self, flow: Flow) -> None:
-        for key in self.sharing.leave(flow):
+        for key in self.fair_queue.leave(flow):
             turn = self.waiting.pop(key)
             if not turn.done():
                 turn.set_result(None)
         self.begin()  # the next one may need less
 
     def end(self, key: Key, part: int) -> None:
-        self.sharing.end(key)
+        self.fair_queue.end(key)
         self.parts -= 1
         self.nbytes -= part
         self.begin()
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    """A `Turn`. Of its parts those that count are under way, and end when as many bytes came."""
+class _ReadSlot:
+    """A `ReadSlot`. Of its parts those that count are under way, and end when as many bytes came."""
 
-    lane: _Lane
+    source_queue: _SourceQueue
     key: Key
     first: int | None  # bytes that have begun, until somebody asks for them
     counted: deque[int] = field(default_factory=deque)
     came_bytes: int = 0
 
     async def part(self, nbytes: int) -> int:
-        """See `Turn`."""
+        """See `ReadSlot`."""
         if self.first is not None:
             begun, self.first = min(self.first, nbytes), None
-            self.lane.nbytes -= self.counted[0] - begun  # it was more than there is to read
+            self.source_queue.nbytes -= self.counted[0] - begun  # it was more than there is to read
             self.counted[0] = begun
-            self.lane.begin()
+            self.source_queue.begin()
             return begun
-        part = await _wait(self.lane, self.key, nbytes) if self.lane.wants.of(self.key) else None
+        part = await _wait(self.source_queue, self.key, nbytes) if self.source_queue.wants.flows_of(self.key) else None
         if part is None:  # nobody wants it any more: what has begun runs to its end
-            return self.lane.room.part(0, 0, nbytes) or nbytes
+            return self.source_queue.room.part(0, 0, nbytes) or nbytes
         self.counted.append(part)
         return part
 
-    def came(self, nbytes: int) -> None:
-        """See `Turn`."""
+    def record_arrival(self, nbytes: int) -> None:
+        """See `ReadSlot`."""
         self.came_bytes += nbytes
         while self.counted and self.came_bytes >= self.counted[0]:
             self.came_bytes -= self.counted[0]
-            self.lane.end(self.key, self.counted.popleft())
+            self.source_queue.end(self.key, self.counted.popleft())
 
     def end(self) -> None:
         """End all parts of it that are under way."""
         while self.counted:
-            self.lane.end(self.key, self.counted.popleft())
+            self.source_queue.end(self.key, self.counted.popleft())
 
 
-class Turns:
+class ReadScheduler:
     """The turns at each tier, and the waits for each peer that owns chunks. Each of them has room and a queue of its
     own, so that a slow source or owner does not delay reads from another one. A read from NVMe may wait in its turn for
     a chunk that a prefetch or healing is bringing there.
     """
 
-    def __init__(self, rooms: Mapping[str, Room], waits: Mapping[Wait, Room] = MappingProxyType({})) -> None:
-        """`waits`: how many chunks may wait at once for each peer that owns them."""
-        self._wants = Wants()
-        self._lanes: dict[str | Wait, _Lane] = {}
-        for places in (rooms, waits):
-            self._lanes |= {place: _Lane(room, self._wants) for place, room in places.items()}
+    def __init__(
+        self, rooms: Mapping[str, ReadLimit], owner_limits: Mapping[OwnerKey, ReadLimit] = MappingProxyType({})
+    ) -> None:
+        """`owner_limits`: how many chunks may wait at once for each peer that owns them."""
+        self._wants = WaiterIndex()
+        self._queues: dict[str | OwnerKey, _SourceQueue] = {}
+        for places in (rooms, owner_limits):
+            self._queues |= {place: _SourceQueue(room, self._wants) for place, room in places.items()}
 
     def __repr__(self) -> str:
         return f"<Turns running={self.running} queued={self.queued}>"
@@ -131,69 +133,69 @@ class Turns:
     @property
     def running(self) -> dict[str, int]:
         """Chunks, or parts of them, that are under way, by tier; those that wait for an owner count as `owner`."""
-        return self._count(lambda lane: lane.parts)
+        return self._count(lambda source_queue: source_queue.parts)
 
     @property
     def queued(self) -> dict[str, int]:
         """Chunks that wait for a turn, by tier; those that wait for an owner's count as `owner`."""
-        return self._count(lambda lane: len(lane.sharing))
+        return self._count(lambda source_queue: len(source_queue.fair_queue))
 
     def is_wanted(self, key: Key) -> bool:
         """Return whether any flow waits for the chunk."""
-        return bool(self._wants.of(key))
+        return bool(self._wants.flows_of(key))
 
     def enter(self, flow: Flow, wanted: Mapping[Key, int], weight: float = FULL_WEIGHT) -> None:
         """Have `flow` wait for these chunks, in the order of their positions, until `leave`."""
         self._wants.enter(flow, wanted)
-        for lane in self._lanes.values():
-            lane.sharing.enter(flow, weight)
+        for source_queue in self._queues.values():
+            source_queue.fair_queue.enter(flow, weight)
 
-    def weigh(self, flow: Flow, weight: float) -> None:
-        """See `Sharing.weigh`. Does nothing if the flow has left, or has not entered yet."""
+    def set_weight(self, flow: Flow, weight: float) -> None:
+        """See `FairReadQueue.set_weight`. Does nothing if the flow has left, or has not entered yet."""
         if flow in self._wants:
-            for lane in self._lanes.values():
-                lane.sharing.weigh(flow, weight)
+            for source_queue in self._queues.values():
+                source_queue.fair_queue.set_weight(flow, weight)
 
     def leave(self, flow: Flow) -> None:
         """End the flow's waiting. Chunks that no other flow wants lose their places in the queues."""
         self._wants.leave(flow)
-        for lane in self._lanes.values():
-            lane.leave(flow)
+        for source_queue in self._queues.values():
+            source_queue.leave(flow)
 
     @asynccontextmanager
-    async def at(self, place: str | Wait, key: Key, nbytes: int) -> AsyncIterator[_Turn]:
+    async def hold_slot(self, place: str | OwnerKey, key: Key, nbytes: int) -> AsyncIterator[_ReadSlot]:
         """Wait for the turn of a block that reads the chunk from a tier, or waits until a peer has it. Raises
         `Refused(Cancelled)` once no flow wants the chunk any more.
         """
-        lane = self._lanes[place]
+        source_queue = self._queues[place]
         first: int | None = None
         while first is None:
             if not self.is_wanted(key):
                 raise Refused(Cancelled())
-            first = await _wait(lane, key, nbytes)  # where nobody did, it may be wanted again meanwhile
-        turn = _Turn(lane, key, first, deque([first]))
+            first = await _wait(source_queue, key, nbytes)  # where nobody did, it may be wanted again meanwhile
+        turn = _ReadSlot(source_queue, key, first, deque([first]))
         try:
             yield turn
         finally:
             turn.end()
 
-    def _count(self, count: Callable[[_Lane], int]) -> dict[str, int]:
+    def _count(self, count: Callable[[_SourceQueue], int]) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for place, lane in self._lanes.items():
+        for place, source_queue in self._queues.items():
             name = place if isinstance(place, str) else OWNER
-            counts[name] = counts.get(name, 0) + count(lane)
+            counts[name] = counts.get(name, 0) + count(source_queue)
         return counts
 
 
-async def _wait(lane: _Lane, key: Key, nbytes: int) -> int | None:
-    """See `_Lane.queue`. When cancelled neither its place nor its room is lost."""
-    turn = lane.queue(key, nbytes)
+async def _wait(source_queue: _SourceQueue, key: Key, nbytes: int) -> int | None:
+    """See `_SourceQueue.queue`. When cancelled neither its place nor its room is lost."""
+    turn = source_queue.queue(key, nbytes)
     try:
         return await turn
     except asyncio.CancelledError:
         if turn.cancelled():
-            if lane.waiting.get(key) is turn:
-                lane.withdraw(key)
+            if source_queue.waiting.get(key) is turn:
+                source_queue.withdraw(key)
         elif (part := turn.result()) is not None:
-            lane.end(key, part)
+            source_queue.end(key, part)
         raise

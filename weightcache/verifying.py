@@ -18,9 +18,9 @@ from typing import Final
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from service.threads import to_the_end
+from service.threads import run_uncancellable
 from weightcache.counters import Counters
-from weightcache.policy.healing import FAULTS, Outcome
+from weightcache.policy.healing import FAULTS, ReadOutcome
 from weightcache.sources import Source, Verify
 
 MAX_BYTES: Final = 2**31 - 1  # the library's limit; longer chunks have no tag, and are hashed each time
@@ -41,20 +41,20 @@ class Tags:
     def __init__(self) -> None:
         self._cipher = AESGCM(secrets.token_bytes(_KEY_BYTES))
 
-    def of(self, data: memoryview, digest: str) -> bytes:
+    def compute_tag(self, data: memoryview, digest: str) -> bytes:
         """16 bytes, of at most `MAX_BYTES`. The nonce is of the chunk's own `digest` (hex). Releases the GIL."""
         return self._cipher.encrypt(bytes.fromhex(digest[:_NONCE_DIGITS]), b"", data)
 
     def matches(self, data: memoryview, digest: str, tag: bytes) -> bool:
         """Whether these are the bytes that the tag was taken of."""
-        return hmac.compare_digest(self.of(data, digest), tag)
+        return hmac.compare_digest(self.compute_tag(data, digest), tag)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`VERIFIED` or `DIGEST`; the tag of what was hashed just now, and was right; or that it was recognised."""
 
-    outcome: Outcome
+    outcome: ReadOutcome
     tag: bytes | None = None
     recognised: bool = False
 
@@ -74,29 +74,31 @@ class Verifier:
         """
         if self._tags is not None and tag is not None:
             is_known = self._tags.matches(data, digest, tag)
-            return Verdict(Outcome.VERIFIED, recognised=True) if is_known else Verdict(Outcome.DIGEST)
+            return Verdict(ReadOutcome.VERIFIED, recognised=True) if is_known else Verdict(ReadOutcome.DIGEST)
         if not self._verify(data, digest):
-            return Verdict(Outcome.DIGEST)
+            return Verdict(ReadOutcome.DIGEST)
         if self._tags is None or data.nbytes > MAX_BYTES:
-            return Verdict(Outcome.VERIFIED)
-        return Verdict(Outcome.VERIFIED, self._tags.of(data, digest))
+            return Verdict(ReadOutcome.VERIFIED)
+        return Verdict(ReadOutcome.VERIFIED, self._tags.compute_tag(data, digest))
 
-    async def compared(self, data: memoryview, digest: str, tag: bytes | None = None) -> Verdict:
+    async def compare_in_thread(self, data: memoryview, digest: str, tag: bytes | None = None) -> Verdict:
         """As `compare`, in a hashing thread. Nothing reads them any more when this returns or is cancelled."""
-        return await to_the_end(self._threads, self.compare, data, digest, tag)
+        return await run_uncancellable(self._threads, self.compare, data, digest, tag)
 
     async def is_right(self, data: memoryview, digest: str) -> bool:
         """Return whether the bytes have that digest, for callers without tags. On return or cancellation no thread
         reads them any more.
         """
-        return await to_the_end(self._threads, self._verify, data, digest)
+        return await run_uncancellable(self._threads, self._verify, data, digest)
 
-    async def check(self, source: Source, outcome: Outcome, tenant: str, digest: str, data: memoryview) -> Outcome:
+    async def check(
+        self, source: Source, outcome: ReadOutcome, tenant: str, digest: str, data: memoryview
+    ) -> ReadOutcome:
         """What a read of the source's copy came to, now that `data` is compared where nobody did. A copy with a fault
         is not offered again, where that is in the source's power.
         """
-        if outcome is Outcome.WHOLE and not await self.is_right(data, digest):
-            outcome = Outcome.DIGEST
+        if outcome is ReadOutcome.WHOLE and not await self.is_right(data, digest):
+            outcome = ReadOutcome.DIGEST
         if outcome in FAULTS:
             self._counters.chunk_faults[source.tier][outcome] += 1
             await source.quarantine(tenant, digest)

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from activator.policy.ask import Ask
-from activator.policy.bounds import Bound, Load, Loads
+from activator.policy.ask import QueuedRequest
+from activator.policy.bounds import QueueLimit, QueueUsage, QueueUsageByTenant
 from contracts.deadline import Deadline
 from contracts.errors import Failure
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
@@ -18,9 +18,9 @@ RETRY_AFTER_S = 1.0
 class QueueLimits:
     """How many requests, how many bytes and tokens of them, and for how long each, may wait."""
 
-    per_version: Bound
-    per_tenant: Bound
-    in_all: Bound
+    per_version: QueueLimit
+    per_tenant: QueueLimit
+    in_all: QueueLimit
     wait_s: float
 
 
@@ -28,9 +28,9 @@ class AdmissionFacts(msgspec.Struct, frozen=True):
     """What is known when a request arrives."""
 
     has_slot: bool  # a slot is free that this tenant may have
-    ask: Ask
-    queued: Load  # for its version
-    loads: Loads
+    queued_request: QueuedRequest
+    queued: QueueUsage  # for its version
+    loads: QueueUsageByTenant
     limits: QueueLimits
     deadline: Deadline
 
@@ -65,13 +65,13 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
         return Shed(DeadlineExceeded(0.0, "admitting"))
     if facts.has_slot:
         return ADMIT
-    ask, limits = facts.ask, facts.limits
+    queued_request, limits = facts.queued_request, facts.limits
     until_s = min(facts.deadline.at_s, now + limits.wait_s)
     for queue, load, bound in (
         ("the queue of this model", facts.queued, limits.per_version),
-        ("the queue of your tenant", facts.loads.of(ask.tenant), limits.per_tenant),
+        ("the queue of your tenant", facts.loads.of(queued_request.tenant), limits.per_tenant),
         ("the queue", facts.loads.in_all, limits.in_all),
     ):
-        if (full := load.lacks(ask, bound)) is not None:
+        if (full := load.exceeded_limit(queued_request, bound)) is not None:
             return Hold(until_s, Overloaded(queue, full.limit, RETRY_AFTER_S, full.unit))
     return Hold(until_s)

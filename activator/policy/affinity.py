@@ -46,7 +46,7 @@ class Affinity:
 
 
 @dataclass(slots=True)
-class Ring:
+class HashRing:
     """Replicas by their ids."""
 
     _points: list[tuple[int, str]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Ring:
 
 
 def choose(
-    affinity: Affinity, ring: Ring, open_ones: Mapping[str, Occupancy], free: Container[str] | None = None
+    affinity: Affinity, ring: HashRing, open_ones: Mapping[str, Occupancy], free: Container[str] | None = None
 ) -> str | None:
     """The replica, with a free slot, of those that take requests; None where none has one. `free`: those that have one
     which may be taken now, where that is not all of them.

@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 
 from activator.policy.affinity import PREFIX_BYTES
-from contracts.ceiling import NO_CEILING, TENANT, Ceiling
+from contracts.ceiling import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
 from contracts.control import TenantLimits, VersionRow
 from contracts.errors import LimitExceeded, Refused
-from contracts.kinds import INFER, PATHS
+from contracts.kinds import INFER_PATH, ROUTES_BY_KIND
 from contracts.wire import decode
 
 NOTHING: Final = msgspec.Raw()
@@ -53,7 +53,7 @@ class PredictionBody(msgspec.Struct, frozen=True):
     parameters: PredictionParameters | None = None
 
 
-class Body(msgspec.Struct, frozen=True, gc=False):
+class RequestBody(msgspec.Struct, frozen=True, gc=False):
     """What a body asks for; None where it doesn't say."""
 
     model: str | None = None
@@ -63,14 +63,14 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     prefix: bytes | None = None  # the prompt's beginning, as it came, of a prompt that is longer than that
 
 
-def read_body(raw: bytes, path: str) -> Body:
+def read_body(raw: bytes, path: str) -> RequestBody:
     """One decode of the JSON that came for `path` of a replica. Raises Refused(InvalidRequest), naming the rule."""
-    if path == INFER:
+    if path == INFER_PATH:
         parameters = decode(raw, PredictionBody).parameters
-        return Body(schema_hash=None if parameters is None else parameters.schema_hash)
-    if path in PATHS["embed"]:
+        return RequestBody(schema_hash=None if parameters is None else parameters.schema_hash)
+    if path in ROUTES_BY_KIND["embed"]:
         embedding = decode(raw, EmbeddingBody)
-        return Body(embedding.model, embedding.stream is True)
+        return RequestBody(embedding.model, embedding.stream is True)
     found = decode(raw, CompletionBody)
     most = found.max_tokens
     # A replica takes this field of a chat only. Of a completion it would hold back less than the answer may cost.
@@ -78,14 +78,14 @@ def read_body(raw: bytes, path: str) -> Body:
         most = found.max_completion_tokens
     prompt = memoryview(found.messages or found.prompt)
     prefix = bytes(prompt[:PREFIX_BYTES]) if len(prompt) > PREFIX_BYTES else None
-    return Body(found.model, found.stream is True, most, prefix=prefix)
+    return RequestBody(found.model, found.stream is True, most, prefix=prefix)
 
 
 def is_greedy(raw: bytes, path: str) -> bool:
     """Whether a completion or chat says that its temperature is 0: what the version's own is nobody knows here. A scan
     of its own, for those who ask for the cache.
     """
-    if path == INFER or path in PATHS["embed"]:
+    if path == INFER_PATH or path in ROUTES_BY_KIND["embed"]:
         return False
     try:
         return decode(raw, _Temperature).temperature == 0
@@ -93,16 +93,19 @@ def is_greedy(raw: bytes, path: str) -> bool:
         return False  # for the replica to refuse
 
 
-def ceiling_of(body: Body, own: TenantLimits) -> Ceiling:
+def ceiling_of(body: RequestBody, tenant_limits: TenantLimits) -> TokenLimits:
     """What the tenant may use of what a version allows. Raises Refused(LimitExceeded) for what can't be within it,
     whatever the prompt: its tokens are counted by the replica, which is told the ceiling.
     """
-    if own.output_tokens is None and own.context_tokens is None:
-        return NO_CEILING
-    for limit in (own.output_tokens, None if own.context_tokens is None else own.context_tokens - 1):
+    if tenant_limits.output_tokens is None and tenant_limits.context_tokens is None:
+        return NO_TOKEN_LIMITS
+    for limit in (
+        tenant_limits.output_tokens,
+        None if tenant_limits.context_tokens is None else tenant_limits.context_tokens - 1,
+    ):
         if limit is not None and body.output_tokens is not None and body.output_tokens > limit:
-            raise Refused(LimitExceeded("max_tokens", body.output_tokens, limit, "tokens", TENANT))
-    return Ceiling(own.context_tokens, own.output_tokens)
+            raise Refused(LimitExceeded("max_tokens", body.output_tokens, limit, "tokens", TENANT_PHRASE))
+    return TokenLimits(tenant_limits.context_tokens, tenant_limits.output_tokens)
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +121,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         return self.prompt + self.output
 
 
-def estimate(body: Body, nbytes: int, row: VersionRow, ceiling: Ceiling = NO_CEILING) -> Estimate:
+def estimate(body: RequestBody, nbytes: int, row: VersionRow, ceiling: TokenLimits = NO_TOKEN_LIMITS) -> Estimate:
     """What the version may have to compute for a body of `nbytes`: at most what its limits and the caller's allow.
 
     Of a prompt the bytes are known, its tokens only to the replica; of an answer the most that was asked for. A token
@@ -132,5 +135,5 @@ def estimate(body: Body, nbytes: int, row: VersionRow, ceiling: Ceiling = NO_CEI
     if row.kind == "embed":
         return Estimate(prompt, 0, nbytes)  # of several texts each may have as many as the version takes
     most = ceiling.output(row.limits.max_output_tokens)
-    output = ceiling.capped(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
+    output = ceiling.apply_cap(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
     return Estimate(prompt, output, longest)

@@ -6,11 +6,11 @@ Tokens are `body`'s estimate.
 from dataclasses import dataclass, field
 from typing import Final
 
-from activator.policy.ask import Ask
+from activator.policy.ask import QueuedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class QueueLimit:
     """How much may wait."""
 
     entries: int
@@ -18,11 +18,11 @@ class Bound:
     tokens: int
 
 
-UNBOUNDED: Final = Bound(1 << 60, 1 << 60, 1 << 60)
+UNBOUNDED: Final = QueueLimit(1 << 60, 1 << 60, 1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class ExceededLimit:
     """What there would be too much of, and how much of it may wait."""
 
     unit: str
@@ -30,63 +30,63 @@ class Full:
 
 
 @dataclass(slots=True)
-class Load:
+class QueueUsage:
     """How much waits."""
 
     entries: int = 0
     nbytes: int = 0
     tokens: int = 0
 
-    def lacks(self, ask: Ask, bound: Bound) -> Full | None:
+    def exceeded_limit(self, queued_request: QueuedRequest, bound: QueueLimit) -> ExceededLimit | None:
         """Why one more may not wait; None where it may."""
         if self.entries >= bound.entries:
-            return Full("requests", bound.entries)
-        if self.nbytes + ask.nbytes > bound.nbytes:
-            return Full("bytes", bound.nbytes)
-        if self.tokens + ask.tokens > bound.tokens:
-            return Full("tokens", bound.tokens)
+            return ExceededLimit("requests", bound.entries)
+        if self.nbytes + queued_request.nbytes > bound.nbytes:
+            return ExceededLimit("bytes", bound.nbytes)
+        if self.tokens + queued_request.tokens > bound.tokens:
+            return ExceededLimit("tokens", bound.tokens)
         return None
 
-    def is_over(self, bound: Bound) -> bool:
+    def is_over(self, bound: QueueLimit) -> bool:
         """Whether more waits than may."""
         return self.entries > bound.entries or self.nbytes > bound.nbytes or self.tokens > bound.tokens
 
-    def add(self, ask: Ask) -> None:
+    def add(self, queued_request: QueuedRequest) -> None:
         """It waits."""
         self.entries += 1
-        self.nbytes += ask.nbytes
-        self.tokens += ask.tokens
+        self.nbytes += queued_request.nbytes
+        self.tokens += queued_request.tokens
 
-    def remove(self, ask: Ask) -> None:
+    def remove(self, queued_request: QueuedRequest) -> None:
         """It waits no more."""
         self.entries -= 1
-        self.nbytes -= ask.nbytes
-        self.tokens -= ask.tokens
+        self.nbytes -= queued_request.nbytes
+        self.tokens -= queued_request.tokens
 
 
 @dataclass(slots=True)
-class Loads:
+class QueueUsageByTenant:
     """What waits in all queues together, and what each tenant has of it. Holds no tenant of whom nobody waits."""
 
-    in_all: Load = field(default_factory=Load)
-    _tenants: dict[str, Load] = field(default_factory=dict)
+    in_all: QueueUsage = field(default_factory=QueueUsage)
+    _tenants: dict[str, QueueUsage] = field(default_factory=dict)
 
-    def of(self, tenant: str) -> Load:
+    def of(self, tenant: str) -> QueueUsage:
         """A tenant's; to be read, not kept."""
-        return self._tenants.get(tenant) or Load()
+        return self._tenants.get(tenant) or QueueUsage()
 
-    def add(self, ask: Ask) -> None:
+    def add(self, queued_request: QueuedRequest) -> None:
         """It waits."""
-        self.in_all.add(ask)
-        self._tenants.setdefault(ask.tenant, Load()).add(ask)
+        self.in_all.add(queued_request)
+        self._tenants.setdefault(queued_request.tenant, QueueUsage()).add(queued_request)
 
-    def remove(self, ask: Ask) -> None:
+    def remove(self, queued_request: QueuedRequest) -> None:
         """It waits no more."""
-        self.in_all.remove(ask)
-        own = self._tenants[ask.tenant]
-        own.remove(ask)
+        self.in_all.remove(queued_request)
+        own = self._tenants[queued_request.tenant]
+        own.remove(queued_request)
         if not own.entries:
-            del self._tenants[ask.tenant]
+            del self._tenants[queued_request.tenant]
 
     def check_integrity(self) -> None:
         """The tenants' add up to all; none is empty."""

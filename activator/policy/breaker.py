@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     """Whether requests pass."""
 
     CLOSED = "closed"
@@ -26,32 +26,32 @@ class BreakerLimits:
     longest_s: float = 30.0
 
 
-class Breaker:
+class CircuitBreaker:
     """Of one thing that may fail. Times are seconds of one clock that never steps back."""
 
     __slots__ = ("_failures", "_limits", "_prober", "_rest_s", "_state", "_until_s")
 
     def __init__(self, limits: BreakerLimits) -> None:
         self._limits = limits
-        self._state = State.CLOSED
+        self._state = BreakerState.CLOSED
         self._failures = 0
         self._rest_s = 0.0
         self._until_s = 0.0
         self._prober: object | None = None
 
     def __repr__(self) -> str:
-        return f"<Breaker {self._state} failures={self._failures} rest={self._rest_s:g}>"
+        return f"<CircuitBreaker {self._state} failures={self._failures} rest={self._rest_s:g}>"
 
-    def state(self, now_s: float) -> State:
+    def state(self, now_s: float) -> BreakerState:
         """As it is now: what was open long enough is half open."""
-        if self._state is State.OPEN and now_s >= self._until_s:
-            self._state = State.HALF_OPEN
+        if self._state is BreakerState.OPEN and now_s >= self._until_s:
+            self._state = BreakerState.HALF_OPEN
         return self._state
 
     @property
     def is_open(self) -> bool:
         """Whether nobody passes, as it was when it was last looked at."""
-        return self._state is State.OPEN
+        return self._state is BreakerState.OPEN
 
     @property
     def is_trying(self) -> bool:
@@ -60,35 +60,35 @@ class Breaker:
 
     def takes(self, now_s: float) -> bool:
         """Whether one more may pass."""
-        return self.state(now_s) is not State.OPEN and not self.is_trying
+        return self.state(now_s) is not BreakerState.OPEN and not self.is_trying
 
     def remaining_s(self, now_s: float) -> float:
         """Until somebody may try; 0 where one may, or does."""
-        return max(0.0, self._until_s - now_s) if self.state(now_s) is State.OPEN else 0.0
+        return max(0.0, self._until_s - now_s) if self.state(now_s) is BreakerState.OPEN else 0.0
 
-    def enter(self, who: object, now_s: float) -> None:
+    def enter(self, request: object, now_s: float) -> None:
         """One passes, whom it `takes`: while it is half open, to try."""
         assert self.takes(now_s), f"{self!r} takes nobody"
-        if self._state is State.HALF_OPEN:
-            self._prober = who
+        if self._state is BreakerState.HALF_OPEN:
+            self._prober = request
 
-    def leave(self, who: object) -> None:
+    def leave(self, request: object) -> None:
         """Who entered is gone, whether or not it found out. Nothing happens to one that was not trying."""
-        if self._prober is who:
+        if self._prober is request:
             self._prober = None
 
     def failed(self, now_s: float, *, at_once: bool = False) -> bool:
         """It failed; `at_once`: in a way that one time is enough of. Whether that opened it."""
         match self.state(now_s):
-            case State.OPEN:
+            case BreakerState.OPEN:
                 return False
-            case State.CLOSED:
+            case BreakerState.CLOSED:
                 self._failures += 1
                 if not at_once and self._failures < self._limits.failures:
                     return False
                 self._rest_s = self._limits.first_s
-            case State.HALF_OPEN:
+            case BreakerState.HALF_OPEN:
                 self._rest_s *= 2
         self._rest_s = min(self._rest_s, self._limits.longest_s)
-        self._state, self._until_s, self._prober = State.OPEN, now_s + self._rest_s, None
+        self._state, self._until_s, self._prober = BreakerState.OPEN, now_s + self._rest_s, None
         return True

@@ -25,7 +25,7 @@ class _Unseen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Spent:
+class TenantSpending:
     """One tenant's. `source` is our spool's name. Times are of the wall clock, microseconds since 1970."""
 
     source: str
@@ -36,7 +36,7 @@ class Spent:
     _unseen_sum_micros: int = 0  # sum over `_unseen`, which each request needs
     _before_micros: int | None = None  # spent in the month before the row's; None: unknown
 
-    def told(self, row: SpendingRow) -> None:
+    def apply_ledger_row(self, row: SpendingRow) -> None:
         """Take in the ledger's sum. Records that it contains are no longer counted here.
 
         The row may be of a month that has not begun by our clock. Until then records count in the month before it.
@@ -74,7 +74,7 @@ class Spent:
         return self.row.spent_micros
 
     def month_at(self, now_us: int) -> str:
-        """Return the month, YYYY-MM in UTC, that `known_micros` is about. Call it after `told`."""
+        """Return the month, YYYY-MM in UTC, that `known_micros` is about. Call it after `apply_ledger_row`."""
         assert self.row is not None, "nothing costs anything yet"
         if self._is_before(now_us):
             return _month_beside(self.row.month, -1)

@@ -54,7 +54,7 @@ class Identity:
     expires_at_s: float
 
 
-class Why(StrEnum):
+class TokenRefusal(StrEnum):
     """Why a token is refused. Callers are not told; the meters are."""
 
     FORM = "form"
@@ -83,29 +83,29 @@ def read(text: str) -> Token | None:
     return Token(kid, algorithm, claims) if (kind and kind.lower()) in _TYPES else None
 
 
-def judge(token: Token, issuer: Issuer, now_s: float) -> Identity | Why:
+def verify_claims(token: Token, issuer: Issuer, now_s: float) -> Identity | TokenRefusal:
     """Return whom the token names, if its signature is the issuer's, or the first reason to refuse it. `now_s` is in
     seconds of 1970.
     """
     claims, leeway_s = token.claims, issuer.leeway_s
     if claims.get("iss") != issuer.name:
-        return Why.ISSUER
+        return TokenRefusal.ISSUER
     if token.algorithm not in issuer.algorithms:
-        return Why.ALGORITHM
+        return TokenRefusal.ALGORITHM
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
-        return Why.AUDIENCE
+        return TokenRefusal.AUDIENCE
     expires_s = _time(claims.get("exp"))
     if expires_s is None or now_s >= expires_s + leeway_s:
-        return Why.EXPIRED
+        return TokenRefusal.EXPIRED
     for name in ("nbf", "iat"):
         if name in claims and ((from_s := _time(claims[name])) is None or from_s > now_s + leeway_s):
-            return Why.EARLY
+            return TokenRefusal.EARLY
     subject, tenant = claims.get("sub"), claims.get(issuer.tenant_claim)
     if not _is_name(subject):
-        return Why.SUBJECT
+        return TokenRefusal.SUBJECT
     if not isinstance(tenant, str) or tenant not in issuer.tenants:
-        return Why.TENANT
+        return TokenRefusal.TENANT
     principal = Principal(key_id=key_id(issuer.name, subject), tenant=tenant, scopes=_scopes(claims, issuer))
     return Identity(principal, expires_s)
 

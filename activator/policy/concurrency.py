@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from activator.policy.expected import Measured
+from activator.policy.expected import MeasuredThroughput
 
-MOST: Final = 1e6  # requests at once: no fleet serves more, and what is reported is a number
+MAX_CONCURRENCY: Final = 1e6  # requests at once: no fleet serves more, and what is reported is a number
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConcurrencyReport:
     """Average concurrency and requests since the last report."""
 
     concurrency: float
@@ -30,7 +30,7 @@ class Report:
 
 # A poke says that somebody waits, each time anew. Were the request counted the first time only, a decider that was
 # restarted in between could not tell a request that waits from one that an earlier replica still serves.
-ANNOUNCEMENT: Final = Report(1.0, 1)
+ANNOUNCEMENT: Final = ConcurrencyReport(1.0, 1)
 
 
 @dataclass(slots=True)
@@ -69,14 +69,14 @@ class ConcurrencyMeter:
         """Forget an announcement that reached nobody: the next report is not less by it."""
         self._announced = max(0, self._announced - 1)
 
-    def report(self, now: float, weigh: Callable[[float], float] = lambda average: average) -> Report:
+    def report(self, now: float, weigh: Callable[[float], float] = lambda average: average) -> ConcurrencyReport:
         """What happened since the last report, without what was announced (never below nothing). `weigh`: what the
         average of the requests is reported as.
         """
         self._advance(now)
         seconds = now - self.since_s
         average = weigh(self._integral / seconds if seconds > 0 else 0.0)
-        seen = Report(max(0.0, average - self._announced), max(0, self._requests - self._announced))
+        seen = ConcurrencyReport(max(0.0, average - self._announced), max(0, self._requests - self._announced))
         self.since_s = now
         self._integral, self._requests, self._announced = 0.0, 0, 0
         return seen
@@ -90,20 +90,24 @@ class ConcurrencyMeter:
         self.changed_s = now
 
 
-class Inside(NamedTuple):
+class RequestProgress(NamedTuple):
     """A request that waits or runs: tokens as they were estimated, and those that were computed so far."""
 
     estimated: int
     computed: int
 
 
-def left(each: Inside, share: float) -> float:
+def left(each: RequestProgress, share: float) -> float:
     """Tokens that are still to be computed, where answers take `share` of what is estimated; never below 0."""
     return max(0.0, each.estimated * share - each.computed)
 
 
 def weighed(
-    concurrency: float, inside: Iterable[Inside], waiting: int, measured: Measured | None, backlog_s: float
+    concurrency: float,
+    inside: Iterable[RequestProgress],
+    waiting: int,
+    measured: MeasuredThroughput | None,
+    backlog_s: float,
 ) -> float:
     """Requests at once. `concurrency` itself where nothing was measured, or `backlog_s` is 0; never less than that, nor
     than 1 while any are `waiting`.
@@ -114,5 +118,5 @@ def weighed(
     if not tokens:
         return max(concurrency, 1.0 if waiting else 0.0)
     of_one = measured.tokens_per_s * backlog_s
-    by_tokens = tokens / of_one if tokens < MOST * of_one else MOST
+    by_tokens = tokens / of_one if tokens < MAX_CONCURRENCY * of_one else MAX_CONCURRENCY
     return max(concurrency, by_tokens, 1.0 if waiting else 0.0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from activator.policy.held_quota import share
+from activator.policy.held_quota import equal_share
 
 TOLD_S: Final = 2.0  # for which a credit stands that is not told again
 TRY_S: Final = 1.0
@@ -25,7 +25,7 @@ LONGEST_PAUSE_S: Final = 0.4  # less than the time for which a replica keeps a s
 
 
 @dataclass(slots=True)
-class Credit:
+class ReplicaCredit:
     """The credit that one replica told this activator, and the pause after its refusals."""
 
     _told: int | None = None
@@ -34,36 +34,36 @@ class Credit:
     _pause_s: float = 0.0  # 0: the last one was taken
     _paused_until_s: float = -inf
 
-    def sent(self, now_s: float) -> None:
+    def record_sent(self, now_s: float) -> None:
         """Record that a request is sent to the replica."""
         self._sent_s = now_s
 
-    def taken(self, told: int | None, now_s: float) -> None:
+    def record_answer(self, told: int | None, now_s: float) -> None:
         """Record an answer's head and the credit in it. None: the replica is of a build that knows no credit."""
         self._told, self._told_s = told, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = 0.0
 
-    def refused(self, told: int, now_s: float) -> None:
+    def record_refusal(self, told: int, now_s: float) -> None:
         """Record a refusal and the credit in it. Requests that are refused together make one pause."""
         self._told, self._told_s = told, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
             self._paused_until_s = now_s + self._pause_s
 
-    def part(self, streams: int, members: int, now_s: float) -> int:
+    def credited_slots(self, streams: int, members: int, now_s: float) -> int:
         """Return how many of the replica's `streams` are for this activator, which is one of `members`: the credit that
         it was told, else a share.
         """
         is_told = self._told is not None and now_s - self._told_s < TOLD_S
-        part = self._told if self._told is not None and is_told else share(streams, members)
+        part = self._told if self._told is not None and is_told else equal_share(streams, members)
         return min(part, streams)
 
     def limit(self, streams: int, members: int, running: int, now_s: float) -> int:
         """Return how many requests this activator may have at the replica now: its part, unless the replica refused one
         or may be tried. It has `running` there.
         """
-        limit = self.part(streams, members, now_s)
+        limit = self.credited_slots(streams, members, now_s)
         if now_s < self._paused_until_s:
             limit = min(limit, running)
         elif self._may_try(limit, running, now_s):
@@ -72,7 +72,7 @@ class Credit:
             limit = min(limit, running + 1)
         return min(limit, streams)
 
-    def changes_s(self, now_s: float) -> float:
+    def next_change_s(self, now_s: float) -> float:
         """Return when `limit` may change although the replica tells nothing; inf if never."""
         times = (self._paused_until_s, self._told_s + TOLD_S, self._sent_s + TRY_S)
         return min((time_s for time_s in times if time_s > now_s), default=inf)

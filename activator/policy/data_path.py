@@ -12,7 +12,7 @@ _PROBE: Final = b"k-network-probe"
 _HASH: Final = b"k-network-hash"
 
 
-class Said(NamedTuple):
+class ProbeResponse(NamedTuple):
     """The answer to a probe."""
 
     status: int
@@ -20,7 +20,7 @@ class Said(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def revision_of(headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
+def parse_revision(headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
     """Namespace and name, by the headers that a gateway adds, else by a host REVISION.NAMESPACE.svc.DOMAIN."""
     namespace, name = headers.get(b"knative-serving-namespace"), headers.get(b"knative-serving-revision")
     if namespace and name:
@@ -29,14 +29,22 @@ def revision_of(headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
     return (labels[1], labels[0]) if len(labels) == 4 and labels[2] == "svc" else None
 
 
-def answer_to_probe(headers: Mapping[bytes, bytes], *, is_ready: bool) -> Said | None:
+def answer_to_probe(headers: Mapping[bytes, bytes], *, is_ready: bool) -> ProbeResponse | None:
     """Of a kubelet, of an autoscaler, of a gateway's prober; None to what is no probe."""
     if headers.get(b"user-agent", b"").startswith(b"kube-probe/") or headers.get(b"k-kubelet-probe"):
-        return Said(200) if is_ready else Said(500, b"not ready")
+        return ProbeResponse(200) if is_ready else ProbeResponse(500, b"not ready")
     asked = headers.get(_PROBE)
     if not asked:
         return None
     if asked == b"probe":
         seen = headers.get(_HASH)
-        return Said(200, headers=((_HASH, seen),)) if seen else Said(400, b"a probe without K-Network-Hash")
-    return Said(200, ACTIVATOR) if asked == ACTIVATOR else Said(400, b"K-Network-Probe must be activator or probe")
+        return (
+            ProbeResponse(200, headers=((_HASH, seen),))
+            if seen
+            else ProbeResponse(400, b"a probe without K-Network-Hash")
+        )
+    return (
+        ProbeResponse(200, ACTIVATOR)
+        if asked == ACTIVATOR
+        else ProbeResponse(400, b"K-Network-Probe must be activator or probe")
+    )

@@ -28,7 +28,7 @@ class AddressLimits:
     sources: int = 16_384
 
 
-class Addresses:
+class AddressLimiter:
     """All sources. Times are seconds of one clock that never steps back."""
 
     def __init__(self, limits: AddressLimits) -> None:
@@ -37,7 +37,7 @@ class Addresses:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that passed last comes last
 
     def __repr__(self) -> str:
-        return f"<Addresses connected={len(self._open)} known={len(self._buckets)}>"
+        return f"<AddressLimiter connected={len(self._open)} known={len(self._buckets)}>"
 
     def source(self, address: str) -> str | None:
         """Who is counted; None for one of our own."""
@@ -53,7 +53,7 @@ class Addresses:
     def try_open(self, source: str, now_s: float) -> bool:
         """Take a place and a request's worth for a connection; False where either is used up."""
         count = self._open.get(source, 0)
-        if count >= self.limits.connections or self.asks(source, now_s) is not None:
+        if count >= self.limits.connections or self.check_request_rate(source, now_s) is not None:
             return False
         self._open[source] = count + 1
         return True
@@ -64,7 +64,7 @@ class Addresses:
         if left:
             self._open[source] = left
 
-    def asks(self, source: str, now_s: float) -> float | None:
+    def check_request_rate(self, source: str, now_s: float) -> float | None:
         """Count a request. None where it may pass; otherwise the seconds after which one may, and it is not counted."""
         rate = self.limits.rate
         bucket = self._buckets.get(source) or TokenBucket()

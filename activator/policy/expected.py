@@ -14,12 +14,12 @@ from activator.keys import VersionKey
 from contracts.control import StartProblem
 from contracts.forecast import Forecast, StartRow
 
-LEAST: Final = 8  # answers, before a pace is known
-HALVED: Final = 64  # answers, after which those before count for half
+MIN_ANSWERS: Final = 8  # answers, before a pace is known
+HALVING_ANSWERS: Final = 64  # answers, after which those before count for half
 OVERDUE_S: Final = 30.0  # after which a start that should be over is one of which nothing is known
 
 
-class Measured(NamedTuple):
+class MeasuredThroughput(NamedTuple):
     """Of answers: tokens that a slot computed in a second, and how many for each that was estimated. Both over 0."""
 
     tokens_per_s: float
@@ -27,7 +27,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pace:
+class Throughput:
     """How fast the slots of one version come free. Times are monotonic seconds."""
 
     running: int = 0
@@ -37,12 +37,12 @@ class Pace:
     _took: float = 0.0  # as they were
     _answers: int = 0
 
-    def took(self, now: float) -> None:
+    def record_grant(self, now: float) -> None:
         """A slot was given out."""
         self._advance(now)
         self.running += 1
 
-    def came_back(self, now: float, tokens: int, took: int) -> None:
+    def record_release(self, now: float, tokens: int, took: int) -> None:
         """A slot is free again, of a request of so many estimated tokens, which took so many; 0 without an answer."""
         self._advance(now)
         self.running -= 1
@@ -51,11 +51,11 @@ class Pace:
         self._tokens += tokens
         self._took += took
         self._answers += 1
-        if self._answers >= HALVED:
+        if self._answers >= HALVING_ANSWERS:
             self._held_s, self._tokens, self._took = self._held_s / 2, self._tokens / 2, self._took / 2
             self._answers //= 2
 
-    def lost(self, now: float, slots: int) -> None:
+    def record_lost_slots(self, now: float, slots: int) -> None:
         """So many slots that were taken are no more."""
         self._advance(now)
         self.running -= slots
@@ -64,22 +64,22 @@ class Pace:
         """Return the throughput of this many slots while all are taken; never 0. None if it is unknown: there were too
         few answers, or there is no slot because every replica drains or rests.
         """
-        if slots <= 0 or self._answers < LEAST or self._held_s <= 0:
+        if slots <= 0 or self._answers < MIN_ANSWERS or self._held_s <= 0:
             return None
         return self._tokens / self._held_s * slots
 
-    def measured(self) -> Measured | None:
+    def measured(self) -> MeasuredThroughput | None:
         """None while no pace is known."""
-        if self._answers < LEAST or self._held_s <= 0:
+        if self._answers < MIN_ANSWERS or self._held_s <= 0:
             return None
-        return Measured(self._took / self._held_s, self._took / self._tokens)
+        return MeasuredThroughput(self._took / self._held_s, self._took / self._tokens)
 
     def answer_s(self, tokens: int) -> float:
         """Return how long an answer of so many estimated tokens takes; 0 while the throughput is unknown.
 
         The estimate is the most that the answer may have. So the result is at most twice the mean of all answers.
         """
-        if self._answers < LEAST or self._held_s <= 0:
+        if self._answers < MIN_ANSWERS or self._held_s <= 0:
             return 0.0
         return min(tokens / self._tokens, 2 / self._answers) * self._held_s
 
@@ -89,7 +89,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class WaitEstimate:
     """What a waiting client is told; None if unknown.
 
     `bytes_to_bring` are still to be loaded, the slowest of them from `tier`. `problem` is why no replica starts.
@@ -107,22 +107,22 @@ class Outlook:
         return told + ("" if self.problem is None else f" reason={self.problem.reason}")
 
 
-UNKNOWN: Final = Outlook()
+UNKNOWN: Final = WaitEstimate()
 
 
 @dataclass(slots=True)
-class Starts:
+class StartForecasts:
     """When versions at zero are expected to serve, as the control plane forecasts it. Times are monotonic seconds."""
 
     _at_zero_s: dict[VersionKey, float] = field(default_factory=dict)  # how long a start would take
     _under_way: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # when it is over, as was said
     _problems: dict[VersionKey, StartProblem] = field(default_factory=dict)  # why a version does not start
 
-    def stands(self, key: VersionKey, row: StartRow) -> None:
+    def set_start_duration(self, key: VersionKey, row: StartRow) -> None:
         """Record how long a start of this version, which is at zero, would take."""
         self._at_zero_s[key] = row.start_ms / 1000
 
-    def under_way(self, key: VersionKey, forecast: Forecast, now: float) -> None:
+    def set_forecast(self, key: VersionKey, forecast: Forecast, now: float) -> None:
         """Record that the version starts, and when it is expected to be ready."""
         self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
 
@@ -142,7 +142,7 @@ class Starts:
         for key in [key for key in self._under_way if (key.tenant, key.version) == (tenant, version)]:
             del self._under_way[key]
 
-    def served(self, key: VersionKey) -> None:
+    def clear_version(self, key: VersionKey) -> None:
         """Forget all forecasts and problems of a version that has a replica."""
         self._under_way.pop(key, None)
         self._at_zero_s.pop(key, None)
@@ -157,15 +157,15 @@ class Starts:
         self._at_zero_s.clear()
         self._problems.clear()
 
-    def outlook(self, key: VersionKey, now: float) -> Outlook:
+    def wait_estimate(self, key: VersionKey, now: float) -> WaitEstimate:
         """Return what a request that waits for the first replica is told."""
         problem = self._problems.get(key)
         if (start := self._under_way.get(key)) is not None:
             ready_at_s, said = start
             if now <= ready_at_s + OVERDUE_S:
-                return Outlook(max(0.0, ready_at_s - now), said.bytes_to_bring, said.tier, problem)
+                return WaitEstimate(max(0.0, ready_at_s - now), said.bytes_to_bring, said.tier, problem)
             del self._under_way[key]
-        return Outlook(self._at_zero_s.get(key), problem=problem)
+        return WaitEstimate(self._at_zero_s.get(key), problem=problem)
 
 
 def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
@@ -173,12 +173,12 @@ def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
     return None if tokens_per_s is None else tokens_before / tokens_per_s
 
 
-def comes_too_late(wait_s: float | None, remaining_s: float) -> bool:
+def is_too_late(wait_s: float | None, remaining_s: float) -> bool:
     """Whether it is known that the wait lasts longer than there is time."""
     return wait_s is not None and wait_s > remaining_s
 
 
-def for_caller(problem: StartProblem, is_owner: bool) -> StartProblem:
+def redact_for_caller(problem: StartProblem, is_owner: bool) -> StartProblem:
     """Return what a caller may read. A guest of another tenant's model gets only the reason."""
     if is_owner:
         return problem

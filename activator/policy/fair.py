@@ -14,16 +14,16 @@ from dataclasses import InitVar, dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
-from activator.policy.ask import WEIGHTS, Ask, Rank
-from activator.policy.bounds import UNBOUNDED, Bound, Load
-from activator.policy.crowd import Crowd
+from activator.policy.ask import WEIGHTS, PriorityClass, QueuedRequest
+from activator.policy.bounds import UNBOUNDED, QueueLimit, QueueUsage
+from activator.policy.crowd import ShedOrder
 
 T = TypeVar("T")
 K = TypeVar("K")
 
 FINEST: Final = 16  # a second has so many; who has the same sixteenth is not before
 LEVELS: Final = 4  # the coarsest is 256 s, of which there are few: a deadline is not days away
-KEPT: Final = 4096  # tenants whose counters outlast their requests: who leaves and comes back sheds no debt
+MAX_COUNTERS: Final = 4096  # tenants whose counters outlast their requests: who leaves and comes back sheds no debt
 
 
 def _levels() -> tuple[dict[int, int], ...]:
@@ -31,7 +31,7 @@ def _levels() -> tuple[dict[int, int], ...]:
 
 
 @dataclass(slots=True)
-class Tally:
+class DeadlineIndex:
     """Tokens by the deadline of who asks for them: how many have less time than one, without a look at each.
 
     A tree of sixteen branches: sums by the sixteenth of a second, the second, sixteen seconds, and so on. Deadlines are
@@ -65,12 +65,12 @@ class Tally:
         return sum(self._sums[-1].values())
 
 
-def _anybody(_: str) -> bool:
+def _admit_all(_: str) -> bool:
     return True
 
 
 @dataclass(slots=True)
-class Counters(Generic[K]):
+class VirtualCounters(Generic[K]):
     """What each was given."""
 
     _given: dict[K, float] = field(default_factory=dict)  # who joined last is last
@@ -83,10 +83,10 @@ class Counters(Generic[K]):
     def join(self, key: K) -> None:
         """It begins to wait."""
         self._given[key] = max(self._given.pop(key, 0.0), self._floor)
-        if len(self._given) > KEPT:
+        if len(self._given) > MAX_COUNTERS:
             del self._given[next(iter(self._given))]
 
-    def pass_by(self, key: K, amount: float) -> None:
+    def charge_immediate(self, key: K, amount: float) -> None:
         """It is served without having waited: `join` and `give`, in one step."""
         began = self._given.pop(key, 0.0)
         if began > self._floor:
@@ -94,7 +94,7 @@ class Counters(Generic[K]):
         else:
             began = self._floor
         self._given[key] = began + amount
-        if len(self._given) > KEPT:
+        if len(self._given) > MAX_COUNTERS:
             del self._given[next(iter(self._given))]
 
     def give(self, key: K, amount: float) -> None:
@@ -110,11 +110,11 @@ class Counters(Generic[K]):
 
 
 @dataclass(slots=True, eq=False)
-class Place(Generic[T]):
+class QueueEntry(Generic[T]):
     """Where one waits. `arrival` is its number in that queue."""
 
     entry: T
-    ask: Ask
+    queued_request: QueuedRequest
     deadline_s: float
     arrival: int
     home: "FairQueue[T]"
@@ -125,42 +125,42 @@ class Place(Generic[T]):
 class _Backlog(Generic[T]):
     """What waits of one tenant in one rank; who left is skipped when its turn comes."""
 
-    heap: list[tuple[float, int, int, Place[T]]] = field(default_factory=list)  # by deadline, then by arrival
+    heap: list[tuple[float, int, int, QueueEntry[T]]] = field(default_factory=list)  # by deadline, then by arrival
     waiting: int = 0
     pushed: int = 0  # tells an entry that was put back from the item that it left in the heap
-    tally: Tally = field(default_factory=Tally)
+    tally: DeadlineIndex = field(default_factory=DeadlineIndex)
 
-    def push(self, place: Place[T]) -> None:
+    def push(self, place: QueueEntry[T]) -> None:
         self.waiting += 1
         self.pushed += 1
         heappush(self.heap, (place.deadline_s, place.arrival, self.pushed, place))
-        self.tally.add(place.deadline_s, cost(place.ask.tokens))
+        self.tally.add(place.deadline_s, cost(place.queued_request.tokens))
 
-    def pop(self) -> Place[T]:
+    def pop(self) -> QueueEntry[T]:
         while (place := heappop(self.heap)[-1]).left:
             pass
-        self._less(place)
+        self._subtract(place)
         return place
 
-    def forget(self, place: Place[T]) -> None:
+    def forget(self, place: QueueEntry[T]) -> None:
         """It has left."""
         place.left = True
-        self._less(place)
+        self._subtract(place)
         if len(self.heap) > 2 * self.waiting + 16:
             self.heap = [item for item in self.heap if not item[-1].left]
             heapify(self.heap)
 
-    def _less(self, place: Place[T]) -> None:
+    def _subtract(self, place: QueueEntry[T]) -> None:
         self.waiting -= 1
-        self.tally.add(place.deadline_s, -cost(place.ask.tokens))
+        self.tally.add(place.deadline_s, -cost(place.queued_request.tokens))
 
 
 @dataclass(slots=True)
-class _Lane(Generic[T]):
+class _PriorityLane(Generic[T]):
     """One rank: its tenants, and what they were given in it."""
 
     tenants: dict[str, _Backlog[T]] = field(default_factory=dict)  # those that wait
-    given: Counters[str] = field(default_factory=Counters)
+    given: VirtualCounters[str] = field(default_factory=VirtualCounters)
 
 
 @dataclass(slots=True)
@@ -170,152 +170,169 @@ class FairQueue(Generic[T]):
     `put` and `discard` take logarithmic time, `take` also time linear in the tenants that wait for this version.
     """
 
-    shared: Crowd[Place[T]]  # of all queues together
-    bound: InitVar[Bound] = UNBOUNDED
-    crowd: Crowd[Place[T]] = field(init=False)
-    _places: dict[T, Place[T]] = field(default_factory=dict)
-    _lanes: dict[Rank, _Lane[T]] = field(init=False)
-    _given: Counters[Rank] = field(default_factory=Counters)
+    shared_shed_order: ShedOrder[QueueEntry[T]]  # of all queues together
+    bound: InitVar[QueueLimit] = UNBOUNDED
+    shed_order: ShedOrder[QueueEntry[T]] = field(init=False)
+    _places: dict[T, QueueEntry[T]] = field(default_factory=dict)
+    _priority_lanes: dict[PriorityClass, _PriorityLane[T]] = field(init=False)
+    _given: VirtualCounters[PriorityClass] = field(default_factory=VirtualCounters)
     _arrivals: int = 0
 
-    def __post_init__(self, bound: Bound) -> None:
-        self.crowd = Crowd(bound)
-        self._lanes = {rank: _Lane() for rank in Rank}
+    def __post_init__(self, bound: QueueLimit) -> None:
+        self.shed_order = ShedOrder(bound)
+        self._priority_lanes = {priority_class: _PriorityLane() for priority_class in PriorityClass}
 
     def __len__(self) -> int:
         return len(self._places)
 
     @property
-    def own(self) -> Load:
+    def queue_usage(self) -> QueueUsage:
         """What waits here; to be read, not kept."""
-        return self.crowd.loads.in_all
+        return self.shed_order.loads.in_all
 
-    def put(self, entry: T, ask: Ask, deadline_s: float) -> None:
+    def put(self, entry: T, queued_request: QueuedRequest, deadline_s: float) -> None:
         """An entry waits at most once."""
         assert entry not in self._places
         self._arrivals += 1
-        self._stand(Place(entry, ask, deadline_s, self._arrivals, self))
+        self._insert(QueueEntry(entry, queued_request, deadline_s, self._arrivals, self))
 
-    def put_first(self, entry: T, ask: Ask, deadline_s: float) -> None:
+    def put_first(self, entry: T, queued_request: QueuedRequest, deadline_s: float) -> None:
         """Put an entry back that `take` gave out and that was not served, and undo its charge. It comes before all
         others of its tenant, rank and deadline.
         """
         assert entry not in self._places
-        self._given.correct(ask.rank, -cost(ask.tokens) / WEIGHTS[ask.rank])
-        self._lanes[ask.rank].given.correct(ask.tenant, -cost(ask.tokens) / ask.weight)
-        self._stand(Place(entry, ask, deadline_s, 0, self))
+        self._given.correct(
+            queued_request.priority_class, -cost(queued_request.tokens) / WEIGHTS[queued_request.priority_class]
+        )
+        self._priority_lanes[queued_request.priority_class].given.correct(
+            queued_request.tenant, -cost(queued_request.tokens) / queued_request.weight
+        )
+        self._insert(QueueEntry(entry, queued_request, deadline_s, 0, self))
 
-    def put_back(self, place: Place[T]) -> None:
+    def put_back(self, place: QueueEntry[T]) -> None:
         """Put a discarded entry back at its former place. For shedding it counts as the newest."""
-        self._stand(Place(place.entry, place.ask, place.deadline_s, place.arrival, self))
+        self._insert(QueueEntry(place.entry, place.queued_request, place.deadline_s, place.arrival, self))
 
-    def take(self, may_take: Callable[[str], bool] = _anybody) -> tuple[T, Ask] | None:
+    def take(self, may_take: Callable[[str], bool] = _admit_all) -> tuple[T, QueuedRequest] | None:
         """Take out the next entry of a tenant that `may_take` admits, and charge its tenant and rank. Return None if no
         such tenant waits.
         """
-        open_to = {rank: [name for name in lane.tenants if may_take(name)] for rank, lane in self._lanes.items()}
-        rank = min((rank for rank, tenants in open_to.items() if tenants), key=self._given.of, default=None)
-        if rank is None:
+        open_to = {
+            priority_class: [name for name in lane.tenants if may_take(name)]
+            for priority_class, lane in self._priority_lanes.items()
+        }
+        priority_class = min(
+            (priority_class for priority_class, tenants in open_to.items() if tenants), key=self._given.of, default=None
+        )
+        if priority_class is None:
             return None
-        lane = self._lanes[rank]
-        tenant = min(open_to[rank], key=lane.given.of)
+        lane = self._priority_lanes[priority_class]
+        tenant = min(open_to[priority_class], key=lane.given.of)
         place = lane.tenants[tenant].pop()
-        self._give(place.ask)
-        self._left(place)
-        return place.entry, place.ask
+        self._charge(place.queued_request)
+        self._remove_entry(place)
+        return place.entry, place.queued_request
 
     def waiting_of(self, tenant: str) -> int:
         """Return how many requests of the tenant wait."""
-        return self.crowd.loads.of(tenant).entries
+        return self.shed_order.loads.of(tenant).entries
 
     def weight_of(self, tenant: str) -> int:
         """Return the weight of a tenant that has requests in the queue."""
-        backlogs = (lane.tenants.get(tenant) for lane in self._lanes.values())
-        return next(backlog.heap[0][-1].ask.weight for backlog in backlogs if backlog is not None)
+        backlogs = (lane.tenants.get(tenant) for lane in self._priority_lanes.values())
+        return next(backlog.heap[0][-1].queued_request.weight for backlog in backlogs if backlog is not None)
 
     def tenants(self) -> set[str]:
         """Return the tenants that have requests in the queue."""
-        return {tenant for lane in self._lanes.values() for tenant in lane.tenants}
+        return {tenant for lane in self._priority_lanes.values() for tenant in lane.tenants}
 
-    def tokens_before(self, ask: Ask, deadline_s: float) -> int:
+    def tokens_before(self, queued_request: QueuedRequest, deadline_s: float) -> int:
         """Return the tokens that are certainly served first: those of its tenant and rank with an earlier deadline.
 
         This is the least: requests of other tenants are served in between.
         """
-        backlog = self._lanes[ask.rank].tenants.get(ask.tenant)
+        backlog = self._priority_lanes[queued_request.priority_class].tenants.get(queued_request.tenant)
         return 0 if backlog is None else backlog.tally.before(deadline_s)
 
-    def in_turn(self) -> Iterator[list[Place[T]]]:
+    def entries_by_backlog(self) -> Iterator[list[QueueEntry[T]]]:
         """Yield the places of each tenant and rank, in the order of their deadlines."""
-        for lane in self._lanes.values():
+        for lane in self._priority_lanes.values():
             for backlog in lane.tenants.values():
                 yield [place for *_, place in sorted(backlog.heap) if not place.left]
 
-    def tokens_of(self, tenant: str, rank: Rank) -> int:
+    def tokens_of(self, tenant: str, priority_class: PriorityClass) -> int:
         """Return the queued tokens of a tenant at this rank or a more urgent one."""
-        backlogs = (lane.tenants.get(tenant) for each, lane in self._lanes.items() if each >= rank)
+        backlogs = (lane.tenants.get(tenant) for each, lane in self._priority_lanes.items() if each >= priority_class)
         return sum(backlog.tally.total() for backlog in backlogs if backlog is not None)
 
-    def pass_by(self, ask: Ask) -> None:
+    def charge_immediate(self, queued_request: QueuedRequest) -> None:
         """Charge a request that gets its slot without waiting, because no waiting request may have that slot."""
-        tokens = cost(ask.tokens)
-        self._given.pass_by(ask.rank, tokens / WEIGHTS[ask.rank])
-        self._lanes[ask.rank].given.pass_by(ask.tenant, tokens / ask.weight)
+        tokens = cost(queued_request.tokens)
+        self._given.charge_immediate(queued_request.priority_class, tokens / WEIGHTS[queued_request.priority_class])
+        self._priority_lanes[queued_request.priority_class].given.charge_immediate(
+            queued_request.tenant, tokens / queued_request.weight
+        )
 
-    def settle(self, ask: Ask, tokens: int) -> None:
+    def settle(self, queued_request: QueuedRequest, tokens: int) -> None:
         """Correct the charge of a served request: it took `tokens`, not what was estimated."""
-        more = cost(tokens) - cost(ask.tokens)
-        self._given.correct(ask.rank, more / WEIGHTS[ask.rank])
-        self._lanes[ask.rank].given.correct(ask.tenant, more / ask.weight)
+        more = cost(tokens) - cost(queued_request.tokens)
+        self._given.correct(queued_request.priority_class, more / WEIGHTS[queued_request.priority_class])
+        self._priority_lanes[queued_request.priority_class].given.correct(
+            queued_request.tenant, more / queued_request.weight
+        )
 
     def discard(self, entry: T) -> bool:
         """Take it out wherever it stands; whether it was waiting."""
         place = self._places.get(entry)
         if place is None:
             return False
-        self._lanes[place.ask.rank].tenants[place.ask.tenant].forget(place)
-        self._left(place)
+        self._priority_lanes[place.queued_request.priority_class].tenants[place.queued_request.tenant].forget(place)
+        self._remove_entry(place)
         return True
 
     def check_integrity(self) -> None:
         """Loads are what waits; each entry stands in one backlog; no backlog is empty."""
-        assert len(self._places) == self.own.entries
-        backlogs = [backlog for lane in self._lanes.values() for backlog in lane.tenants.values()]
+        assert len(self._places) == self.queue_usage.entries
+        backlogs = [backlog for lane in self._priority_lanes.values() for backlog in lane.tenants.values()]
         standing = [item[-1].entry for backlog in backlogs for item in backlog.heap if not item[-1].left]
         assert sorted(map(id, standing)) == sorted(map(id, self._places))
         assert all(backlog.waiting > 0 for backlog in backlogs)
         assert sum(backlog.waiting for backlog in backlogs) == len(self._places)
-        self.crowd.check_integrity()
-        self.shared.check_integrity()
+        self.shed_order.check_integrity()
+        self.shared_shed_order.check_integrity()
 
-    def _stand(self, place: Place[T]) -> None:
+    def _insert(self, place: QueueEntry[T]) -> None:
         self._places[place.entry] = place
-        self._join(place.ask).push(place)
-        self.crowd.add(place)
-        self.shared.add(place)
+        self._join(place.queued_request).push(place)
+        self.shed_order.add(place)
+        self.shared_shed_order.add(place)
 
-    def _join(self, ask: Ask) -> _Backlog[T]:
-        lane = self._lanes[ask.rank]
+    def _join(self, queued_request: QueuedRequest) -> _Backlog[T]:
+        lane = self._priority_lanes[queued_request.priority_class]
         if not lane.tenants:
-            self._given.join(ask.rank)
-        backlog = lane.tenants.get(ask.tenant)
+            self._given.join(queued_request.priority_class)
+        backlog = lane.tenants.get(queued_request.tenant)
         if backlog is None:
-            lane.given.join(ask.tenant)
-            backlog = lane.tenants[ask.tenant] = _Backlog()
+            lane.given.join(queued_request.tenant)
+            backlog = lane.tenants[queued_request.tenant] = _Backlog()
         return backlog
 
-    def _give(self, ask: Ask) -> None:
-        self._given.give(ask.rank, cost(ask.tokens) / WEIGHTS[ask.rank])
-        self._lanes[ask.rank].given.give(ask.tenant, cost(ask.tokens) / ask.weight)
+    def _charge(self, queued_request: QueuedRequest) -> None:
+        self._given.give(
+            queued_request.priority_class, cost(queued_request.tokens) / WEIGHTS[queued_request.priority_class]
+        )
+        self._priority_lanes[queued_request.priority_class].given.give(
+            queued_request.tenant, cost(queued_request.tokens) / queued_request.weight
+        )
 
-    def _left(self, place: Place[T]) -> None:
-        ask = place.ask
+    def _remove_entry(self, place: QueueEntry[T]) -> None:
+        queued_request = place.queued_request
         del self._places[place.entry]
-        tenants = self._lanes[ask.rank].tenants
-        if not tenants[ask.tenant].waiting:
-            del tenants[ask.tenant]
-        self.crowd.remove(place)
-        self.shared.remove(place)
+        tenants = self._priority_lanes[queued_request.priority_class].tenants
+        if not tenants[queued_request.tenant].waiting:
+            del tenants[queued_request.tenant]
+        self.shed_order.remove(place)
+        self.shared_shed_order.remove(place)
 
 
 def cost(tokens: int) -> int:

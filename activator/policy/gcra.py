@@ -15,7 +15,7 @@ MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RateStatus:
     """Where a tenant stands with one of its limits per minute."""
 
     limit: int
@@ -34,21 +34,21 @@ class Bucket(TokenBucket):
         """Return the units that are free; negative if more was charged than had been held."""
         return limit - self.missing(MINUTE_S / limit, now_s) - self.held
 
-    def standing(self, limit: int, now_s: float, wait_s: float | None = None) -> Standing:
+    def rate_status(self, limit: int, now_s: float, wait_s: float | None = None) -> RateStatus:
         """Return where the tenant stands now."""
         remaining = max(0, floor(self.room(limit, now_s) + ROUNDING))
-        return Standing(limit, remaining, max(0.0, self.full_at_s - now_s), wait_s)
+        return RateStatus(limit, remaining, max(0.0, self.full_at_s - now_s), wait_s)
 
-    def hold(self, limit: int, units: int, now_s: float, needed: int | None = None) -> Standing:
+    def hold(self, limit: int, units: int, now_s: float, needed: int | None = None) -> RateStatus:
         """Hold `units` for a request if there is room for `needed` of them (None: for all). After success call
         `settle`.
         """
         needed = self.held + (units if needed is None else needed)
         wait_s = self.wait_s(needed, limit, MINUTE_S / limit, now_s)
         if wait_s:
-            return self.standing(limit, now_s, min(MINUTE_S, wait_s))
+            return self.rate_status(limit, now_s, min(MINUTE_S, wait_s))
         self.held += units
-        return self.standing(limit, now_s)
+        return self.rate_status(limit, now_s)
 
     def settle(self, limit: int, held: int, used: int, now_s: float) -> None:
         """A request that held so many used so many."""

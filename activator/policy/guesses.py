@@ -13,7 +13,7 @@ from contracts.bucket import TokenBucket
 
 
 @dataclass(frozen=True, slots=True)
-class GuessLimits:
+class FailedAuthLimits:
     """Failures and seconds."""
 
     burst: int = 20
@@ -35,17 +35,17 @@ class Penalty:
     is_first: bool  # the source has just used up its burst
 
 
-class Guesses:
+class FailedAuthLimiter:
     """All sources' buckets. Times are seconds of one clock that never steps back."""
 
-    def __init__(self, limits: GuessLimits | None = None) -> None:
-        self.limits = limits or GuessLimits()
+    def __init__(self, limits: FailedAuthLimits | None = None) -> None:
+        self.limits = limits or FailedAuthLimits()
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that failed last comes last
         self._held: dict[str, int] = {}
-        self.held_in_all = 0
+        self.total_held = 0
 
     def __repr__(self) -> str:
-        return f"<Guesses sources={len(self._buckets)} held={self.held_in_all}>"
+        return f"<FailedAuthLimiter sources={len(self._buckets)} held={self.total_held}>"
 
     def failed(self, source: str, now_s: float) -> Penalty | None:
         """Count a failure. None within the burst."""
@@ -65,23 +65,23 @@ class Guesses:
     def try_hold(self, source: str) -> bool:
         """Take a place for an answer that is held back; False where all are taken."""
         of_one = self._held.get(source, 0)
-        if of_one >= self.limits.held_of_one or self.held_in_all >= self.limits.held:
+        if of_one >= self.limits.held_of_one or self.total_held >= self.limits.held:
             return False
         self._held[source] = of_one + 1
-        self.held_in_all += 1
+        self.total_held += 1
         return True
 
-    def let_go(self, source: str) -> None:
+    def release_hold(self, source: str) -> None:
         """Give the place back."""
         left = self._held.pop(source) - 1
         if left:
             self._held[source] = left
-        self.held_in_all -= 1
+        self.total_held -= 1
 
     def check_integrity(self) -> None:
         """Bounds hold, and the places that are taken add up."""
         assert len(self._buckets) <= self.limits.sources
-        assert sum(self._held.values()) == self.held_in_all <= self.limits.held
+        assert sum(self._held.values()) == self.total_held <= self.limits.held
         assert all(0 < count <= self.limits.held_of_one for count in self._held.values())
 
 

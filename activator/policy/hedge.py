@@ -30,7 +30,7 @@ LIMITS: Final = HedgeLimits()
 Of = TypeVar("Of", bound=Hashable)
 
 
-class FirstFrames(Generic[Of]):
+class FirstFrameLatencies(Generic[Of]):
     """How long warm requests waited for their first frame once they were sent, for each kind of them."""
 
     def __init__(self, limits: HedgeLimits = LIMITS) -> None:
@@ -38,9 +38,9 @@ class FirstFrames(Generic[Of]):
         self._windows: OrderedDict[Of, SlidingQuantile] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<FirstFrames kinds={len(self._windows)}>"
+        return f"<FirstFrameLatencies kinds={len(self._windows)}>"
 
-    def took(self, kind: Of, seconds: float) -> None:
+    def record_first_frame(self, kind: Of, seconds: float) -> None:
         """One has come."""
         window = self._windows.get(kind)
         if window is None:

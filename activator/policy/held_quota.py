@@ -13,7 +13,7 @@ RENEW_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTerms:
     """How a kind of quota is leased."""
 
     leased_s: float  # for which the store keeps a lease of an activator that is silent
@@ -29,11 +29,11 @@ class Terms:
 
 
 # Requests end, and come back. What is spent never comes back, and without the store others may spend what is left.
-PLACES: Final = Terms(5.0, 4.0, 0.1, parts=20, renews_most=True, shares_alone=True)
-BUDGETS: Final = Terms(60.0, 50.0, 0.2, parts=100, renews_most=False, shares_alone=False)
+PLACES: Final = LeaseTerms(5.0, 4.0, 0.1, parts=20, renews_most=True, shares_alone=True)
+BUDGETS: Final = LeaseTerms(60.0, 50.0, 0.2, parts=100, renews_most=False, shares_alone=False)
 
 
-class Use(NamedTuple):
+class QuotaUsage(NamedTuple):
     """What is used of a quota."""
 
     own: int  # here, without what is in `known`
@@ -42,11 +42,11 @@ class Use(NamedTuple):
     period: str = ""  # for which the quota is; each has one of its own
 
 
-class Question(NamedTuple):
+class LeaseRequest(NamedTuple):
     """What the store is asked: as much of `want` as others leave, and `least` in any case."""
 
-    use: Use
-    least: int
+    use: QuotaUsage
+    must_keep: int
     want: int
     sent_s: float
 
@@ -55,7 +55,7 @@ class Question(NamedTuple):
 class HeldQuota:
     """One tenant's. Times are seconds of this process's clock."""
 
-    terms: Terms
+    terms: LeaseTerms
     units: int = 0  # leased, of which `handed_over` says what is known since
     handed_over: int = 0  # when so much was leased
     period: str = ""
@@ -63,40 +63,42 @@ class HeldQuota:
     quiet_until_s: float = -inf
     most: int = 0  # in use at once since the last renewal; 0: nobody came
 
-    def try_use(self, use: Use, units: int, now_s: float) -> bool:
+    def try_use(self, use: QuotaUsage, units: int, now_s: float) -> bool:
         """Return whether the lease covers so many more, which are in use from now on."""
         if now_s >= self.ends_s or use.own + units > self.left(use):
             return False
         self.most = max(self.most, use.own + units)
         return True
 
-    def left(self, use: Use) -> int:
+    def left(self, use: QuotaUsage) -> int:
         """Return how much of the lease is for what is in use here."""
         return max(0, self.units - (use.handed_over - self.handed_over)) if use.period == self.period else 0
 
-    def ask(self, use: Use, limit: int, waiting: int, now_s: float) -> Question:
-        """Return the question for requests that wait for so many units. `told` is owed, unless no answer comes."""
+    def ask(self, use: QuotaUsage, limit: int, waiting: int, now_s: float) -> LeaseRequest:
+        """Return the question for requests that wait for so many units. `record_grant` is owed, unless no
+        answer comes.
+        """
         return self._question(use, limit, use.own + waiting + self.terms.ahead(limit), now_s)
 
-    def renewal(self, use: Use, limit: int, now_s: float) -> Question:
+    def renewal(self, use: QuotaUsage, limit: int, now_s: float) -> LeaseRequest:
         """Return the question that renews the lease while no request waits."""
         most, self.most = self.most, 0
         if self.terms.renews_most:
             return self._question(use, limit, most, now_s)
         return self._question(use, limit, use.own + (self.terms.ahead(limit) if most else 0), now_s)
 
-    def told(self, question: Question, granted: int, now_s: float) -> None:
+    def record_grant(self, question: LeaseRequest, granted: int, now_s: float) -> None:
         """Take in the store's answer. Others have the rest where it grants less than was wanted."""
         self.units, self.handed_over, self.period = granted, question.use.handed_over, question.use.period
         self.ends_s = question.sent_s + self.terms.good_s
         if granted < question.want:
             self.quiet_until_s = now_s + self.terms.quiet_s
 
-    def is_idle(self, use: Use) -> bool:
+    def is_idle(self, use: QuotaUsage) -> bool:
         """Return whether it tells no more than a new one would."""
         return not (use.own or self.units)
 
-    def _question(self, use: Use, limit: int, want: int, now_s: float) -> Question:
+    def _question(self, use: QuotaUsage, limit: int, want: int, now_s: float) -> LeaseRequest:
         """Ask for no more than can be had. What goes back is not used any more, since others may have it before the
         answer comes. The rest may be in use by then. Of what is spent for good it stays leased: what is known grows
         before the lease that it was of shrinks. Requests come back to their places, and would keep them for ever, also
@@ -106,9 +108,9 @@ class HeldQuota:
         self.units = min(self.left(use), want)
         self.handed_over = use.handed_over
         is_kept = now_s < self.ends_s and not self.terms.renews_most
-        return Question(use, max(use.own, self.units) if is_kept else use.own, want, now_s)
+        return LeaseRequest(use, max(use.own, self.units) if is_kept else use.own, want, now_s)
 
 
-def share(limit: int, members: int) -> int:
+def equal_share(limit: int, members: int) -> int:
     """Return what one activator has that can ask nobody."""
     return max(1, limit // members)

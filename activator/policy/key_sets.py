@@ -18,7 +18,7 @@ Name = tuple[str, str]  # kid, algorithm
 Jwk = Mapping[str, object]
 
 
-def usable(document: object, algorithms: frozenset[str]) -> dict[Name, Jwk]:
+def usable_keys(document: object, algorithms: frozenset[str]) -> dict[Name, Jwk]:
     """The public part of each key that has a name, is for signatures and fits an algorithm; of two with one name the
     first. Other members are passed over, as they may be of a later time. Raises ValueError for what is no key set.
     """

@@ -10,39 +10,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from activator.policy.ask import Rank
+from activator.policy.ask import PriorityClass
 from contracts.errors import Internal
-from contracts.ladder import CapOutput, Rung
+from contracts.ladder import CapOutput, DegradationStep
 from contracts.traffic_errors import Overloaded
 
-PATIENCE: Final = {Rank.BATCH: 0.25, Rank.STANDARD: 0.5, Rank.INTERACTIVE: 1.0}  # of the wait that a step asks for
-RELIEF: Final = 0.5  # of a wait, above which a shorter one is none
+PATIENCE: Final = {
+    PriorityClass.BATCH: 0.25,
+    PriorityClass.STANDARD: 0.5,
+    PriorityClass.INTERACTIVE: 1.0,
+}  # of the wait that a step asks for
+RELIEF_RATIO: Final = 0.5  # of a wait, above which a shorter one is none
 HOLD_S: Final = 5.0  # that a wait counts after it was seen last
-KEPT: Final = 4096  # waits, of which there is one for each that calls
+MAX_WAITS: Final = 4096  # waits, of which there is one for each that calls
 
 K = TypeVar("K")
 
 
-def reached(ladder: Sequence[Rung], wait_s: float, rank: Rank, *, is_start: bool = False) -> tuple[Rung, ...]:
+def steps_for_wait(
+    ladder: Sequence[DegradationStep], wait_s: float, priority_class: PriorityClass, *, is_start: bool = False
+) -> tuple[DegradationStep, ...]:
     """Steps that such a wait asks for, as they are tried in turn. Of a start a shorter answer spares nothing."""
-    patience = PATIENCE[rank]
+    patience = PATIENCE[priority_class]
     return tuple(
-        rung
-        for rung in reversed(ladder)
-        if rung.wait_s is not None
-        and wait_s >= rung.wait_s * patience
-        and not (is_start and isinstance(rung, CapOutput))
+        step
+        for step in reversed(ladder)
+        if step.wait_s is not None
+        and wait_s >= step.wait_s * patience
+        and not (is_start and isinstance(step, CapOutput))
     )
 
 
-def relieved(status: int, code: str) -> bool:
+def is_recoverable(status: int, code: str) -> bool:
     """Whether a refusal is of a kind that another way may spare: what is busy, away or too slow, not what is wrong."""
     return status >= 500 and code != Internal.code
 
 
-def spares(rung: Rung, code: str) -> bool:
+def helps_against(step: DegradationStep, code: str) -> bool:
     """Whether the step may help who is refused with that code. A shorter answer is no help where none begins."""
-    return code == Overloaded.code if isinstance(rung, CapOutput) else True
+    return code == Overloaded.code if isinstance(step, CapOutput) else True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class Waits(Generic[K]):
+class WaitHysteresis(Generic[K]):
     """What each may expect to wait, so that who is at the edge of a step does not go up and down with every request: a
     longer wait counts at once, a shorter one once no more than half of it was seen for a while.
     """
@@ -66,7 +72,7 @@ class Waits(Generic[K]):
         """The wait that counts, of one that is seen now. Seconds of one clock that never steps back."""
         held = self._seen.get(key)
         if held is not None and wait_s < held.wait_s:
-            if wait_s > held.wait_s * RELIEF:
+            if wait_s > held.wait_s * RELIEF_RATIO:
                 self._seen[key] = _Seen(held.wait_s, now_s)
                 return held.wait_s
             if now_s - held.at_s < HOLD_S:
@@ -74,6 +80,6 @@ class Waits(Generic[K]):
         self._seen.pop(key, None)
         if wait_s > 0:
             self._seen[key] = _Seen(wait_s, now_s)
-            if len(self._seen) > KEPT:
+            if len(self._seen) > MAX_WAITS:
                 del self._seen[next(iter(self._seen))]
         return wait_s

@@ -23,7 +23,7 @@ _DIGITS: Final = 32  # hex, of `once`: 128 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnswerKey:
     """What a tenant asked. `name` is that of the key alone, if there is one, `once` also of what was asked."""
 
     tenant: str
@@ -42,7 +42,7 @@ def read_key(given: Sequence[bytes]) -> bytes:
     return given[0]
 
 
-def asked(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes]) -> Asked:
+def derive_answer_key(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes]) -> AnswerKey:
     """`parts` are all that the answer depends on: two requests with equal ones are the same request.
 
     A request without a key has its fingerprint for a name.
@@ -50,7 +50,7 @@ def asked(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes])
     fingerprint = _digest(secret, b"asked", parts)
     whose = tenant.encode(), key or b""
     once = _digest(secret, b"once", (*whose, fingerprint)).hex()[:_DIGITS]
-    return Asked(tenant, fingerprint if key is None else _digest(secret, b"name", whose), fingerprint, once)
+    return AnswerKey(tenant, fingerprint if key is None else _digest(secret, b"name", whose), fingerprint, once)
 
 
 def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
@@ -63,7 +63,7 @@ def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class OnceLimits:
+class AnswerStoreLimits:
     """How long answers are kept, and how many: of one tenant, and in all."""
 
     ttl_s: float = 86_400.0
@@ -74,12 +74,12 @@ class OnceLimits:
     nbytes: int = 128 << 20
 
 
-DEFAULT_LIMITS: Final = OnceLimits()
-CACHE_LIMITS: Final = OnceLimits(ttl_s=300.0, answer_bytes=1 << 20, tenant_bytes=16 << 20, nbytes=64 << 20)
+DEFAULT_LIMITS: Final = AnswerStoreLimits()
+CACHE_LIMITS: Final = AnswerStoreLimits(ttl_s=300.0, answer_bytes=1 << 20, tenant_bytes=16 << 20, nbytes=64 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptAnswer:
     """An answer that is kept, sealed, what it answers, and for how long it has been kept."""
 
     fingerprint: bytes
@@ -91,39 +91,39 @@ class Kept:
 class _Row:
     """One tenant's answers, the oldest first."""
 
-    answers: OrderedDict[bytes, Kept] = field(default_factory=OrderedDict)
+    answers: OrderedDict[bytes, KeptAnswer] = field(default_factory=OrderedDict)
     nbytes: int = 0
 
 
-class Shelf:
+class AnswerCache:
     """Kept answers. Whoever keeps most makes room for the others; of a tenant's the oldest goes first."""
 
-    def __init__(self, limits: OnceLimits) -> None:
+    def __init__(self, limits: AnswerStoreLimits) -> None:
         self._limits = limits
         self._rows: dict[str, _Row] = {}
         self._ends: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # all have one TTL: the next to end is first
         self.nbytes = 0
 
     def __repr__(self) -> str:
-        return f"<Shelf answers={len(self)} bytes={self.nbytes} tenants={len(self._rows)}>"
+        return f"<AnswerCache answers={len(self)} bytes={self.nbytes} tenants={len(self._rows)}>"
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def find(self, tenant: str, name: bytes, now_s: float) -> Kept | None:
+    def find(self, tenant: str, name: bytes, now_s: float) -> KeptAnswer | None:
         """Return the unexpired answer of that name with its age, or None."""
-        self.tidy(now_s)
+        self.drop_expired(now_s)
         return self._aged(tenant, name, now_s) if (tenant, name) in self._ends else None
 
-    def all(self, now_s: float) -> list[tuple[str, bytes, Kept]]:
+    def all(self, now_s: float) -> list[tuple[str, bytes, KeptAnswer]]:
         """Return all answers with their tenants and names, the oldest first."""
         return [(tenant, name, self._aged(tenant, name, now_s)) for tenant, name in self._ends]
 
-    def put(self, tenant: str, name: bytes, kept: Kept, now_s: float) -> bool:
+    def put(self, tenant: str, name: bytes, kept: KeptAnswer, now_s: float) -> bool:
         """Keep the answer in place of an earlier one of that name, for what its age leaves of the time. Return False if
         it does not fit the tenant's bound or that of all.
         """
-        self.tidy(now_s)
+        self.drop_expired(now_s)
         size = _size(kept)
         if size > min(self._limits.tenant_bytes, self._limits.nbytes):
             return False
@@ -139,7 +139,7 @@ class Shelf:
             self._drop_oldest(max(self._rows, key=lambda each: self._rows[each].nbytes))
         return (tenant, name) in self._ends
 
-    def tidy(self, now_s: float) -> None:
+    def drop_expired(self, now_s: float) -> None:
         """Forget what has ended."""
         while self._ends:
             (tenant, name), end_s = next(iter(self._ends.items()))
@@ -157,7 +157,7 @@ class Shelf:
         assert len(self) <= self._limits.answers
         assert list(self._ends.values()) == sorted(self._ends.values())
 
-    def _aged(self, tenant: str, name: bytes, now_s: float) -> Kept:
+    def _aged(self, tenant: str, name: bytes, now_s: float) -> KeptAnswer:
         age_s = self._limits.ttl_s - (self._ends[tenant, name] - now_s)
         return replace(self._rows[tenant].answers[name], age_s=age_s)
 
@@ -176,7 +176,7 @@ class Shelf:
             del self._rows[tenant]
 
 
-def _size(kept: Kept) -> int:
+def _size(kept: KeptAnswer) -> int:
     return len(kept.sealed) + ENTRY_BYTES
 
 
@@ -197,7 +197,7 @@ class RunCounts:
         if len(self._counts) > self._keys:
             self._counts.popitem(last=False)
 
-    def are_enough(self, once: str, now_s: float) -> bool:
+    def exceeds_free_runs(self, once: str, now_s: float) -> bool:
         """Return whether the next run is charged by itself."""
         count, since_s = self._counts.get(once, (0, now_s))
         return count >= RUNS_PER_CHARGE and now_s - since_s < CHARGE_S

@@ -18,7 +18,7 @@ from enum import StrEnum
 from math import exp
 from typing import Final, Generic, TypeVar
 
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class Withheld(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retry:
     """After so long."""
 
     pause_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class RetryState:
     """What has become of a request so far: replicas that were lost with it, and those that took nothing of it; until
     when it may be sent again (monotonic seconds), once one of both has happened.
     """
@@ -66,7 +66,7 @@ class Tried:
     until_s: float | None = None
 
 
-def failed(tried: Tried, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> Tried:
+def failed(tried: RetryState, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> RetryState:
     """Count one more failure of a request that was sent at `sent_s`, and return the sum.
 
     A request that was sent after `until_s` had waited for a start. Earlier failures say nothing about that, so its time
@@ -75,19 +75,19 @@ def failed(tried: Tried, *, lost: bool, sent_s: float, now_s: float, limits: Ret
     until_s = tried.until_s
     if until_s is None or sent_s > until_s:
         until_s = now_s + limits.within_s
-    return Tried(tried.lost + lost, tried.refused + (not lost), until_s)
+    return RetryState(tried.lost + lost, tried.refused + (not lost), until_s)
 
 
-def decide(tried: Tried, now_s: float, remaining_s: float, draw: float, limits: RetryLimits) -> Again | Withheld:
+def decide(tried: RetryState, now_s: float, remaining_s: float, draw: float, limits: RetryLimits) -> Retry | Withheld:
     """For a request that was just lost or refused; `draw` is of [0, 1). The budget is still to be asked."""
     count = tried.lost + tried.refused
     if count >= limits.tries or tried.lost >= limits.lost:
         return Withheld.TRIES
-    pause_s = draw * Doubling(limits.first_s, limits.longest_s).after(count)
+    pause_s = draw * ExponentialBackoff(limits.first_s, limits.longest_s).after(count)
     if pause_s >= remaining_s:
         return Withheld.DEADLINE
     assert tried.until_s is not None, "nothing has failed"
-    return Again(pause_s) if now_s + pause_s < tried.until_s else Withheld.TIME
+    return Retry(pause_s) if now_s + pause_s < tried.until_s else Withheld.TIME
 
 
 Of = TypeVar("Of", bound=Hashable)
@@ -99,7 +99,7 @@ class _Bucket:
     at_s: float
 
 
-class Budgets(Generic[Of]):
+class RetryBudgets(Generic[Of]):
     """One budget for each tenant and version. Times are seconds of one clock that never steps back."""
 
     def __init__(self, limits: RetryLimits) -> None:
@@ -107,7 +107,7 @@ class Budgets(Generic[Of]):
         self._buckets: OrderedDict[Of, _Bucket] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Budgets known={len(self._buckets)}>"
+        return f"<RetryBudgets known={len(self._buckets)}>"
 
     def asked(self, whose: Of, now_s: float) -> None:
         """A request came: not a retry."""

@@ -1,4 +1,4 @@
-"""Who is shed: those who are lowest in the order of `crowd` where a queue is full, and those who can't be in time.
+"""Who is shed: those who are lowest in the order of `shed_order` where a queue is full, and those who can't be in time.
 
 Pure; `shedding.py` refuses them. A request that has a slot waits no more, so that none is ever shed here.
 """
@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 from activator.policy.admission import QueueLimits
-from activator.policy.ask import Ask
-from activator.policy.crowd import Tier
-from activator.policy.expected import Pace, comes_too_late, wait_s
-from activator.policy.fair import FairQueue, Place, cost
+from activator.policy.ask import QueuedRequest
+from activator.policy.crowd import ShedClass
+from activator.policy.expected import Throughput, is_too_late, wait_s
+from activator.policy.fair import FairQueue, QueueEntry, cost
 
 MARGIN: Final = 4.0  # answers vary: of those that last as long as chance has it one in fifty takes longer
-MOST: Final = 16  # that make way for one: a request that is as large as more of them is refused
+MAX_DISPLACED: Final = 16  # that make way for one: a request that is as large as more of them is refused
 
 T = TypeVar("T")
 
@@ -30,21 +30,23 @@ class Reason(StrEnum):
 
 
 def try_enter(
-    queue: FairQueue[T], entry: T, ask: Ask, deadline_s: float, limits: QueueLimits
-) -> list[tuple[Tier, Place[T]]] | None:
+    queue: FairQueue[T], entry: T, queued_request: QueuedRequest, deadline_s: float, limits: QueueLimits
+) -> list[tuple[ShedClass, QueueEntry[T]]] | None:
     """Wait beside the others, as far as there is room; until there is, the lowest of the queue that is too full leaves
     it. Returns who left, of which each was lower than the newcomer and than all who stayed in that queue, but for what
     lower ranks keep of it. Returns None where the newcomer is the lowest itself, does not fit alone, or needs the room
     of more than MOST: then nobody leaves, and those that were tried count as the newest of their tenants.
     """
     bounds = (limits.per_version, limits.per_tenant, limits.in_all)
-    if any(ask.nbytes > bound.nbytes or ask.tokens > bound.tokens for bound in bounds):  # it would not fit alone
+    if any(
+        queued_request.nbytes > bound.nbytes or queued_request.tokens > bound.tokens for bound in bounds
+    ):  # it would not fit alone
         return None
-    queue.put(entry, ask, deadline_s)
-    out: list[tuple[Tier, Place[T]]] = []
-    while (found := _lowest(queue, ask, limits)) is not None:
+    queue.put(entry, queued_request, deadline_s)
+    out: list[tuple[ShedClass, QueueEntry[T]]] = []
+    while (found := _lowest(queue, queued_request, limits)) is not None:
         place = found[1]
-        if place.entry is entry or len(out) == MOST:
+        if place.entry is entry or len(out) == MAX_DISPLACED:
             queue.discard(entry)
             for _, back in reversed(out):
                 back.home.put_back(back)
@@ -54,54 +56,58 @@ def try_enter(
     return out
 
 
-def _lowest(queue: FairQueue[T], ask: Ask, limits: QueueLimits) -> tuple[Tier, Place[T]] | None:
+def _lowest(
+    queue: FairQueue[T], queued_request: QueuedRequest, limits: QueueLimits
+) -> tuple[ShedClass, QueueEntry[T]] | None:
     """Of the first queue that is too full."""
-    if queue.own.is_over(limits.per_version):
-        return queue.crowd.lowest(ask.tenant)
-    everyone = queue.shared
-    if everyone.loads.of(ask.tenant).is_over(limits.per_tenant):
-        return everyone.lowest_of(ask.tenant, limits.per_tenant)
+    if queue.queue_usage.is_over(limits.per_version):
+        return queue.shed_order.next_to_shed(queued_request.tenant)
+    everyone = queue.shared_shed_order
+    if everyone.loads.of(queued_request.tenant).is_over(limits.per_tenant):
+        return everyone.next_to_shed_of_tenant(queued_request.tenant, limits.per_tenant)
     if everyone.loads.in_all.is_over(limits.in_all):
-        return everyone.lowest(ask.tenant)
+        return everyone.next_to_shed(queued_request.tenant)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Late(Generic[T]):
+class LateRequest(Generic[T]):
     """One who can't be in time: an answer would have ended so many seconds from now at the earliest."""
 
-    place: Place[T]
+    place: QueueEntry[T]
     expected_s: float
     remaining_s: float
 
 
-def ends_in_s(before: int, ask: Ask, pace: Pace, slots: int) -> float | None:
+def completion_time_s(before: int, queued_request: QueuedRequest, throughput: Throughput, slots: int) -> float | None:
     """Until its answer has ended at the earliest, with so many tokens that are served first; None where nobody knows.
     Nothing is known of one that is next: what runs before it is not counted.
     """
-    begins_s = wait_s(before, pace.tokens_per_s(slots)) if before else None
-    return None if begins_s is None else begins_s + pace.answer_s(cost(ask.tokens))
+    begins_s = wait_s(before, throughput.tokens_per_s(slots)) if before else None
+    return None if begins_s is None else begins_s + throughput.answer_s(cost(queued_request.tokens))
 
 
-def needs_s(pace: Pace, ask: Ask, waited_s: float, remaining_s: float) -> float:
+def required_time_s(
+    throughput: Throughput, queued_request: QueuedRequest, waited_s: float, remaining_s: float
+) -> float:
     """The time that must be left for a slot to be of use to it, where another one could have it. Who has waited for
     longer than is left needs some more than its answer takes: else each would have its slot in the last moment in which
     it may do, and many of them in vain. Who came with little time is not held to that.
     """
-    takes_s = pace.answer_s(cost(ask.tokens))
+    takes_s = throughput.answer_s(cost(queued_request.tokens))
     return takes_s * MARGIN if waited_s > remaining_s else takes_s
 
 
-def too_late(queue: FairQueue[T], pace: Pace, slots: int, now: float) -> Iterator[Late[T]]:
+def find_late_requests(queue: FairQueue[T], throughput: Throughput, slots: int, now: float) -> Iterator[LateRequest[T]]:
     """Who waits behind so much of its own tenant that it can't be in time, and so only takes a place. The first of
     each is never among them: what else would its turn be for? Takes time linear in who waits.
     """
-    for places in queue.in_turn():
+    for places in queue.entries_by_backlog():
         before = 0
         for place in places:
             remaining_s = place.deadline_s - now
-            takes_s = ends_in_s(before, place.ask, pace, slots)
-            if takes_s is not None and comes_too_late(takes_s, remaining_s):
-                yield Late(place, takes_s, remaining_s)
+            takes_s = completion_time_s(before, place.queued_request, throughput, slots)
+            if takes_s is not None and is_too_late(takes_s, remaining_s):
+                yield LateRequest(place, takes_s, remaining_s)
             else:
-                before += cost(place.ask.tokens)
+                before += cost(place.queued_request.tokens)

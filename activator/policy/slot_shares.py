@@ -27,7 +27,7 @@ class SlotShares:
     _peak_before: int = 0  # in the window before
     _paused_s: float = float("-inf")  # when the last window ended in which the owner needed a slot
 
-    def ask(self, tenant: str, weight: int, waiting: int) -> bool:
+    def record_request(self, tenant: str, weight: int, waiting: int) -> bool:
         """Record a new request of the tenant, which has `waiting` others in the queue.
 
         Return whether shares have changed, so that queued requests may get slots.

@@ -12,14 +12,14 @@ SLEEPING: Final = (RuntimeState.ASLEEP, RuntimeState.ASLEEP2)
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
+class AlreadyServing:
     """It serves the version already; the feed had no time to say so."""
 
     report: RuntimeReport
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class StartRuntime:
     """A parked standby, or a replica of the version that sleeps and `wakes`."""
 
     report: RuntimeReport
@@ -27,13 +27,13 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class NoStart:
     """Nobody is to be given it now."""
 
     why: str
 
 
-Choice = Serve | Take | Nothing
+Choice = AlreadyServing | StartRuntime | NoStart
 
 
 def choose(key: VersionKey, reports: Sequence[RuntimeReport], held: int, slots: int) -> Choice:
@@ -41,18 +41,18 @@ def choose(key: VersionKey, reports: Sequence[RuntimeReport], held: int, slots: 
     own = [each for each in reports if (each.tenant, each.model, each.version) == key]
     for report in own:
         if report.state is RuntimeState.READY:
-            return Serve(report)
+            return AlreadyServing(report)
     if any(each.state is RuntimeState.RESTORING for each in own):
-        return Nothing("one is on its way")
+        return NoStart("one is on its way")
     if held >= slots:
-        return Nothing("every device slot is held")
+        return NoStart("every device slot is held")
     for report in own:
         if report.state in SLEEPING:
-            return Take(report, wakes=True)
+            return StartRuntime(report, wakes=True)
     for report in reports:
         if report.state is RuntimeState.STANDBY and report.tenant is None:
-            return Take(report, wakes=False)
-    return Nothing("no standby is parked")
+            return StartRuntime(report, wakes=False)
+    return NoStart("no standby is parked")
 
 
 def holds_slot(meter: Meter) -> bool:

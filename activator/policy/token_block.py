@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final
 
-from activator.policy.gcra import MINUTE_S, Bucket, Standing
+from activator.policy.gcra import MINUTE_S, Bucket, RateStatus
 
 LEASE_S: Final = 2.0
 BLOCKS: Final = 20  # in a minute's worth
@@ -23,14 +23,14 @@ def block_of(limit: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RefillRequest:
     """What the bucket is asked: `give` goes back to it (below 0: is owed), then at least `need`, at most `want`."""
 
     give: int
     need: int
     want: int
     sent_s: float
-    alone: Bucket | None  # what was used without it, as far as it is owed
+    local_bucket: Bucket | None  # what was used without it, as far as it is owed
     owed: int  # of `give`, for that
 
 
@@ -44,8 +44,8 @@ class TokenBlock:
     quiet_until_s: float = -inf
     quiet_need: int = 0  # who needs less may ask all the same
     full_at_s: float = 0.0  # the bucket, as was last told
-    alone: Bucket | None = None  # while there is no bucket
-    alone_limit: int = 1  # its own, which was this activator's share when it began
+    local_bucket: Bucket | None = None  # while there is no bucket
+    local_limit: int = 1  # its own, which was this activator's share when it began
     began_full_at_s: float = 0.0  # when it would have been full without any use
 
     def try_hold(self, units: int, now_s: float) -> bool:
@@ -59,36 +59,38 @@ class TokenBlock:
         """A request that held so many used so many."""
         assert 0 <= held <= self.held
         self.held -= held
-        if self.alone is None:
+        if self.local_bucket is None:
             self.stock -= used
         else:
-            self.alone.settle(self.alone_limit, 0, used, now_s)
+            self.local_bucket.settle(self.local_limit, 0, used, now_s)
 
-    def quiet_s(self, units: int, now_s: float) -> float | None:
+    def refill_pause_s(self, units: int, now_s: float) -> float | None:
         """How long nobody should ask for so many; None where one may."""
         left_s = self.quiet_until_s - now_s
         return left_s if left_s > 0 and units >= self.quiet_need else None
 
-    def ask(self, limit: int, need: int, waiting: int, now_s: float) -> Asked:
-        """What to ask the bucket for requests that wait for so many in all. Then `told`, or `lost`, is owed."""
+    def ask(self, limit: int, need: int, waiting: int, now_s: float) -> RefillRequest:
+        """What to ask the bucket for requests that wait for so many in all. Then `record_refill`, or
+        `record_unanswered`, is owed.
+        """
         left = self.stock - self.held
         self.stock -= left
         owed = self._owed(now_s)
-        asked = Asked(left - owed, need, max(need, waiting) + block_of(limit), now_s, self.alone, owed)
-        self.alone = None
+        asked = RefillRequest(left - owed, need, max(need, waiting) + block_of(limit), now_s, self.local_bucket, owed)
+        self.local_bucket = None
         return asked
 
-    def give_back(self, limit: int, now_s: float, ahead_s: float = 0.0) -> Asked | None:
+    def give_back(self, limit: int, now_s: float, ahead_s: float = 0.0) -> RefillRequest | None:
         """What to tell the bucket of a block whose time is over within `ahead_s`, or of a debt; None where there is
         nothing to tell.
         """
         left = self.stock - self.held
-        if self.alone is None and (left == 0 or (left > 0 and now_s + ahead_s < self.ends_s)):
+        if self.local_bucket is None and (left == 0 or (left > 0 and now_s + ahead_s < self.ends_s)):
             return None
         asked = self.ask(limit, 0, 0, now_s)
-        return Asked(asked.give, 0, 0, now_s, asked.alone, asked.owed)
+        return RefillRequest(asked.give, 0, 0, now_s, asked.local_bucket, asked.owed)
 
-    def told(self, asked: Asked, granted: int, full_in_s: float, now_s: float) -> None:
+    def record_refill(self, asked: RefillRequest, granted: int, full_in_s: float, now_s: float) -> None:
         """The bucket's answer; nothing is granted where less than what is needed was there."""
         self.full_at_s = now_s + full_in_s
         if not asked.want:
@@ -99,54 +101,54 @@ class TokenBlock:
             self.quiet_until_s = now_s + QUIET_S
             self.quiet_need = 0 if granted else asked.need
 
-    def lost(self, asked: Asked) -> None:
+    def record_unanswered(self, asked: RefillRequest) -> None:
         """No answer: nobody knows whether it was heard. What went back is given up, what is owed is still owed."""
-        self.alone = asked.alone
+        self.local_bucket = asked.local_bucket
         left = asked.give + asked.owed
         if left < 0:
             self.stock += left
 
-    def hold_alone(self, share: int, units: int, now_s: float) -> Standing:
+    def hold_locally(self, share: int, units: int, now_s: float) -> RateStatus:
         """Hold so many of this activator's share of the limit, while there is no bucket.
 
         A request that is larger than the share enters once all of the share is there, and owes the rest. Otherwise it
         would be told to come back for ever.
         """
-        if self.alone is None:
-            self.alone_limit = share
+        if self.local_bucket is None:
+            self.local_limit = share
             self.began_full_at_s = now_s + MINUTE_S * (1 - block_of(share) / share)
-            self.alone = Bucket(self.began_full_at_s)
-        elif share != self.alone_limit:
+            self.local_bucket = Bucket(self.began_full_at_s)
+        elif share != self.local_limit:
             self._change_alone(share, now_s)
-        self.alone.held = self.held
-        found = self.alone.hold(share, units, now_s, needed=min(units, share))
+        self.local_bucket.held = self.held
+        found = self.local_bucket.hold(share, units, now_s, needed=min(units, share))
         if found.wait_s is None:
             self.held += units
         return found
 
     def _change_alone(self, share: int, now_s: float) -> None:
         """Take over a limit that was changed meanwhile: what was used of the old one counts in units."""
-        assert self.alone is not None
-        times = self.alone_limit / share
-        self.alone.full_at_s = now_s + max(0.0, self.alone.full_at_s - now_s) * times
+        assert self.local_bucket is not None
+        times = self.local_limit / share
+        self.local_bucket.full_at_s = now_s + max(0.0, self.local_bucket.full_at_s - now_s) * times
         self.began_full_at_s = now_s + max(0.0, self.began_full_at_s - now_s) * times
-        self.alone_limit = share
+        self.local_limit = share
 
-    def standing(self, limit: int, now_s: float, wait_s: float | None = None) -> Standing:
+    def rate_status(self, limit: int, now_s: float, wait_s: float | None = None) -> RateStatus:
         """As it was last told, and what is left of the block."""
         reset_s = max(0.0, self.full_at_s - now_s)
         shared = limit - reset_s * limit / MINUTE_S
         own = self.stock - self.held if now_s < self.ends_s else 0
-        return Standing(limit, max(0, min(limit, int(shared) + own)), reset_s, wait_s)
+        return RateStatus(limit, max(0, min(limit, int(shared) + own)), reset_s, wait_s)
 
     def is_idle(self, now_s: float) -> bool:
         """Whether it tells no more than a new one would."""
         quiet = now_s >= max(self.ends_s, self.quiet_until_s, self.full_at_s)
-        return quiet and not self.stock and not self.held and self.alone is None
+        return quiet and not self.stock and not self.held and self.local_bucket is None
 
     def _owed(self, now_s: float) -> int:
         """What was used without the bucket, and has not flowed in since."""
-        if self.alone is None:
+        if self.local_bucket is None:
             return 0
         since_s = max(self.began_full_at_s, now_s)
-        return ceil(max(0.0, self.alone.full_at_s - since_s) * self.alone_limit / MINUTE_S - 1e-6)
+        return ceil(max(0.0, self.local_bucket.full_at_s - since_s) * self.local_limit / MINUTE_S - 1e-6)

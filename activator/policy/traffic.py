@@ -10,13 +10,13 @@ from typing import Final
 
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
-from contracts.ladder import Rung
-from contracts.names import DEFAULT_ALIAS, ModelReference, model_for, parse_address
+from contracts.ladder import DegradationStep
+from contracts.names import DEFAULT_ALIAS, ModelReference, parse_address, qualified_model_name
 
 _RANGE: Final = 1 << 64
 
 
-class Standing(IntEnum):
+class Availability(IntEnum):
     """How soon a version could take one more, the sooner the higher."""
 
     ASLEEP = 0  # no replica takes requests
@@ -35,16 +35,16 @@ class ModelEntry:
     versions: tuple[VersionRow, ...]
     grantees: frozenset[str] = frozenset()  # other tenants that may call it
     split: Mapping[str, int] = field(default_factory=dict)  # as in `ModelRow`
-    ladder: tuple[Rung, ...] = ()  # as in `ModelRow`
-    plan_ladders: Mapping[str, tuple[Rung, ...]] = field(default_factory=dict)  # likewise
+    ladder: tuple[DegradationStep, ...] = ()  # as in `ModelRow`
+    plan_ladders: Mapping[str, tuple[DegradationStep, ...]] = field(default_factory=dict)  # likewise
     backlog_s: float = 0.0  # likewise
     meanwhile: Mapping[str, str] = field(default_factory=dict)  # likewise
 
     def name_for(self, caller: str) -> str:
         """What the tenant calls it by; keys, records and lists have it under this name."""
-        return model_for(caller, self.tenant, self.model)
+        return qualified_model_name(caller, self.tenant, self.model)
 
-    def ladder_for(self, plan: str | None) -> tuple[Rung, ...]:
+    def ladder_for(self, plan: str | None) -> tuple[DegradationStep, ...]:
         """What it gives up for a tenant of that plan."""
         return self.ladder if plan is None else self.plan_ladders.get(plan, self.ladder)
 
@@ -68,11 +68,13 @@ def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
     raise Refused(InvalidRequest("model", repr(in_body[:80]), f"the URL names '{in_url}'"))
 
 
-def resolve(reference: ModelReference, entry: ModelEntry, who: str | None = None) -> VersionRow:
-    """The version, where `who` asks. Raises Refused: ModelNotFound; InvalidRequest for a prefix that fits several."""
+def resolve(reference: ModelReference, entry: ModelEntry, split_key: str | None = None) -> VersionRow:
+    """The version, where `split_key` asks. Raises Refused: ModelNotFound; InvalidRequest for a prefix that
+    fits several.
+    """
     if reference.alias is not None:
-        if entry.split and who is not None and reference.alias == DEFAULT_ALIAS:
-            row = find_version(entry, assign(entry.split, who))
+        if entry.split and split_key is not None and reference.alias == DEFAULT_ALIAS:
+            row = find_version(entry, assign_version(entry.split, split_key))
             if row is not None:
                 return row
         version = entry.aliases.get(reference.alias)
@@ -84,13 +86,15 @@ def resolve(reference: ModelReference, entry: ModelEntry, who: str | None = None
     return row
 
 
-def answering(row: VersionRow, entry: ModelEntry, standing: Callable[[VersionRow], Standing]) -> VersionRow:
+def choose_version(
+    row: VersionRow, entry: ModelEntry, availability: Callable[[VersionRow], Availability]
+) -> VersionRow:
     """Who answers what is meant for that version: the one before it, where that stands better in these first minutes.
     Both being as full the newer one has those who wait, so that it is scaled for them.
     """
     before = entry.meanwhile.get(row.version)
     other = None if before is None else find_version(entry, before)
-    return other if other is not None and other.kind == row.kind and standing(other) > standing(row) else row
+    return other if other is not None and other.kind == row.kind and availability(other) > availability(row) else row
 
 
 def find_version(entry: ModelEntry, version: str) -> VersionRow | None:
@@ -110,7 +114,7 @@ def _by_prefix(entry: ModelEntry, reference: ModelReference) -> VersionRow | Non
     return fitting[0] if fitting else None
 
 
-def assign(weights: Mapping[str, int], who: str) -> str:
+def assign_version(weights: Mapping[str, int], split_key: str) -> str:
     """Return which of the versions that share a model's requests has one: always the same for whoever asks.
 
     Weighted rendezvous hashing (Thaler and Ravishankar, 1996; weights by Schindelhauer and Schomaker, 2005): who asks
@@ -118,9 +122,9 @@ def assign(weights: Mapping[str, int], who: str) -> str:
     so that a split that is shifted step by step moves nobody back and forth. Weights are 1 or more, of one version at
     least; ties, which nobody will see, are by name.
     """
-    return max(weights, key=lambda version: (_score(version, weights[version], who), version))
+    return max(weights, key=lambda version: (_score(version, weights[version], split_key), version))
 
 
-def _score(version: str, weight: int, who: str) -> float:
-    drawn = int.from_bytes(blake2b(f"{version} {who}".encode(), digest_size=8).digest())
+def _score(version: str, weight: int, split_key: str) -> float:
+    drawn = int.from_bytes(blake2b(f"{version} {split_key}".encode(), digest_size=8).digest())
     return -weight / log((drawn + 0.5) / _RANGE)

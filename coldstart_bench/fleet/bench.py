@@ -8,15 +8,15 @@ from typing import Final
 import click
 import msgspec
 
-from coldstart_bench.fleet.names import EACH, feed_of
+from coldstart_bench.fleet.names import EACH, fleet_feed
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import free_port
 from coldstart_bench.processes import pss_of
-from coldstart_bench.programs import PeerFailed, Program
-from coldstart_bench.report import Figures, Verdict, align, at_most, ratio
-from coldstart_bench.services import activator
+from coldstart_bench.programs import Program, ProgramFailed
+from coldstart_bench.report import ClaimVerdict, Figures, align, at_most, ratio_or_none
+from coldstart_bench.services import running_activator_process
 from coldstart_bench.statistics import median_of
-from coldstart_bench.traffic.behind import Behind, upstream_of
+from coldstart_bench.traffic.behind import UpstreamConfig, running_upstream
 
 TICK_S: Final = 0.200  # the most, on one core; every two seconds is one
 LOOKUP_US: Final = 5.0
@@ -26,7 +26,7 @@ LOOKUPS: Final = 20_000
 REPLICAS_NOTE: Final = "replicas are only counted; time of the tick is virtual, what it takes is a processor's"
 
 
-class Size(msgspec.Struct, frozen=True):
+class FleetSize(msgspec.Struct, frozen=True):
     """At so many models; seconds of a core but for `activator_start_s`, which is on the clock; bytes are PSS."""
 
     models: int
@@ -45,15 +45,15 @@ class FleetFigures(Figures, frozen=True):
     """Figures at rising sizes, each with `active` models in use."""
 
     active: int
-    sizes: tuple[Size, ...]
+    sizes: tuple[FleetSize, ...]
 
 
-def judge(found: FleetFigures) -> tuple[Verdict, ...]:
+def judge(found: FleetFigures) -> tuple[ClaimVerdict, ...]:
     """Of the largest size; a model's memory is what lies between that and the smallest."""
     least, most = found.sizes[0], found.sizes[-1]
     state, between = f"{most.models} models", (most.models - least.models) or None
-    control = ratio(most.controlplane_bytes - least.controlplane_bytes, between)
-    door = ratio(most.activator_bytes - least.activator_bytes, between)
+    control = ratio_or_none(most.controlplane_bytes - least.controlplane_bytes, between)
+    door = ratio_or_none(most.activator_bytes - least.activator_bytes, between)
     return (
         at_most("longest tick of the scaler, seconds of a core", most.tick_most_s, TICK_S, state),
         at_most("look-up of a model's version, microseconds", most.lookup_s * 1e6, LOOKUP_US, state),
@@ -105,7 +105,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
 
 
 def run(plan: FleetPlan, scratch: Path) -> FleetFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, ProgramFailed."""
     sizes = []
     for models in plan.sizes:
         sizes.append(_measured(plan, scratch, models))
@@ -113,18 +113,18 @@ def run(plan: FleetPlan, scratch: Path) -> FleetFigures:
     return FleetFigures(plan.active, tuple(sizes), notes=(REPLICAS_NOTE,))
 
 
-def _measured(plan: FleetPlan, scratch: Path, models: int) -> Size:
+def _measured(plan: FleetPlan, scratch: Path, models: int) -> FleetSize:
     database = str(scratch / "kelvin.db")
     with Program("fleet_registry", database) as registry:
         registry.ask(fill=models)
     with Program("fleet_registry", database) as registry:  # one that has not filled it
         scaled = registry.ask(active=min(plan.active, models), ticks=plan.ticks)
     if scaled["decided"] != min(plan.active, models):
-        raise PeerFailed(f"of {min(plan.active, models)} models in use the scaler decided {scaled['decided']}")
+        raise ProgramFailed(f"of {min(plan.active, models)} models in use the scaler decided {scaled['decided']}")
     with Program("fleet_route") as route:
         routed = route.ask(models=models, lookups=LOOKUPS)
     start_s, activator_bytes = _activator(scratch / f"of-{models}", models)
-    return Size(
+    return FleetSize(
         models=scaled["models"],
         load_s=scaled["load_s"],
         tick_median_s=median_of(scaled["ticks_s"]).median,
@@ -141,9 +141,9 @@ def _measured(plan: FleetPlan, scratch: Path, models: int) -> Size:
 def _activator(scratch: Path, models: int) -> tuple[float, int]:
     """Seconds until it is ready, as its clients see it, and its memory then."""
     scratch.mkdir()
-    with upstream_of(scratch, Behind(feed_of(models))):
+    with running_upstream(scratch, UpstreamConfig(fleet_feed(models))):
         began = time.perf_counter()
-        with activator(scratch / "data", free_port()) as pid:
+        with running_activator_process(scratch / "data", free_port()) as pid:
             return time.perf_counter() - began, pss_of(pid)
 
 

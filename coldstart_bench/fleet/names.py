@@ -51,7 +51,7 @@ def registration_of(number: int) -> VersionRegistration:
     )
 
 
-def feed_of(count: int) -> Feed:
+def fleet_feed(count: int) -> Feed:
     """What activators are told of all of them at first."""
     tenants, every = tenants_of(count), range(count)
     return Feed(

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from coldstart_bench.loaders.lines import answer_lines, in_a_fork
+from coldstart_bench.loaders.lines import answer_lines, run_in_fork
 from runtime import preload
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Generated, GenerationRequest, Sampling
-from runtime.weights import Weights, bind_proven, pinned_files
+from runtime.weights import Weights, bind_verified, pinned_files
 from service.unix import SocketDirectory
 from weightcache.client import acquire
 from weightcache.device import tensors
@@ -28,7 +28,7 @@ def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[
     cpu = torch.device("cpu")
     lease = acquire(directory, tenant, version, TIMEOUT_S)
     weights = Weights(lease, tensors(lease))
-    proven = bind_proven(version, weights, pinned_files(lease), cpu)
+    proven = bind_verified(version, weights, pinned_files(lease), cpu)
     known = proven.probe if probe else None
     engine = ModelEngine(proven.bound, proven.facts, version=version, kv_bytes=KV_BYTES, device=cpu, probe=known)
     asked = GenerationRequest(
@@ -48,7 +48,7 @@ def main() -> None:
     directory = SocketDirectory(Path(sys.argv[1]))
     preload.load()
     torch.set_num_threads(1)
-    answer_lines(lambda **asked: in_a_fork(lambda: {"seconds": first_step(directory, **asked)}))
+    answer_lines(lambda **asked: run_in_fork(lambda: {"seconds": first_step(directory, **asked)}))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from coldstart_bench.fleet.names import CREATED_S, model_of, registration_of, te
 from coldstart_bench.loaders.lines import answer_lines
 from coldstart_bench.processes import pss_of
 from contracts.control import ConcurrencyStat, Stats
-from controlplane.audit import INSTALLATION
+from controlplane.audit import INSTALLATION_ACTOR
 from controlplane.autoscaler import Autoscaler
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
-from controlplane.policy.breakeven import Level, Step
+from controlplane.policy.breakeven import Level, LevelChange
 from controlplane.policy.kpa import TICK_S
 from controlplane.registry import Registry
 from controlplane.store import Database, open_database
@@ -40,12 +40,12 @@ async def register(database: Database, models: int) -> None:
     known = {tenant.tenant for tenant in await tenants.all(CREATED_S)}
     for tenant in tenants_of(models):
         if tenant not in known:
-            await tenants.create(INSTALLATION, tenant, CREATED_S)
+            await tenants.create(INSTALLATION_ACTOR, tenant, CREATED_S)
     for number in range(len(registry.every_model()), models):
         await registry.register(registration_of(number), CREATED_S)
 
 
-class Counted:
+class FakeActuator:
     """One replica of each version in use, whatever is applied."""
 
     def __init__(self, used: Sequence[VersionKey]) -> None:
@@ -53,7 +53,7 @@ class Counted:
         self.applied: dict[VersionKey, int] = {}
         self.slots = None
 
-    def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
+    def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
         self.applied[key] = replicas
 
     def sleep(self, key: VersionKey, level: Level) -> None:
@@ -62,9 +62,9 @@ class Counted:
     def ready(self, key: VersionKey) -> int:
         return int(key in self._used)
 
-    live = begun = present = ready
+    live = started_count = process_count = ready
 
-    def in_use(self) -> tuple[VersionKey, ...]:
+    def active_versions(self) -> tuple[VersionKey, ...]:
         return tuple(self._used)
 
     def has_room(self) -> bool:
@@ -74,7 +74,7 @@ class Counted:
         return 0
 
 
-class Virtual:
+class SettableClock:
     """A clock that is set."""
 
     def __init__(self) -> None:
@@ -90,13 +90,13 @@ class Virtual:
         self.now_us += int(seconds * 1e6)
 
 
-def _unpriced(model: Model, version: Version) -> Sequence[Step]:
-    return (Step(Level.WARM, 0.0),)
+def _unpriced(model: Model, version: Version) -> Sequence[LevelChange]:
+    return (LevelChange(Level.WARM, 0.0),)
 
 
 async def measured(database: Database, active: int, ticks: int) -> dict[str, Any]:
     """Seconds of a processor, and bytes."""
-    feed, clock = FeedHub(), Virtual()
+    feed, clock = FeedHub(), SettableClock()
     registry = Registry(database, feed)
     gc.collect()
     before = pss_of(os.getpid())
@@ -106,7 +106,7 @@ async def measured(database: Database, active: int, ticks: int) -> dict[str, Any
     gc.collect()
     grown = pss_of(os.getpid()) - before
     used = [VersionKey(tenant_of(n), model_of(n), version_of(n)) for n in range(active)]
-    actuator = Counted(used)
+    actuator = FakeActuator(used)
     every = tuple(
         ConcurrencyStat(tenant=key.tenant, model=key.model, version=key.version, concurrency=1.0, requests=1)
         for key in used

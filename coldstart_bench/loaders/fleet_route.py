@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from activator.policy.traffic import resolve, which_model
-from activator.table import Table
-from coldstart_bench.fleet.names import feed_of, key_of, model_of, tenant_of, version_of
+from activator.table import RoutingTable
+from coldstart_bench.fleet.names import fleet_feed, key_of, model_of, tenant_of, version_of
 from coldstart_bench.loaders.lines import answer_lines
 from contracts.control import Feed
 from contracts.wire import decoder, encode
@@ -16,10 +16,10 @@ from contracts.wire import decoder, encode
 
 def measured(models: int, lookups: int) -> dict[str, Any]:
     """Names in no order, each as a request has it. Where a look-up finds another version, the answer is an error."""
-    line = encode(feed_of(models))
+    line = encode(fleet_feed(models))
     decoder(Feed)  # made once in a process
     began = time.process_time()
-    table = Table()
+    table = RoutingTable()
     table.apply(decoder(Feed).decode(line))
     table_s = time.process_time() - began
     draw = random.Random(1)  # noqa: S311 - the same names each time
@@ -29,7 +29,7 @@ def measured(models: int, lookups: int) -> dict[str, Any]:
     began = time.process_time()
     for tenant, model, _ in asked:
         reference = which_model(None, model)
-        entry = table.callable(tenant, reference.owner or tenant, reference.model)
+        entry = table.find_callable_model(tenant, reference.owner or tenant, reference.model)
         assert entry is not None
         found.append(resolve(reference, entry, tenant))
     lookup_s = (time.process_time() - began) / lookups

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from coldstart_bench.loaders.lines import answer_lines
-from coldstart_bench.traffic.exchange import Payload
+from coldstart_bench.traffic.exchange import RequestTemplate
 
 TOKEN = b"data: {"
 PATIENCE_S = 30.0
@@ -29,10 +29,10 @@ def context() -> ssl.SSLContext:
 
 def request_of(asked: dict[str, Any]) -> bytes:
     """The bytes of a POST."""
-    return Payload(asked["key"], urlsplit(asked["url"]).path, asked["body"]).request()
+    return RequestTemplate(asked["key"], urlsplit(asked["url"]).path, asked["body"]).request()
 
 
-class Loop(asyncio.Protocol):
+class ClosedLoopProtocol(asyncio.Protocol):
     """One request at a time, the next one when the answer is whole."""
 
     def __init__(self, payload: bytes, took_us: list[int], bad: list[bytes]) -> None:
@@ -69,7 +69,7 @@ class Loop(asyncio.Protocol):
         self.begin()
 
 
-class Stream(asyncio.Protocol):
+class StreamProtocol(asyncio.Protocol):
     """Counts the tokens of one stream."""
 
     def __init__(self, payload: bytes) -> None:
@@ -98,7 +98,7 @@ class Loader:
     """Streams stay open from one question to another."""
 
     def __init__(self) -> None:
-        self._streams: list[Stream] = []
+        self._streams: list[StreamProtocol] = []
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, object]:
         """One line."""
@@ -107,7 +107,7 @@ class Loader:
                 return await self._load(asked)
             case "open":
                 payload = request_of(asked)
-                made = [self._connect(asked["url"], lambda: Stream(payload)) for _ in range(asked["streams"])]
+                made = [self._connect(asked["url"], lambda: StreamProtocol(payload)) for _ in range(asked["streams"])]
                 self._streams = await asyncio.gather(*made)
                 await asyncio.wait_for(asyncio.gather(*(stream.first for stream in self._streams)), PATIENCE_S)
             case "read":
@@ -123,7 +123,10 @@ class Loader:
         took_us: list[int] = []
         bad: list[bytes] = []
         payload = request_of(asked)
-        made = [self._connect(asked["url"], lambda: Loop(payload, took_us, bad)) for _ in range(asked["connections"])]
+        made = [
+            self._connect(asked["url"], lambda: ClosedLoopProtocol(payload, took_us, bad))
+            for _ in range(asked["connections"])
+        ]
         loops = await asyncio.wait_for(asyncio.gather(*made), PATIENCE_S)
         began = time.perf_counter()
         for loop in loops:

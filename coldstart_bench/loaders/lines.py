@@ -25,7 +25,7 @@ def answer_lines(answer: Callable[..., object]) -> None:
         print(json.dumps(said), flush=True)
 
 
-def in_a_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def run_in_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what `measure` returns in a child of this process, or `error`: what it raised, or how the child ended."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:

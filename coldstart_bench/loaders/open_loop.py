@@ -18,8 +18,18 @@ import uvloop
 
 from coldstart_bench.loaders.front_load import context
 from coldstart_bench.loaders.lines import answer_lines
-from coldstart_bench.processes import load_of, try_spent
-from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Answer, Plan, Ran, Reader, Sent, said
+from coldstart_bench.processes import cpu_load, try_read_cpu_time
+from coldstart_bench.traffic.exchange import (
+    CUT,
+    NO_DOOR,
+    NO_END,
+    HttpAnswerParser,
+    LoadResult,
+    OpenLoopPlan,
+    ReaderKind,
+    RequestResult,
+    parse_answer,
+)
 from contracts.wire import decoder
 
 OPENING: Final = 32  # connections at once: a handshake takes a millisecond of the door's processor
@@ -31,29 +41,29 @@ SMALL_BYTES: Final = 4096
 FIRST: Final = b"data: {"
 
 
-class Ticket:
+class RequestInFlight:
     """One request under way."""
 
     __slots__ = ("answer", "due_us", "first_us", "number", "payload", "reader", "seen_us", "sent_us")
 
-    def __init__(self, number: int, due_us: int, seen_us: int, payload: int, reader: Reader) -> None:
+    def __init__(self, number: int, due_us: int, seen_us: int, payload: int, reader: ReaderKind) -> None:
         self.number, self.due_us, self.seen_us, self.payload, self.reader = number, due_us, seen_us, payload, reader
         self.sent_us: int | None = None
         self.first_us: int | None = None
-        self.answer = Answer()
+        self.answer = HttpAnswerParser()
 
 
-class Connection(asyncio.Protocol):
+class RequestProtocol(asyncio.Protocol):
     """One request at a time."""
 
     def __init__(self, loop: "OpenLoop") -> None:
         self._loop = loop
-        self._ticket: Ticket | None = None
+        self._ticket: RequestInFlight | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
 
-    def begin(self, ticket: Ticket, request: bytes) -> None:
+    def begin(self, ticket: RequestInFlight, request: bytes) -> None:
         """Send it."""
         self._ticket = ticket
         ticket.sent_us = self._loop.now_us()
@@ -68,10 +78,10 @@ class Connection(asyncio.Protocol):
         if whole:
             self._ticket = None
             self._loop.ended(ticket, "")
-            self._loop.is_free(self, once=ticket.reader is not Reader.QUICK)
-        elif ticket.reader is not Reader.QUICK:
+            self._loop.is_free(self, once=ticket.reader is not ReaderKind.QUICK)
+        elif ticket.reader is not ReaderKind.QUICK:
             self._transport.pause_reading()
-            if ticket.reader is Reader.SLOW:
+            if ticket.reader is ReaderKind.SLOW:
                 asyncio.get_running_loop().call_later(SLOW_S, self._go_on)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -93,16 +103,16 @@ class Connection(asyncio.Protocol):
 class OpenLoop:
     """One plan from its first connection to its last answer."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: OpenLoopPlan) -> None:
         self._plan = plan
         self._requests = [payload.request() for payload in plan.payloads]
         self._tls = context()
-        self._free: list[Connection] = []
-        self._open: set[Connection] = set()
+        self._free: list[RequestProtocol] = []
+        self._open: set[RequestProtocol] = set()
         self._opening: set[asyncio.Task[None]] = set()
-        self._due: deque[Ticket] = deque()  # for which no connection is free
-        self._under_way: dict[int, Ticket] = {}
-        self._sent: dict[int, Sent] = {}
+        self._due: deque[RequestInFlight] = deque()  # for which no connection is free
+        self._under_way: dict[int, RequestInFlight] = {}
+        self._sent: dict[int, RequestResult] = {}
         self._texts: dict[str, int] = {}
         self._over = asyncio.Event()
         self._began_ns = time.monotonic_ns()
@@ -112,11 +122,11 @@ class OpenLoop:
         """Since the beginning."""
         return (time.monotonic_ns() - self._began_ns) // 1000
 
-    async def run(self) -> Ran:
+    async def run(self) -> LoadResult:
         """All of it. Raises OSError where the door is not there at the beginning."""
         try:
             await self._open_all()
-            self._began_ns, before = time.monotonic_ns(), try_spent(os.getpid())
+            self._began_ns, before = time.monotonic_ns(), try_read_cpu_time(os.getpid())
             self._pump()
             last_s = (self._plan.arrivals[-1][0] if self._plan.arrivals else 0) / 1e6
             try:
@@ -126,7 +136,7 @@ class OpenLoop:
                 self._next = len(self._plan.arrivals)
                 for ticket in list(self._under_way.values()):
                     self.ended(ticket, NO_END)
-            took = load_of(before, try_spent(os.getpid()), len(self._plan.arrivals), self.now_us() / 1e6)
+            took = cpu_load(before, try_read_cpu_time(os.getpid()), len(self._plan.arrivals), self.now_us() / 1e6)
         finally:
             self._due.clear()
             for task in list(self._opening):
@@ -135,24 +145,24 @@ class OpenLoop:
             for connection in list(self._open):
                 connection.abort()
         sent = tuple(self._sent[number] for number in range(len(self._plan.arrivals)))
-        return Ran(self._began_ns, sent, tuple(self._texts), took)
+        return LoadResult(self._began_ns, sent, tuple(self._texts), took)
 
-    def ended(self, ticket: Ticket, why: str) -> None:
+    def ended(self, ticket: RequestInFlight, why: str) -> None:
         """Whatever came of it is kept."""
         if self._under_way.pop(ticket.number, None) is None:
             return
         answer = ticket.answer
-        text, code, whole = said(answer)
+        text, code, whole = parse_answer(answer)
         code = code or why or ("" if whole or answer.status != 200 else CUT)
         number = -1 if not text else self._texts.setdefault(text, len(self._texts))
-        self._sent[ticket.number] = Sent(
+        self._sent[ticket.number] = RequestResult(
             ticket.payload, ticket.due_us, ticket.sent_us, ticket.first_us, self.now_us(),
             answer.status, code, number, answer.retry_after, ticket.seen_us,
         )  # fmt: skip
         if not self._under_way and self._next == len(self._plan.arrivals):
             self._over.set()
 
-    def is_free(self, connection: Connection, *, once: bool) -> None:
+    def is_free(self, connection: RequestProtocol, *, once: bool) -> None:
         """For the next request; one that was slow is not used again."""
         if once:
             connection.abort()
@@ -161,7 +171,7 @@ class OpenLoop:
         else:
             self._free.append(connection)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: RequestProtocol) -> None:
         """It is closed."""
         self._open.discard(connection)
         if connection in self._free:
@@ -173,12 +183,12 @@ class OpenLoop:
         arrivals = self._plan.arrivals
         while self._next < len(arrivals) and arrivals[self._next][0] <= (now_us := self.now_us()):
             due_us, payload = arrivals[self._next]
-            ticket = Ticket(self._next, due_us, now_us, payload, self._plan.payloads[payload].reader)
+            ticket = RequestInFlight(self._next, due_us, now_us, payload, self._plan.payloads[payload].reader)
             self._next += 1
             self._under_way[ticket.number] = ticket
-            if self._free and ticket.reader is Reader.QUICK:
+            if self._free and ticket.reader is ReaderKind.QUICK:
                 self._send(self._free.pop(), ticket)
-            elif ticket.reader is Reader.QUICK:
+            elif ticket.reader is ReaderKind.QUICK:
                 self._due.append(ticket)
             else:
                 self._begin(self._open_for(ticket))
@@ -188,7 +198,7 @@ class OpenLoop:
             # A timer has milliseconds: one of less would be due at once, and the loop would spin on the replicas' core.
             loop.call_at(loop.time() + max(TICK_S, (arrivals[self._next][0] - self.now_us()) / 1e6), self._pump)
 
-    def _send(self, connection: Connection, ticket: Ticket) -> None:
+    def _send(self, connection: RequestProtocol, ticket: RequestInFlight) -> None:
         connection.begin(ticket, self._requests[ticket.payload])
 
     def _open_more(self) -> None:
@@ -218,7 +228,7 @@ class OpenLoop:
             return
         self.is_free(connection, once=False)
 
-    async def _open_for(self, ticket: Ticket) -> None:
+    async def _open_for(self, ticket: RequestInFlight) -> None:
         """One of its own, whose kernel takes little at a time."""
         try:
             connection = await self._connect(small=True)
@@ -226,10 +236,10 @@ class OpenLoop:
             self.ended(ticket, NO_DOOR)
             return
         self._send(connection, ticket)
-        if ticket.reader is Reader.SILENT:  # its connection stays until the end
+        if ticket.reader is ReaderKind.SILENT:  # its connection stays until the end
             asyncio.get_running_loop().call_later(SILENT_S, self.ended, ticket, NO_END)
 
-    async def _connect(self, *, small: bool = False) -> Connection:
+    async def _connect(self, *, small: bool = False) -> RequestProtocol:
         plain = socket.socket()
         try:
             plain.setblocking(False)
@@ -238,7 +248,7 @@ class OpenLoop:
             loop = asyncio.get_running_loop()
             await loop.sock_connect(plain, ("127.0.0.1", self._plan.port))
             _, connection = await loop.create_connection(
-                lambda: Connection(self), sock=plain, ssl=self._tls, server_hostname="localhost"
+                lambda: RequestProtocol(self), sock=plain, ssl=self._tls, server_hostname="localhost"
             )
         except BaseException:
             plain.close()
@@ -265,7 +275,7 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
         def answer(plan: str, into: str) -> dict[str, object]:
-            ran = runner.run(OpenLoop(decoder(Plan).decode(Path(plan).read_bytes())).run())
+            ran = runner.run(OpenLoop(decoder(OpenLoopPlan).decode(Path(plan).read_bytes())).run())
             Path(into).write_bytes(msgspec.json.encode(ran))
             return {}
 

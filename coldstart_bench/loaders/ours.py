@@ -29,7 +29,7 @@ def load(question: dict[str, Any], stack: ExitStack) -> turns.Tensors:
     """`path` is the version's digest. All of it is verified when this returns."""
     lease = stack.enter_context(acquire(directory, question["tenant"], question["path"], TIMEOUT_S, progressive=True))
     there = copy_to_device(lease, lanes[0], checksum_in(lease.attestations)).tensors if lanes else tensors(lease)
-    lease.until_whole()
+    lease.wait_until_whole()
     tiers.update(lease.bytes_by_tier)
     return there
 

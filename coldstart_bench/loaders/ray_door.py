@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 
 @serve.deployment(max_ongoing_requests=1024, logging_config={"enable_access_log": False})
-class Door:
+class RayProxy:
     """One replica, with a client that keeps its connections."""
 
     def __init__(self, upstream: str) -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())  # ray.init takes it, too
     try:
         serve.start(http_options=HTTPOptions(port=int(port), ssl_certfile=certificate, ssl_keyfile=key))
-        serve.run(Door.bind(upstream))  # type: ignore[attr-defined]  # the decorator's; it is not installed with us
+        serve.run(RayProxy.bind(upstream))  # type: ignore[attr-defined]  # the decorator's; it is not installed with us
         ended.wait()
     finally:
         serve.shutdown()

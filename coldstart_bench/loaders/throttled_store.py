@@ -22,7 +22,7 @@ PIECE = 64 << 10
 BLOCK = 4096  # chunks are whole pages: what is counted as seen are these
 
 
-class Line:
+class SharedBandwidth:
     """One byte after another, whoever asks: a piece waits until those before it are through."""
 
     def __init__(self, rate: float) -> None:
@@ -36,7 +36,7 @@ class Line:
             time.sleep(wait)
 
 
-class Count:
+class TrafficCount:
     """What one access key was sent of packs."""
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # a small body would wait for the acknowledgement of its head
     root: Path
-    line: Line
-    counts: dict[str, Count]
+    line: SharedBandwidth
+    counts: dict[str, TrafficCount]
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is printed."""
@@ -136,8 +136,8 @@ class Server(ThreadingHTTPServer):
 
 def main() -> None:
     """Serves until stdin ends."""
-    Handler.root, Handler.line = Path(sys.argv[1]), Line(float(sys.argv[2]))
-    Handler.counts = defaultdict(Count)
+    Handler.root, Handler.line = Path(sys.argv[1]), SharedBandwidth(float(sys.argv[2]))
+    Handler.counts = defaultdict(TrafficCount)
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coldstart_bench.loaders.lines import answer_lines, in_a_fork
+from coldstart_bench.loaders.lines import answer_lines, run_in_fork
 
 Tensors = Mapping[str, torch.Tensor]
 Load = Callable[[dict[str, Any], ExitStack], Tensors]
@@ -34,7 +34,7 @@ def serve(
     torch.set_num_threads(1)
 
     def measured(**question: Any) -> dict[str, Any]:
-        return in_a_fork(lambda: {**_timed(load, prepare, question), **facts()})
+        return run_in_fork(lambda: {**_timed(load, prepare, question), **facts()})
 
     answer_lines(measured)
 

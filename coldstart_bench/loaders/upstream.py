@@ -1,12 +1,12 @@
 """A lean control plane and lean replicas behind an activator that is measured, as one program on Unix sockets.
 
-Arguments: data directory, and a JSON file with `Behind` (`coldstart_bench/traffic/behind.py`). Each line of JSON on
-standard input is answered with `port`, a TCP port where chats are answered without an activator, `recorded`, how many
-requests have a record, and `unrecorded`, how many chats that the activator got have none. `{"into": FILE}` also writes
-`Seen`.
+Arguments: data directory, and a JSON file with `UpstreamConfig` (`coldstart_bench/traffic/behind.py`). Each line of
+JSON on standard input is answered with `port`, a TCP port where chats are answered without an activator, `recorded`,
+how many requests have a record, and `unrecorded`, how many chats that the activator got have none. `{"into": FILE}`
+also writes `UpstreamReport`.
 
-A whole chat is answered at once, a streamed one token by token. A completion takes the time that `Behind` says, and
-its text is the lengths of its prompt and answer, so that a client can tell that the answer is its own.
+A whole chat is answered at once, a streamed one token by token. A completion takes the time that `UpstreamConfig` says,
+and its text is the lengths of its prompt and answer, so that a client can tell that the answer is its own.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ import msgspec
 import uvloop
 
 from coldstart_bench.loaders.lines import answer_lines
-from coldstart_bench.traffic.behind import MODEL, Behind, Seen
+from coldstart_bench.traffic.behind import MODEL, UpstreamConfig, UpstreamReport
 from contracts.control import RequestBatch
-from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame
-from contracts.timeline import Span, Stage
+from contracts.frames import CONTENT_TYPE, Counts, Frame, FrameKind, StreamEnd, encode_frame
+from contracts.timeline import Stage, StageSpan
 from contracts.wire import decoder, encode
 from service.unix import SocketDirectory
 
@@ -36,10 +36,12 @@ DONE: Final = b"data: [DONE]\n\n"
 _REQUEST_ID: Final = re.compile(rb'"request_id":"([^"]+)"')
 _ID: Final = b"x-kelvin-request-id: "
 _HEAD: Final = OPEN % CONTENT_TYPE.encode()
-_END: Final = encode(End(finish_reason="stop", spans=(Span(Stage.TOKENIZED, 100), Span(Stage.PREFILLED, 200))))
+_END: Final = encode(
+    StreamEnd(finish_reason="stop", spans=(StageSpan(Stage.TOKENIZED, 100), StageSpan(Stage.PREFILLED, 200)))
+)
 
 
-class Asked(msgspec.Struct):
+class CompletionBody(msgspec.Struct):
     """What of a completion's body sets how long it takes."""
 
     prompt: str
@@ -75,10 +77,10 @@ _FRAMED_CHAT: Final = _HEAD + chunk(frame(FrameKind.DATA, CHAT) + frame(FrameKin
 _PLAIN_CHAT: Final = PLAIN % (len(CHAT), CHAT)
 
 
-class World:
+class UpstreamState:
     """What all connections share."""
 
-    def __init__(self, behind: Behind) -> None:
+    def __init__(self, behind: UpstreamConfig) -> None:
         self.behind = behind
         self.feed = OPEN % b"application/x-ndjson" + chunk(encode(behind.feed) + b"\n")
         self.batches: list[bytes] = []
@@ -92,17 +94,17 @@ class World:
         if self.behind.keeps_records:
             self.batches.append(batch)
 
-    def seen(self) -> Seen:
+    def seen(self) -> UpstreamReport:
         """Return what was answered and recorded so far."""
         every = (record for batch in self.batches for record in decoder(RequestBatch).decode(batch).records)
         records = {record.request_id: record for record in every}
-        return Seen(self.answered, self.most_inside, tuple(records.values()))
+        return UpstreamReport(self.answered, self.most_inside, tuple(records.values()))
 
 
-class Connection(asyncio.Protocol):
+class UpstreamProtocol(asyncio.Protocol):
     """One request after another, each with a head and a body whose length is told; answered by its path."""
 
-    def __init__(self, world: World, *, framed: bool) -> None:
+    def __init__(self, world: UpstreamState, *, framed: bool) -> None:
         self._world = world
         self._framed = framed
         self._unread = b""
@@ -132,7 +134,7 @@ class Connection(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         path = head.split(b" ", 2)[1]
         if path == b"/v1/completions":
-            self._begin(decoder(Asked).decode(body))
+            self._begin(decoder(CompletionBody).decode(body))
         elif path.startswith(b"/v1/chat/"):
             if b'"stream": true' in body:
                 self._transport.write(_HEAD)
@@ -158,7 +160,7 @@ class Connection(asyncio.Protocol):
         due_s = at_s + self._world.behind.token_s
         self._next = asyncio.get_running_loop().call_at(due_s, self._say, number + 1, last, due_s)
 
-    def _begin(self, asked: Asked) -> None:
+    def _begin(self, asked: CompletionBody) -> None:
         """Begin a completion, which takes a slot for its time."""
         world, behind = self._world, self._world.behind
         prompt = len(asked.prompt.split())
@@ -180,15 +182,15 @@ class Connection(asyncio.Protocol):
         self._is_inside = False
 
 
-async def serve(data: Path, behind: Behind) -> None:
+async def serve(data: Path, behind: UpstreamConfig) -> None:
     """Serve until standard input ends."""
-    world, loop = World(behind), asyncio.get_running_loop()
+    world, loop = UpstreamState(behind), asyncio.get_running_loop()
     directory, ended = SocketDirectory(data / "run"), asyncio.Event()
     servers: list[asyncio.Server] = [  # kept: a server that nobody refers to is collected, and listens no more
-        await loop.create_unix_server(lambda: Connection(world, framed=True), sock=directory.listen(name))
+        await loop.create_unix_server(lambda: UpstreamProtocol(world, framed=True), sock=directory.listen(name))
         for name in ("control.sock", *(replica.address for replica in behind.feed.replicas))
     ]
-    servers.append(await loop.create_server(lambda: Connection(world, framed=False), "127.0.0.1", 0))
+    servers.append(await loop.create_server(lambda: UpstreamProtocol(world, framed=False), "127.0.0.1", 0))
     port = servers[-1].sockets[0].getsockname()[1]
 
     def answer(into: str | None = None) -> dict[str, int]:
@@ -207,4 +209,4 @@ async def serve(data: Path, behind: Behind) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(Path(sys.argv[1]), decoder(Behind).decode(Path(sys.argv[2]).read_bytes())))
+    uvloop.run(serve(Path(sys.argv[1]), decoder(UpstreamConfig).decode(Path(sys.argv[2]).read_bytes())))

@@ -12,10 +12,10 @@ import msgspec
 
 from coldstart_bench.front_tools import on_core
 from coldstart_bench.installation import InstallationFailed, free_port
-from coldstart_bench.patience import comes
+from coldstart_bench.patience import poll_until_true
 from coldstart_bench.programs import Program
-from coldstart_bench.services import activator
-from coldstart_bench.traffic.exchange import Payload, Plan, Ran
+from coldstart_bench.services import running_activator_process
+from coldstart_bench.traffic.exchange import LoadResult, OpenLoopPlan, RequestTemplate
 from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, Scope, TenantRow, VersionRow
 from contracts.manifest import Limits
 from contracts.usage import RequestRecord
@@ -24,14 +24,15 @@ from contracts.wire import decoder, encode
 MODEL: Final = "m"
 VERSION: Final = "be" * 32
 _LIMITS: Final = Limits(1 << 20, 1 << 20, 4096, 8 << 20)
-PATIENT: Final = {"KELVIN_HEAD_S": "60"}  # connections that are open before the beginning say nothing for a while
+# Connections that are open before the beginning say nothing for a while.
+LONG_HEAD_TIMEOUT: Final = {"KELVIN_HEAD_S": "60"}
 RECORDED_S: Final = 20.0
-BEYOND_S: Final = 120.0  # what the open loop takes beside the plan: connections, and the report
+EXTRA_ANSWER_S: Final = 120.0  # what the open loop takes beside the plan: connections, and the report
 TWO_CORES_NOTE: Final = "the activator has a core to itself; the open loop and the replicas share another one"
 ONE_CORE_NOTE: Final = "one core for all: times say nothing"
 
 
-class Behind(msgspec.Struct, frozen=True):
+class UpstreamConfig(msgspec.Struct, frozen=True):
     """What is behind the activator: the feed of its control plane, and the seconds for which a completion takes a slot:
     `slot_s`, and so much for each token. See `loaders/upstream.py`.
     """
@@ -43,7 +44,7 @@ class Behind(msgspec.Struct, frozen=True):
     keeps_records: bool = True  # else they are only counted
 
 
-class Seen(msgspec.Struct, frozen=True):
+class UpstreamReport(msgspec.Struct, frozen=True):
     """What the replicas answered, how many they had at once, and the records that were shipped."""
 
     answered: int
@@ -81,10 +82,10 @@ def one_model(keys: Mapping[str, str], slots: int) -> Feed:
     )
 
 
-def room_for(requests: int) -> dict[str, str]:
+def settings_for_requests(requests: int) -> dict[str, str]:
     """Return settings of an activator that has room for so many requests at once."""
     limits = ("QUEUE_REQUESTS", "QUEUE_REQUESTS_PER_TENANT", "QUEUE_REQUESTS_IN_ALL", "CONNECTIONS", "REQUESTS")
-    return PATIENT | {f"KELVIN_{limit}": str(requests) for limit in limits}
+    return LONG_HEAD_TIMEOUT | {f"KELVIN_{limit}": str(requests) for limit in limits}
 
 
 def cores() -> tuple[int, int]:
@@ -98,45 +99,47 @@ def cores_note() -> str:
     return ONE_CORE_NOTE if cores()[0] == cores()[1] else TWO_CORES_NOTE
 
 
-class Door:
+class ActivatorUnderTest:
     """An activator that is ready, and what is behind it; `pid` is the activator's process."""
 
     def __init__(self, scratch: Path, port: int, pid: int, upstream: Program) -> None:
         self.port, self.pid, self.upstream = port, pid, upstream
         self._scratch = scratch
 
-    def seen(self, records: int) -> Seen:
+    def seen(self, records: int) -> UpstreamReport:
         """Return what was seen, once `records` were shipped, or after RECORDED_S."""
-        comes(lambda: int(self.upstream.ask()["recorded"]) >= records, RECORDED_S)
+        poll_until_true(lambda: int(self.upstream.ask()["recorded"]) >= records, RECORDED_S)
         into = self._scratch / "seen"
         self.upstream.ask(into=str(into))
-        return decoder(Seen).decode(into.read_bytes())
+        return decoder(UpstreamReport).decode(into.read_bytes())
 
 
 @contextmanager
-def standing(scratch: Path, behind: Behind, settings: Mapping[str, str] | None = None) -> Iterator[Door]:
-    """Run an activator and what is behind it until the block ends. Raises InstallationFailed, PeerFailed."""
+def running_activator(
+    scratch: Path, upstream_config: UpstreamConfig, settings: Mapping[str, str] | None = None
+) -> Iterator[ActivatorUnderTest]:
+    """Run an activator and what is behind it until the block ends. Raises InstallationFailed, ProgramFailed."""
     port = free_port()
-    with upstream_of(scratch, behind) as upstream, ExitStack() as stack:
+    with running_upstream(scratch, upstream_config) as upstream, ExitStack() as stack:
         with on_core(cores()[0]):
-            pid = stack.enter_context(activator(scratch / "data", port, settings))
-        yield Door(scratch, port, pid, upstream)
+            pid = stack.enter_context(running_activator_process(scratch / "data", port, settings))
+        yield ActivatorUnderTest(scratch, port, pid, upstream)
 
 
 @contextmanager
-def upstream_of(scratch: Path, behind: Behind) -> Iterator[Program]:
-    """Run what is behind an activator with the data directory `scratch/data`. Raises PeerFailed."""
+def running_upstream(scratch: Path, upstream_config: UpstreamConfig) -> Iterator[Program]:
+    """Run what is behind an activator with the data directory `scratch/data`. Raises ProgramFailed."""
     data, told = scratch / "data", scratch / "behind"
     (data / "run").mkdir(parents=True, mode=0o700)
     told.touch(mode=0o600)
-    told.write_bytes(encode(behind))
+    told.write_bytes(encode(upstream_config))
     with on_core(cores()[1]):
         program = Program("upstream", str(data), str(told))
     with program:
         yield program
 
 
-class Loop:
+class OpenLoopClient:
     """The open loop, a process of its own."""
 
     def __init__(self, scratch: Path, program: Program) -> None:
@@ -147,27 +150,27 @@ class Loop:
         """Its process id."""
         return self._program.pid
 
-    def run(self, plan: Plan) -> Ran:
-        """Run a plan until the last answer, or until its patience ends. Raises PeerFailed."""
+    def run(self, plan: OpenLoopPlan) -> LoadResult:
+        """Run a plan until the last answer, or until its patience ends. Raises ProgramFailed."""
         asked, into = self._scratch / "plan", self._scratch / "ran"
         asked.touch(mode=0o600)
         asked.write_bytes(msgspec.json.encode(plan))
         last_s = (plan.arrivals[-1][0] if plan.arrivals else 0) / 1e6
-        self._program.answer_s = last_s + plan.patience_s + BEYOND_S
+        self._program.answer_s = last_s + plan.patience_s + EXTRA_ANSWER_S
         self._program.ask(plan=str(asked), into=str(into))
-        return decoder(Ran).decode(into.read_bytes())
+        return decoder(LoadResult).decode(into.read_bytes())
 
-    def baseline(self, port: int, payloads: Sequence[Payload], patience_s: float) -> list[str]:
+    def reference_texts(self, port: int, payloads: Sequence[RequestTemplate], patience_s: float) -> list[str]:
         """Return the text that each payload is answered alone. Raises InstallationFailed if one is not answered."""
-        return texts_of(self.alone(port, payloads, patience_s))
+        return answer_texts(self.run_sequentially(port, payloads, patience_s))
 
-    def alone(self, port: int, payloads: Sequence[Payload], patience_s: float) -> Ran:
+    def run_sequentially(self, port: int, payloads: Sequence[RequestTemplate], patience_s: float) -> LoadResult:
         """Send each payload alone: one after another, on one connection, by a client that reads at once."""
-        quick = tuple(Payload(each.key, each.path, each.body, each.headers) for each in payloads)
-        return self.run(Plan(port, quick, tuple((0, number) for number in range(len(quick))), 0, 1, patience_s))
+        quick = tuple(RequestTemplate(each.key, each.path, each.body, each.headers) for each in payloads)
+        return self.run(OpenLoopPlan(port, quick, tuple((0, number) for number in range(len(quick))), 0, 1, patience_s))
 
 
-def texts_of(ran: Ran) -> list[str]:
+def answer_texts(ran: LoadResult) -> list[str]:
     """Return the text of each answer. Raises InstallationFailed where one is missing or empty."""
     texts = ran.answers()
     if lacking := [text for sent, text in zip(ran.sent, texts, strict=True) if not sent.is_ok or not text]:
@@ -176,9 +179,9 @@ def texts_of(ran: Ran) -> list[str]:
 
 
 @contextmanager
-def looping(scratch: Path) -> Iterator[Loop]:
+def running_open_loop(scratch: Path) -> Iterator[OpenLoopClient]:
     """Start the open loop, on the core that the activator does not have, until the block ends."""
     with on_core(cores()[1]):
         program = Program("open_loop")
     with program:
-        yield Loop(scratch, program)
+        yield OpenLoopClient(scratch, program)

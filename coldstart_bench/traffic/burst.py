@@ -16,15 +16,21 @@ import click
 import msgspec
 
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Installation, running
-from coldstart_bench.processes import MIB, Memory, memory_line, memory_of, watching
+from coldstart_bench.installation import Installation, running_installation
+from coldstart_bench.processes import MIB, MemoryUse, memory_line, memory_use, sampling_process
 from coldstart_bench.programs import make_model
-from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, ratio
+from coldstart_bench.report import ClaimVerdict, Figures, align, at_least, at_most, cell, ratio_or_none
 from coldstart_bench.room import LEAST_BYTES
 from coldstart_bench.statistics import jain, quantile_of
 from coldstart_bench.traffic.arrivals import at_once
-from coldstart_bench.traffic.behind import ONE_CORE_NOTE, Loop, cores, looping, room_for
-from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
+from coldstart_bench.traffic.behind import (
+    ONE_CORE_NOTE,
+    OpenLoopClient,
+    cores,
+    running_open_loop,
+    settings_for_requests,
+)
+from coldstart_bench.traffic.exchange import LoadResult, OpenLoopPlan, RequestTemplate, send_delays_s
 
 FAIR: Final = 0.95  # of 1, by Jain's index
 # Of the pairs of one tenant that are not served at once, those that may be answered the other way round.
@@ -38,7 +44,7 @@ PATIENCE_S: Final = 600.0
 CORES_NOTE: Final = "the activator is held to one core, the open loop to another one; runtimes have both"
 
 
-class Served(msgspec.Struct, frozen=True):
+class TenantAnswers(msgspec.Struct, frozen=True):
     """One tenant's: asked for in this order, all at once."""
 
     tenant: str
@@ -55,10 +61,10 @@ class Served(msgspec.Struct, frozen=True):
 class BurstFigures(Figures, frozen=True):
     """Figures of all tenants, in the order in which they asked."""
 
-    served: tuple[Served, ...]
+    served: tuple[TenantAnswers, ...]
     fairness: float | None  # Jain's index of the tenants' shares of the first half of the answers
     lag_p99_s: float | None  # of the open loop itself
-    memory: Memory | None
+    memory: MemoryUse | None
     starts: int  # of the model, for all of them
     chunk_reads: int  # from any tier
     chunks: int  # of the version, each counted once
@@ -78,13 +84,15 @@ def fairness(answered: Sequence[tuple[float, str]], tenants: Sequence[str]) -> f
     return jain([first.count(tenant) for tenant in tenants]) if first else None
 
 
-def served(tenant: str, asked: int, ends_s: Sequence[float], wrong: int, codes: dict[str, int], slots: int) -> Served:
+def served(
+    tenant: str, asked: int, ends_s: Sequence[float], wrong: int, codes: dict[str, int], slots: int
+) -> TenantAnswers:
     """`ends_s` are of right answers, in the order of asking; so many are served at once."""
     first, median, last = (quantile_of(ends_s, part) for part in (0.0, 0.5, 1.0))
-    return Served(tenant, asked, len(ends_s), wrong, codes, first, median, last, inversions(ends_s, slots))
+    return TenantAnswers(tenant, asked, len(ends_s), wrong, codes, first, median, last, inversions(ends_s, slots))
 
 
-def judge(found: BurstFigures) -> tuple[Verdict, ...]:
+def judge(found: BurstFigures) -> tuple[ClaimVerdict, ...]:
     """The state is the number of requests."""
     asked = sum(one.asked for one in found.served)
     state = str(asked)
@@ -98,7 +106,7 @@ def judge(found: BurstFigures) -> tuple[Verdict, ...]:
         at_most("bytes of the activator's memory for each request", taken, EACH_BYTES, state),
         at_most("starts of the model, off one by", abs(found.starts - 1), 0, state),
         # A hedged read may be a second one of the same chunk. None at all says that the chunks were somewhere else.
-        at_most("reads of a chunk", ratio(found.chunk_reads or None, found.chunks), 1, state, decides=False),
+        at_most("reads of a chunk", ratio_or_none(found.chunk_reads or None, found.chunks), 1, state, decides=False),
     )
 
 
@@ -134,14 +142,14 @@ class BurstPlan(BenchPlan):
 
 
 def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
-    """Raises InstallationFailed, PeerFailed."""
-    settings = {**room_for(plan.requests + 1024), "KELVIN_CHUNK_BYTES": str(1 << 20)}
+    """Raises InstallationFailed, ProgramFailed."""
+    settings = {**settings_for_requests(plan.requests + 1024), "KELVIN_CHUNK_BYTES": str(1 << 20)}
     plan.tell("making and pushing a model")
     make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
-    with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
+    with running_installation(scratch / "data", settings=settings) as kelvin, running_open_loop(scratch) as loop:
         version = kelvin.push(scratch / "model", MODEL, replicas=1)
         payloads = _payloads(kelvin)
-        right = loop.baseline(kelvin.port, payloads, PATIENCE_S)
+        right = loop.reference_texts(kelvin.port, payloads, PATIENCE_S)
         for tier in ("host", "nvme"):
             kelvin.forget(tier)
         kelvin.rest()
@@ -154,7 +162,7 @@ def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
     return BurstFigures(
         tuple(_served(ran, payloads, right, tenant, slots) for tenant in (OWNER, GUEST)),
         fairness(ends, (OWNER, GUEST)),
-        quantile_of(lags_s(ran.sent), 0.99),
+        quantile_of(send_delays_s(ran.sent), 0.99),
         memory,
         starts=after["leases_granted"] - before["leases_granted"],  # one lease for each start
         chunk_reads=sum(after["chunk_reads"].values()) - sum(before["chunk_reads"].values()),
@@ -169,7 +177,7 @@ def _slots(kelvin: Installation) -> int:
     return max((int(row["max_streams"]) for version in versions for row in version["replicas"]), default=1)
 
 
-def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
+def _payloads(kelvin: Installation) -> tuple[RequestTemplate, ...]:
     """Of the owner, and of a guest that may call its model."""
     kelvin.admin.request("POST", "/admin/v1/tenants", {"tenant": GUEST})
     made: Any = kelvin.admin.request("POST", f"/admin/v1/keys?tenant={GUEST}", {"name": "bench", "scopes": ["infer"]})
@@ -180,35 +188,37 @@ def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
             first = 10 * number + (5 if tenant == GUEST else 0)
             prompt = " ".join(f"w{first + place}" for place in range(4))
             body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-            found.append(Payload(key, "/v1/completions", json.dumps(body), who=tenant))
+            found.append(RequestTemplate(key, "/v1/completions", json.dumps(body), who=tenant))
     return tuple(found)
 
 
 def _burst(
-    plan: BurstPlan, kelvin: Installation, loop: Loop, payloads: tuple[Payload, ...]
-) -> tuple[Ran, Memory | None]:
+    plan: BurstPlan, kelvin: Installation, loop: OpenLoopClient, payloads: tuple[RequestTemplate, ...]
+) -> tuple[LoadResult, MemoryUse | None]:
     """All of one tenant's before all of the other's, at one moment: who served in turn would serve one tenant first."""
     half = plan.requests // 2
     whose = [number % PROMPTS for number in range(plan.requests - half)]
     whose += [PROMPTS + number % PROMPTS for number in range(half)]
     arrivals = tuple(zip(at_once(plan.requests), whose, strict=True))
     pid = kelvin.pid_of("activator")
-    hold(pid, cores()[0])
+    pin_to_core(pid, cores()[0])
     plan.tell(f"{plan.requests} ask at once, of two tenants")
-    with watching(pid) as samples:
-        asked = Plan(kelvin.port, payloads, arrivals, plan.requests, plan.requests + 64, PATIENCE_S)
+    with sampling_process(pid) as samples:
+        asked = OpenLoopPlan(kelvin.port, payloads, arrivals, plan.requests, plan.requests + 64, PATIENCE_S)
         ran = loop.run(asked)
-    return ran, memory_of(samples)
+    return ran, memory_use(samples)
 
 
-def hold(pid: int, core: int) -> None:
+def pin_to_core(pid: int, core: int) -> None:
     """All threads of a process on one core."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), {core})
 
 
-def _served(ran: Ran, payloads: tuple[Payload, ...], right: list[str], tenant: str, slots: int) -> Served:
+def _served(
+    ran: LoadResult, payloads: tuple[RequestTemplate, ...], right: list[str], tenant: str, slots: int
+) -> TenantAnswers:
     sent = [each for each in ran.sent if payloads[each.payload].who == tenant]
     good = [each.took_s for each in sent if each.is_ok and ran.text(each) == right[each.payload]]
     wrong = sum(each.is_ok and ran.text(each) != right[each.payload] for each in sent)

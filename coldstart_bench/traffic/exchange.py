@@ -9,17 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from coldstart_bench.processes import Load
+from coldstart_bench.processes import CpuLoad
 
 CUT: Final = "cut"  # the connection ended before the answer did
 NO_DOOR: Final = "no_door"  # nobody took the connection
 NO_END: Final = "no_end"  # it was still waiting when the patience was over
 _END = b"\r\n\r\n"
 # What reading raises of an answer that has another form than the door's: a proxy's, or one that was cut.
-NOT_OURS: Final = (msgspec.DecodeError, AttributeError, LookupError, TypeError)
+FOREIGN_ERRORS: Final = (msgspec.DecodeError, AttributeError, LookupError, TypeError)
 
 
-class Reader(StrEnum):
+class ReaderKind(StrEnum):
     """How the client takes its answer."""
 
     QUICK = "quick"
@@ -27,14 +27,14 @@ class Reader(StrEnum):
     SILENT = "silent"  # nothing after the first bytes, and it never closes: a peer that was switched off
 
 
-class Payload(msgspec.Struct, frozen=True):
+class RequestTemplate(msgspec.Struct, frozen=True):
     """One kind of request; many may be the same."""
 
     key: str
     path: str
     body: str
     headers: dict[str, str] = {}
-    reader: Reader = Reader.QUICK
+    reader: ReaderKind = ReaderKind.QUICK
     who: str = ""  # for who reads the report
 
     def request(self) -> bytes:
@@ -46,18 +46,18 @@ class Payload(msgspec.Struct, frozen=True):
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-class Plan(msgspec.Struct, frozen=True):
+class OpenLoopPlan(msgspec.Struct, frozen=True):
     """Send `payloads[number]` at `at_us`, for each of `arrivals`, which are in order of time."""
 
     port: int
-    payloads: tuple[Payload, ...]
+    payloads: tuple[RequestTemplate, ...]
     arrivals: tuple[tuple[int, int], ...]
     connections: int  # that are open before the beginning
     most: int  # that may be open at all; who finds none free waits for one, and its clock runs
     patience_s: float  # after the last was due
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
+class RequestResult(msgspec.Struct, frozen=True, array_like=True):
     """Of one request, whatever came of it. What it waited is counted from when it was due, not from when it went."""
 
     payload: int
@@ -82,15 +82,15 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
         return self.status == 200 and not self.code
 
 
-class Ran(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """What came of a plan, in the order of its arrivals."""
 
     began_ns: int  # CLOCK_MONOTONIC, which is one for all processes
-    sent: tuple[Sent, ...]
+    sent: tuple[RequestResult, ...]
     texts: tuple[str, ...]  # each once
-    load: Load | None = None  # of the loop itself, connections not counted
+    load: CpuLoad | None = None  # of the loop itself, connections not counted
 
-    def text(self, sent: Sent) -> str:
+    def text(self, sent: RequestResult) -> str:
         """What it was answered with."""
         return "" if sent.text < 0 else self.texts[sent.text]
 
@@ -99,17 +99,17 @@ class Ran(msgspec.Struct, frozen=True):
         return [self.text(sent) if sent.is_ok else f"not answered: {sent.code}" for sent in self.sent]
 
 
-def lags_s(sent: Iterable[Sent]) -> list[float]:
+def send_delays_s(sent: Iterable[RequestResult]) -> list[float]:
     """How late the loop came to send each: whether it kept up itself. A wait for a connection is not among it."""
     return [(each.seen_us - each.due_us) / 1e6 for each in sent]
 
 
-def held_up_s(sent: Iterable[Sent]) -> list[float]:
+def connection_waits_s(sent: Iterable[RequestResult]) -> list[float]:
     """How long each waited for a connection, of which a door that answers late leaves none free."""
     return [(each.sent_us - each.seen_us) / 1e6 for each in sent if each.sent_us is not None]
 
 
-class Answer:
+class HttpAnswerParser:
     """An answer of the door to one request, as its bytes come.
 
     `status` is 0 until its head is here; `body` has what has come of it, without framing.
@@ -166,7 +166,7 @@ class Answer:
         return False
 
 
-def said(answer: Answer) -> tuple[str, str, bool]:
+def parse_answer(answer: HttpAnswerParser) -> tuple[str, str, bool]:
     """Its text, the code of its failure (or ""), and whether it is whole as far as its own form says."""
     if answer.status == 0 or not answer.body:
         return "", "", answer.status not in (0, 200)
@@ -177,7 +177,7 @@ def said(answer: Answer) -> tuple[str, str, bool]:
         if answer.status != 200:
             return "", str(found["error"]["code"]), True
         return _text(found), "", True
-    except NOT_OURS:
+    except FOREIGN_ERRORS:
         return "", "", False
 
 
@@ -193,7 +193,7 @@ def _of_events(events: Iterable[bytes]) -> tuple[str, str, bool]:
                 whole = True
             elif data.startswith(b"{"):
                 pieces.append(_text(msgspec.json.decode(data)))
-        except NOT_OURS:  # or cut in the middle of it
+        except FOREIGN_ERRORS:  # or cut in the middle of it
             break
     return "".join(pieces), failed, whole or bool(failed)
 

@@ -16,15 +16,15 @@ import msgspec
 
 from coldstart_bench.clock import SteppedClock
 from coldstart_bench.installation import Installation, InstallationFailed, free_port
-from coldstart_bench.patience import comes
-from coldstart_bench.services import service
+from coldstart_bench.patience import poll_until_true
+from coldstart_bench.services import running_service
 
 STEP_S: Final = 600
 WHOLE_S: Final = 60.0
 POLL_S: Final = 0.05  # how exactly it is known when all are ready again
 
 
-class Event(msgspec.Struct, frozen=True):
+class FaultEvent(msgspec.Struct, frozen=True):
     """What was done to the installation, and how long until all of it was ready again; None where it was not.
 
     `failed` says why it could not be done.
@@ -36,7 +36,7 @@ class Event(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
-class Redis:
+class RedisServer:
     """A server of our own that can be killed, and comes back empty on the same port."""
 
     def __init__(self, binary: str, scratch: Path) -> None:
@@ -52,7 +52,7 @@ class Redis:
 
     def start(self) -> None:
         """Until it answers."""
-        up = service(self._command, os.environ, self._log, self._answers, "redis-server")
+        up = running_service(self._command, os.environ, self._log, self._answers, "redis-server")
         self._pid = self._stack.enter_context(up)
 
     def kill(self) -> None:
@@ -80,12 +80,12 @@ def try_find_redis() -> str | None:
 
 
 @contextmanager
-def redis_for(scratch: Path) -> Iterator[Redis | None]:
+def running_redis(scratch: Path) -> Iterator[RedisServer | None]:
     """Until the block ends; None where it is not installed."""
     if (binary := try_find_redis()) is None:
         yield None
         return
-    redis = Redis(binary, scratch)
+    redis = RedisServer(binary, scratch)
     redis.start()
     try:
         yield redis
@@ -93,28 +93,28 @@ def redis_for(scratch: Path) -> Iterator[Redis | None]:
         redis.stop()
 
 
-class Faults:
+class FaultInjector:
     """In turn, over and over."""
 
-    def __init__(self, kelvin: Installation, model: str, redis: Redis | None, clock: SteppedClock) -> None:
+    def __init__(self, kelvin: Installation, model: str, redis: RedisServer | None, clock: SteppedClock) -> None:
         self._kelvin, self._model = kelvin, model
         self._killed = set[int]()
         self._all: list[tuple[str, Callable[[], None], Callable[[], bool]]] = [
-            ("SIGKILL activator", lambda: self._kill("activator"), self.is_whole),
+            ("SIGKILL activator", lambda: self._kill("activator"), self.is_ready),
             ("SIGKILL runtime", self._kill_runtime, self.serves),
-            ("SIGKILL control plane", lambda: self._kill("controlplane"), self.is_whole),
-            ("clock 600 s ahead", lambda: clock.step(STEP_S), self.is_whole),
-            ("clock 600 s behind", lambda: clock.step(-STEP_S), self.is_whole),
-            ("clock right again", lambda: clock.step(0), self.is_whole),
+            ("SIGKILL control plane", lambda: self._kill("controlplane"), self.is_ready),
+            ("clock 600 s ahead", lambda: clock.step(STEP_S), self.is_ready),
+            ("clock 600 s behind", lambda: clock.step(-STEP_S), self.is_ready),
+            ("clock right again", lambda: clock.step(0), self.is_ready),
         ]
         if redis is not None:
-            self._all.insert(2, ("SIGKILL Redis", redis.kill, self.is_whole))
+            self._all.insert(2, ("SIGKILL Redis", redis.kill, self.is_ready))
 
-    def run(self, every_s: float, until: float, is_useless: Callable[[], bool]) -> list[Event]:
+    def run(self, every_s: float, until: float, is_useless: Callable[[], bool]) -> list[FaultEvent]:
         """One each `every_s` seconds, until that moment (monotonic), or until `is_useless`."""
-        began, found = time.monotonic(), list[Event]()
+        began, found = time.monotonic(), list[FaultEvent]()
         while (at := began + (len(found) + 1) * every_s) < until - every_s / 2:
-            if comes(is_useless, at - time.monotonic()):
+            if poll_until_true(is_useless, at - time.monotonic()):
                 break
             what, do, is_over = self._all[len(found) % len(self._all)]
             done, failed = time.monotonic(), ""
@@ -122,14 +122,14 @@ class Faults:
                 do()
             except (InstallationFailed, OSError) as error:
                 failed = str(error)
-            found.append(Event(done - began, what, self.whole_after(done, is_over), failed))
+            found.append(FaultEvent(done - began, what, self.recovery_time_s(done, is_over), failed))
         return found
 
-    def whole_after(self, since: float, is_over: Callable[[], bool] | None = None) -> float | None:
+    def recovery_time_s(self, since: float, is_over: Callable[[], bool] | None = None) -> float | None:
         """Seconds until every process says that it is ready, or `is_over`; None where that takes too long."""
-        return time.monotonic() - since if comes(is_over or self.is_whole, WHOLE_S, POLL_S) else None
+        return time.monotonic() - since if poll_until_true(is_over or self.is_ready, WHOLE_S, POLL_S) else None
 
-    def is_whole(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether every process says so."""
         try:
             found = self._kelvin.admin.request("GET", "/admin/v1/status")
@@ -140,7 +140,7 @@ class Faults:
     def serves(self) -> bool:
         """Whether the model has another replica than those that were killed, too. Somebody asks for it meanwhile."""
         try:
-            return self.is_whole() and bool(self._replicas() - self._killed)
+            return self.is_ready() and bool(self._replicas() - self._killed)
         except InstallationFailed:
             return False
 

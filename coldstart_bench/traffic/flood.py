@@ -10,14 +10,23 @@ import click
 import msgspec
 
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.processes import Memory, memory_line, memory_of, watching
-from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, recorded_once
+from coldstart_bench.processes import MemoryUse, memory_line, memory_use, sampling_process
+from coldstart_bench.report import ClaimVerdict, Figures, align, at_least, at_most, cell, recorded_once
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import at_once, constant
-from coldstart_bench.traffic.behind import MODEL, Behind, cores_note, keys_for, looping, one_model, room_for, standing
-from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
+from coldstart_bench.traffic.behind import (
+    MODEL,
+    UpstreamConfig,
+    cores_note,
+    keys_for,
+    one_model,
+    running_activator,
+    running_open_loop,
+    settings_for_requests,
+)
+from coldstart_bench.traffic.exchange import LoadResult, OpenLoopPlan, RequestTemplate, send_delays_s
 from contracts.usage import RequestRecord
-from service.arguments import Number
+from service.arguments import FiniteNumber
 
 TIMES: Final = 1.0  # of a service, that the quiet one may wait
 BUSY: Final = 0.90  # of the slots, while there is more to do than they can
@@ -28,7 +37,7 @@ TOKENS: Final = 16
 PATIENCE_S: Final = 120.0
 
 
-class Waits(msgspec.Struct, frozen=True):
+class QueueWaits(msgspec.Struct, frozen=True):
     """Of one tenant: seconds in the queue as recorded, and what its client saw from when each was due."""
 
     tenant: str
@@ -45,18 +54,20 @@ class FloodFigures(Figures, frozen=True):
 
     slots: int
     slot_s: float
-    loud: Waits
-    quiet: Waits
+    loud: QueueWaits
+    quiet: QueueWaits
     seconds: float  # until the last was answered
     most_inside: int  # at the replica at once
     unrecorded: int  # answers without a usage record; below 0, records without an answer
     lag_p99_s: float | None  # of the open loop itself
-    memory: Memory | None
+    memory: MemoryUse | None
 
 
-def waits_of(tenant: str, asked: int, right: int, queued_s: Sequence[float], beyond_s: Sequence[float]) -> Waits:
+def queue_waits(
+    tenant: str, asked: int, right: int, queued_s: Sequence[float], beyond_s: Sequence[float]
+) -> QueueWaits:
     """From what was recorded, and from what its client saw."""
-    return Waits(
+    return QueueWaits(
         tenant,
         asked,
         right,
@@ -67,7 +78,7 @@ def waits_of(tenant: str, asked: int, right: int, queued_s: Sequence[float], bey
     )
 
 
-def judge(found: FloodFigures) -> tuple[Verdict, ...]:
+def judge(found: FloodFigures) -> tuple[ClaimVerdict, ...]:
     """The state is the number of slots."""
     state, slots, quiet = str(found.slots), found.slots, found.quiet
     right = found.loud.right + quiet.right
@@ -106,17 +117,21 @@ class FloodPlan(BenchPlan):
 
 
 def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, ProgramFailed."""
     keys = keys_for((LOUD, QUIET))
     lasts_s = plan.requests * plan.slot_s / plan.slots
     quiet = [int(FROM_S * 1e6) + at for at in constant(1 / (APART * plan.slot_s), lasts_s)]
     arrivals = sorted([*((at, 0) for at in at_once(plan.requests)), *((at, 1) for at in quiet)])
     with (
-        standing(scratch, Behind(one_model(keys, plan.slots), plan.slot_s), room_for(2 * plan.requests + 1024)) as door,
-        looping(scratch) as loop,
+        running_activator(
+            scratch,
+            UpstreamConfig(one_model(keys, plan.slots), plan.slot_s),
+            settings_for_requests(2 * plan.requests + 1024),
+        ) as door,
+        running_open_loop(scratch) as loop,
     ):
         plan.tell(f"{plan.requests} of one tenant at once, {len(quiet)} of another one, for {lasts_s:.1f} s")
-        asked = Plan(
+        asked = OpenLoopPlan(
             port=door.port,
             payloads=tuple(payload(tenant, key) for tenant, key in keys.items()),
             arrivals=tuple(arrivals),
@@ -124,7 +139,7 @@ def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
             most=plan.requests + 256,
             patience_s=PATIENCE_S,
         )
-        with watching(door.pid) as samples:
+        with sampling_process(door.pid) as samples:
             ran = loop.run(asked)
         seen = door.seen(len(arrivals))
     recorded = [record for record in seen.records if record.outcome == "ok"]
@@ -138,24 +153,24 @@ def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
         seconds,
         seen.most_inside,
         loud.right + other.right - len(recorded),
-        quantile_of(lags_s(ran.sent), 0.99),
-        memory_of(samples),
+        quantile_of(send_delays_s(ran.sent), 0.99),
+        memory_use(samples),
         notes=(cores_note(),),
     )
 
 
-def payload(tenant: str, key: str) -> Payload:
+def payload(tenant: str, key: str) -> RequestTemplate:
     """A completion, at the owner's model, as that tenant calls it."""
     name = MODEL if tenant == LOUD else f"{LOUD}/{MODEL}"
     body = {"model": name, "prompt": "w1 w2 w3", "max_tokens": TOKENS}
-    return Payload(key, "/v1/completions", json.dumps(body), who=tenant)
+    return RequestTemplate(key, "/v1/completions", json.dumps(body), who=tenant)
 
 
-def _waits(ran: Ran, recorded: list[RequestRecord], number: int, tenant: str, slot_s: float) -> Waits:
+def _waits(ran: LoadResult, recorded: list[RequestRecord], number: int, tenant: str, slot_s: float) -> QueueWaits:
     sent = [each for each in ran.sent if each.payload == number]
     right = [each for each in sent if each.is_ok and ran.text(each) == f"3 {TOKENS}"]
     queued_s = [record.queued_us / 1e6 for record in recorded if record.tenant == tenant]
-    return waits_of(tenant, len(sent), len(right), queued_s, [each.took_s - slot_s for each in right])
+    return queue_waits(tenant, len(sent), len(right), queued_s, [each.took_s - slot_s for each in right])
 
 
 BENCH: Final = Bench(
@@ -165,7 +180,7 @@ BENCH: Final = Bench(
     (
         option("--requests", 1000, click.IntRange(1, 10_000), "At once, of one."),
         option("--slots", 16, click.IntRange(1, 1024), "Of the replica."),
-        option("--slot-ms", 200.0, Number(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
+        option("--slot-ms", 200.0, FiniteNumber(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
     ),
     FloodPlan,
     run,

@@ -19,36 +19,44 @@ from coldstart_bench.endings import (
     ANSWERED,
     CUT,
     GONE,
-    Bounds,
-    Ending,
-    Totals,
-    bounds_of,
-    differences,
-    refused,
-    totals_of,
+    BillBounds,
+    BillTotals,
+    RequestEnd,
+    bill_bounds_of,
+    bill_differences,
+    bill_totals_of,
+    refused_with,
 )
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import (
     Installation,
     InstallationFailed,
-    ended,
+    find_leftovers,
+    find_stray_sockets,
+    find_unfinished_writes,
     run_command,
-    running,
-    stray_sockets,
-    unfinished,
+    running_installation,
 )
 from coldstart_bench.patience import remaining
-from coldstart_bench.processes import Memory, Sample, memory_line, memory_of, try_sample
+from coldstart_bench.processes import MemoryUse, Sample, memory_line, memory_use, try_sample
 from coldstart_bench.programs import make_model
-from coldstart_bench.report import Figures, Verdict, at_least, at_most, cell, ratio
+from coldstart_bench.report import ClaimVerdict, Figures, at_least, at_most, cell, ratio_or_none
 from coldstart_bench.room import LEAST_BYTES
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import poisson
-from coldstart_bench.traffic.behind import Loop, looping
+from coldstart_bench.traffic.behind import OpenLoopClient, running_open_loop
 from coldstart_bench.traffic.exchange import CUT as WAS_CUT
-from coldstart_bench.traffic.exchange import NO_DOOR, NO_END, Payload, Plan, Ran, Reader, Sent
-from coldstart_bench.traffic.faults import WHOLE_S, Event, Faults, redis_for
-from service.arguments import Number
+from coldstart_bench.traffic.exchange import (
+    NO_DOOR,
+    NO_END,
+    LoadResult,
+    OpenLoopPlan,
+    ReaderKind,
+    RequestResult,
+    RequestTemplate,
+)
+from coldstart_bench.traffic.faults import WHOLE_S, FaultEvent, FaultInjector, running_redis
+from service.arguments import FiniteNumber
 
 WORD: Final = re.compile(r"w\d+|<s>|</s>|<unk>")
 # What a client may be told while something behind the door, or the door itself, is away.
@@ -67,7 +75,12 @@ MODEL: Final = "soak"
 STALL_S: Final = 3
 SHORT, LONG = 12, 120  # tokens
 # Each with its share of the requests, in percent.
-MIX: Final = ((Reader.QUICK, SHORT, 80), (Reader.QUICK, LONG, 8), (Reader.SLOW, SHORT, 8), (Reader.SILENT, LONG, 4))
+MIX: Final = (
+    (ReaderKind.QUICK, SHORT, 80),
+    (ReaderKind.QUICK, LONG, 8),
+    (ReaderKind.SLOW, SHORT, 8),
+    (ReaderKind.SILENT, LONG, 4),
+)
 SETTLED_S: Final = 60.0
 PATIENCE_S: Final = 60.0
 COMMAND_S: Final = 3600.0  # for a command that reads all that a long soak has left
@@ -84,14 +97,14 @@ class SoakFigures(Figures, frozen=True):
     wrong: tuple[str, ...]  # ended as nothing may
     answered_p50_s: float | None
     answered_p99_s: float | None
-    events: tuple[Event, ...]
+    events: tuple[FaultEvent, ...]
     bill: tuple[str, ...]  # in which it does not agree
     left: tuple[str, ...]  # what is left of it
-    memory: Memory | None  # of the activator, before and at rest again
+    memory: MemoryUse | None  # of the activator, before and at rest again
     again: float  # share of what was asked after the last fault that was answered right
 
 
-def wrong_with(sent: Sent, text: str, right: str, reader: Reader) -> str | None:
+def find_wrong_end(sent: RequestResult, text: str, right: str, reader: ReaderKind) -> str | None:
     """Why it ended as nothing may; None where it is right: the whole text, or a part of it and why it is no more."""
     if sent.is_ok:
         return None if text == right else f"another text: {text[:60]!r}"
@@ -99,33 +112,33 @@ def wrong_with(sent: Sent, text: str, right: str, reader: Reader) -> str | None:
         return f"another text before {sent.code}: {text[:60]!r}"
     if sent.code in (WAS_CUT, NO_DOOR) or sent.code in RIGHT_ERRORS:
         return None
-    if sent.code == NO_END and reader is Reader.SILENT:
+    if sent.code == NO_END and reader is ReaderKind.SILENT:
         return None
     return f"{sent.code or sent.status}"
 
 
-def bounds_for(sent: Sent, text: str, limit: int, reader: Reader) -> Bounds:
+def bill_bounds_for(sent: RequestResult, text: str, limit: int, reader: ReaderKind) -> BillBounds:
     """What the bill may have of it. Who read all that came is held to its own count; of who did not, the kernel may
     have more. A refusal before anybody knew who asked has no record, and neither has what never got to the door.
     """
     if sent.sent_us is None or sent.code == NO_DOOR:
-        return Bounds()
+        return BillBounds()
     count = len(WORD.findall(text))
-    unread = 0 if reader is Reader.QUICK else limit
+    unread = 0 if reader is ReaderKind.QUICK else limit
     if sent.is_ok:
-        return bounds_of(Ending(ANSWERED, count, limit))
-    if reader is Reader.SILENT or (reader is Reader.SLOW and sent.code == WAS_CUT):
+        return bill_bounds_of(RequestEnd(ANSWERED, count, limit))
+    if reader is ReaderKind.SILENT or (reader is ReaderKind.SLOW and sent.code == WAS_CUT):
         least, most = max(0, count - limit), min(limit, count + unread)
-        return Bounds((0, 1), (0, 1), (least, most))
+        return BillBounds((0, 1), (0, 1), (least, most))
     if sent.code in (WAS_CUT, NO_END):
         way = CUT if sent.code == WAS_CUT else GONE
-        return bounds_of(Ending(way, count, limit, whole=count >= limit, unread=unread))
+        return bill_bounds_of(RequestEnd(way, count, limit, whole=count >= limit, unread=unread))
     if not count:
-        return Bounds((0, 1), (0, 0), (0, 0))
-    return bounds_of(Ending(refused(sent.code), count, limit))
+        return BillBounds((0, 1), (0, 0), (0, 0))
+    return bill_bounds_of(RequestEnd(refused_with(sent.code), count, limit))
 
 
-def figures_of(seconds: float, sent: Sequence[Sent], **found: Any) -> SoakFigures:
+def figures_of(seconds: float, sent: Sequence[RequestResult], **found: Any) -> SoakFigures:
     """With what is counted of the requests; `found` are the other fields."""
     took = [each.took_s for each in sent if each.is_ok]
     told = Counter(each.code for each in sent if not each.is_ok)
@@ -133,12 +146,12 @@ def figures_of(seconds: float, sent: Sequence[Sent], **found: Any) -> SoakFigure
     return SoakFigures(seconds, len(sent), len(took), dict(told), answered_p50_s=p50_s, answered_p99_s=p99_s, **found)
 
 
-def judge(found: SoakFigures) -> tuple[Verdict, ...]:
+def judge(found: SoakFigures) -> tuple[ClaimVerdict, ...]:
     """The state is how much was done to it."""
     state = f"{len(found.events)} faults"
     down = sum(event.whole_after_s is None for event in found.events)
     done = sum(not event.failed for event in found.events)
-    share = ratio(found.answered, found.sent or None)
+    share = ratio_or_none(found.answered, found.sent or None)
     return (
         at_most("requests that ended neither right nor rightly", len(found.wrong), 0, state),
         at_most("differences of the bill from what clients counted", len(found.bill), 0, state),
@@ -179,38 +192,38 @@ class SoakPlan(BenchPlan):
 
 
 def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, ProgramFailed."""
     data, clock = scratch / "data", SteppedClock(scratch / "clock")
     plan.tell("making and pushing a model")
     make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
     settings = {**clock.settings, "KELVIN_STALL_S": str(STALL_S), "KELVIN_CHUNK_BYTES": str(1 << 20)}
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(redis_for(scratch))
+        redis = stack.enter_context(running_redis(scratch))
         settings |= {} if redis is None else {"KELVIN_REDIS": redis.url}
-        loop = stack.enter_context(looping(scratch))
-        with running(data, settings=settings) as kelvin:
+        loop = stack.enter_context(running_open_loop(scratch))
+        with running_installation(data, settings=settings) as kelvin:
             kelvin.push(scratch / "model", MODEL, replicas=1)
             payloads = _payloads(kelvin)
-            right = loop.baseline(kelvin.port, payloads, PATIENCE_S)
+            right = loop.reference_texts(kelvin.port, payloads, PATIENCE_S)
             before = _settled(kelvin)
             samples = _sampled(kelvin)
-            faults = Faults(kelvin, MODEL, redis, clock)
-            ran, events = _under_fire(plan, kelvin, loop, payloads, faults)
+            faults = FaultInjector(kelvin, MODEL, redis, clock)
+            ran, events = _run_under_faults(plan, kelvin, loop, payloads, faults)
             clock.step(0)
-            faults.whole_after(time.monotonic())
+            faults.recovery_time_s(time.monotonic())
             # An installation that refuses all from then on refuses rightly.
-            after = loop.alone(kelvin.port, payloads, PATIENCE_S)
-            bounds = _bounds(ran, payloads) + _bounds(after, payloads, Reader.QUICK)
+            after = loop.run_sequentially(kelvin.port, payloads, PATIENCE_S)
+            bounds = _bounds(ran, payloads) + _bounds(after, payloads, ReaderKind.QUICK)
             _differences(kelvin, before, bounds)  # until all is told, or it takes too long
             samples += _sampled(kelvin)
             bill = _closing(kelvin)
             bill += _differences(kelvin, before, bounds)  # what replicas wrote at their end is in it, too
-            left = unfinished(data) + stray_sockets(data)
-        left += ended(data)
+            left = find_unfinished_writes(data) + find_stray_sockets(data)
+        left += find_leftovers(data)
     wrong = [
         f"request {number} ({payloads[sent.payload].reader}): {why}"
         for number, sent in enumerate(ran.sent)
-        if (why := wrong_with(sent, ran.text(sent), right[sent.payload], payloads[sent.payload].reader)) is not None
+        if (why := find_wrong_end(sent, ran.text(sent), right[sent.payload], payloads[sent.payload].reader)) is not None
     ]
     return figures_of(
         plan.seconds,
@@ -219,28 +232,32 @@ def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
         events=tuple(events),
         bill=tuple(bill),
         left=tuple(left),
-        memory=memory_of(samples),
+        memory=memory_use(samples),
         again=sum(map(eq, after.answers(), right)) / len(right),
         notes=() if redis is not None else (NO_REDIS_NOTE,),
     )
 
 
-def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
+def _payloads(kelvin: Installation) -> tuple[RequestTemplate, ...]:
     found = []
     for number, (reader, tokens, _) in enumerate(MIX):
         prompt = " ".join(f"w{10 * number + place}" for place in range(4))
         body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
-        found.append(Payload(kelvin.key, "/v1/completions", json.dumps(body), reader=reader))
+        found.append(RequestTemplate(kelvin.key, "/v1/completions", json.dumps(body), reader=reader))
     return tuple(found)
 
 
-def _under_fire(
-    plan: SoakPlan, kelvin: Installation, loop: Loop, payloads: Sequence[Payload], faults: Faults
-) -> tuple[Ran, list[Event]]:
+def _run_under_faults(
+    plan: SoakPlan,
+    kelvin: Installation,
+    loop: OpenLoopClient,
+    payloads: Sequence[RequestTemplate],
+    faults: FaultInjector,
+) -> tuple[LoadResult, list[FaultEvent]]:
     chance = Random(plan.seed)  # noqa: S311 - a load, no secret
     when = poisson(plan.rate, plan.seconds, chance)
     whose = chance.choices(range(len(MIX)), [share for _, _, share in MIX], k=len(when))
-    asked = Plan(kelvin.port, tuple(payloads), tuple(zip(when, whose, strict=True)), 4, 512, PATIENCE_S)
+    asked = OpenLoopPlan(kelvin.port, tuple(payloads), tuple(zip(when, whose, strict=True)), 4, 512, PATIENCE_S)
     plan.tell(f"{len(when)} requests in {plan.seconds:g} s, a fault each {plan.every_s:g} s (seed {plan.seed})")
     with ThreadPoolExecutor(1, "load") as pool:
         load = pool.submit(loop.run, asked)
@@ -252,33 +269,33 @@ def _under_fire(
         return load.result(), events
 
 
-def _bounds(ran: Ran, payloads: Sequence[Payload], reader: Reader | None = None) -> Bounds:
+def _bounds(ran: LoadResult, payloads: Sequence[RequestTemplate], reader: ReaderKind | None = None) -> BillBounds:
     """What the bill may have of all requests, by the readers of their payloads or by this one."""
-    found = Bounds()
+    found = BillBounds()
     for sent in ran.sent:
         payload = payloads[sent.payload]
         limit = int(json.loads(payload.body)["max_tokens"])
-        found += bounds_for(sent, ran.text(sent), limit, reader or payload.reader)
+        found += bill_bounds_for(sent, ran.text(sent), limit, reader or payload.reader)
     return found
 
 
-def billed(kelvin: Installation) -> Totals:
+def billed(kelvin: Installation) -> BillTotals:
     """What is on the bills of all months since it began: a soak may be one of two months."""
-    return sum(map(totals_of, kelvin.bills(kelvin.began_s)), Totals())
+    return sum(map(bill_totals_of, kelvin.bills(kelvin.began_s)), BillTotals())
 
 
-def _settled(kelvin: Installation) -> Totals:
+def _settled(kelvin: Installation) -> BillTotals:
     """What is on the bill once what was asked so far is."""
     kelvin.wait(lambda: billed(kelvin).requests >= len(MIX), "what was asked is on the bill")
     return billed(kelvin)
 
 
-def _differences(kelvin: Installation, before: Totals, bounds: Bounds) -> list[str]:
+def _differences(kelvin: Installation, before: BillTotals, bounds: BillBounds) -> list[str]:
     """Once it has had time to hear of everything."""
 
     def wrong() -> list[str]:
         try:
-            return differences(before, billed(kelvin), bounds)
+            return bill_differences(before, billed(kelvin), bounds)
         except InstallationFailed as away:
             return [f"the bill can't be asked for: {away}"]
 
@@ -322,9 +339,9 @@ BENCH: Final = Bench(
     """An installation under load whose processes are killed in turn, whose clients stall and whose clock is stepped:
     how each request ended, and whether the bill agrees. Exit 1 where a line does not hold.""",
     (
-        option("--seconds", 600.0, Number(5, 604_800), "Of load."),
-        option("--rate", 10.0, Number(0.1, 1000), "Requests a second."),
-        option("--every", 10.0, Number(1, 3600), "Seconds to a fault.", "every_s"),
+        option("--seconds", 600.0, FiniteNumber(5, 604_800), "Of load."),
+        option("--rate", 10.0, FiniteNumber(0.1, 1000), "Requests a second."),
+        option("--every", 10.0, FiniteNumber(1, 3600), "Seconds to a fault.", "every_s"),
         option("--seed", 1, int, "Of what is drawn."),
     ),
     SoakPlan,

@@ -23,19 +23,19 @@ from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic import trace_fit
 from coldstart_bench.traffic.arrivals import renewal, replayed
 from coldstart_bench.traffic.behind import (
+    LONG_HEAD_TIMEOUT,
     MODEL,
-    PATIENT,
-    Behind,
-    Seen,
+    UpstreamConfig,
+    UpstreamReport,
     cores_note,
     keys_for,
-    looping,
     one_model,
-    standing,
+    running_activator,
+    running_open_loop,
 )
-from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
-from coldstart_bench.traffic.trace_fit import Came, Fit, Pair, TraceFigures
-from service.arguments import Number
+from coldstart_bench.traffic.exchange import LoadResult, OpenLoopPlan, RequestTemplate, send_delays_s
+from coldstart_bench.traffic.trace_fit import FigurePair, TraceFigures, TraceFit, TraceOutcome
+from service.arguments import FiniteNumber
 
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class BadTrace(BenchFailed):
     """A file is no trace; the text names line and rule."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class TraceRow(msgspec.Struct, frozen=True):
     """One request of a trace."""
 
     at_s: float
@@ -58,7 +58,7 @@ class Row(msgspec.Struct, frozen=True):
     output: int
 
 
-class Window(msgspec.Struct, frozen=True):
+class ClientWindow(msgspec.Struct, frozen=True):
     """How one client asks from `at_s` until its next window."""
 
     at_s: float
@@ -67,7 +67,7 @@ class Window(msgspec.Struct, frozen=True):
     pattern: str  # Gamma or Weibull
 
 
-class Due(msgspec.Struct, frozen=True):
+class DueRequest(msgspec.Struct, frozen=True):
     """One request of a load: when, whose, how long."""
 
     at_us: int
@@ -76,7 +76,7 @@ class Due(msgspec.Struct, frozen=True):
     output: int
 
 
-def rows_of(text: str) -> list[Row]:
+def parse_trace(text: str) -> list[TraceRow]:
     """Of the Azure LLM inference traces: a time, prompt and output tokens; in order of time. Raises BadTrace."""
     reader = csv.reader(io.StringIO(text))
     if tuple(next(reader, ())) != COLUMNS:
@@ -85,7 +85,7 @@ def rows_of(text: str) -> list[Row]:
     for number, cells in enumerate(reader, 2):
         try:
             when, prompt, output = cells
-            row = Row(_seconds(when), int(prompt), int(output))
+            row = TraceRow(_seconds(when), int(prompt), int(output))
         except ValueError:
             raise BadTrace(f"line {number}: must be a time and two numbers of tokens") from None
         if row.prompt < 1 or row.output < 1:
@@ -103,7 +103,7 @@ def _seconds(when: str) -> float:
     return whole + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
 
 
-def windows_of(text: str) -> list[Window]:
+def parse_windows(text: str) -> list[ClientWindow]:
     """Of ServeGen's clients: start, rate, coefficient of variation, pattern and two that follow from them, no header.
 
     Raises BadTrace.
@@ -116,26 +116,26 @@ def windows_of(text: str) -> list[Window]:
             raise BadTrace(f"line {number}: must be start, rate, variation and pattern of a window") from None
         if rate > 0 and pattern not in ("Gamma", "Weibull"):
             raise BadTrace(f"line {number}: {pattern!r}: must be Gamma or Weibull")
-        found.append(Window(at_s, rate, cv, pattern))
+        found.append(ClientWindow(at_s, rate, cv, pattern))
     if not found:
         raise BadTrace("must have a window")
     return found
 
 
-def window_at(windows: Sequence[Window], at_s: float) -> Window:
+def window_at(windows: Sequence[ClientWindow], at_s: float) -> ClientWindow:
     """The last that has begun by then, or the first."""
     return max((window for window in windows if window.at_s <= at_s), key=lambda each: each.at_s, default=windows[0])
 
 
-def as_recorded(rows: Sequence[Row], speed: float) -> list[Due]:
+def replay_rows(rows: Sequence[TraceRow], speed: float) -> list[DueRequest]:
     """The rows as they are, of one tenant, so many times as fast."""
     when = replayed([row.at_s for row in rows], speed)
-    return [Due(at, 0, row.prompt, row.output) for at, row in zip(when, rows, strict=True)]
+    return [DueRequest(at, 0, row.prompt, row.output) for at, row in zip(when, rows, strict=True)]
 
 
-def by_clients(
-    rows: Sequence[Row], windows: Sequence[Window], requests: int, seconds: float, chance: Random
-) -> list[Due]:
+def draw_by_clients(
+    rows: Sequence[TraceRow], windows: Sequence[ClientWindow], requests: int, seconds: float, chance: Random
+) -> list[DueRequest]:
     """About so many requests in so many seconds: each client's share and bursts are its window's, and both lengths of a
     request are those of one row, drawn with replacement. Raises BadTrace where no client asks for anything.
     """
@@ -147,11 +147,11 @@ def by_clients(
     for tenant, window in enumerate(windows):
         for at_us in renewal(window.rate * scale, window.cv, window.pattern, seconds, chance):
             row = chance.choice(rows)
-            found.append(Due(at_us, tenant, row.prompt, row.output))
+            found.append(DueRequest(at_us, tenant, row.prompt, row.output))
     return sorted(found, key=lambda due: due.at_us)
 
 
-def words(due: Due, number: int, shared: float) -> list[str]:
+def make_prompt(due: DueRequest, number: int, shared: float) -> list[str]:
     """A prompt of that length: the first `shared` of it is what every prompt of its tenant begins with, and the rest is
     no other's. About four bytes a token.
     """
@@ -165,8 +165,8 @@ def words(due: Due, number: int, shared: float) -> list[str]:
 class TracePlan(BenchPlan):
     """The load to send. With `windows`, one for each client, arrivals are theirs, else those of `rows`."""
 
-    rows: Sequence[Row]
-    windows: Sequence[Window]
+    rows: Sequence[TraceRow]
+    windows: Sequence[ClientWindow]
     requests: int
     seconds: float  # in which clients send them
     speed: float  # at which rows are replayed
@@ -177,8 +177,8 @@ class TracePlan(BenchPlan):
 
 def plan_of(file: Path, clients: Sequence[Path], at_s: float, **options: Any) -> TracePlan:
     """With what the files say; each client's window is that of `at_s`. Raises BadTrace naming the file."""
-    windows = [window_at(_read(client, windows_of), at_s) for client in clients]
-    return TracePlan(rows=_read(file, rows_of), windows=windows, **options)
+    windows = [window_at(_read(client, parse_windows), at_s) for client in clients]
+    return TracePlan(rows=_read(file, parse_trace), windows=windows, **options)
 
 
 def _read(file: Path, parse: Callable[[str], list[T]]) -> list[T]:
@@ -188,41 +188,46 @@ def _read(file: Path, parse: Callable[[str], list[T]]) -> list[T]:
         raise BadTrace(f"{file}: {error}") from None
 
 
-def load_of(plan: TracePlan) -> list[Due]:
+def load_of(plan: TracePlan) -> list[DueRequest]:
     """Return the requests to send. Raises BadTrace."""
     if plan.windows:
-        return by_clients(plan.rows, plan.windows, plan.requests, plan.seconds, Random(plan.seed))  # noqa: S311 - a load, no secret
-    return as_recorded(plan.rows[: plan.requests], plan.speed)
+        return draw_by_clients(plan.rows, plan.windows, plan.requests, plan.seconds, Random(plan.seed))  # noqa: S311 - a load, no secret
+    return replay_rows(plan.rows[: plan.requests], plan.speed)
 
 
 def run(plan: TracePlan, scratch: Path) -> TraceFigures:
-    """Raises BadTrace, InstallationFailed, PeerFailed."""
+    """Raises BadTrace, InstallationFailed, ProgramFailed."""
     due = load_of(plan)
     tenants = [f"client{number}" for number in range(max(1, len(plan.windows)))]
     keys = keys_for(tenants)
-    prompts = [words(each, number, plan.shared) for number, each in enumerate(due)]
+    prompts = [make_prompt(each, number, plan.shared) for number, each in enumerate(due)]
     payloads = tuple(_payload(each, prompt, tenants, keys) for each, prompt in zip(due, prompts, strict=True))
-    behind = Behind(one_model(keys, plan.slots), 0.0, PROMPT_TOKEN_S, TOKEN_S)
-    with standing(scratch, behind, PATIENT) as door, looping(scratch) as loop:
+    behind = UpstreamConfig(one_model(keys, plan.slots), 0.0, PROMPT_TOKEN_S, TOKEN_S)
+    with running_activator(scratch, behind, LONG_HEAD_TIMEOUT) as door, running_open_loop(scratch) as loop:
         lasts_s = due[-1].at_us / 1e6 if due else 0.0
         plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")
         arrivals = tuple((each.at_us, number) for number, each in enumerate(due))
-        ran = loop.run(Plan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
+        ran = loop.run(OpenLoopPlan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
         seen = door.seen(len(due))
     fit = fit_of(plan, due, prompts, ran, seen, tenants)
     return TraceFigures(fit, _came(due, ran, seen), notes=(cores_note(), NOTE))
 
 
-def _payload(due: Due, prompt: Sequence[str], tenants: Sequence[str], keys: dict[str, str]) -> Payload:
+def _payload(due: DueRequest, prompt: Sequence[str], tenants: Sequence[str], keys: dict[str, str]) -> RequestTemplate:
     who = tenants[due.tenant]
     name = MODEL if due.tenant == 0 else f"{tenants[0]}/{MODEL}"
     body = {"model": name, "prompt": " ".join(prompt), "max_tokens": due.output}
-    return Payload(keys[who], "/v1/completions", json.dumps(body), who=who)
+    return RequestTemplate(keys[who], "/v1/completions", json.dumps(body), who=who)
 
 
 def fit_of(
-    plan: TracePlan, due: Sequence[Due], prompts: Sequence[Sequence[str]], ran: Ran, seen: Seen, tenants: Sequence[str]
-) -> Fit:
+    plan: TracePlan,
+    due: Sequence[DueRequest],
+    prompts: Sequence[Sequence[str]],
+    ran: LoadResult,
+    seen: UpstreamReport,
+    tenants: Sequence[str],
+) -> TraceFit:
     """Beside the trace: all its rows where lengths are drawn from them, those that were replayed otherwise."""
     rows = plan.rows if plan.windows else plan.rows[: plan.requests]
     records = [record for record in seen.records if record.outcome == "ok"]
@@ -236,24 +241,24 @@ def fit_of(
     known = [cv if own is not None else None for cv, own in zip(source, gaps, strict=True)]
     sent_us = [sent.sent_us for sent in ran.sent if sent.sent_us is not None]
     prompt_tokens = sum(len(prompt) for prompt in prompts)
-    return Fit(
+    return TraceFit(
         requests=len(due),
         prompt=trace_fit.lengths([row.prompt for row in rows], [record.prompt_tokens for record in records]),
         output=trace_fit.lengths([row.output for row in rows], [record.completion_tokens for record in records]),
-        joint=Pair(
+        joint=FigurePair(
             trace_fit.joint([(row.prompt, row.output) for row in rows]),
             trace_fit.joint([(record.prompt_tokens, record.completion_tokens) for record in records]),
         ),
-        variation=Pair(trace_fit.weighted(known, wanted), trace_fit.weighted(gaps, wanted)),
-        dispersion=Pair(trace_fit.dispersion([each.at_us for each in due]), trace_fit.dispersion(sent_us)),
+        variation=FigurePair(trace_fit.weighted_mean(known, wanted), trace_fit.weighted_mean(gaps, wanted)),
+        dispersion=FigurePair(trace_fit.dispersion([each.at_us for each in due]), trace_fit.dispersion(sent_us)),
         tenants=len(tenants),
-        largest=Pair(max(wanted), max(shares)),
+        largest=FigurePair(max(wanted), max(shares)),
         apart=trace_fit.apart(wanted, shares),
-        prefix=Pair(plan.shared, _common(due, prompts) / max(1, prompt_tokens)),
+        prefix=FigurePair(plan.shared, _common(due, prompts) / max(1, prompt_tokens)),
     )
 
 
-def _gaps(due: Sequence[Due], ran: Ran, tenant: int) -> float | None:
+def _gaps(due: Sequence[DueRequest], ran: LoadResult, tenant: int) -> float | None:
     own = [
         sent.sent_us
         for each, sent in zip(due, ran.sent, strict=True)
@@ -262,7 +267,7 @@ def _gaps(due: Sequence[Due], ran: Ran, tenant: int) -> float | None:
     return trace_fit.variation(own)
 
 
-def _common(due: Sequence[Due], prompts: Sequence[Sequence[str]]) -> int:
+def _common(due: Sequence[DueRequest], prompts: Sequence[Sequence[str]]) -> int:
     """Tokens that a prompt has in common with the longest beginning that two of its tenant's prompts share with it."""
     longest: dict[int, list[Sequence[str]]] = {}
     found = 0
@@ -284,7 +289,7 @@ def _alike(one: Sequence[str], other: Sequence[str]) -> int:
     return count
 
 
-def _came(due: Sequence[Due], ran: Ran, seen: Seen) -> Came:
+def _came(due: Sequence[DueRequest], ran: LoadResult, seen: UpstreamReport) -> TraceOutcome:
     right = [
         sent
         for each, sent in zip(due, ran.sent, strict=True)
@@ -292,12 +297,12 @@ def _came(due: Sequence[Due], ran: Ran, seen: Seen) -> Came:
     ]
     recorded = sum(record.outcome == "ok" for record in seen.records)
     took = [sent.took_s for sent in right]
-    return Came(
+    return TraceOutcome(
         len(right),
         len(right) - recorded,
         quantile_of(took, 0.5),
         quantile_of(took, 0.99),
-        quantile_of(lags_s(ran.sent), 0.99),
+        quantile_of(send_delays_s(ran.sent), 0.99),
         dict(Counter(sent.code for sent in ran.sent if not sent.is_ok)),
     )
 
@@ -316,11 +321,11 @@ BENCH: Final = Bench(
             help="A client's windows of rates, as ServeGen has them; each is a tenant. "
             "[default: FILE's own times, one tenant]",
         ),
-        option("--at", 0.0, Number(0), "Second of the clients' windows.", "at_s"),
-        option("--seconds", 60.0, Number(1, 86_400), "Of the clients."),
+        option("--at", 0.0, FiniteNumber(0), "Second of the clients' windows.", "at_s"),
+        option("--seconds", 60.0, FiniteNumber(1, 86_400), "Of the clients."),
         option("--requests", 2000, click.IntRange(2, 1_000_000), "About so many."),
-        option("--speed", 20.0, Number(0.01, 10_000), "Of FILE's own times."),
-        option("--shared-prefix", 0.0, Number(0, 1), "Of a prompt; FILE has none.", "shared"),
+        option("--speed", 20.0, FiniteNumber(0.01, 10_000), "Of FILE's own times."),
+        option("--shared-prefix", 0.0, FiniteNumber(0, 1), "Of a prompt; FILE has none.", "shared"),
         option("--slots", 64, click.IntRange(1, 1024), "Of the replica."),
         option("--seed", 1, int, "Of what is drawn."),
     ),

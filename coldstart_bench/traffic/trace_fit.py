@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from coldstart_bench.report import Figures, Verdict, align, at_most, cell, recorded_once
+from coldstart_bench.report import ClaimVerdict, Figures, align, at_most, cell, recorded_once
 from coldstart_bench.statistics import quantile_of
 
 DISTANCE: Final = 0.05
@@ -21,7 +21,7 @@ PARTS: Final = (0.5, 0.9, 0.99, 1.0)
 FEW: Final = 50  # gaps, below which a tenant's variation says nothing
 
 
-class Pair(msgspec.Struct, frozen=True):
+class FigurePair(msgspec.Struct, frozen=True):
     """One figure of the trace, and the same of what was sent; None where there is too little of it."""
 
     asked: float | None
@@ -36,22 +36,23 @@ class Lengths(msgspec.Struct, frozen=True):
     distance: float  # Kolmogorov and Smirnov's
 
 
-class Fit(msgspec.Struct, frozen=True):
+class TraceFit(msgspec.Struct, frozen=True):
     """How close one load came to its trace."""
 
     requests: int
     prompt: Lengths
     output: Lengths
-    joint: Pair  # rank correlation of both lengths
-    variation: Pair  # coefficient of variation of a tenant's gaps, by its share; of windows or of the trace itself
-    dispersion: Pair  # variance to mean of requests a second, as they were due and as they were sent
+    joint: FigurePair  # rank correlation of both lengths
+    # Coefficient of variation of a tenant's gaps, by its share; of windows or of the trace itself.
+    variation: FigurePair
+    dispersion: FigurePair  # variance to mean of requests a second, as they were due and as they were sent
     tenants: int
-    largest: Pair  # share of the largest tenant
+    largest: FigurePair  # share of the largest tenant
     apart: float  # half the sum of what shares differ by
-    prefix: Pair  # share of prompts' tokens that their tenant's prompts have in common
+    prefix: FigurePair  # share of prompts' tokens that their tenant's prompts have in common
 
 
-class Came(msgspec.Struct, frozen=True):
+class TraceOutcome(msgspec.Struct, frozen=True):
     """What came of it, counted from when each was due."""
 
     right: int
@@ -65,8 +66,8 @@ class Came(msgspec.Struct, frozen=True):
 class TraceFigures(Figures, frozen=True):
     """How close it was, and what came of it."""
 
-    fit: Fit
-    came: Came
+    fit: TraceFit
+    came: TraceOutcome
 
 
 def lengths(asked: Sequence[int], sent: Sequence[int]) -> Lengths:
@@ -127,14 +128,14 @@ def apart(asked: Sequence[float], sent: Sequence[float]) -> float:
     return sum(abs(a - b) for a, b in zip(asked, sent, strict=True)) / 2
 
 
-def weighted(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+def weighted_mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
     """Their mean, without those that are not known."""
     known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
     whole = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / whole if whole else None
 
 
-def judge(found: TraceFigures) -> tuple[Verdict, ...]:
+def judge(found: TraceFigures) -> tuple[ClaimVerdict, ...]:
     """The state is the number of requests. Of few requests a distance says less: the limit is then what 99 of 100
     samples of that size keep.
     """
@@ -156,11 +157,11 @@ def judge(found: TraceFigures) -> tuple[Verdict, ...]:
     )
 
 
-def _off(pair: Pair) -> float | None:
+def _off(pair: FigurePair) -> float | None:
     return None if pair.asked is None or pair.sent is None else abs(pair.asked - pair.sent)
 
 
-def _relative(pair: Pair) -> float | None:
+def _relative(pair: FigurePair) -> float | None:
     return None if not pair.asked or pair.sent is None else abs(pair.sent / pair.asked - 1)
 
 

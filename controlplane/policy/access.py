@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from contracts.control import Principal, Scope, allows
+from contracts.control import Principal, Scope, scope_allows
 from contracts.errors import Conflict, Forbidden, InvalidRequest, NotFound, Refused
-from contracts.names import model_for, model_name, owner_of
+from contracts.names import qualified_model_name, require_model_name, split_qualified_name
 from contracts.secrets import redact
 
-OPERATORS: Final = "default"  # the installation's own tenant: operators belong to it, and it is always there
+OPERATOR_TENANT: Final = "default"  # the installation's own tenant: operators belong to it, and it is always there
 MAX_MODELS: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,62}")
 
@@ -33,7 +33,7 @@ class KeyState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class KeySpec:
     """What a new key shall be."""
 
     name: str
@@ -48,18 +48,18 @@ def key_state(expires_at_s: int | None, revoked_at_s: int | None, now_s: int) ->
     return KeyState.EXPIRED if expires_at_s is not None and expires_at_s <= now_s else KeyState.ACTIVE
 
 
-def whose(by: Principal, tenant: str | None) -> str:
+def target_tenant(by: Principal, tenant: str | None) -> str:
     """Return the tenant that a request is about: the caller's own, or for an operator the one named. Raises
     Refused(NotFound) if another caller names another tenant, so that it looks like one that does not exist.
     """
     if tenant is None or tenant == by.tenant:
         return by.tenant
-    if not allows(by.scopes, Scope.OPERATOR):
+    if not scope_allows(by.scopes, Scope.OPERATOR):
         raise Refused(NotFound("tenant", tenant[:63]))
     return tenant
 
 
-def check_grant(by: Principal, tenant: str, grant: Grant) -> Grant:
+def check_key_spec(by: Principal, tenant: str, grant: KeySpec) -> KeySpec:
     """The grant with its scopes and models in order. Raises Refused: InvalidRequest, Forbidden."""
     if _NAME.fullmatch(grant.name) is None or redact(grant.name) != grant.name:
         rule = "must be 1-63 letters, digits, spaces and . _ @ -, the first a letter or digit, and hold no key"
@@ -67,64 +67,64 @@ def check_grant(by: Principal, tenant: str, grant: Grant) -> Grant:
     if not grant.scopes:
         raise Refused(InvalidRequest("scopes", "[]", f"must be some of {', '.join(Scope)}"))
     if Scope.OPERATOR in grant.scopes:
-        may_touch(by, grant.scopes)
-        if tenant != OPERATORS:
-            rule = f"operators belong to the tenant '{OPERATORS}'"
+        check_may_manage(by, grant.scopes)
+        if tenant != OPERATOR_TENANT:
+            rule = f"operators belong to the tenant '{OPERATOR_TENANT}'"
             raise Refused(InvalidRequest("scopes", str(Scope.OPERATOR), rule))
-    models = {_own(tenant, model_name(model, "models")) for model in grant.models}
+    models = {_relative_model_name(tenant, require_model_name(model, "models")) for model in grant.models}
     if len(grant.models) > MAX_MODELS:
         raise Refused(InvalidRequest("models", f"({len(grant.models)})", f"must be {MAX_MODELS} or fewer"))
     if grant.models and set(grant.scopes) != {Scope.INFER}:
         rule = f"only a key with the scope '{Scope.INFER}' alone can be held to some models"
         raise Refused(InvalidRequest("models", ", ".join(grant.models)[:80], rule))
     scopes = tuple(scope for scope in Scope if scope in grant.scopes)
-    return Grant(grant.name, scopes, tuple(sorted(models)))
+    return KeySpec(grant.name, scopes, tuple(sorted(models)))
 
 
-def may_touch(by: Principal, scopes: Sequence[Scope]) -> None:
+def check_may_manage(by: Principal, scopes: Sequence[Scope]) -> None:
     """Only an operator gives, renews or takes an operator's key. Raises Refused(Forbidden)."""
-    if Scope.OPERATOR in scopes and not allows(by.scopes, Scope.OPERATOR):
+    if Scope.OPERATOR in scopes and not scope_allows(by.scopes, Scope.OPERATOR):
         raise Refused(Forbidden(Scope.OPERATOR))
 
 
-def after_overlap(expires_at_s: int | None, now_s: int, overlap_s: int) -> int:
+def rotated_key_expiry_s(expires_at_s: int | None, now_s: int, overlap_s: int) -> int:
     """When a key that was rotated ends: after the overlap, or earlier where it would have anyway."""
     ends_s = now_s + overlap_s
     return ends_s if expires_at_s is None else min(ends_s, expires_at_s)
 
 
-def successors_end(created_at_s: int, expires_at_s: int | None, now_s: int) -> int | None:
+def successor_expiry_s(created_at_s: int, expires_at_s: int | None, now_s: int) -> int | None:
     """When the key that follows another expires: it lives as long as that one was made for."""
     return None if expires_at_s is None else now_s + expires_at_s - created_at_s
 
 
-def check_not_last(key_id: str, scopes: Sequence[Scope], lasting_operators: Sequence[str]) -> None:
-    """Nobody locks the installation's door from outside. `lasting_operators`: good keys that don't expire."""
-    if Scope.OPERATOR in scopes and set(lasting_operators) <= {key_id}:
+def check_not_last(key_id: str, scopes: Sequence[Scope], permanent_operator_keys: Sequence[str]) -> None:
+    """Nobody locks the installation's door from outside. `permanent_operator_keys`: good keys that don't expire."""
+    if Scope.OPERATOR in scopes and set(permanent_operator_keys) <= {key_id}:
         rule = "it is the last key of an operator that does not expire; create another one first"
         raise Refused(Conflict(f"key {key_id}", rule))
 
 
-def check_move(tenant: str, wanted: TenantState) -> None:
+def check_state_change(tenant: str, wanted: TenantState) -> None:
     """The installation's own tenant stays. Raises Refused(Conflict)."""
-    if tenant == OPERATORS and wanted is not TenantState.ACTIVE:
+    if tenant == OPERATOR_TENANT and wanted is not TenantState.ACTIVE:
         raise Refused(Conflict(f"tenant '{tenant}'", "it is the operators' and stays active"))
 
 
 def check_empty(tenant: str, models: Sequence[str], keys: Sequence[str]) -> None:
     """A tenant is deleted when it has no model and no good key. Raises Refused(Conflict) naming what is left."""
-    left = [f"{what} {_some(names)}" for what, names in (("models", models), ("keys", keys)) if names]
+    left = [f"{what} {_join_limited(names)}" for what, names in (("models", models), ("keys", keys)) if names]
     if left:
         raise Refused(
             Conflict(f"tenant '{tenant}'", f"is not empty: {'; '.join(left)}; with `force` they are deleted, too")
         )
 
 
-def _own(tenant: str, model: str) -> str:
+def _relative_model_name(tenant: str, model: str) -> str:
     """As the tenant itself calls it: `T/M` is `M` to T."""
-    return model_for(tenant, *owner_of(tenant, model))
+    return qualified_model_name(tenant, *split_qualified_name(tenant, model))
 
 
-def _some(names: Sequence[str], most: int = 8) -> str:
+def _join_limited(names: Sequence[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -14,19 +14,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from contracts.ladder import step_of
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from contracts.ladder import step_of_record
+from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from controlplane.policy.month import DAY_US
 from controlplane.policy.rating import OK, is_billable
 from controlplane.policy.standing import standing
 
-ONCE_US: Final = DAY_US  # from the start of the first one: a later request with that key is another one
+IDEMPOTENCY_WINDOW_US: Final = DAY_US  # from the start of the first one: a later request with that key is another one
 
 RowKey = tuple[str, str]  # origin, and the runtime that wrote it where that is an orphan's
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
+class LedgerRecord:
     """A record as the ledger holds it."""
 
     record: RequestRecord
@@ -68,34 +68,36 @@ class StepKey:
     step: str
 
 
-Sums = tuple[int, int, int, int]  # requests and prompt, cached, completion tokens; or lives, restore, active, idle us
-Use = tuple[int, int, int]  # of a runtime: requests, those that cost or delivered anything, device us
+TotalFigures = tuple[
+    int, int, int, int
+]  # requests and prompt, cached, completion tokens; or lives, restore, active, idle us
+RuntimeUsage = tuple[int, int, int]  # of a runtime: requests, those that cost or delivered anything, device us
 
 
-def key_of(record: RequestRecord) -> RowKey:
+def row_key(record: RequestRecord) -> RowKey:
     """Return what distinguishes the record from others of its request."""
-    return record.origin.value, (record.runtime_id or "") if record.origin is Origin.ORPHAN else ""
+    return record.origin.value, (record.runtime_id or "") if record.origin is RecordOrigin.ORPHAN else ""
 
 
-def packed(key: RowKey) -> str:
+def encode_row_key(key: RowKey) -> str:
     """Return the key as it is stored beside the record that replaces it."""
     return ":".join(key)
 
 
-def unpacked(text: str) -> RowKey:
-    """Return the key that `packed` wrote."""
+def decode_row_key(text: str) -> RowKey:
+    """Return the key that `encode_row_key` wrote."""
     origin, _, orphan_of = text.partition(":")
     return origin, orphan_of
 
 
-def book(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
+def mark_charged(group: Sequence[LedgerRecord], closed: Collection[str]) -> list[LedgerRecord]:
     """All records of one request, with the one that is charged marked. Those of closed months are as they were."""
     if len(group) == 1 and group[0].month not in closed:  # nearly all of them
-        return [Booked(group[0].record, group[0].month, stands=True)]
+        return [LedgerRecord(group[0].record, group[0].month, stands=True)]
     best = standing([booked.record for booked in group])
     taken_back = {booked.replaces for booked in group if booked.month in closed and booked.stands}
-    frozen = [b for b in group if b.month in closed and b.stands and key_of(b.record) not in taken_back]
-    charged = key_of(frozen[0].record) if frozen else None
+    frozen = [b for b in group if b.month in closed and b.stands and row_key(b.record) not in taken_back]
+    charged = row_key(frozen[0].record) if frozen else None
     return [
         booked
         if booked.month in closed
@@ -115,28 +117,30 @@ class _Request:
     kept: bool
 
 
-def book_together(groups: Mapping[str, Sequence[Booked]], closed: Collection[str]) -> dict[str, list[Booked]]:
+def mark_charged_by_key(
+    groups: Mapping[str, Sequence[LedgerRecord]], closed: Collection[str]
+) -> dict[str, list[LedgerRecord]]:
     """Of one tenant, by request id: all records of requests, and of all that have a `once` in common with them."""
-    booked = {request_id: book(group, closed) for request_id, group in groups.items()}
-    families: defaultdict[str, list[_Request]] = defaultdict(list)
+    booked = {request_id: mark_charged(group, closed) for request_id, group in groups.items()}
+    by_idempotency_key: defaultdict[str, list[_Request]] = defaultdict(list)
     for request_id, group in booked.items():
         record = standing([each.record for each in group])
         if once := record.once:
-            families[once].append(_Request(request_id, record, _is_kept(group, closed)))
-    for family in families.values():
-        for window in _windows(family):
-            chosen = [request for request in window if request.kept] or [max(window, key=_worth)]
+            by_idempotency_key[once].append(_Request(request_id, record, _has_permanent_charge(group, closed)))
+    for key_requests in by_idempotency_key.values():
+        for window in _idempotency_windows(key_requests):
+            chosen = [request for request in window if request.kept] or [max(window, key=_charge_order)]
             for request in window:
                 if request not in chosen:
-                    booked[request.request_id] = _passed_over(booked[request.request_id], closed)
+                    booked[request.request_id] = _without_charge(booked[request.request_id], closed)
     return booked
 
 
-def _windows(family: Sequence[_Request]) -> Iterator[list[_Request]]:
-    """Those that began within `ONCE_US` of the first; the next after them begins another window."""
+def _idempotency_windows(key_requests: Sequence[_Request]) -> Iterator[list[_Request]]:
+    """Those that began within `IDEMPOTENCY_WINDOW_US` of the first; the next after them begins another window."""
     window: list[_Request] = []
-    for request in sorted(family, key=lambda each: (each.record.started_at_us, each.request_id)):
-        if window and request.record.started_at_us >= window[0].record.started_at_us + ONCE_US:
+    for request in sorted(key_requests, key=lambda each: (each.record.started_at_us, each.request_id)):
+        if window and request.record.started_at_us >= window[0].record.started_at_us + IDEMPOTENCY_WINDOW_US:
             yield window
             window = []
         window.append(request)
@@ -144,20 +148,20 @@ def _windows(family: Sequence[_Request]) -> Iterator[list[_Request]]:
         yield window
 
 
-def _worth(request: _Request) -> tuple[bool, int, int, str]:
+def _charge_order(request: _Request) -> tuple[bool, int, int, str]:
     record = request.record
     return record.outcome == OK, record.completion_tokens, -record.started_at_us, request.request_id
 
 
-def _is_kept(group: Sequence[Booked], closed: Collection[str]) -> bool:
+def _has_permanent_charge(group: Sequence[LedgerRecord], closed: Collection[str]) -> bool:
     taken_back = {each.replaces for each in group if each.stands}
     charged = [each for each in group if each.stands and is_billable(each.record)]
     return any(each.month in closed for each in charged) and any(
-        key_of(each.record) not in taken_back for each in charged
+        row_key(each.record) not in taken_back for each in charged
     )
 
 
-def _passed_over(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
+def _without_charge(group: Sequence[LedgerRecord], closed: Collection[str]) -> list[LedgerRecord]:
     """Charge nothing for these records. One that only takes back a closed month's charge stays."""
     return [
         each
@@ -167,34 +171,34 @@ def _passed_over(group: Sequence[Booked], closed: Collection[str]) -> list[Booke
     ]
 
 
-def request_sums(group: Sequence[Booked]) -> dict[SumKey, Sums]:
+def request_sums(group: Sequence[LedgerRecord]) -> dict[SumKey, TotalFigures]:
     """Return what the records of one request add to the sums."""
-    sums: defaultdict[SumKey, Sums] = defaultdict(lambda: (0, 0, 0, 0))
+    sums: defaultdict[SumKey, TotalFigures] = defaultdict(lambda: (0, 0, 0, 0))
     for month, record, sign in _charges(group):
         _add(sums, month, record, sign)
     return dict(sums)
 
 
-def step_sums(group: Sequence[Booked]) -> dict[StepKey, int]:
+def step_sums(group: Sequence[LedgerRecord]) -> dict[StepKey, int]:
     """Return what the records of one request add to the counts of degraded requests."""
     sums: defaultdict[StepKey, int] = defaultdict(int)
     for month, record, sign in _charges(group):
         if record.degraded:
-            sums[StepKey(record.tenant, month, record.ended_at_us // DAY_US, step_of(record.degraded))] += sign
+            sums[StepKey(record.tenant, month, record.ended_at_us // DAY_US, step_of_record(record.degraded))] += sign
     return dict(sums)
 
 
-def _charges(group: Sequence[Booked]) -> Iterator[tuple[str, RequestRecord, int]]:
+def _charges(group: Sequence[LedgerRecord]) -> Iterator[tuple[str, RequestRecord, int]]:
     """Yield month and record of each charge, with 1; and of each charge that is taken back, with -1."""
     for booked in group:
         if booked.stands:
             yield booked.month, booked.record, 1
             if booked.replaces is not None:
-                (taken_back,) = (other.record for other in group if key_of(other.record) == booked.replaces)
+                (taken_back,) = (other.record for other in group if row_key(other.record) == booked.replaces)
                 yield booked.month, taken_back, -1
 
 
-def device_sums(record: LifetimeRecord, month: str) -> dict[DeviceKey, Sums]:
+def device_sums(record: LifetimeRecord, month: str) -> dict[DeviceKey, TotalFigures]:
     """What a replica's life adds. A standby that died unused is nobody's."""
     if record.tenant is None:
         return {}
@@ -203,9 +207,9 @@ def device_sums(record: LifetimeRecord, month: str) -> dict[DeviceKey, Sums]:
     return {key: (1, record.restore_us, record.active_us, record.idle_us)}
 
 
-def runtime_uses(records: Iterable[RequestRecord]) -> dict[str, Use]:
+def runtime_uses(records: Iterable[RequestRecord]) -> dict[str, RuntimeUsage]:
     """What the records of one request say of each runtime: an orphan's and an activator's are one request of it."""
-    uses: dict[str, Use] = {}
+    uses: dict[str, RuntimeUsage] = {}
     for record in records:
         if record.runtime_id is not None:
             _, answered, device_us = uses.get(record.runtime_id, (1, 0, 0))
@@ -214,7 +218,7 @@ def runtime_uses(records: Iterable[RequestRecord]) -> dict[str, Use]:
     return uses
 
 
-def _add(sums: defaultdict[SumKey, Sums], month: str, record: RequestRecord, sign: int) -> None:
+def _add(sums: defaultdict[SumKey, TotalFigures], month: str, record: RequestRecord, sign: int) -> None:
     key = SumKey(record.tenant, month, record.ended_at_us // DAY_US, record.model, record.outcome, is_billable(record))
     figures = (1, record.prompt_tokens, record.cached_tokens, record.completion_tokens)
     old = sums[key]

@@ -4,7 +4,7 @@ Ski rental with several slopes: after `t` idle seconds the level is the one that
 ended now, the lower envelope of `hold x t + wake`. Whatever the pauses are, that costs at most twice what somebody
 would pay who knew their lengths (Irani, Shukla, Gupta: Online strategies for dynamic power management, 2003): what is
 held costs just the envelope, and waking from the level that is reached costs no more than the envelope there. Amounts
-are micro-units, times seconds. Pure but for the state of `Gaps`.
+are micro-units, times seconds. Pure but for the state of `IdleGaps`.
 """
 
 from collections import OrderedDict, deque
@@ -17,7 +17,7 @@ from controlplane.policy.reclaim import MIN_IDLE_S
 
 K = TypeVar("K", bound=Hashable)
 
-KEPT_GAPS: Final = 256  # per version
+MAX_GAPS: Final = 256  # per version
 MAX_VERSIONS: Final = 4096
 
 
@@ -31,7 +31,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class LevelPrice:
     """What a level costs: to be in for a second, and to leave when somebody asks."""
 
     level: Level
@@ -40,59 +40,59 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LevelChange:
     """From so many idle seconds on, this level."""
 
     level: Level
     from_s: float
 
 
-def plan(rungs: Sequence[Rung]) -> tuple[Step, ...]:
+def plan_levels(level_prices: Sequence[LevelPrice]) -> tuple[LevelChange, ...]:
     """The lower envelope: levels in the order in which a pause passes them, the first from 0. Levels that are never
     cheapest are not in it.
     """
-    at = min(rungs, key=lambda rung: (rung.wake, rung.hold))
-    steps = [Step(at.level, 0.0)]
-    while cheaper := [rung for rung in rungs if rung.hold < at.hold]:
+    at = min(level_prices, key=lambda rung: (rung.wake, rung.hold))
+    level_changes = [LevelChange(at.level, 0.0)]
+    while cheaper := [rung for rung in level_prices if rung.hold < at.hold]:
         then = min(cheaper, key=lambda rung: (_crossing_s(at, rung), rung.hold))
-        steps.append(Step(then.level, _crossing_s(at, then)))
+        level_changes.append(LevelChange(then.level, _crossing_s(at, then)))
         at = then
-    return tuple(steps)
+    return tuple(level_changes)
 
 
-def level_at(steps: Sequence[Step], idle_s: float) -> Level:
+def level_after(level_changes: Sequence[LevelChange], idle_s: float) -> Level:
     """The level after so many idle seconds."""
-    return next((step.level for step in reversed(steps) if idle_s >= step.from_s), steps[0].level)
+    return next((step.level for step in reversed(level_changes) if idle_s >= step.from_s), level_changes[0].level)
 
 
-def next_step(steps: Sequence[Step], idle_s: float) -> Step | None:
+def next_level_change(level_changes: Sequence[LevelChange], idle_s: float) -> LevelChange | None:
     """What follows the level of now; None where nothing does."""
-    return next((step for step in steps if step.from_s > idle_s), None)
+    return next((step for step in level_changes if step.from_s > idle_s), None)
 
 
-def cost(rungs: Iterable[Rung], steps: Sequence[Step], gap_s: float) -> float:
+def pause_cost(level_prices: Iterable[LevelPrice], level_changes: Sequence[LevelChange], gap_s: float) -> float:
     """Of a pause of `gap_s` under the plan: all that was held, and the wake at its end."""
-    of = {rung.level: rung for rung in rungs}
-    ends = [*(step.from_s for step in steps[1:]), float("inf")]
+    of = {rung.level: rung for rung in level_prices}
+    ends = [*(step.from_s for step in level_changes[1:]), float("inf")]
     held = sum(
         of[step.level].hold * (min(end, gap_s) - step.from_s)
-        for step, end in zip(steps, ends, strict=True)
+        for step, end in zip(level_changes, ends, strict=True)
         if gap_s > step.from_s
     )
-    return held + of[level_at(steps, gap_s)].wake
+    return held + of[level_after(level_changes, gap_s)].wake
 
 
-def best(rungs: Iterable[Rung], gap_s: float) -> float:
+def optimal_pause_cost(level_prices: Iterable[LevelPrice], gap_s: float) -> float:
     """What somebody would pay who knew the pause's length: one level throughout, the cheapest."""
-    return min(rung.hold * gap_s + rung.wake for rung in rungs)
+    return min(rung.hold * gap_s + rung.wake for rung in level_prices)
 
 
-def _crossing_s(at: Rung, then: Rung) -> float:
+def _crossing_s(at: LevelPrice, then: LevelPrice) -> float:
     """When a level that holds cheaper has made up for its dearer wake."""
     return (then.wake - at.wake) / (at.hold - then.hold)
 
 
-class Gaps(Generic[K]):
+class IdleGaps(Generic[K]):
     """How long nobody asked, version by version: the last pauses of each, and how many there were by length."""
 
     def __init__(self) -> None:
@@ -100,14 +100,14 @@ class Gaps(Generic[K]):
         self._gaps: dict[K, deque[float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Gaps versions={len(self._busy_s)}>"
+        return f"<IdleGaps versions={len(self._busy_s)}>"
 
-    def busy(self, key: K, now: float) -> None:
+    def record_request(self, key: K, now: float) -> None:
         """Somebody asks, or is being served. A pause under two seconds is none."""
         before = self._busy_s.pop(key, None)
         self._busy_s[key] = now
         if before is not None and now - before >= MIN_IDLE_S:
-            self._gaps.setdefault(key, deque(maxlen=KEPT_GAPS)).append(now - before)
+            self._gaps.setdefault(key, deque(maxlen=MAX_GAPS)).append(now - before)
         while len(self._busy_s) > MAX_VERSIONS:
             gone, _ = self._busy_s.popitem(last=False)
             self._gaps.pop(gone, None)

@@ -20,7 +20,7 @@ LEDGER: Final = "kelvin ledger 1"
 AUDIT: Final = "kelvin audit 1"
 
 
-class Kind(StrEnum):
+class RowKind(StrEnum):
     """What a row of a ledger's chain is; the first of its values."""
 
     REQUEST = "request"
@@ -29,9 +29,9 @@ class Kind(StrEnum):
     CLOSING = "closing"
 
 
-def genesis(form: str, *names: str) -> bytes:
+def genesis(format_name: str, *names: str) -> bytes:
     """Return what the first row of a chain follows. No two chains have it in common: rows can't change places."""
-    return hashlib.sha256(msgspec.json.encode([form, *names])).digest()
+    return hashlib.sha256(msgspec.json.encode([format_name, *names])).digest()
 
 
 def digest_of(previous: bytes, values: Sequence[Value]) -> bytes:

@@ -28,7 +28,7 @@ READY, FAILED, REFUSED = "Ready", "Failed", "Refused"  # reasons of Events
 _EVENT_STATES: Final = {"ready": (READY, "it can be asked"), "faulty": (FAILED, "it is faulty")}  # of a ModelVersion
 
 _MAX_RULE: Final = 400
-_CASES: Final = {"_s": "Seconds"}  # units at the end of a name, as Kubernetes spells them
+_UNIT_NAMES: Final = {"_s": "Seconds"}  # units at the end of a name, as Kubernetes spells them
 
 DeletionPolicy = Literal["Retain", "Delete"]
 Weight = Annotated[int, Meta(ge=1, le=1000)]  # as the admin API takes them
@@ -37,7 +37,7 @@ Prefix = Annotated[str, Meta(pattern="^[0-9a-f]{12,64}$")]
 
 def camel(name: str) -> str:
     """`window_s` is `windowSeconds`, `store_bytes` is `storeBytes`."""
-    for end, unit in _CASES.items():
+    for end, unit in _UNIT_NAMES.items():
         if name.endswith(end):
             return camel(name[: -len(end)]) + unit
     first, *rest = name.split("_")
@@ -125,16 +125,16 @@ def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
         found.append("prod")
     if spec.split and not _is_split(spec.split, facts.split):
         found.append("split")
-    return (*found, *_differing("scale", spec.scale.given(), facts.scale))
+    return (*found, *_differing_fields("scale", spec.scale.given(), facts.scale))
 
 
 def tenant_drift(spec: TenantSpec, facts: TenantFacts) -> tuple[str, ...]:
     """Return the fields of the spec that do not hold, by their paths in the object."""
     suspended = ("suspended",) if spec.suspended not in (None, facts.suspended) else ()
-    return (*suspended, *_differing("limits", spec.limits.given(), facts.limits))
+    return (*suspended, *_differing_fields("limits", spec.limits.given(), facts.limits))
 
 
-def _differing(within: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> Iterable[str]:
+def _differing_fields(within: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> Iterable[str]:
     return (f"{within}.{camel(name)}" for name, value in wanted.items() if held.get(name) != value)
 
 
@@ -155,7 +155,7 @@ class Condition:
     message: str = ""
 
 
-def applied(failure: Failure | None) -> Condition:
+def applied_condition(failure: Failure | None) -> Condition:
     """Whether this generation was done."""
     if failure is None:
         return Condition("Applied", is_true=True, reason="Applied")
@@ -163,14 +163,14 @@ def applied(failure: Failure | None) -> Condition:
     return Condition("Applied", is_true=False, reason=reason, message=failure.message)
 
 
-def in_sync(drift: Sequence[str]) -> Condition:
+def in_sync_condition(drift: Sequence[str]) -> Condition:
     """Whether what the object says is what holds."""
     if not drift:
         return Condition("InSync", is_true=True, reason="InSync")
     return Condition("InSync", is_true=False, reason="ChangedElsewhere", message=f"otherwise: {', '.join(drift)}")
 
 
-def model_ready(facts: ModelFacts | None) -> Condition:
+def model_ready_condition(facts: ModelFacts | None) -> Condition:
     """Whether it can be asked; at zero it can."""
     if facts is None:
         return Condition("Ready", is_true=False, reason="NotPushed", message="no version of it was pushed yet")
@@ -179,7 +179,7 @@ def model_ready(facts: ModelFacts | None) -> Condition:
     return Condition("Ready", is_true=True, reason="Servable")
 
 
-def tenant_ready(facts: TenantFacts | None) -> Condition:
+def tenant_ready_condition(facts: TenantFacts | None) -> Condition:
     """Whether its keys are good."""
     if facts is None:
         return Condition("Ready", is_true=False, reason="NotMade")
@@ -193,7 +193,7 @@ def generation_of(obj: Mapping[str, Any]) -> int:
     return int(obj["metadata"].get("generation") or 0)
 
 
-def done_of(obj: Mapping[str, Any]) -> int:
+def applied_generation(obj: Mapping[str, Any]) -> int:
     """The last generation that was done, as its status says; 0 for none."""
     return int((obj.get("status") or {}).get("appliedGeneration") or 0)
 
@@ -220,7 +220,7 @@ def status(
     return {**rest, "observedGeneration": generation, "appliedGeneration": done, "conditions": told}
 
 
-def model_told(facts: ModelFacts | None) -> dict[str, object]:
+def model_status(facts: ModelFacts | None) -> dict[str, object]:
     """What a status shows of it beside its conditions."""
     if facts is None:
         return {"versions": 0, "readyReplicas": 0}
@@ -232,12 +232,12 @@ def is_going(obj: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in obj["metadata"]
 
 
-def holds(obj: Mapping[str, Any]) -> bool:
+def has_finalizer(obj: Mapping[str, Any]) -> bool:
     """Whether it bears our finalizer."""
     return FINALIZER in (obj["metadata"].get("finalizers") or ())
 
 
-def head(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
+def finalizer_patch(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
     """What of an object is ours to apply: its finalizer, or no longer that. With its uid, an object that went meanwhile
     is not made anew.
     """
@@ -250,7 +250,7 @@ def head(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ResourceEvent:
     """An Event that is worth telling: the object is ready, has failed, or was refused."""
 
     reason: str  # READY, FAILED or REFUSED
@@ -262,26 +262,26 @@ class Told:
         return self.reason != READY
 
 
-def news(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Told, ...]:
+def new_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ResourceEvent, ...]:
     """Return the Events of an object whose status was `before` (empty for none) and is `after` now.
 
     A state that holds already is not told again. `scaling/knative/events.py` bounds how often the same is told.
     """
-    known = set(_told(before))
-    return tuple(found for found in _told(after) if found not in known)
+    known = set(_events_of(before))
+    return tuple(found for found in _events_of(after) if found not in known)
 
 
-def _told(status: Mapping[str, Any]) -> Iterator[Told]:
+def _events_of(status: Mapping[str, Any]) -> Iterator[ResourceEvent]:
     if (of := _EVENT_STATES.get(str(status.get("state")))) is not None:
-        yield Told(*of)
+        yield ResourceEvent(*of)
     conditions = status.get("conditions") or ()
     if any(each.get("reason") == "NotPushed" for each in conditions):  # it may be declared before; it is no refusal
         return
     for each in conditions:
         match each.get("type"), each.get("status"), each.get("reason"):
             case "Ready", "True", _:
-                yield Told(READY, "it can be asked")
+                yield ResourceEvent(READY, "it can be asked")
             case "Ready", "False", "Faulty":
-                yield Told(FAILED, str(each.get("message")))
+                yield ResourceEvent(FAILED, str(each.get("message")))
             case "Applied", "False", reason:
-                yield Told(REFUSED, f"{reason}: {each.get('message')}")
+                yield ResourceEvent(REFUSED, f"{reason}: {each.get('message')}")

@@ -17,12 +17,12 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def share(slots: int, weights: Mapping[str, int], tenant: str) -> int:
+def tenant_share(slots: int, weights: Mapping[str, int], tenant: str) -> int:
     """Return the tenant's share of `slots`. `weights` are of all competing tenants, this one included."""
     return slots * weights[tenant] // sum(weights.values())
 
 
-def bounded(slots: int, minimums: Iterable[tuple[K, int]]) -> dict[K, int]:
+def cap_minimums(slots: int, minimums: Iterable[tuple[K, int]]) -> dict[K, int]:
     """Return a tenant's minimums cut to `slots` in all. Earlier ones are served first."""
     kept = {}
     for key, least in minimums:
@@ -32,26 +32,26 @@ def bounded(slots: int, minimums: Iterable[tuple[K, int]]) -> dict[K, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(Generic[K]):
+class DeviceClaim(Generic[K]):
     """A version's: replicas that it always has, and at most. One that is leaving is given what is left, and holds
     nothing of it.
     """
 
     key: K
     least: int
-    most: int
-    leaving: bool = False
+    maximum: int
+    is_leaving: bool = False
 
 
-def divide(devices: int, claims: Iterable[Claim[K]]) -> dict[K, int]:
-    """Replicas of each at most, the first claim first: never over its `most`, never under its `least` nor under 1.
+def divide_devices(devices: int, claims: Iterable[DeviceClaim[K]]) -> dict[K, int]:
+    """Replicas of each at most, the first claim first: never over its `maximum`, never under its `least` nor under 1.
 
     All but those that are leaving come to `devices`, and to more by no more than the `least` (or 1) of each that found
     fewer left.
     """
     left, parts = max(0, devices), {}
     for claim in claims:
-        part = parts[claim.key] = max(1, claim.least, min(claim.most, left))
-        if not claim.leaving:
+        part = parts[claim.key] = max(1, claim.least, min(claim.maximum, left))
+        if not claim.is_leaving:
             left = max(0, left - part)
     return parts

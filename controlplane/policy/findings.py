@@ -11,16 +11,16 @@ from itertools import zip_longest
 from signal import Signals
 from typing import Any, Final
 
-from contracts.usage import ACK_TOKENS, SO_FAR_S, LifetimeRecord, RequestRecord
+from contracts.usage import ACK_TOKENS, RUNNING_REPORT_INTERVAL_S, LifetimeRecord, RequestRecord
 from controlplane.policy.ranges import Range, gaps
 from controlplane.policy.rating import SECOND_US, Prices, amount_micros
 
 TOLERANCE_US: Final = 100_000
 TOLERANCE_PERCENT: Final = 1
-SETTLE_US: Final = 60_000_000  # between a death and its record
+RECORD_DELAY_US: Final = 60_000_000  # between a death and its record
 
 
-class Kind(StrEnum):
+class DiscrepancyKind(StrEnum):
     """What can be wrong, and what is known not to be exact."""
 
     # A bill with one of these does not balance.
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Impact:
     """The most that a difference can be. 0: this figure does not differ. None: unknown."""
 
     requests: int | None = 0
@@ -53,7 +53,7 @@ class Size:
     ids: tuple[str, ...] = ()  # of requests
 
 
-class Sums(StrEnum):
+class TotalKind(StrEnum):
     """What a total sums up."""
 
     REQUESTS = "requests"
@@ -63,35 +63,35 @@ class Sums(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class TotalMismatch:
     """A sum that is kept beside the rows, and the one that they make; None where there is none."""
 
-    of: Sums
+    of: TotalKind
     key: tuple[Any, ...]
     kept: Sequence[int] | None
     made: Sequence[int] | None
 
     @property
-    def off(self) -> list[int]:
+    def deltas(self) -> list[int]:
         """Figure by figure, how much the two are apart."""
         return [abs(kept - made) for kept, made in zip_longest(self.kept or (), self.made or (), fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """A difference. Its size is computed where it is asked for: it needs prices, and a bill has no use for it."""
 
-    kind: Kind
+    kind: DiscrepancyKind
     subject: str  # the replica, request, source, row or total that it is about
     detail: str
-    size: Callable[[], Size] = Size
+    impact: Callable[[], Impact] = Impact
     fails: bool = True
     cause: str = ""  # where it is known
-    total: Total | None = None  # of TOTAL_WRONG
+    total: TotalMismatch | None = None  # of TOTAL_WRONG
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class PriceLookup:
     """Looks up what a size is made of."""
 
     prices: Callable[[int], Prices]  # of an instant
@@ -99,7 +99,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class LifetimeFacts:
     """A replica's lifetime record, beside what the ledger has of its requests in all months and of all callers."""
 
     runtime_id: str
@@ -126,7 +126,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class SpoolPosition:
     """A source's spool that is still there."""
 
     acknowledged: int
@@ -138,158 +138,162 @@ def tolerance_us(total_us: int) -> int:
     return max(TOLERANCE_US, total_us * TOLERANCE_PERCENT // 100)
 
 
-def of_life(life: Life, rates: Rates) -> Iterator[Finding]:
+def check_lifetime(life: LifetimeFacts, price_lookup: PriceLookup) -> Iterator[Discrepancy]:
     """The runtime's own four parts against the supervisor's total; its requests against those in the ledger."""
-    found = partial(Finding, subject=life.runtime_id, cause=_end_of(life.exit_status))
+    found = partial(Discrepancy, subject=life.runtime_id, cause=_describe_exit(life.exit_status))
     allowed_us = tolerance_us(life.total_us)
     if abs(life.parts_us - life.total_us) > allowed_us:
         yield found(
-            kind=Kind.TIME_UNACCOUNTED,
+            kind=DiscrepancyKind.TIME_UNACCOUNTED,
             detail=f"standby, restore, active and idle are {life.parts_us} us; it lived {life.total_us} us",
-            size=partial(_device_time, life, abs(life.parts_us - life.total_us), rates),
+            impact=partial(_device_time_impact, life, abs(life.parts_us - life.total_us), price_lookup),
         )
     if life.recorded_device_us > life.active_us + allowed_us and not life.is_cut:
         # Billed is the replica's life, and not its requests' share of it.
         yield found(
-            kind=Kind.DEVICE_TIME_OVER,
+            kind=DiscrepancyKind.DEVICE_TIME_OVER,
             detail=f"its requests used {life.recorded_device_us} us of device time; "
             f"it was active for {life.active_us} us",
-            size=partial(Size, device_us=life.recorded_device_us - life.active_us),
+            impact=partial(Impact, device_us=life.recorded_device_us - life.active_us),
         )
     if life.recorded_requests < life.requests:
         yield found(
-            kind=Kind.REQUESTS_MISSING,
+            kind=DiscrepancyKind.REQUESTS_MISSING,
             detail=f"it served {life.requests} requests; {life.recorded_requests} request records name it",
-            size=partial(_missing, life, rates),
+            impact=partial(_missing_requests_impact, life, price_lookup),
         )
     # A record that cost nothing may name a replica that never saw the request: its caller left on the way there.
     if life.answered_requests > life.requests and not life.is_cut:
         yield found(
-            kind=Kind.REQUESTS_EXTRA,
+            kind=DiscrepancyKind.REQUESTS_EXTRA,
             detail=f"it served {life.requests} requests; {life.answered_requests} request records have its answers",
-            size=partial(Size, life.answered_requests - life.requests, None, life.recorded_device_us, None),
+            impact=partial(Impact, life.answered_requests - life.requests, None, life.recorded_device_us, None),
         )
     if life.is_cut:  # its pod ended with all that it had to tell: what it lived after its last word is not charged
         yield found(
-            kind=Kind.CHARGED_SO_FAR,
+            kind=DiscrepancyKind.CHARGED_SO_FAR,
             detail="charged up to its last word of its life",
-            size=partial(_device_time, life, SO_FAR_S * SECOND_US, rates),
+            impact=partial(_device_time_impact, life, RUNNING_REPORT_INTERVAL_S * SECOND_US, price_lookup),
             fails=False,
             cause="its pod, or its node, ended at once",
         )
 
 
-def of_gaps(source: str, received: Sequence[Range], waiting: Waiting | None) -> Iterator[Finding]:
+def check_sequence_gaps(source: str, received: Sequence[Range], waiting: SpoolPosition | None) -> Iterator[Discrepancy]:
     """Report records that `source` wrote and that never arrived. They may be any tenant's. `received` is normal."""
     cause = "its spool is gone, and they with it" if waiting is None else "its spool is there, and can't be read there"
     for first, last in gaps(received):
         which = f"record {first}" if first == last else f"records {first} to {last}"
         detail = f"{which} of this source never arrived; record {last + 1} did"
-        size = partial(Size, last - first + 1, None, None, None)
-        yield Finding(Kind.SEQUENCE_HOLE, source, detail, size, cause=cause)
+        impact = partial(Impact, last - first + 1, None, None, None)
+        yield Discrepancy(DiscrepancyKind.SEQUENCE_HOLE, source, detail, impact, cause=cause)
 
 
-def of_gone(runtime_id: str, requests: int, device_us: int) -> Finding:
+def report_missing_lifetime(runtime_id: str, requests: int, device_us: int) -> Discrepancy:
     """Report a dead replica without a lifetime record. It used at least the device time of its requests."""
-    return Finding(
-        Kind.LIFETIME_MISSING,
+    return Discrepancy(
+        DiscrepancyKind.LIFETIME_MISSING,
         runtime_id,
         f"{requests} request records name it; it has no lifetime record and is gone",
-        partial(Size, requests, 0, None, None, f"they used {device_us} us of device time"),
+        partial(Impact, requests, 0, None, None, f"they used {device_us} us of device time"),
         cause="the machine lost its power, or its supervisor's spool was destroyed",
     )
 
 
-def of_silent(runtime_id: str) -> Finding:
+def report_silent_replica(runtime_id: str) -> Discrepancy:
     """A replica that has been silent for a while, and may still report. After an hour its last word is charged."""
-    return Finding(
-        Kind.CHARGED_SO_FAR,
+    return Discrepancy(
+        DiscrepancyKind.CHARGED_SO_FAR,
         runtime_id,
         "has said nothing of its life lately; an hour after its last word it is charged up to there",
-        partial(Size, 0, 0, SO_FAR_S * SECOND_US, None),
+        partial(Impact, 0, 0, RUNNING_REPORT_INTERVAL_S * SECOND_US, None),
         fails=False,
         cause="its pod ended at once, or can't reach the control plane",
     )
 
 
-def of_waiting(source: str, waiting: Waiting) -> Finding:
+def report_unshipped(source: str, waiting: SpoolPosition) -> Discrepancy:
     """Records that will come."""
     count = waiting.last - waiting.acknowledged
     detail = f"{count} records wait in its spool; they may be any tenant's"
-    return Finding(Kind.UNSHIPPED, source, detail, partial(Size, count, None, None, None), fails=False)
+    return Discrepancy(DiscrepancyKind.UNSHIPPED, source, detail, partial(Impact, count, None, None, None), fails=False)
 
 
-def of_orphan(request_id: str, runtime_id: str, ended_at_us: int, tokens: int, rates: Rates) -> Finding:
+def report_charged_orphan(
+    request_id: str, runtime_id: str, ended_at_us: int, tokens: int, price_lookup: PriceLookup
+) -> Discrepancy:
     """A request whose activator died: what it delivered after its last word to the replica is not charged."""
 
-    def size() -> Size:
-        prices = rates.prices(ended_at_us)
-        return Size(tokens=ACK_TOKENS, amount_micros=amount_micros(ACK_TOKENS, prices.completion, prices.per_tokens))
+    def impact() -> Impact:
+        prices = price_lookup.prices(ended_at_us)
+        return Impact(tokens=ACK_TOKENS, amount_micros=amount_micros(ACK_TOKENS, prices.completion, prices.per_tokens))
 
     detail = f"charged for the {tokens} tokens that were acknowledged to replica {runtime_id}"
-    return Finding(Kind.CHARGED_BY_RECEIPT, request_id, detail, size, fails=False, cause="its activator died")
+    return Discrepancy(
+        DiscrepancyKind.CHARGED_BY_RECEIPT, request_id, detail, impact, fails=False, cause="its activator died"
+    )
 
 
-def worth(record: RequestRecord | LifetimeRecord | None, prices: Prices) -> Size:
+def estimate_record_impact(record: RequestRecord | LifetimeRecord | None, prices: Prices) -> Impact:
     """What a record that was kept aside would be charged; None is one that can't be read."""
     match record:
         case RequestRecord():
             tokens = record.prompt_tokens + record.completion_tokens
             figures = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
-            micros = requests_micros(prices, 1, *figures)
-            return Size(1, tokens, record.device_us, micros, ids=(record.request_id,))
+            micros = requests_price_micros(prices, 1, *figures)
+            return Impact(1, tokens, record.device_us, micros, ids=(record.request_id,))
         case LifetimeRecord():
             parts = (record.restore_us, record.active_us, record.idle_us)
-            return Size(0, 0, record.total_us, life_micros(prices, record.device_class, *parts))
+            return Impact(0, 0, record.total_us, device_price_micros(prices, record.device_class, *parts))
         case None:
-            return Size(None, None, None, None)
+            return Impact(None, None, None, None)
 
 
-def tokens_micros(prices: Prices, tokens: int) -> int:
+def max_tokens_price_micros(prices: Prices, tokens: int) -> int:
     """The most that so many tokens of any kind may cost."""
     return amount_micros(tokens, max(prices.prompt, prices.cached, prices.completion), prices.per_tokens)
 
 
-def device_micros(prices: Prices, device_class: str, time_us: int) -> int:
+def max_device_price_micros(prices: Prices, device_class: str, time_us: int) -> int:
     """The most that so much device time may cost, whatever the replica was doing."""
     rate = prices.device_of(device_class)
     return amount_micros(time_us, max(rate.restore, rate.active, rate.idle), SECOND_US)
 
 
-def life_micros(prices: Prices, device_class: str, restore_us: int, active_us: int, idle_us: int) -> int:
+def device_price_micros(prices: Prices, device_class: str, restore_us: int, active_us: int, idle_us: int) -> int:
     """What that device time costs."""
     rate = prices.device_of(device_class)
     pairs = ((restore_us, rate.restore), (active_us, rate.active), (idle_us, rate.idle))
     return sum(amount_micros(time_us, price, SECOND_US) for time_us, price in pairs)
 
 
-def requests_micros(prices: Prices, requests: int, prompt: int, cached: int, completion: int) -> int:
+def requests_price_micros(prices: Prices, requests: int, prompt: int, cached: int, completion: int) -> int:
     """What these requests cost if they are charged; `prompt` includes `cached`."""
     pairs = ((prompt - cached, prices.prompt), (cached, prices.cached), (completion, prices.completion))
     tokens = sum(amount_micros(quantity, price, prices.per_tokens) for quantity, price in pairs)
     return tokens + requests * prices.request
 
 
-def _device_time(life: Life, off_us: int, rates: Rates) -> Size:
-    micros = device_micros(rates.prices(life.died_at_us), life.device_class, off_us)
-    return Size(device_us=off_us, amount_micros=micros)
+def _device_time_impact(life: LifetimeFacts, excess_us: int, price_lookup: PriceLookup) -> Impact:
+    micros = max_device_price_micros(price_lookup.prices(life.died_at_us), life.device_class, excess_us)
+    return Impact(device_us=excess_us, amount_micros=micros)
 
 
-def _missing(life: Life, rates: Rates) -> Size:
+def _missing_requests_impact(life: LifetimeFacts, price_lookup: PriceLookup) -> Impact:
     """Each at most a whole context of its version, in the active time that no request has."""
     count = life.requests - life.recorded_requests
     left_us = max(0, life.active_us - life.recorded_device_us)
-    positions = rates.positions(life.model, life.version)
+    positions = price_lookup.positions(life.model, life.version)
     if positions is None:
-        return Size(count, None, left_us, None)
-    prices, tokens = rates.prices(life.died_at_us), count * positions
-    return Size(count, tokens, left_us, tokens_micros(prices, tokens) + count * prices.request)
+        return Impact(count, None, left_us, None)
+    prices, tokens = price_lookup.prices(life.died_at_us), count * positions
+    return Impact(count, tokens, left_us, max_tokens_price_micros(prices, tokens) + count * prices.request)
 
 
 _NAMES: Final = {number.value: number.name for number in Signals}
 
 
-def _end_of(exit_status: int) -> str:
+def _describe_exit(exit_status: int) -> str:
     """Return how a replica ended, or "" after status 0. `exit_status` is as Popen.returncode."""
     if exit_status < 0:
         return f"the replica was killed by {_NAMES.get(-exit_status, f'signal {-exit_status}')}"

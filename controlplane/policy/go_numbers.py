@@ -13,7 +13,7 @@ _INT32_END: Final = 2**31
 _MICRO: Final = 1e6
 
 
-def quotient(dividend: float, divisor: float) -> float:
+def go_divide(dividend: float, divisor: float) -> float:
     """IEEE 754: by zero it is infinite, and zero by zero is not a number."""
     if divisor:
         return dividend / divisor
@@ -22,7 +22,7 @@ def quotient(dividend: float, divisor: float) -> float:
     return copysign(inf, dividend) * copysign(1.0, divisor)
 
 
-def rounded_up(value: float) -> float:
+def go_ceil(value: float) -> float:
     """The least whole number that is not less; infinite and NaN as they are."""
     try:
         return ceil(value)
@@ -30,7 +30,7 @@ def rounded_up(value: float) -> float:
         return value
 
 
-def rounded_down(value: float) -> float:
+def go_floor(value: float) -> float:
     """The largest whole number that is not more; infinite and NaN as they are."""
     try:
         return floor(value)
@@ -38,16 +38,16 @@ def rounded_down(value: float) -> float:
         return value
 
 
-def larger(one: float, other: float) -> float:
+def go_max(one: float, other: float) -> float:
     """NaN where either is, but for infinity, which is larger than anything."""
     if one != one or other != other:  # NaN; asked of each decision, and a call takes longer
         return inf if inf in (one, other) else nan
     return one if one > other else other
 
 
-def smaller(one: float, other: float) -> float:
+def go_min(one: float, other: float) -> float:
     """NaN where either is, but for negative infinity."""
-    return -larger(-one, -other)
+    return -go_max(-one, -other)
 
 
 def int32(value: float) -> int:
@@ -55,12 +55,12 @@ def int32(value: float) -> int:
     return int(value) if INT32_MIN - 1 < value < _INT32_END else INT32_MIN
 
 
-def nanoseconds(seconds: float) -> int:
+def to_nanoseconds(seconds: float) -> int:
     """As Go's times and durations are: sums of decimal fractions compare exactly."""
     return round(seconds * NANOSECONDS)
 
 
-def whole_power(base: float, exponent: int) -> float:
+def go_power(base: float, exponent: int) -> float:
     """Squared and multiplied from the exponent's lowest bit on, as Go does it: the same last digit."""
     result = 1.0
     while exponent:
@@ -71,7 +71,7 @@ def whole_power(base: float, exponent: int) -> float:
     return result
 
 
-def six_digits(value: float) -> float:
+def round_to_micro(value: float) -> float:
     """Rounded to six digits behind the point, halves away from zero."""
     scaled = value * _MICRO
     if not isfinite(scaled):

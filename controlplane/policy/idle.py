@@ -68,10 +68,10 @@ class Hold:
     want: int
 
 
-Idle = Apply | Deactivate | Hold
+ScaleDecision = Apply | Deactivate | Hold
 
 
-def bounded(spec: IdleSpec, desired: int, *, initialized: bool) -> int:
+def clamp_scale(spec: IdleSpec, desired: int, *, initialized: bool) -> int:
     """Within min and max; min is the initial scale until that was reached, and nothing for an unreachable version."""
     least = spec.min_scale if spec.reachable else 0
     if spec.initial_scale > 1 and not initialized and spec.reachable:
@@ -81,27 +81,27 @@ def bounded(spec: IdleSpec, desired: int, *, initialized: bool) -> int:
     return spec.max_scale if spec.max_scale and desired > spec.max_scale else desired
 
 
-def decide(spec: IdleSpec, facts: IdleFacts, now: float) -> Idle:
+def decide(spec: IdleSpec, facts: IdleFacts, now: float) -> ScaleDecision:
     """What to do about the wish."""
     if facts.desired < 0 and facts.activity is not Activity.ACTIVATING:
         return Hold(UNKNOWN)
-    desired = bounded(spec, facts.desired, initialized=facts.initialized)
+    desired = clamp_scale(spec, facts.desired, initialized=facts.initialized)
     if desired != 0:
         return Apply(desired)
     if not spec.to_zero:
         return Apply(1)
-    lasted_s = now - facts.since_s
+    duration_s = now - facts.since_s
     match facts.activity:
         case Activity.ACTIVATING:
-            if lasted_s > spec.activation_timeout_s:
+            if duration_s > spec.activation_timeout_s:
                 return Apply(0)  # it cannot be activated
             return Hold(UNKNOWN)
         case Activity.ACTIVE:
-            if lasted_s >= spec.stable_window_s:
+            if duration_s >= spec.stable_window_s:
                 return Deactivate()
             return Apply(1)  # the rest of the window with one replica
         case Activity.INACTIVE:
-            return Apply(0) if lasted_s >= spec.grace_s else Hold(0)
+            return Apply(0) if duration_s >= spec.grace_s else Hold(0)
 
 
 def active_threshold(spec: IdleSpec, *, initialized: bool) -> int:

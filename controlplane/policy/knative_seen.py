@@ -12,17 +12,17 @@ from typing import Any, Final
 from contracts.control import ReplicaRow, RevisionRow
 from contracts.traffic_errors import StartFailed, StartReason
 from controlplane.facts import VersionKey
-from controlplane.policy.labels import MODEL, STREAMS, TENANT, VERSION, Place
+from controlplane.policy.labels import MODEL, STREAMS, TENANT, VERSION, NamespacedName
 from controlplane.policy.start_problem import crash_loop
 
 Json = Mapping[str, Any]
 
-PRIVATE: Final = "networking.internal.knative.dev/serviceType=Private"  # the selector of slices that name pods
+PRIVATE_SLICES: Final = "networking.internal.knative.dev/serviceType=Private"  # the selector of slices that name pods
 
 UNSCHEDULABLE: Final = "Unschedulable"  # a pod's, and its Revision's: no node has room for it
 
 _PORTS: Final = ("http", "http2")  # as Knative names the way in
-_WHY: Final = {
+_DESCRIPTIONS: Final = {
     "ContainerMissing": "its image is not to be had",
     "ErrImagePull": "its image is not to be had",
     "ImagePullBackOff": "its image is not to be had",
@@ -42,7 +42,7 @@ _REASONS: Final[Mapping[str, StartReason]] = {
     UNSCHEDULABLE: "no_room",
 }
 CRASH_LOOP: Final = "CrashLoopBackOff"
-POD_TROUBLES: Final = frozenset({CRASH_LOOP, *_REASONS} - {UNSCHEDULABLE, "FailedCreate", "ContainerMissing"})
+POD_PROBLEM_REASONS: Final = frozenset({CRASH_LOOP, *_REASONS} - {UNSCHEDULABLE, "FailedCreate", "ContainerMissing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Service:
 
     of: VersionKey
     max_streams: int
-    created: str  # its latest revision
+    latest_created: str  # its latest revision
     ready: str  # the latest of them that was ready
     refused: str = ""  # why not even a revision could be made
     is_going: bool = False  # it is being deleted, and its pods with it
@@ -59,11 +59,11 @@ class Service:
     @property
     def serving(self) -> str:
         """The revision that requests are for, or will be."""
-        return self.ready or self.created
+        return self.ready or self.latest_created
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RevisionFailure:
     """Why no replica of a revision came up: one word, and since when that is so."""
 
     reason: str
@@ -81,27 +81,27 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Pods:
+class SlicePods:
     """Those in one slice, and the Service whose they are."""
 
     service: str
     pods: tuple[Pod, ...]
 
 
-def service_of(obj: Json) -> Service | None:
+def parse_service(obj: Json) -> Service | None:
     """None for one that does not say of which version it is."""
     about = obj["metadata"]
     labels, notes = about.get("labels") or {}, about.get("annotations") or {}
     if not (labels.get(TENANT) and labels.get(MODEL) and notes.get(VERSION)):
         return None
     status = obj.get("status") or {}
-    created = status.get("latestCreatedRevisionName") or ""
+    latest_created = status.get("latestCreatedRevisionName") or ""
     ready = condition(obj, "Ready")
-    refused = "" if created or ready.get("status") != "False" else str(ready.get("reason") or "Unknown")
+    refused = "" if latest_created or ready.get("status") != "False" else str(ready.get("reason") or "Unknown")
     return Service(
         VersionKey(labels[TENANT], labels[MODEL], notes[VERSION]),
         _count(notes.get(STREAMS)),
-        created,
+        latest_created,
         status.get("latestReadyRevisionName") or "",
         refused,
         "deletionTimestamp" in about,
@@ -113,15 +113,15 @@ def _count(note: object) -> int:
     return int(note) if isinstance(note, str) and re.fullmatch(r"[0-9]{1,6}", note) else 0
 
 
-def failed_of(obj: Json) -> Failed | None:
+def parse_revision_failure(obj: Json) -> RevisionFailure | None:
     """Why a Revision has failed; None where it has not."""
     ready = condition(obj, "Ready")
     if ready.get("status") != "False":
         return None
-    return Failed(str(ready.get("reason") or "Unknown"), str(ready.get("lastTransitionTime") or ""))
+    return RevisionFailure(str(ready.get("reason") or "Unknown"), str(ready.get("lastTransitionTime") or ""))
 
 
-def pods_of(obj: Json) -> Pods | None:
+def parse_slice_pods(obj: Json) -> SlicePods | None:
     """Of an EndpointSlice; None for one that is not of a Knative Service."""
     service = (obj["metadata"].get("labels") or {}).get("serving.knative.dev/service")
     if not service:
@@ -129,7 +129,7 @@ def pods_of(obj: Json) -> Pods | None:
     ports = {each.get("name"): each.get("port") for each in obj.get("ports") or ()}
     port = next((ports[name] for name in _PORTS if ports.get(name)), None)
     found = () if port is None else tuple(_pods(obj.get("endpoints") or (), port))
-    return Pods(service, found)
+    return SlicePods(service, found)
 
 
 def condition(obj: Json, kind: str) -> Json:
@@ -138,20 +138,20 @@ def condition(obj: Json, kind: str) -> Json:
     return next((each for each in of if each.get("type") == kind), {})
 
 
-def sentence(reason: str) -> str:
+def describe_reason(reason: str) -> str:
     """Why none came up, for who waits."""
     if (status := re.fullmatch(r"ExitCode([0-9]{1,3})", reason)) is not None:
         return f"its process ended with {status[1]}"
-    return _WHY.get(reason, "the cluster could not start it")
+    return _DESCRIPTIONS.get(reason, "the cluster could not start it")
 
 
-def start_failed(reason: str, exit_status: int | None = None) -> StartFailed:
+def start_failure(reason: str, exit_status: int | None = None) -> StartFailed:
     """Return the failure of a version of which none came up, by a word of the cluster's."""
     if reason == CRASH_LOOP:
         return crash_loop(exit_status)
     if (status := re.fullmatch(r"ExitCode(\d{1,3})", reason)) is not None:
-        return StartFailed(sentence(reason), "crash_loop", exit_status_of(int(status[1])))
-    return StartFailed(sentence(reason), _REASONS.get(reason, "failed"))
+        return StartFailed(describe_reason(reason), "crash_loop", exit_status_of(int(status[1])))
+    return StartFailed(describe_reason(reason), _REASONS.get(reason, "failed"))
 
 
 def exit_status_of(code: int) -> int:
@@ -159,7 +159,7 @@ def exit_status_of(code: int) -> int:
     return 128 - code if 128 < code < 255 else code
 
 
-def revision_row(service: Service, place: Place) -> RevisionRow | None:
+def revision_row(service: Service, place: NamespacedName) -> RevisionRow | None:
     """Where Knative's autoscaler hears of the version; None where there is no revision, or not for long."""
     if service.is_going or not service.serving:
         return None

@@ -13,28 +13,30 @@ from math import ceil
 from typing import Any, Final
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from controlplane.policy.kpa import TARGET_MIN
 from controlplane.policy.labels import MODEL, RENDERING, RUNTIME, STREAMS, TENANT, VERSION
-from controlplane.policy.windows import Average
+from controlplane.policy.windows import AverageKind
 
 PORT: Final = 8080
 DATA: Final = "/var/lib/kelvin"
-INNER: Final = "/etc/kelvin/inner"
+INNER_TLS_DIRECTORY: Final = "/etc/kelvin/inner"
 CACHE: Final = "/run/kelvin-cache"
 PROCESS_BYTES: Final = 1 << 30  # libraries, their imports, and what an answer takes
-KEPT_BYTES: Final = 1 << 30  # sockets, records, temporary files
+SCRATCH_BYTES: Final = 1 << 30  # sockets, records, temporary files
 TIMEOUT_S: Final = 600  # Knative's default for the longest timeout of a revision (config-defaults)
 PULL_S: Final = 300  # for an image that no node has yet
-QUIET_S: Final = 30  # of a pod's time to end, in which queue-proxy waits for requests and we are told nothing yet
-LAST_S: Final = 25  # for what a process does beyond its drain: last frames, last records
+QUEUE_PROXY_WAIT_S: Final = (
+    30  # of a pod's time to end, in which queue-proxy waits for requests and we are told nothing yet
+)
+FINAL_FLUSH_S: Final = 25  # for what a process does beyond its drain: last frames, last records
 SLOWEST_BYTES_S: Final = 50 << 20  # a store that is slower than this is not waited for
 NODE_S: Final = 1800  # within which a start may end whose node has to come first, with its image
 TRUST: Final = "/etc/kelvin/trust"
 CACHE_NODE: Final = {"kelvin.dev/cache": "true"}  # the label of nodes that have a cache agent
-LABEL: Final = 63
-BESIDE: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
-MOST_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
+LABEL_CHARS: Final = 63
+EXTRA_CONCURRENCY: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
+MAX_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
 
 # An answer may begin before queue-proxy has seen its request's end, and is not cut for it (golang/go#40747).
 FULL_DUPLEX: Final = {"features.knative.dev/http-full-duplex": "Enabled"}
@@ -89,11 +91,11 @@ class PodVersion:
     target: float | None = None  # concurrency of a replica; None: by its streams
     window_s: float = 60.0
     grace_s: float = 30.0
-    average: Average = "linear"
+    average: AverageKind = "linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class ControlEndpoints:
     """Where pods find the rest of Kelvin, and the secret in a tenant's namespace by which they are runtimes to it."""
 
     url: str
@@ -102,7 +104,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterSpec:
     """Where it is to run. `device` is a resource of the nodes, `nvidia.com/gpu` or a slice of one, None: processors.
 
     `features` are the keys of `config-features` that are on there, and `ZERO_INITIAL_SCALE` where that is. `timeout_s`
@@ -121,7 +123,7 @@ class Cluster:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, str], ...] = ()
     priority_class: str | None = None
-    control: Control | None = None
+    control: ControlEndpoints | None = None
     cache: str | None = None  # a directory of the nodes: `kelvin cache` keeps a tenant's versions in DIR/TENANT
     verify: str = "off"  # what becomes of a version that no trust root signed: KELVIN_VERIFY of its pods
     trust: str | None = None  # a config map in a tenant's namespace that holds the trust roots
@@ -138,7 +140,7 @@ def is_image(name: str) -> bool:
     return _IMAGE.fullmatch(name) is not None
 
 
-def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+def service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """The object, without a status. Raises `Refused(InvalidRequest)` where the cluster would refuse it."""
     obj: _Json = {
         "apiVersion": "serving.knative.dev/v1",
@@ -175,44 +177,44 @@ def _digest(obj: _Json) -> str:
 def service_name(model: str, version: str) -> str:
     """A DNS label that names the version within its tenant's namespace; a long model gives up its end."""
     digits = version[:12]
-    return f"{model[: LABEL - 1 - len(digits)].rstrip('-')}-{digits}"
+    return f"{model[: LABEL_CHARS - 1 - len(digits)].rstrip('-')}-{digits}"
 
 
-def namespace_of(tenant: str, cluster: Cluster) -> str:
+def namespace_of(tenant: str, cluster: ClusterSpec) -> str:
     """A namespace for each tenant, unless the cluster names one. Raises `Refused`."""
-    return dns_label(f"kelvin-{tenant}" if cluster.namespace is None else cluster.namespace, "namespace")
+    return require_dns_label(f"kelvin-{tenant}" if cluster.namespace is None else cluster.namespace, "namespace")
 
 
-def memory_bytes(version: PodVersion, cluster: Cluster) -> int:
+def memory_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
     """What the pod may take: weights are counted to it, unless its node's cache agent holds them."""
-    return _own_bytes(version, cluster) + version.kv_bytes + PROCESS_BYTES
+    return _private_weight_bytes(version, cluster) + version.kv_bytes + PROCESS_BYTES
 
 
-def _own_bytes(version: PodVersion, cluster: Cluster) -> int:
+def _private_weight_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
     """Of weights that its own cache agent keeps, in memory and on disk."""
     return version.weight_bytes if cluster.cache is None else 0
 
 
-def start_s(version: PodVersion) -> int:
+def start_limit_s(version: PodVersion) -> int:
     """Within what a start ends, one way or the other: its image, its bytes, and as much again."""
     return PULL_S + 2 * ceil(version.weight_bytes / SLOWEST_BYTES_S)
 
 
-def progress_s(version: PodVersion) -> int:
+def progress_deadline_s(version: PodVersion) -> int:
     """Return after how many seconds Knative gives a revision up of which no pod is ready.
 
     A start may begin with a node that has to be made. Knative's own 600 s, or what bytes alone take, would end it.
     """
-    return max(NODE_S, start_s(version))
+    return max(NODE_S, start_limit_s(version))
 
 
-def drain_s(cluster: Cluster) -> int:
+def drain_s(cluster: ClusterSpec) -> int:
     """What a drain may take. A pod's time to end is its revision's timeout, counted from its deletion; what outlives
     the drain is ended with an error and recorded, what outlives the pod is not. A node that may be taken away gives its
     pods less, and they don't know why they end: a drain is never longer than that.
     """
     given_s = cluster.timeout_s if cluster.notice_s is None else min(cluster.timeout_s, cluster.notice_s)
-    return max(1, given_s - QUIET_S - LAST_S)
+    return max(1, given_s - QUEUE_PROXY_WAIT_S - FINAL_FLUSH_S)
 
 
 def _labels(version: PodVersion) -> dict[str, str]:
@@ -246,7 +248,7 @@ def _scaling(version: PodVersion) -> dict[str, str]:
     told["target"] = format(target, "g")
     return {
         **{f"{AUTOSCALING}/{name}": str(value) for name, value in told.items()},
-        "serving.knative.dev/progress-deadline": f"{progress_s(version)}s",
+        "serving.knative.dev/progress-deadline": f"{progress_deadline_s(version)}s",
         **FULL_DUPLEX,
     }
 
@@ -257,10 +259,10 @@ def _whole_seconds(name: str, seconds: float) -> str:
     return f"{int(seconds)}s"
 
 
-def pod_spec(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+def pod_spec(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """Of one that serves it. Raises `Refused(InvalidRequest)`."""
     return {
-        "containerConcurrency": min(version.max_streams + BESIDE, MOST_CONCURRENCY),
+        "containerConcurrency": min(version.max_streams + EXTRA_CONCURRENCY, MAX_CONCURRENCY),
         "timeoutSeconds": cluster.timeout_s,
         "responseStartTimeoutSeconds": cluster.timeout_s,  # a long prompt is silent for long
         "automountServiceAccountToken": False,
@@ -268,14 +270,14 @@ def pod_spec(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
         "containers": [_container(version, cluster)],
         "volumes": [
             {"name": "data", "emptyDir": {"sizeLimit": _amount(_disk_bytes(version, cluster))}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": _amount(KEPT_BYTES)}},
-            *(volume for volume, _, _ in _shared(version, cluster)),
+            {"name": "tmp", "emptyDir": {"sizeLimit": _amount(SCRATCH_BYTES)}},
+            *(volume for volume, _, _ in _shared_volumes(version, cluster)),
         ],
         **_placement(version, cluster),
     }
 
 
-def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+def _container(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     command = ["runtime", version.version, "--tenant", version.tenant, "--model", version.model]
     command += ["--threads", str(cluster.cores)]
     if cluster.device_class is not None:
@@ -291,7 +293,7 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             {"name": "KELVIN_KV_BYTES", "value": str(version.kv_bytes)},
             {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(drain_s(cluster))},
             *([{"name": "KELVIN_VERIFY", "value": cluster.verify}] if cluster.verify != "off" else ()),
-            *(each for _, _, settings in _shared(version, cluster) for each in settings),
+            *(each for _, _, settings in _shared_volumes(version, cluster) for each in settings),
         ],
         "resources": _resources(version, cluster),
         # With a port each: where none is given the webhook refuses a start-up probe.
@@ -301,7 +303,7 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": PORT},
             "periodSeconds": 1,
-            "failureThreshold": start_s(version),
+            "failureThreshold": start_limit_s(version),
         },
         "securityContext": {
             "runAsNonRoot": True,
@@ -313,7 +315,7 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "data", "mountPath": DATA},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-            *(mount for _, mount, _ in _shared(version, cluster)),
+            *(mount for _, mount, _ in _shared_volumes(version, cluster)),
         ],
     }
     if cluster.secret is not None:
@@ -322,14 +324,18 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
     return container
 
 
-def _shared(version: PodVersion, cluster: Cluster) -> Iterator[tuple[_Json, _Json, list[_Json]]]:
+def _shared_volumes(version: PodVersion, cluster: ClusterSpec) -> Iterator[tuple[_Json, _Json, list[_Json]]]:
     """What others keep for it: a volume, where it is mounted, and the settings that say so. All of it is read alone, so
     that no pod can put another socket in the place of its agent's.
     """
     if (control := cluster.control) is not None:
         volume = {"name": "inner", "secret": {"secretName": control.secret}}
-        told = {"KELVIN_CONTROL": control.url, "KELVIN_SNAPSHOTTER": control.snapshotter_url, "KELVIN_INNER_TLS": INNER}
-        mount = {"name": "inner", "mountPath": INNER, "readOnly": True}
+        told = {
+            "KELVIN_CONTROL": control.url,
+            "KELVIN_SNAPSHOTTER": control.snapshotter_url,
+            "KELVIN_INNER_TLS": INNER_TLS_DIRECTORY,
+        }
+        mount = {"name": "inner", "mountPath": INNER_TLS_DIRECTORY, "readOnly": True}
         yield volume, mount, [{"name": name, "value": value} for name, value in told.items()]
     if cluster.trust is not None:
         # Not optional: a pod that finds no trust roots must not start as if it had been told of none.
@@ -344,13 +350,13 @@ def _shared(version: PodVersion, cluster: Cluster) -> Iterator[tuple[_Json, _Jso
         yield volume, mount, [{"name": "KELVIN_CACHE_AGENT", "value": CACHE}]
 
 
-def _disk_bytes(version: PodVersion, cluster: Cluster) -> int:
+def _disk_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
     """A copy of the weights, unless its node has one, and what is kept beside it."""
-    return _own_bytes(version, cluster) + KEPT_BYTES
+    return _private_weight_bytes(version, cluster) + SCRATCH_BYTES
 
 
-def _resources(version: PodVersion, cluster: Cluster) -> dict[str, dict[str, str]]:
-    memory, disk = _amount(memory_bytes(version, cluster)), _amount(_disk_bytes(version, cluster) + KEPT_BYTES)
+def _resources(version: PodVersion, cluster: ClusterSpec) -> dict[str, dict[str, str]]:
+    memory, disk = _amount(memory_bytes(version, cluster)), _amount(_disk_bytes(version, cluster) + SCRATCH_BYTES)
     needed = {"cpu": _amount(cluster.cores), "memory": memory, "ephemeral-storage": disk}
     limits = {"memory": memory, "ephemeral-storage": disk}  # a core that nobody wants may be taken
     if cluster.device is not None:
@@ -369,7 +375,7 @@ def _amount(number: int) -> str:
     return f"{number}P"
 
 
-def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
+def _placement(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """What was asked for must be allowed; replicas are spread over zones where that is."""
     asked: list[tuple[Feature, Any]] = []
     # A pod that takes its weights from its node's agent starts on no other node.
@@ -395,7 +401,7 @@ def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
     return placed
 
 
-def _allow(cluster: Cluster, feature: Feature, value: object) -> None:
+def _allow(cluster: ClusterSpec, feature: Feature, value: object) -> None:
     """Raises `Refused` where the cluster does not allow that field."""
     if feature.flag not in cluster.features:
         rule = f"needs {feature.flag} in config-features, which is not on"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from controlplane.policy.go_numbers import int32, larger, nanoseconds, quotient, rounded_down, rounded_up, smaller
+from controlplane.policy.go_numbers import go_ceil, go_divide, go_floor, go_max, go_min, int32, to_nanoseconds
 
 CONCURRENCY: Final = "concurrency"
 RPS: Final = "rps"
@@ -20,7 +20,7 @@ CONCURRENCY_TARGET_DEFAULT: Final = 100.0
 CONCURRENCY_UTILIZATION_DEFAULT: Final = 0.7
 RPS_TARGET_DEFAULT: Final = 200.0
 RPS_UTILIZATION: Final = 0.7
-_TICK_NS: Final = nanoseconds(TICK_S)
+_TICK_NS: Final = to_nanoseconds(TICK_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class ScalingSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observation:
     """What was seen at one tick: window averages over all pods, and how many pods are ready."""
 
     stable: float
@@ -53,7 +53,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class KpaState:
     """What the decider remembers from tick to tick."""
 
     panic_time_s: float | None = None  # when the threshold was last crossed; None outside panic
@@ -69,35 +69,35 @@ class Decision:
     desired: int
     excess_burst_capacity: int
     valid: bool
-    memory: Memory
+    memory: KpaState
 
 
-def initial(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) -> Memory:
+def initial_state(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) -> KpaState:
     """At a decider's start. A restart loses the metrics: more than one ready pod is held by starting in panic."""
-    return Memory(
+    return KpaState(
         panic_time_s=now if ready_pods > 1 else None,
         max_panic_pods=ready_pods,
-        delay_buckets=max(0, ceil(nanoseconds(scale_down_delay_s) / _TICK_NS)),
+        delay_buckets=max(0, ceil(to_nanoseconds(scale_down_delay_s) / _TICK_NS)),
     )
 
 
-def decide(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+def decide(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
     """One tick. Total: any observation gives a decision; an erroneous one is not valid and is not remembered."""
     if seen.ready_error or seen.metric_error:
         return Decision(0, 0, False, memory)
     ready = float(max(1, seen.ready_pods))
-    stable_raw = rounded_up(quotient(seen.stable, spec.target_value))
-    panic_raw = rounded_up(quotient(seen.panic, spec.target_value))
-    stable = _limited(spec, stable_raw, ready)
-    panic = _limited(spec, panic_raw, ready)
-    memory = _panic_entered_or_left(spec, memory, over=panic_raw / ready >= spec.panic_threshold, now=now)
+    stable_raw = go_ceil(go_divide(seen.stable, spec.target_value))
+    panic_raw = go_ceil(go_divide(seen.panic, spec.target_value))
+    stable = _apply_rate_limits(spec, stable_raw, ready)
+    panic = _apply_rate_limits(spec, panic_raw, ready)
+    memory = _update_panic(spec, memory, over=panic_raw / ready >= spec.panic_threshold, now=now)
     desired = stable
     if memory.panic_time_s is not None:
         # Never down while in panic: the surge must have made its way into the stable window first.
         desired = max(stable, panic, memory.max_panic_pods)
         memory = replace(memory, max_panic_pods=desired)
     if spec.reachable and memory.delay_buckets:
-        memory = replace(memory, delay=_delayed(memory, desired, now))
+        memory = replace(memory, delay=_update_delay_window(memory, desired, now))
         desired = memory.delay[0][1]
     return Decision(desired, _excess_burst_capacity(spec, seen), True, memory)
 
@@ -125,27 +125,27 @@ def resolve_target(
     return max(TARGET_MIN, total * fraction), total
 
 
-def _limited(spec: ScalingSpec, wanted: float, ready: float) -> int:
+def _apply_rate_limits(spec: ScalingSpec, wanted: float, ready: float) -> int:
     """Within the rates, which are rounded so that one pod up or down is always possible; then the activation scale."""
-    most = rounded_up(spec.max_scale_up_rate * ready)
-    least = rounded_down(quotient(ready, spec.max_scale_down_rate)) if spec.reachable else 0.0
-    limited = int32(smaller(larger(wanted, least), most))
+    most = go_ceil(spec.max_scale_up_rate * ready)
+    least = go_floor(go_divide(ready, spec.max_scale_down_rate)) if spec.reachable else 0.0
+    limited = int32(go_min(go_max(wanted, least), most))
     return max(limited, spec.activation_scale) if wanted > 0 and spec.activation_scale > 1 else limited
 
 
-def _panic_entered_or_left(spec: ScalingSpec, memory: Memory, *, over: bool, now: float) -> Memory:
+def _update_panic(spec: ScalingSpec, memory: KpaState, *, over: bool, now: float) -> KpaState:
     if over:
         return replace(memory, panic_time_s=now)
     if memory.panic_time_s is None:
         return memory
-    if nanoseconds(memory.panic_time_s) + nanoseconds(spec.stable_window_s) < nanoseconds(now):
+    if to_nanoseconds(memory.panic_time_s) + to_nanoseconds(spec.stable_window_s) < to_nanoseconds(now):
         return replace(memory, panic_time_s=None, max_panic_pods=0)
     return memory
 
 
-def _delayed(memory: Memory, desired: int, now: float) -> tuple[tuple[int, int], ...]:
+def _update_delay_window(memory: KpaState, desired: int, now: float) -> tuple[tuple[int, int], ...]:
     """Wishes of the delay window, only those that no later one reaches: their largest is the first."""
-    bucket, kept = nanoseconds(now) // _TICK_NS, list(memory.delay)
+    bucket, kept = to_nanoseconds(now) // _TICK_NS, list(memory.delay)
     while kept and desired >= kept[-1][1]:
         kept.pop()
     while kept and bucket - kept[0][0] >= memory.delay_buckets:
@@ -156,11 +156,11 @@ def _delayed(memory: Memory, desired: int, now: float) -> tuple[tuple[int, int],
     return tuple(kept[-memory.delay_buckets :])  # the bound matters to a clock that goes back, no other
 
 
-def _excess_burst_capacity(spec: ScalingSpec, seen: Observed) -> int:
+def _excess_burst_capacity(spec: ScalingSpec, seen: Observation) -> int:
     """Negative: the pods could not take the wanted burst, the activator stays in the path."""
     if spec.target_burst_capacity == 0:
         return 0
     if spec.target_burst_capacity < 0:
         return -1
     # The true count, not one for none; the panic average, so that no knee-jerk takes the activator out.
-    return int32(rounded_down(seen.ready_pods * spec.total_value - spec.target_burst_capacity - seen.panic))
+    return int32(go_floor(seen.ready_pods * spec.total_value - spec.target_burst_capacity - seen.panic))

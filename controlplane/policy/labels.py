@@ -2,7 +2,7 @@
 
 from typing import Final
 
-Place = tuple[str, str]  # namespace and name
+NamespacedName = tuple[str, str]  # namespace and name
 
 MANAGER: Final = "kelvin"  # also the field manager that owns what we apply
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseDurations:
     """`lease_s`: how long others wait. `hold_s`: how long a leader leads without a renewal. `retry_s`: how often."""
 
     lease_s: int = 15
@@ -27,7 +27,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseRecord:
     """What a Lease says. An empty holder has given it up."""
 
     holder: str
@@ -38,63 +38,63 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ObservedLease:
     """A Lease, and since when it has been as it is, by our own clock."""
 
-    held: Held
+    record: LeaseRecord
     since: float
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class AcquireLease:
     """It is free, or ours."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class AwaitHolder:
     """It is another's, until then at least."""
 
     until: float
 
 
 FREE: Final = ""
-LONGEST_S: Final = 60.0  # before one that lost it stands again
+LOSS_PAUSE_MAX_S: Final = 60.0  # before one that lost it stands again
 
 
-def observe(before: Sight | None, held: Held | None, now: float) -> Sight | None:
+def observe(before: ObservedLease | None, record: LeaseRecord | None, now: float) -> ObservedLease | None:
     """What is known after a look. A Lease that somebody deleted counts as it was: its holder may not know of it."""
-    if held is None:
+    if record is None:
         return before
-    return before if before is not None and before.held == held else Sight(held, now)
+    return before if before is not None and before.record == record else ObservedLease(record, now)
 
 
-def decide(sight: Sight | None, me: str, now: float) -> Take | Stand:
+def decide(observed: ObservedLease | None, identity: str, now: float) -> AcquireLease | AwaitHolder:
     """Whether to write ourselves in."""
-    if sight is None or sight.held.holder in (FREE, me):
-        return Take()
-    until = sight.since + sight.held.duration_s
-    return Take() if now >= until else Stand(until)
+    if observed is None or observed.record.holder in (FREE, identity):
+        return AcquireLease()
+    until = observed.since + observed.record.duration_s
+    return AcquireLease() if now >= until else AwaitHolder(until)
 
 
-def leads_until(begun: float, terms: Terms) -> float:
+def leads_until(begun: float, terms: LeaseDurations) -> float:
     """Of a renewal that was begun then and succeeded: others may have seen it at once, not before."""
     return begun + terms.hold_s
 
 
 def losses_after(losses: int, led_s: float) -> int:
     """How many soon after one another, with one more, after a lead of that long."""
-    return 1 if led_s > LONGEST_S else losses + 1
+    return 1 if led_s > LOSS_PAUSE_MAX_S else losses + 1
 
 
-def pause_s(losses: int, terms: Terms, luck: float) -> float:
+def pause_s(losses: int, terms: LeaseDurations, luck: float) -> float:
     """Return the pause before it stands again, shortened by up to half by `luck` in [0, 1)."""
-    return Doubling(terms.retry_s, LONGEST_S).after(losses, luck)
+    return ExponentialBackoff(terms.retry_s, LOSS_PAUSE_MAX_S).after(losses, luck)
 
 
-def read(obj: Mapping[str, Any], terms: Terms) -> Held:
+def read(obj: Mapping[str, Any], terms: LeaseDurations) -> LeaseRecord:
     """A Lease as the cluster has it; what it does not say is as ours."""
     spec = obj.get("spec") or {}
-    return Held(
+    return LeaseRecord(
         holder=spec.get("holderIdentity") or FREE,
         duration_s=float(spec.get("leaseDurationSeconds") or terms.lease_s),
         renewed=str(spec.get("renewTime", "")),
@@ -103,19 +103,19 @@ def read(obj: Mapping[str, Any], terms: Terms) -> Held:
     )
 
 
-def written(before: Mapping[str, Any] | None, me: str, at: str, terms: Terms) -> dict[str, Any]:
+def acquired_spec(before: Mapping[str, Any] | None, identity: str, at: str, terms: LeaseDurations) -> dict[str, Any]:
     """The spec with which we take or renew it. `at` is the wall clock's second, for people, with any microseconds."""
-    held = before or {}
-    mine = held.get("holderIdentity") == me
+    record = before or {}
+    mine = record.get("holderIdentity") == identity
     return {
-        "holderIdentity": me,
+        "holderIdentity": identity,
         "leaseDurationSeconds": terms.lease_s,
-        "acquireTime": held.get("acquireTime", at) if mine else at,
+        "acquireTime": record.get("acquireTime", at) if mine else at,
         "renewTime": at,
-        "leaseTransitions": int(held.get("leaseTransitions") or 0) + (0 if mine or before is None else 1),
+        "leaseTransitions": int(record.get("leaseTransitions") or 0) + (0 if mine or before is None else 1),
     }
 
 
-def given_up(before: Mapping[str, Any], at: str) -> dict[str, Any]:
+def released_spec(before: Mapping[str, Any], at: str) -> dict[str, Any]:
     """The spec with which we leave it to whoever comes first."""
     return {**before, "holderIdentity": FREE, "leaseDurationSeconds": 1, "renewTime": at}

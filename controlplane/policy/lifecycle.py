@@ -31,11 +31,11 @@ class VersionEvent(StrEnum):
     DELETED = "deleted"
 
 
-class IllegalMove(ValueError):
+class IllegalVersionEvent(ValueError):
     """The event can't happen in that state; the state stays as it was."""
 
 
-MOVES: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
+TRANSITIONS: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
     (VersionState.ABSENT, VersionEvent.PUBLISHED): VersionState.READY,
     (VersionState.READY, VersionEvent.PUBLISHED): VersionState.READY,
     (VersionState.READY, VersionEvent.RESTORED): VersionState.READY,
@@ -50,7 +50,7 @@ MOVES: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
 }
 
 # Failures of a restore that speak about the version's bytes; all others are about the machine.
-_BROKEN: Final = frozenset(
+_VERSION_FAULT_CODES: Final = frozenset(
     {
         "attestation_invalid", "chunk_corrupt", "chunk_missing", "manifest_corrupt", "manifest_missing",
         "pack_corrupt", "probe_failed",
@@ -59,11 +59,11 @@ _BROKEN: Final = frozenset(
 
 
 def move(state: VersionState, event: VersionEvent) -> VersionState:
-    """The state after the event. Raises IllegalMove."""
+    """The state after the event. Raises IllegalVersionEvent."""
     try:
-        return MOVES[state, event]
+        return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalMove(f"a version that is {state} can't be {event}") from None
+        raise IllegalVersionEvent(f"a version that is {state} can't be {event}") from None
 
 
 def check_unused(model: str, aliases: Sequence[str], running: int) -> None:
@@ -77,6 +77,6 @@ def check_unused(model: str, aliases: Sequence[str], running: int) -> None:
         )
 
 
-def speaks_of_bytes(code: str) -> bool:
+def is_version_fault(code: str) -> bool:
     """Whether a failure of this code says that the version itself is broken."""
-    return code in _BROKEN
+    return code in _VERSION_FAULT_CODES

@@ -13,24 +13,24 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from controlplane.policy.eta import Mean
+from controlplane.policy.eta import RunningMean
 from controlplane.policy.knative_seen import (
     CRASH_LOOP,
-    POD_TROUBLES,
+    POD_PROBLEM_REASONS,
     UNSCHEDULABLE,
     Json,
     condition,
     exit_status_of,
 )
-from controlplane.policy.labels import CAPACITY, Place
+from controlplane.policy.labels import CAPACITY, NamespacedName
 
 GUESS_S: Final = 180.0  # for a node to come, where none was seen to come
 START_GUESS_S: Final = 30.0  # on a node that has come, where none was seen: its image and its bytes
-AGAIN: Final = 0.5  # of a wait that is longer than others were, and so long again
+OVERDUE_RATIO: Final = 0.5  # of a wait that is longer than others were, and so long again
 MAX_CLASSES: Final = 256
 MAX_STARTS: Final = 4096
-ANY: Final = "any"  # zone
-LOOPS: Final = 2  # restarts of a container that was never ready: one may be bad luck
+ANY_ZONE: Final = "any"  # zone
+CRASH_LOOP_RESTARTS: Final = 2  # restarts of a container that was never ready: one may be bad luck
 
 _ZONE: Final = "topology.kubernetes.io/zone"
 _DEVICES: Final = "nvidia.com/"
@@ -56,7 +56,7 @@ class NodeClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PodProblem:
     """Why a pod does not become ready, in a word of the cluster's, and how its process ended last, if it did."""
 
     reason: str
@@ -64,18 +64,18 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedPod:
     """A pod of a Knative Service. None of what has not been so."""
 
     service: str
     node: NodeClass
-    waits_since_s: float | None = None  # no node has room for it
+    unschedulable_since_s: float | None = None  # no node has room for it
     placed_s: float | None = None
     ready_s: float | None = None
     is_leaving: bool = False
-    trouble: Trouble | None = None
-    is_held: bool = False  # the kubelet has yet to start one of its containers
-    has_lapsed: bool = False  # it was ready before, and is not now
+    problem: PodProblem | None = None
+    is_container_waiting: bool = False  # the kubelet has yet to start one of its containers
+    has_become_unready: bool = False  # it was ready before, and is not now
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +92,33 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Nodes:
+class PodWaits:
     """All pods of versions. Each call takes one in, None where it is gone."""
 
-    _pods: dict[Place, Seen] = field(default_factory=dict)
-    _of: dict[Place, dict[Place, None]] = field(default_factory=dict)  # pods, by Service
-    _waited: OrderedDict[NodeClass, Mean] = field(default_factory=OrderedDict)
-    _starts: OrderedDict[Place, Mean] = field(default_factory=OrderedDict)  # of a Service, from its node to ready
-    _start: Mean = field(default_factory=lambda: Mean(START_GUESS_S))  # of any
+    _pods: dict[NamespacedName, ObservedPod] = field(default_factory=dict)
+    _of: dict[NamespacedName, dict[NamespacedName, None]] = field(default_factory=dict)  # pods, by Service
+    _waited: OrderedDict[NodeClass, RunningMean] = field(default_factory=OrderedDict)
+    _starts: OrderedDict[NamespacedName, RunningMean] = field(
+        default_factory=OrderedDict
+    )  # of a Service, from its node to ready
+    _start: RunningMean = field(default_factory=lambda: RunningMean(START_GUESS_S))  # of any
 
     def __repr__(self) -> str:
-        return f"<Nodes pods={len(self._pods)} pending={sum(row.replicas for row in self.pending())}>"
+        return f"<PodWaits pods={len(self._pods)} pending={sum(row.replicas for row in self.pending())}>"
 
-    def pod(self, place: Place, found: Seen | None) -> Place | None:
+    def pod(self, place: NamespacedName, found: ObservedPod | None) -> NamespacedName | None:
         """The Service whose start it says something new of: it waits for a node, or waits no more."""
         before = self._pods.pop(place, None)
         if before is not None:
             self._forget(place, before)
             if found is not None and before.ready_s is not None:
                 # Its start is over, even if it is not ready now.
-                found = replace(found, ready_s=before.ready_s, has_lapsed=found.ready_s is None)
+                found = replace(found, ready_s=before.ready_s, has_become_unready=found.ready_s is None)
         if found is not None:
             self._pods[place] = found
             self._of.setdefault((place[0], found.service), {})[place] = None
             self._learn(place, before, found)
-        waited, waits = (each is not None and _waits(each) for each in (before, found))
+        waited, waits = (each is not None and _is_waiting(each) for each in (before, found))
         if waited == waits:
             return None
         of = found or before
@@ -132,41 +134,43 @@ class Nodes:
         """By class. One for which something waited lately has a row of none."""
         since: dict[NodeClass, list[float]] = {node: [] for node in self._waited}
         for seen in self._pods.values():
-            if _waits(seen) and seen.waits_since_s is not None:
-                since.setdefault(seen.node, []).append(seen.waits_since_s)
+            if _is_waiting(seen) and seen.unschedulable_since_s is not None:
+                since.setdefault(seen.node, []).append(seen.unschedulable_since_s)
         return tuple(
             Pending(node, len(each), min(each, default=None), *self._node(node)) for node, each in sorted(since.items())
         )
 
-    def services(self) -> Iterator[Place]:
+    def services(self) -> Iterator[NamespacedName]:
         """Those of which a pod waits for a node."""
         for service, places in self._of.items():
-            if any(_waits(self._pods[place]) for place in places):
+            if any(_is_waiting(self._pods[place]) for place in places):
                 yield service
 
-    def service_of(self, place: Place) -> Place | None:
+    def service_of(self, place: NamespacedName) -> NamespacedName | None:
         """Return the Service of a pod; None where there is no such pod."""
         seen = self._pods.get(place)
         return None if seen is None else (place[0], seen.service)
 
-    def troubled(self) -> Iterator[Place]:
+    def services_with_problem(self) -> Iterator[NamespacedName]:
         """Return the Services of which a pod is in trouble."""
         for service in self._of:
-            if self.trouble(service) is not None:
+            if self.problem(service) is not None:
                 yield service
 
-    def trouble(self, service: Place) -> Trouble | None:
+    def problem(self, service: NamespacedName) -> PodProblem | None:
         """Return why none of its pods is ready; None where one is, or nothing is in the way."""
         pods = [self._pods[place] for place in self._of.get(service, ())]
-        if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_lapsed) for seen in pods):
+        if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_become_unready) for seen in pods):
             return None
-        if any(map(_waits, pods)):
-            return Trouble(UNSCHEDULABLE)
+        if any(map(_is_waiting, pods)):
+            return PodProblem(UNSCHEDULABLE)
         # Restarts of a pod that was ready may be long ago. Its trouble counts only while the kubelet holds a container.
-        held = (seen for seen in pods if not seen.is_leaving and (seen.is_held or not seen.has_lapsed))
-        return next((seen.trouble for seen in held if seen.trouble is not None), None)
+        held = (
+            seen for seen in pods if not seen.is_leaving and (seen.is_container_waiting or not seen.has_become_unready)
+        )
+        return next((seen.problem for seen in held if seen.problem is not None), None)
 
-    def ready_in_s(self, service: Place, now_s: float) -> float | None:
+    def forecast_ready_s(self, service: NamespacedName, now_s: float) -> float | None:
         """Until the first of its pods is ready: the wait for a node, and what a start takes on it. None where one was
         ready, or none is awaited.
         """
@@ -180,9 +184,9 @@ class Nodes:
                 return None
             if seen.placed_s is not None:
                 left.append(max(0.0, start_s - _since_s(seen.placed_s, now_s)))
-            elif seen.waits_since_s is not None:
+            elif seen.unschedulable_since_s is not None:
                 node_s, _ = self._node(seen.node)
-                left.append(_rest_s(node_s, _since_s(seen.waits_since_s, now_s)) + start_s)
+                left.append(_remaining_s(node_s, _since_s(seen.unschedulable_since_s, now_s)) + start_s)
         return min(left, default=None)
 
     def check_integrity(self) -> None:
@@ -198,24 +202,24 @@ class Nodes:
         mean = self._waited.get(node)
         return (GUESS_S, 0) if mean is None else (mean.value, mean.count)
 
-    def _learn(self, place: Place, before: Seen | None, now: Seen) -> None:
+    def _learn(self, place: NamespacedName, before: ObservedPod | None, now: ObservedPod) -> None:
         if before is None or now.placed_s is None:
             return
-        if before.placed_s is None and before.waits_since_s is not None:
-            _add(self._waited, now.node, now.placed_s - before.waits_since_s, MAX_CLASSES)
+        if before.placed_s is None and before.unschedulable_since_s is not None:
+            _add(self._waited, now.node, now.placed_s - before.unschedulable_since_s, MAX_CLASSES)
         if before.ready_s is None and now.ready_s is not None:
             start_s = now.ready_s - now.placed_s
             _add(self._starts, (place[0], now.service), start_s, MAX_STARTS)
-            self._start = self._start.with_one(max(0.0, start_s))
+            self._start = self._start.with_sample(max(0.0, start_s))
 
-    def _forget(self, place: Place, seen: Seen) -> None:
+    def _forget(self, place: NamespacedName, seen: ObservedPod) -> None:
         service = place[0], seen.service
         del self._of[service][place]
         if not self._of[service]:
             del self._of[service]
 
 
-def seen_of(obj: Json) -> Seen | None:
+def parse_pod(obj: Json) -> ObservedPod | None:
     """Of a Pod; None for one that is no replica's."""
     about, spec = obj["metadata"], obj.get("spec") or {}
     service = (about.get("labels") or {}).get("serving.knative.dev/service")
@@ -223,15 +227,15 @@ def seen_of(obj: Json) -> Seen | None:
         return None
     scheduled, ready = condition(obj, "PodScheduled"), condition(obj, "Ready")
     is_waiting = scheduled.get("status") == "False" and scheduled.get("reason") == UNSCHEDULABLE
-    return Seen(
+    return ObservedPod(
         service,
         node_of(spec),
-        waits_since_s=_when(scheduled, about) if is_waiting else None,
-        placed_s=_when(scheduled, about) if scheduled.get("status") == "True" else None,
-        ready_s=_when(ready, about) if ready.get("status") == "True" else None,
+        unschedulable_since_s=_condition_time_s(scheduled, about) if is_waiting else None,
+        placed_s=_condition_time_s(scheduled, about) if scheduled.get("status") == "True" else None,
+        ready_s=_condition_time_s(ready, about) if ready.get("status") == "True" else None,
         is_leaving="deletionTimestamp" in about,
-        trouble=_trouble_of(obj),
-        is_held=any((each.get("state") or {}).get("waiting") for each in _containers(obj)),
+        problem=_parse_problem(obj),
+        is_container_waiting=any((each.get("state") or {}).get("waiting") for each in _containers(obj)),
     )
 
 
@@ -239,17 +243,19 @@ def _containers(obj: Json) -> Iterable[Json]:
     return (obj.get("status") or {}).get("containerStatuses") or ()
 
 
-def _trouble_of(obj: Json) -> Trouble | None:
+def _parse_problem(obj: Json) -> PodProblem | None:
     """https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus: containerStatuses."""
     for status in _containers(obj):
         reason = ((status.get("state") or {}).get("waiting") or {}).get("reason")
         ended = (status.get("lastState") or {}).get("terminated") or {}
         # Between two attempts it waits, during one it runs: it is the same loop.
-        if reason == CRASH_LOOP or (ended and not status.get("ready") and status.get("restartCount", 0) >= LOOPS):
+        if reason == CRASH_LOOP or (
+            ended and not status.get("ready") and status.get("restartCount", 0) >= CRASH_LOOP_RESTARTS
+        ):
             code = ended.get("exitCode")
-            return Trouble(CRASH_LOOP, exit_status_of(code) if isinstance(code, int) else None)
-        if reason in POD_TROUBLES:
-            return Trouble(reason)
+            return PodProblem(CRASH_LOOP, exit_status_of(code) if isinstance(code, int) else None)
+        if reason in POD_PROBLEM_REASONS:
+            return PodProblem(reason)
     return None
 
 
@@ -265,11 +271,11 @@ def node_of(spec: Mapping[str, Any]) -> NodeClass:
     borne = {each.get("key") for each in spec.get("tolerations") or ()}
     is_only = any(chosen.get(key) == value for key, value in _SPOT.items())
     spot = "only" if is_only else "may" if borne & _SPOT.keys() else "no"
-    return NodeClass(min(asked, default="cpu").removeprefix(_DEVICES), chosen.get(_ZONE) or ANY, spot)
+    return NodeClass(min(asked, default="cpu").removeprefix(_DEVICES), chosen.get(_ZONE) or ANY_ZONE, spot)
 
 
-def _waits(seen: Seen) -> bool:
-    return seen.waits_since_s is not None and not seen.is_leaving
+def _is_waiting(seen: ObservedPod) -> bool:
+    return seen.unschedulable_since_s is not None and not seen.is_leaving
 
 
 def _since_s(then_s: float, now_s: float) -> float:
@@ -277,19 +283,19 @@ def _since_s(then_s: float, now_s: float) -> float:
     return max(0.0, now_s - then_s)
 
 
-def _rest_s(node_s: float, waited_s: float) -> float:
+def _remaining_s(node_s: float, waited_s: float) -> float:
     """Of a wait of so long. One that is longer than others were says that those say little of it."""
-    return node_s - waited_s if waited_s < node_s else AGAIN * waited_s
+    return node_s - waited_s if waited_s < node_s else OVERDUE_RATIO * waited_s
 
 
-def _add(means: OrderedDict[Any, Mean], key: Any, seconds: float, most: int) -> None:
-    mean = means.pop(key, None) or Mean(0.0)
-    means[key] = mean.with_one(max(0.0, seconds))
+def _add(means: OrderedDict[Any, RunningMean], key: Any, seconds: float, most: int) -> None:
+    mean = means.pop(key, None) or RunningMean(0.0)
+    means[key] = mean.with_sample(max(0.0, seconds))
     while len(means) > most:
         means.popitem(last=False)
 
 
-def _when(of: Json, about: Json) -> float | None:
+def _condition_time_s(of: Json, about: Json) -> float | None:
     """Since when a condition is so; where it does not say, since there was the object."""
     for said in (of.get("lastTransitionTime"), about.get("creationTimestamp")):
         with suppress(ValueError):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-EVERY: Final = "*"
+WILDCARD: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class PoolSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class FreePod:
     """A pod that waits. `since_us`: from when on."""
 
     pod: str
@@ -31,17 +31,17 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class PoolingRule:
     """Whose versions share pods: `models` are TENANT/MODEL, each part a name or *; never those of tenants that are
-    `apart`, which have processes on pods of their own.
+    `excluded_tenants`, which have processes on pods of their own.
     """
 
     models: tuple[str, ...] = ()
-    apart: frozenset[str] = frozenset()
+    excluded_tenants: frozenset[str] = frozenset()
 
-    def takes(self, tenant: str, model: str) -> bool:
+    def is_pooled(self, tenant: str, model: str) -> bool:
         """Whether the model's versions do."""
-        if tenant in self.apart:
+        if tenant in self.excluded_tenants:
             return False
         return any(_fits(pattern, tenant, model) for pattern in self.models)
 
@@ -52,13 +52,13 @@ def pool_for(weight_bytes: int, pools: Iterable[PoolSpec]) -> PoolSpec | None:
     return min(found, key=lambda each: (each.weight_bytes, each.name), default=None)
 
 
-def choose(weight_bytes: int, waiting: Iterable[Spot]) -> Spot | None:
+def choose_pod(weight_bytes: int, waiting: Iterable[FreePod]) -> FreePod | None:
     """The best fit, of equals the one that has waited for longest; None where none has room."""
     found = (each for each in waiting if each.weight_bytes >= weight_bytes)
     return min(found, key=lambda each: (each.weight_bytes, each.since_us, each.pod), default=None)
 
 
-def reported(pools: Collection[PoolSpec], taken: Mapping[str, int], asked: Mapping[str, int]) -> dict[str, int]:
+def pool_concurrency(pools: Collection[PoolSpec], taken: Mapping[str, int], asked: Mapping[str, int]) -> dict[str, int]:
     """By pool what its autoscaler is told as its concurrency, for one of it a pod: pods that are `taken`, starts that
     wait for one, and as many again as are to wait for the next.
     """
@@ -69,4 +69,4 @@ def reported(pools: Collection[PoolSpec], taken: Mapping[str, int], asked: Mappi
 
 def _fits(pattern: str, tenant: str, model: str) -> bool:
     whose, _, which = pattern.partition("/")
-    return whose in (EVERY, tenant) and which in (EVERY, model)
+    return whose in (WILDCARD, tenant) and which in (WILDCARD, model)

@@ -10,21 +10,21 @@ MIN_IDLE_S: Final = 2.0  # two reports: less could be the pause between two toke
 
 
 @dataclass(frozen=True, slots=True)
-class Holder(Generic[K]):
-    """A version that holds slots. `asked_s` is when it was last asked for."""
+class SlotHolder(Generic[K]):
+    """A version that holds slots. `last_request_s` is when it was last asked for."""
 
     key: K
     ready: int
     live: int
     least: int
-    asked_s: float
+    last_request_s: float
 
 
-def choose(holders: Iterable[Holder[K]], now: float) -> K | None:
+def choose_victim(holders: Iterable[SlotHolder[K]], now: float) -> K | None:
     """The version that has been idle for longest, if one may go: nothing of it restores, and it is over its minimum."""
     idle = [
         holder
         for holder in holders
-        if holder.ready and holder.ready == holder.live > holder.least and now - holder.asked_s >= MIN_IDLE_S
+        if holder.ready and holder.ready == holder.live > holder.least and now - holder.last_request_s >= MIN_IDLE_S
     ]
-    return min(idle, key=lambda holder: holder.asked_s).key if idle else None
+    return min(idle, key=lambda holder: holder.last_request_s).key if idle else None

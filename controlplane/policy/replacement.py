@@ -20,7 +20,7 @@ from contracts.traffic_errors import Overloaded
 from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
 
 
-class Step(StrEnum):
+class ReplacementStep(StrEnum):
     """What to do now about a replica that is to be replaced."""
 
     BESIDE = "beside"  # begin a new one in a slot of its own; drain the old one once the new one serves
@@ -38,22 +38,23 @@ _ENDED: Final = SLEEPING | {ReplicaState.RESTORING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Old:
+class ReplacedReplica:
     """A replica that was there when the order came. `state` is None once it is dead.
 
-    `begun` is how a new one was begun: BESIDE, AFTER, or None. `coming` is how many of its version are on their way;
-    `has_come`, whether a new one is ready since one was begun; `failure`, why a start of its version failed since.
+    `start_step` is how a new one was begun: BESIDE, AFTER, or None. `coming` is how many of its version are on their
+    way; `is_new_ready`, whether a new one is ready since one was begun; `failure`, why a start of its version failed
+    since.
     """
 
     state: ReplicaState | None
-    begun: Step | None = None
+    start_step: ReplacementStep | None = None
     has_room: bool = True  # a device slot is free
     coming: int = 0
-    has_come: bool = False
+    is_new_ready: bool = False
     failure: Failure | None = None
 
 
-def next_step(old: Old, waited_s: float, limit_s: float) -> Step:
+def next_replacement_step(old: ReplacedReplica, waited_s: float, limit_s: float) -> ReplacementStep:
     """Return the first that applies.
 
     1. It is dead: over, unless a new one was begun and has not come. Then wait for one on its way, or fail.
@@ -66,45 +67,51 @@ def next_step(old: Old, waited_s: float, limit_s: float) -> Step:
     is_late = waited_s > limit_s
     # (1)
     if old.state is None:
-        if old.begun is None or old.has_come:
-            return Step.OVER
+        if old.start_step is None or old.is_new_ready:
+            return ReplacementStep.OVER
         if old.coming:
-            return Step.LATE if is_late else Step.WAIT
-        return Step.OVER if old.failure is None else Step.FAILED  # without a failure, fewer are wanted meanwhile
+            return ReplacementStep.LATE if is_late else ReplacementStep.WAIT
+        return (
+            ReplacementStep.OVER if old.failure is None else ReplacementStep.FAILED
+        )  # without a failure, fewer are wanted meanwhile
     # (2)
     if old.state in SLEEPING:
-        return Step.END
+        return ReplacementStep.END
     if old.state is ReplicaState.READY:
         # (3)
-        if old.begun is None:
-            return Step.BESIDE if old.has_room else Step.AFTER
+        if old.start_step is None:
+            return ReplacementStep.BESIDE if old.has_room else ReplacementStep.AFTER
         # (4)
         lacks_memory = old.failure is not None and old.failure.code == Overloaded.code
-        return Step.AFTER if lacks_memory and old.begun is Step.BESIDE else Step.FAILED
+        return (
+            ReplacementStep.AFTER
+            if lacks_memory and old.start_step is ReplacementStep.BESIDE
+            else ReplacementStep.FAILED
+        )
     # (5)
-    return Step.LATE if is_late else Step.WAIT
+    return ReplacementStep.LATE if is_late else ReplacementStep.WAIT
 
 
-def step_if_damaged(state: ReplicaState) -> Step:
+def choose_step_if_damaged(state: ReplicaState) -> ReplacementStep:
     """Return what to do about a replica whose memory was found wrong: it can't be mended while it is mapped."""
     if state in _CONDEMNED:
-        return Step.CONDEMN
-    return Step.END if state in _ENDED else Step.WAIT
+        return ReplacementStep.CONDEMN
+    return ReplacementStep.END if state in _ENDED else ReplacementStep.WAIT
 
 
-def young_versions(
+def recently_ready_versions(
     named: Collection[str], ready_since_s: Mapping[str, float], now_s: float, overlap_s: float
 ) -> list[str]:
     """Return the named versions that were not ready `overlap_s` ago. `ready_since_s` has those that have been once."""
     return [version for version in sorted(named) if now_s - ready_since_s.get(version, inf) < overlap_s]
 
 
-def versions_before(
+def previous_versions(
     named: Collection[str], ready_since_s: Mapping[str, float], now_s: float, overlap_s: float
 ) -> dict[str, str]:
     """Return for each young version the one that was ready before it, if any: a named one, otherwise the latest."""
     found: dict[str, str] = {}
-    for version in young_versions(named, ready_since_s, now_s, overlap_s):
+    for version in recently_ready_versions(named, ready_since_s, now_s, overlap_s):
         since_s = ready_since_s.get(version, inf)
         before = [(other in named, at_s, other) for other, at_s in ready_since_s.items() if at_s < since_s]
         if before:

@@ -5,13 +5,13 @@ from typing import Final
 
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
-NEWEST: Final = 3  # always kept: where the newest is damaged, the journal reaches back to the one before
+MIN_BACKUPS: Final = 3  # always kept: where the newest is damaged, the journal reaches back to the one before
 
 
-def keep(made_at_s: Iterable[int], now_s: int, days: int) -> frozenset[int]:
+def choose_kept_backups(made_at_s: Iterable[int], now_s: int, days: int) -> frozenset[int]:
     """Of the moments of all backups those that stay; a clock that went back loses none."""
     ascending = sorted(set(made_at_s))
-    kept = set(ascending[-NEWEST:])
+    kept = set(ascending[-MIN_BACKUPS:])
     buckets: dict[tuple[str, int], int] = {}
     for moment in ascending:
         age_s = now_s - moment

@@ -22,4 +22,4 @@ RULES: Final[Rules] = {
     "/healthz": frozenset(Role),
     "/readyz": frozenset(Role),
 }
-SOCKET_ALONE: Final = frozenset({"/internal/v1/backup"})  # it holds the installation's secrets
+SOCKET_ONLY_PATHS: Final = frozenset({"/internal/v1/backup"})  # it holds the installation's secrets

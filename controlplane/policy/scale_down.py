@@ -13,7 +13,7 @@ _DRAINED: Final = SERVING | {ReplicaState.DOZING}  # others serve nobody, and en
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class VersionReplica:
     """A replica of the version, in its state since `since_us`."""
 
     runtime_id: str
@@ -22,7 +22,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class ScaleDownPlan:
     """How many starts are given up, the youngest first, and which replicas are drained or ended."""
 
     starts: int
@@ -30,7 +30,7 @@ class Leaving:
     ended: tuple[str, ...]
 
 
-def choose_leaving(starts: int, replicas: Sequence[Member], wanted: int) -> Leaving:
+def plan_scale_down(starts: int, replicas: Sequence[VersionReplica], wanted: int) -> ScaleDownPlan:
     """Return what leaves so that `wanted` replicas are left. `replicas` are in the order in which they were added.
 
     1. Over `wanted`: starts first, then what restores, then what serves. The youngest leave: the oldest has the warmest
@@ -54,14 +54,14 @@ def choose_leaving(starts: int, replicas: Sequence[Member], wanted: int) -> Leav
     # (3)
     if wanted == 0:
         gone += [each for each in replicas if each.state in SLEEPING or each.state is ReplicaState.DOZING]
-    return Leaving(
+    return ScaleDownPlan(
         given_up,
         tuple(each.runtime_id for each in gone if each.state in _DRAINED),
         tuple(each.runtime_id for each in gone if each.state not in _DRAINED),
     )
 
 
-def choose_kept(starts: int, replicas: Sequence[Member]) -> tuple[str, ...]:
+def choose_replicas_to_keep(starts: int, replicas: Sequence[VersionReplica]) -> tuple[str, ...]:
     """Return the relieved replicas that no start or restore is there to replace, the youngest. They serve on."""
     coming = starts + sum(each.state is ReplicaState.RESTORING for each in replicas)
     return tuple(each.runtime_id for each in replicas if each.state is ReplicaState.RELIEVED)[coming:]

@@ -11,9 +11,9 @@ from contracts.wire import Wire
 from controlplane.policy.idle import LOCAL_WINDOW_MAX_S as WINDOW_MAX_S
 from controlplane.policy.idle import LOCAL_WINDOW_MIN_S as WINDOW_MIN_S
 from controlplane.policy.idle import check_local_window
-from controlplane.policy.windows import Average
+from controlplane.policy.windows import AverageKind
 
-Idle = Literal["zero", "sleep2", "sleep", "warm", "auto"]
+IdleSetting = Literal["zero", "sleep2", "sleep", "warm", "auto"]
 
 
 class ScaleSettings(Wire, frozen=True):
@@ -25,9 +25,9 @@ class ScaleSettings(Wire, frozen=True):
     target: Annotated[float, Meta(gt=0, le=1_000_000, description="Requests at once per replica.")] | None = None
     window_s: Annotated[float, Meta(ge=WINDOW_MIN_S, le=WINDOW_MAX_S, description="Stable window in seconds.")] = 60.0
     grace_s: Annotated[float, Meta(ge=0, le=3600, description="Seconds between idle and zero.")] = 30.0
-    idle: Annotated[Idle, Meta(description="Where the last replica goes; auto: by break-even.")] = "zero"
+    idle: Annotated[IdleSetting, Meta(description="Where the last replica goes; auto: by break-even.")] = "zero"
     wait_price: Annotated[int, Meta(ge=0, le=10**9, description="Micro-units that a second of waiting costs.")] = 10_000
-    average: Annotated[Average, Meta(description="Weighted: the last seconds count for more.")] = "linear"
+    average: Annotated[AverageKind, Meta(description="Weighted: the last seconds count for more.")] = "linear"
     backlog_s: Annotated[
         float, Meta(ge=0, le=3600, description="Seconds of work by tokens before a replica; 0: requests alone count.")
     ] = 0.0

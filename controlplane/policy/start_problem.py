@@ -7,7 +7,7 @@ from contracts.errors import Failure
 from contracts.traffic_errors import StartFailed
 
 
-def problem_of(failure: Failure) -> StartProblem:
+def problem_from_failure(failure: Failure) -> StartProblem:
     """Return what a failed start says about the version; a failure without a reason by its code."""
     if isinstance(failure, StartFailed):
         return StartProblem(reason=failure.reason, message=failure.message, exit_status=failure.exit_status)
@@ -18,7 +18,7 @@ def crash_loop(exit_status: int | None = None) -> StartFailed:
     """Return the failure of a version whose processes keep ending while they start."""
     why = "its process ended each time it was started"
     if exit_status is not None:
-        why += f", the last time {_ending(exit_status)}"
+        why += f", the last time {_describe_exit(exit_status)}"
     return StartFailed(why, "crash_loop", exit_status)
 
 
@@ -28,7 +28,7 @@ def no_room(slots: int) -> StartProblem:
     return StartProblem(reason="no_room", message=StartFailed(why, "no_room").message)
 
 
-def _ending(exit_status: int) -> str:
+def _describe_exit(exit_status: int) -> str:
     """Describe an exit status as in `Popen.returncode`: negative is a signal."""
     if exit_status >= 0:
         return f"with exit status {exit_status}"

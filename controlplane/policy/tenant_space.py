@@ -11,20 +11,20 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from contracts.traffic_errors import StartFailed
-from controlplane.policy.knative_service import STORE_RULE, Cluster, is_cluster_store
+from controlplane.policy.knative_service import STORE_RULE, ClusterSpec, is_cluster_store
 from controlplane.policy.labels import PART_OF, RUNTIME, TENANT
 
 Json = dict[str, Any]
 
 ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 RESTRICTED: Final = "restricted"
-RIGHTS: Final = "kelvin-tenant"  # the control plane's ClusterRole, bound in each tenant's namespace
+TENANT_ROLE: Final = "kelvin-tenant"  # the control plane's ClusterRole, bound in each tenant's namespace
 ACCOUNT: Final = "controlplane"
 STORE_PORT: Final = 443
 # Deleting a namespace deletes its secrets, which are nowhere else. These keep tools from pruning it.
-KEPT: Final = {
+KEEP_ANNOTATIONS: Final = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
     "helm.sh/resource-policy": "keep",
     "kustomize.toolkit.fluxcd.io/prune": "disabled",
@@ -34,7 +34,7 @@ _RBAC: Final = "rbac.authorization.k8s.io"
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class NamespaceRequirements:
     """What each tenant's namespace must hold: secrets and config maps by name, and a Pod Security level."""
 
     secrets: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Needs:
     pod_security: str = RESTRICTED
 
     @classmethod
-    def of(cls, cluster: Cluster) -> "Needs":
+    def of(cls, cluster: ClusterSpec) -> "NamespaceRequirements":
         """Return the needs of pods that are rendered for this cluster."""
         secrets = [] if cluster.control is None else [cluster.control.secret]
         secrets += [] if cluster.secret is None else [cluster.secret]
@@ -62,12 +62,12 @@ class ObservedNamespace:
     absent: tuple[str, ...]  # needed secrets and config maps that are not there
 
 
-def find_missing(tenant: str, needs: Needs, seen: ObservedNamespace) -> tuple[str, ...]:
+def find_missing(tenant: str, requirements: NamespaceRequirements, seen: ObservedNamespace) -> tuple[str, ...]:
     """Return what the namespace lacks, each in words; nothing if versions can run there.
 
     An empty tenant stands for the namespace of pooled pods, which mount no directory of their node.
     """
-    level = needs.pod_security if tenant else RESTRICTED
+    level = requirements.pod_security if tenant else RESTRICTED
     if seen.labels is None:
         return (_NO_NAMESPACE,)
     found = []
@@ -80,7 +80,7 @@ def find_missing(tenant: str, needs: Needs, seen: ObservedNamespace) -> tuple[st
     if not seen.opens_replicas:
         found.append("a NetworkPolicy that admits requests to replicas")
     if not seen.may_write:
-        found.append(f"a RoleBinding to the ClusterRole {RIGHTS}")
+        found.append(f"a RoleBinding to the ClusterRole {TENANT_ROLE}")
     return (*found, *seen.absent)
 
 
@@ -126,16 +126,18 @@ def store_port(url: str | None) -> int:
         raise Refused(InvalidRequest("store", str(url)[:80], str(error))) from error
 
 
-def render_namespace(tenant: str, needs: Needs, installation: str, store_port: int = STORE_PORT) -> list[Json]:
+def render_namespace(
+    tenant: str, requirements: NamespaceRequirements, installation: str, store_port: int = STORE_PORT
+) -> list[Json]:
     """Return a tenant's namespace and all objects in it but its secrets. Raises `Refused`.
 
     `manifests/tenant` holds the same objects for the tenant `default`.
     """
-    namespace, level = dns_label(f"kelvin-{tenant}", "namespace"), needs.pod_security
+    namespace, level = require_dns_label(f"kelvin-{tenant}", "namespace"), requirements.pod_security
     labels = {**PART_OF, TENANT: tenant}
     warned = {} if level == "privileged" else {"pod-security.kubernetes.io/warn": level}
     security = {ENFORCE: level, f"{ENFORCE}-version": "latest", **warned}
-    about = {"name": namespace, "labels": {**labels, **security}, "annotations": KEPT}
+    about = {"name": namespace, "labels": {**labels, **security}, "annotations": KEEP_ANNOTATIONS}
 
     def head(api_version: str, kind: str, name: str) -> Json:
         return {
@@ -146,7 +148,7 @@ def render_namespace(tenant: str, needs: Needs, installation: str, store_port: i
 
     closed = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     binding = {
-        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": RIGHTS},
+        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": TENANT_ROLE},
         "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": installation}],
     }
     return [

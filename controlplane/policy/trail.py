@@ -22,7 +22,7 @@ DAY_S: Final = 86_400
 MAX_DAYS: Final = 36_500
 
 
-class Action(StrEnum):
+class AuditAction(StrEnum):
     """What was done. The word before the point says in which window it is kept."""
 
     TENANT_CREATED = "tenant.created"
@@ -54,7 +54,7 @@ class Action(StrEnum):
     AUDIT_EXPIRED = "audit.expired"
 
 
-class Window(StrEnum):
+class AuditWindow(StrEnum):
     """For how long what is said is kept, by what it is about."""
 
     ACCESS = "access"  # who looked at what, request by request: the only one that can be zero
@@ -65,28 +65,29 @@ class Window(StrEnum):
     TRAIL = "trail"  # what was done to the trail itself: for ever, as the rest is judged by it
 
 
-DEFAULT_DAYS: Final[Mapping[Window, int]] = {
-    Window.ACCESS: 90, Window.KEYS: 365, Window.MODELS: 365, Window.TENANTS: 2557, Window.BILLING: 2557,
+DEFAULT_DAYS: Final[Mapping[AuditWindow, int]] = {
+    AuditWindow.ACCESS: 90, AuditWindow.KEYS: 365, AuditWindow.MODELS: 365, AuditWindow.TENANTS: 2557,
+    AuditWindow.BILLING: 2557,
 }  # fmt: skip
 _WINDOWS: Final = {
-    "access": Window.ACCESS, "key": Window.KEYS, "model": Window.MODELS, "version": Window.MODELS,
-    "cache": Window.MODELS, "tenant": Window.TENANTS, "month": Window.BILLING, "prices": Window.BILLING,
-    "audit": Window.TRAIL,
+    "access": AuditWindow.ACCESS, "key": AuditWindow.KEYS, "model": AuditWindow.MODELS, "version": AuditWindow.MODELS,
+    "cache": AuditWindow.MODELS, "tenant": AuditWindow.TENANTS, "month": AuditWindow.BILLING,
+    "prices": AuditWindow.BILLING, "audit": AuditWindow.TRAIL,
 }  # fmt: skip
 
 
-def window_of(action: str) -> Window:
+def window_of(action: str) -> AuditWindow:
     """Raises KeyError for what is no action."""
     return _WINDOWS[action.partition(".")[0]]
 
 
-def least_days(window: Window) -> int:
+def min_days(window: AuditWindow) -> int:
     """What a window can be set to at least."""
-    return 0 if window is Window.ACCESS else 1
+    return 0 if window is AuditWindow.ACCESS else 1
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class EntryBody:
     """What an entry says, and what goes when it expires."""
 
     actor_tenant: str
@@ -105,19 +106,19 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A link of a tenant's chain. `said` is None where it expired."""
+class AuditEntry:
+    """A link of a tenant's chain. `body` is None where it expired."""
 
     link: int
     at_s: int
     window: str
     digest: str
     chain: str
-    said: Said | None
+    body: EntryBody | None
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class ChainCheck:
     """A chain that was read: how many links hold, the last one's digest, and what is wrong behind it, if anything."""
 
     links: int
@@ -126,40 +127,44 @@ class Verified:
     difference: str | None
 
 
-def kept(link: int, at_s: int, window: str, digest: str) -> tuple[int | str, ...]:
+def chained_values(link: int, at_s: int, window: str, digest: str) -> tuple[int | str, ...]:
     """Return what the chain covers of an entry: what stays of it when its words go."""
     return link, at_s, window, digest
 
 
 def verify(
-    tenant: str, entries: Iterable[Entry | str], written: tuple[int, str] | None, let_go: Mapping[str, int]
-) -> Verified:
+    tenant: str,
+    entries: Iterable[AuditEntry | str],
+    written: tuple[int, str] | None,
+    expired_before_s: Mapping[str, int],
+) -> ChainCheck:
     """Read a chain in the order of its links, up to the first difference.
 
     A text in `entries` stands for an entry that can't be read, and says why. `written` is the chain's end as kept
-    beside it. `let_go` has for each window the second before which entries were let go, as entries of this chain say.
+    beside it. `expired_before_s` has for each window the second before which entries were let go, as entries of this
+    chain say.
     """
     start = genesis(AUDIT, tenant)
     chain, expired = ChainReader(start), 0
     for entry in entries:
         if isinstance(entry, str):
-            return Verified(chain.links, chain.end.hex(), expired, entry)
-        values = kept(entry.link, entry.at_s, entry.window, entry.digest)
+            return ChainCheck(chain.links, chain.end.hex(), expired, entry)
+        values = chained_values(entry.link, entry.at_s, entry.window, entry.digest)
         problem = (
             chain.check_link(entry.link)
-            or _problem_of_words(entry, let_go)
+            or _body_problem(entry, expired_before_s)
             or chain.advance(entry.link, values, entry.chain)
         )
         if problem is not None:
-            return Verified(chain.links, chain.end.hex(), expired, problem)
-        expired += entry.said is None
-    return Verified(chain.links, chain.end.hex(), expired, chain.check_end(*written or (0, start.hex())))
+            return ChainCheck(chain.links, chain.end.hex(), expired, problem)
+        expired += entry.body is None
+    return ChainCheck(chain.links, chain.end.hex(), expired, chain.check_end(*written or (0, start.hex())))
 
 
-def _problem_of_words(entry: Entry, let_go: Mapping[str, int]) -> str | None:
-    if entry.said is not None and entry.said.digest() != entry.digest:
-        return f"link {entry.link} ({entry.said.action}): what it says is not what was written"
-    if entry.said is None and not _is_before(entry.at_s, let_go.get(entry.window, 0)):
+def _body_problem(entry: AuditEntry, expired_before_s: Mapping[str, int]) -> str | None:
+    if entry.body is not None and entry.body.digest() != entry.digest:
+        return f"link {entry.link} ({entry.body.action}): what it says is not what was written"
+    if entry.body is None and not _is_before(entry.at_s, expired_before_s.get(entry.window, 0)):
         return f"link {entry.link}: its words are gone, and nothing says that they expired"
     return None
 
@@ -169,7 +174,7 @@ def _is_before(at_s: object, end_s: int) -> bool:
     return isinstance(at_s, int) and at_s < end_s
 
 
-def differing(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
+def changed_fields(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
     """The fields that changed, with what they were and are."""
     names = sorted(before.keys() | after.keys())
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}

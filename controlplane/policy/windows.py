@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from math import ceil, exp, floor, log
 from typing import Final, Literal
 
-from controlplane.policy.go_numbers import NANOSECONDS, nanoseconds, quotient, six_digits, whole_power
+from controlplane.policy.go_numbers import NANOSECONDS, go_divide, go_power, round_to_micro, to_nanoseconds
 
 BUCKET_S: Final = 1
-Average = Literal["linear", "weighted"]  # which kind of window a version is decided by
+AverageKind = Literal["linear", "weighted"]  # which kind of window a version is decided by
 MIN_SMOOTHING: Final = 0.2  # the slowest decay of a weighted window
-LEFT_OUT: Final = 0.0001  # the weights of a whole window sum up to all but this much
+OMITTED_WEIGHT: Final = 0.0001  # the weights of a whole window sum up to all but this much
 _ZERO_TIME_NS: Final = 62_135_596_800 * NANOSECONDS  # from Go's zero time, at which its buckets begin, to the epoch's
 # By buckets: where the last digit of Go's exponential (amd64) is another one than C's.
 _SMOOTHING: Final = {
@@ -37,8 +37,8 @@ class LinearWindow:
             raise ValueError(
                 f"window of {window_s:g} s in buckets of {bucket_s:g} s: it must be positive, and they 1 or more"
             )
-        self._window_ns = nanoseconds(window_s)
-        self._bucket_ns = nanoseconds(bucket_s)
+        self._window_ns = to_nanoseconds(window_s)
+        self._bucket_ns = to_nanoseconds(bucket_s)
         self._phase_ns = _ZERO_TIME_NS % self._bucket_ns
         self._stride_ns = floor(bucket_s) * NANOSECONDS  # of the numbers of buckets
         self._buckets = [0.0] * self._count(self._window_ns)
@@ -54,7 +54,7 @@ class LinearWindow:
 
         After a whole silent window everything begins anew: the next average is over what comes from now on.
         """
-        at = nanoseconds(at_s)
+        at = to_nanoseconds(at_s)
         begin, number, size = self._begin(at), self._number(at), len(self._buckets)
         if self._last is None:
             self._restart(begin)
@@ -82,24 +82,24 @@ class LinearWindow:
         """
         if self._last is None:
             return 0.0
-        now, size, total = self._begin(nanoseconds(now_s)), len(self._buckets), self._total
+        now, size, total = self._begin(to_nanoseconds(now_s)), len(self._buckets), self._total
         written = size if self._first is None else (self._last - self._first) // self._bucket_ns + 1
         if now <= self._last:
-            return six_digits(total / min(written, size))
+            return round_to_micro(total / min(written, size))
         if now - self._last >= self._window_ns:
             return 0.0
         newest, latest = self._number(self._last), self._number(now)
         for overwritten in range(newest + 1, latest + 1):
             total -= self._buckets[overwritten % size]
-        return six_digits(quotient(total, min(written, size - (latest - newest))))
+        return round_to_micro(go_divide(total, min(written, size - (latest - newest))))
 
     def is_empty(self, now_s: float) -> bool:
         """Whether nothing was written for longer than the window."""
-        return self._last is None or self._begin(nanoseconds(now_s)) - self._last > self._window_ns
+        return self._last is None or self._begin(to_nanoseconds(now_s)) - self._last > self._window_ns
 
     def resize(self, window_s: float, now_s: float) -> None:
         """Keep the newest buckets that fit. A window that was empty forgets when its data began."""
-        window_ns = nanoseconds(window_s)
+        window_ns = to_nanoseconds(window_s)
         if window_ns == self._window_ns:
             return
         old, total = self._buckets, 0.0
@@ -146,8 +146,8 @@ class WeightedWindow(LinearWindow):
         if self._last is None or self.is_empty(now_s):
             return 0.0
         smoothing, size = smoothing_coefficient(len(self._buckets)), len(self._buckets)
-        silent = max(0, self._begin(nanoseconds(now_s)) - self._last) // self._bucket_ns
-        weight = smoothing * whole_power(1 - smoothing, silent)
+        silent = max(0, self._begin(to_nanoseconds(now_s)) - self._last) // self._bucket_ns
+        weight = smoothing * go_power(1 - smoothing, silent)
         newest, result = self._number(self._last), 0.0
         for age in range(size - silent):
             result += self._buckets[(newest - age) % size] * weight
@@ -155,12 +155,12 @@ class WeightedWindow(LinearWindow):
         return result
 
 
-KINDS: Final[Mapping[Average, type[LinearWindow]]] = {"linear": LinearWindow, "weighted": WeightedWindow}
+WINDOW_TYPES: Final[Mapping[AverageKind, type[LinearWindow]]] = {"linear": LinearWindow, "weighted": WeightedWindow}
 
 
-def of_kind(average: Average, window: LinearWindow) -> LinearWindow:
+def convert_window(average: AverageKind, window: LinearWindow) -> LinearWindow:
     """The window, or one of that kind with what it holds: both keep the same, and differ in what they say of it."""
-    kind = KINDS[average]
+    kind = WINDOW_TYPES[average]
     if type(window) is kind:
         return window
     other = kind(BUCKET_S)
@@ -169,8 +169,8 @@ def of_kind(average: Average, window: LinearWindow) -> LinearWindow:
 
 
 def smoothing_coefficient(buckets: int) -> float:
-    """c such that a window of so many buckets holds all weight but LEFT_OUT; never below MIN_SMOOTHING."""
-    return _SMOOTHING.get(buckets) or max(1 - exp(1 / buckets * log(LEFT_OUT)), MIN_SMOOTHING)
+    """c such that a window of so many buckets holds all weight but OMITTED_WEIGHT; never below MIN_SMOOTHING."""
+    return _SMOOTHING.get(buckets) or max(1 - exp(1 / buckets * log(OMITTED_WEIGHT)), MIN_SMOOTHING)
 
 
 def panic_window_s(stable_window_s: float, percentage: float) -> int:

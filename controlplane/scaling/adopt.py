@@ -26,16 +26,16 @@ from controlplane.scaling.drain import POLL_S
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.local import RESTORE_S, LocalActuator
 from controlplane.scaling.pool import StandbyPool
-from controlplane.scaling.process import Process
+from controlplane.scaling.process import RuntimeProcess
 from service.client import ServiceClient
 from service.loops import isolated
 from service.unix import SocketDirectory, peer_pid
 
 log = logging.getLogger(__name__)
 
-ANSWER_S: Final = dependencies.ADOPTION.timeout_s
+PROBE_S: Final = dependencies.ADOPTION.timeout_s
 SWEEP_S: Final = 30.0
-AGAIN_S: Final = 1.0  # where a process was silent
+SILENT_RETRY_S: Final = 1.0  # where a process was silent
 _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
     RuntimeState.RESTORING: ReplicaState.RESTORING,
@@ -45,24 +45,26 @@ _STATES: Final = {
     RuntimeState.DRAINING: ReplicaState.DRAINING,
     RuntimeState.FAILED: ReplicaState.ENDING,
 }
-Known = Callable[[VersionKey], bool]  # whether the version exists
+VersionExists = Callable[[VersionKey], bool]  # whether the version exists
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProbedRuntime:
     """A live process and what it says of itself. `pidfd` is the holder's to close."""
 
     report: RuntimeReport
     pidfd: int
 
 
-async def survey(directory: SocketDirectory, skip: Callable[[str], bool] = lambda _: False) -> list[Found]:
+async def probe_runtimes(
+    directory: SocketDirectory, skip: Callable[[str], bool] = lambda _: False
+) -> list[ProbedRuntime]:
     """Ask every runtime socket at once, except those whose ids `skip` accepts. Return the processes that answered.
 
     A socket on which nobody listens is removed. A process that can't be connected to for another reason, or is silent,
     is left for the next call. One that gives a wrong answer is killed.
     """
-    found = await asyncio.gather(*(_ask(directory, name) for name in _sockets(directory, skip)))
+    found = await asyncio.gather(*(_probe(directory, name) for name in _sockets(directory, skip)))
     return [each for each in found if each is not None]
 
 
@@ -71,7 +73,7 @@ def _sockets(directory: SocketDirectory, skip: Callable[[str], bool]) -> list[st
     return sorted(name for name in there if not skip(name[3:-5]))
 
 
-async def _ask(directory: SocketDirectory, name: str) -> Found | None:
+async def _probe(directory: SocketDirectory, name: str) -> ProbedRuntime | None:
     try:
         pid = _listener_pid(directory, name)
         pidfd = os.pidfd_open(pid)
@@ -85,7 +87,7 @@ async def _ask(directory: SocketDirectory, name: str) -> Found | None:
     client = ServiceClient(directory, name, "the runtime")
     try:
         # Asked after the pidfd was opened: who answers now was alive then, so the number is no stranger's.
-        report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=ANSWER_S)
+        report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=PROBE_S)
         if report.pid != pid or f"rt-{report.runtime_id}.sock" != name:
             raise Refused(Conflict(name, f"is answered for {report.runtime_id}, process {report.pid}"))
     except Refused as refused:
@@ -104,7 +106,7 @@ async def _ask(directory: SocketDirectory, name: str) -> Found | None:
         raise
     finally:
         await client.close()
-    return Found(report, pidfd)
+    return ProbedRuntime(report, pidfd)
 
 
 def _remove(directory: SocketDirectory, name: str) -> None:
@@ -131,31 +133,31 @@ class Adopter:
     pool: StandbyPool
     actuator: LocalActuator
     feed: FeedHub
-    known: Known
+    version_exists: VersionExists
 
     async def sweep(self) -> int:
         """Adopt the processes that the fleet does not know. Return how many. A silent one counts as a taken slot until
         it is known.
         """
-        found = await survey(self.directory, self.fleet.knows)
+        found = await probe_runtimes(self.directory, self.fleet.knows)
         for each in found:
             with isolated(each.report.runtime_id):
                 self._adopt(each)
-        self.fleet.table.unknown = len(_sockets(self.directory, self.fleet.knows))
+        self.fleet.table.unknown_processes = len(_sockets(self.directory, self.fleet.knows))
         return len(found)
 
     async def run(self) -> None:
         """Sweep until cancelled."""
         while True:
-            await self.fleet.clock.sleep(AGAIN_S if self.fleet.table.unknown else SWEEP_S)
+            await self.fleet.clock.sleep(SILENT_RETRY_S if self.fleet.table.unknown_processes else SWEEP_S)
             await self.sweep()
 
-    def _adopt(self, found: Found) -> None:
+    def _adopt(self, found: ProbedRuntime) -> None:
         """Take a process on from where it is. One of a version that does not exist is drained or ended."""
         replica = _replica(found.report, self.fleet.clock.monotonic_us())
         process = self.fleet.adopt(replica, found.pidfd)
         log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
-        is_known = replica.key is not None and self.known(replica.key)
+        is_known = replica.key is not None and self.version_exists(replica.key)
         match replica.state:
             case ReplicaState.STANDBY:
                 self.pool.adopt(process)
@@ -173,7 +175,7 @@ class Adopter:
             case _:
                 self.fleet.end(process)
 
-    async def _watch_restore(self, process: Process) -> None:
+    async def _watch_restore(self, process: RuntimeProcess) -> None:
         """Watch a restore whose result went to a control plane that is gone: ask until the runtime is ready, dead or
         too late.
         """

@@ -5,7 +5,7 @@ from pathlib import Path
 from contracts.machine import available_bytes, kv_bytes_for, threads_for
 
 
-class Device:
+class CpuShare:
     """The CPU of this machine, shared by its replicas."""
 
     def __init__(self, cores: int, threads_cap: int, kv_bytes: int) -> None:
@@ -14,7 +14,7 @@ class Device:
         self._kv_bytes = kv_bytes
 
     def __repr__(self) -> str:
-        return f"<Device cores={self._cores} threads<={self._threads_cap} kv={self._kv_bytes >> 20} MiB>"
+        return f"<CpuShare cores={self._cores} threads<={self._threads_cap} kv={self._kv_bytes >> 20} MiB>"
 
     def threads(self, replicas: int) -> int:
         """Compute threads of one of `replicas`."""

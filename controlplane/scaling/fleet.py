@@ -20,7 +20,7 @@ from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
-from controlplane.scaling.process import Process
+from controlplane.scaling.process import RuntimeProcess
 from controlplane.tasks import Tasks
 from service.born import TERM_S
 from service.loops import notify
@@ -46,34 +46,34 @@ class Fleet:
         self.clock = clock
         self._directory = directory
         self._zygote = zygote
-        self._processes: dict[str, Process] = {}
-        self._asked: set[str] = set()  # ids that the zygote was given and did not answer for yet
-        self._dead: set[Process] = set()  # whose connections are being closed
-        self._mourners: list[Callable[[Replica], None]] = []
+        self._processes: dict[str, RuntimeProcess] = {}
+        self._forking: set[str] = set()  # ids that the zygote was given and did not answer for yet
+        self._closing: set[RuntimeProcess] = set()  # whose connections are being closed
+        self._exit_listeners: list[Callable[[Replica], None]] = []
 
     def __repr__(self) -> str:
         return f"<Fleet {self.table!r}>"
 
-    def __getitem__(self, runtime_id: str) -> Process:
+    def __getitem__(self, runtime_id: str) -> RuntimeProcess:
         return self._processes[runtime_id]
 
-    def on_lost(self, mourner: Callable[[Replica], None]) -> None:
-        """Call `mourner` with the last state of each process that dies, after it has left the table."""
-        self._mourners.append(mourner)
+    def add_exit_listener(self, listener: Callable[[Replica], None]) -> None:
+        """Call `listener` with the last state of each process that dies, after it has left the table."""
+        self._exit_listeners.append(listener)
 
-    async def bear(self) -> Process:
+    async def fork_standby(self) -> RuntimeProcess:
         """Fork a standby; return it parked. Raises Refused: Unavailable if the zygote or the standby does not answer,
         StartFailed if the reason is a full disk.
         """
         runtime_id = f"r{secrets.token_hex(6)}"
-        self._asked.add(runtime_id)
+        self._forking.add(runtime_id)
         try:
             born = await self._zygote.fork(runtime_id, FORK_S)
             process = self.adopt(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
         finally:
-            self._asked.discard(runtime_id)
+            self._forking.discard(runtime_id)
         limit_us = self._now() + int(PARK_S * 1e6)
-        if await process.parks(lambda: self._now() <= limit_us):
+        if await process.wait_parked(lambda: self._now() <= limit_us):
             self.table.move(runtime_id, ReplicaEvent.PARKED, self._now())
             return process
         self.end(process)
@@ -85,16 +85,16 @@ class Fleet:
 
     def knows(self, runtime_id: str) -> bool:
         """Return whether the process is in the fleet, or is being forked for it."""
-        return runtime_id in self._processes or runtime_id in self._asked
+        return runtime_id in self._processes or runtime_id in self._forking
 
-    def adopt(self, replica: Replica, pidfd: int) -> Process:
+    def adopt(self, replica: Replica, pidfd: int) -> RuntimeProcess:
         """Take in a process that was born for us, or for another control plane. The pidfd is ours from now on."""
         self.table.add(replica)
-        process = Process(self._directory, replica.runtime_id, replica.pid, pidfd, self._lost)
+        process = RuntimeProcess(self._directory, replica.runtime_id, replica.pid, pidfd, self._handle_exit)
         self._processes[replica.runtime_id] = process
         return process
 
-    def end(self, process: Process, term_s: float = TERM_S) -> None:
+    def end(self, process: RuntimeProcess, term_s: float = TERM_S) -> None:
         """End a process in the background: SIGTERM, later SIGKILL. Does nothing if it is ending already.
 
         Raises IllegalMove for a replica that serves: drain it first.
@@ -107,10 +107,10 @@ class Fleet:
 
     async def close(self) -> None:
         """Let go of every process; they live on."""
-        for process in (*self._processes.values(), *self._dead):
+        for process in (*self._processes.values(), *self._closing):
             await process.close()
         self._processes.clear()
-        self._dead.clear()
+        self._closing.clear()
 
     def check_integrity(self) -> None:
         """Assert that table and processes name the same."""
@@ -118,19 +118,19 @@ class Fleet:
         assert {replica.runtime_id for replica in self.table} == set(self._processes)
         assert not any(process.is_gone for process in self._processes.values())
 
-    def _lost(self, process: Process) -> None:
+    def _handle_exit(self, process: RuntimeProcess) -> None:
         del self._processes[process.runtime_id]
         replica = self.table.remove(process.runtime_id)
         assert replica is not None
-        self._dead.add(process)
-        self.tasks.start(self._bury(process), f"close {process.runtime_id}")
+        self._closing.add(process)
+        self.tasks.start(self._close_process(process), f"close {process.runtime_id}")
         if not process.is_ending and replica.state is not ReplicaState.DRAINING:  # an empty one ends by itself
             log.warning("a process died", extra={"runtime_id": process.runtime_id, "state": replica.state})
-        notify(self._mourners, lambda mourner: mourner(replica))
+        notify(self._exit_listeners, lambda listener: listener(replica))
 
-    async def _bury(self, process: Process) -> None:
+    async def _close_process(self, process: RuntimeProcess) -> None:
         await process.close()
-        self._dead.discard(process)
+        self._closing.discard(process)
 
     def _now(self) -> int:
         return self.clock.monotonic_us()

@@ -14,7 +14,7 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.standbys import ASSUMED_BYTES
 from controlplane.scaling.fleet import Fleet
 
-FRESH_S: Final = 1.0
+CACHE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def footprint_of(rollup: str) -> Footprint:
     return Footprint(pss, clean + dirty)
 
 
-def together(footprints: Iterable[Footprint]) -> Footprint:
+def sum_footprints(footprints: Iterable[Footprint]) -> Footprint:
     """Return the sum. A page that several share counts once in `pss_bytes`, because each has its part of it."""
     found = tuple(footprints)
     return Footprint(sum(each.pss_bytes for each in found), sum(each.private_bytes for each in found))
@@ -49,7 +49,7 @@ class Footprints:
         self._fleet = fleet
         self._zygote_pid = zygote_pid
         self._proc = proc
-        self._asked_us = -int(FRESH_S * 1e6)
+        self._measured_us = -int(CACHE_S * 1e6)
         self._standbys: dict[str, Footprint] = {}
         self.zygote = Footprint()
 
@@ -60,7 +60,7 @@ class Footprints:
     @property
     def standbys(self) -> Footprint:
         """The sum over all standbys that were parked."""
-        return together(self._standbys.values())
+        return sum_footprints(self._standbys.values())
 
     @property
     def standby_bytes(self) -> int:
@@ -70,12 +70,12 @@ class Footprints:
         return self.standbys.private_bytes // len(self._standbys)
 
     async def refresh(self) -> None:
-        """Measure again, unless the same standbys were measured within FRESH_S."""
+        """Measure again, unless the same standbys were measured within CACHE_S."""
         now_us = self._fleet.clock.monotonic_us()
         parked = {each.runtime_id: each.pid for each in self._fleet.table if each.state is ReplicaState.STANDBY}
-        if now_us - self._asked_us < FRESH_S * 1e6 and parked.keys() == self._standbys.keys():
+        if now_us - self._measured_us < CACHE_S * 1e6 and parked.keys() == self._standbys.keys():
             return
-        self._asked_us = now_us
+        self._measured_us = now_us
         zygote = self._zygote_pid()
         pids = [*parked.values(), *(() if zygote is None else (zygote,))]
         found = await asyncio.to_thread(self._read, pids)

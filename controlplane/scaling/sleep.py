@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from contracts.control import Feed
 from contracts.errors import Failure, Refused, Unavailable
-from contracts.jobs import Bind, Bound, RuntimeState
+from contracts.jobs import BindRequest, BindResponse, RuntimeState
 from controlplane import dependencies
 from controlplane.facts import VersionKey
-from controlplane.feed import TOLD_S, FeedHub
+from controlplane.feed import DRAIN_DELIVERY_LIMIT_S, FeedHub
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
 from controlplane.replicas import Replica, replica_row
-from controlplane.scaling.device import Device
+from controlplane.scaling.device import CpuShare
 from controlplane.scaling.fleet import Fleet
-from controlplane.scaling.process import Process
+from controlplane.scaling.process import RuntimeProcess
 from service.loops import notify
 
 log = logging.getLogger(__name__)
@@ -26,51 +26,53 @@ log = logging.getLogger(__name__)
 SLEEP_S: Final = dependencies.SLEEP.timeout_s  # to give everything back
 
 
-class Bedroom:
+class ReplicaSleeper:
     """Puts replicas to sleep and wakes them. Use it from one event loop."""
 
-    def __init__(self, fleet: Fleet, feed: FeedHub, device: Device) -> None:
+    def __init__(self, fleet: Fleet, feed: FeedHub, device: CpuShare) -> None:
         self._fleet = fleet
         self._table = fleet.table
         self._feed = feed
-        self._device = device
-        self._roomy: list[Callable[[], None]] = []
-        self._dropping: set[str] = set()  # runtimes that were told to
+        self._cpu_share = device
+        self._slot_listeners: list[Callable[[], None]] = []
+        self._releasing_weights: set[str] = set()  # runtimes that were told to
 
     def __repr__(self) -> str:
         asleep, empty = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.ASLEEP2))
-        return f"<Bedroom asleep={asleep} asleep2={empty}>"
+        return f"<ReplicaSleeper asleep={asleep} asleep2={empty}>"
 
-    def on_room(self, roomy: Callable[[], None]) -> None:
-        """Tell `roomy` of each device slot that a sleeper gave back."""
-        self._roomy.append(roomy)
+    def on_slot_freed(self, listener: Callable[[], None]) -> None:
+        """Tell `listener` of each device slot that a sleeper gave back."""
+        self._slot_listeners.append(listener)
 
-    def doze(self, replica: Replica) -> int:
+    def begin_sleep(self, replica: Replica) -> int:
         """Begin to put a replica to sleep that serves nobody. Return the revision of the feed that tells activators, so
-        that nothing new comes: `fall_asleep` waits for it.
+        that nothing new comes: `finish_sleep` waits for it.
         """
         dozing = self._table.move(replica.runtime_id, ReplicaEvent.DOZE, self._now())
         return self._feed.publish(Feed(replicas=(replica_row(dozing),)))
 
-    def drop(self, replica: Replica) -> None:
+    def release_weights(self, replica: Replica) -> None:
         """Have a sleeper give its weights back. Idempotent. If it is wanted meanwhile, it wakes right afterwards."""
-        if replica.runtime_id not in self._dropping:
-            self._dropping.add(replica.runtime_id)
-            self._fleet.tasks.start(self._drop(self._fleet[replica.runtime_id]), f"drop {replica.runtime_id}")
+        if replica.runtime_id not in self._releasing_weights:
+            self._releasing_weights.add(replica.runtime_id)
+            self._fleet.tasks.start(
+                self._release_weights(self._fleet[replica.runtime_id]), f"drop {replica.runtime_id}"
+            )
 
-    async def wake(self, process: Process, key: VersionKey, timeout_s: float) -> Bound:
+    async def wake(self, process: RuntimeProcess, key: VersionKey, timeout_s: float) -> BindResponse:
         """Wake a sleeper: it makes a new engine over the weights that it kept, or leases again. Raises Refused."""
-        bind = Bind(
+        bind = BindRequest(
             tenant=key.tenant,
             model=key.model,
             version=key.version,
             device_class=self._table[process.runtime_id].device_class,
-            threads=self._device.threads(self._table.staying),
-            kv_bytes=self._device.kv_bytes(),
+            threads=self._cpu_share.threads(self._table.slots_sharing_threads),
+            kv_bytes=self._cpu_share.kv_bytes(),
         )
         return await process.wake(bind, timeout_s)
 
-    async def fall_asleep(self, process: Process, revision: int) -> ReplicaState | None:
+    async def finish_sleep(self, process: RuntimeProcess, revision: int) -> ReplicaState | None:
         """Put a dozing replica to sleep. Return its state afterwards; None if it leaves.
 
         - ASLEEP
@@ -79,9 +81,9 @@ class Bedroom:
         - DOZING: it neither sleeps nor serves.
         """
         runtime_id = process.runtime_id
-        if not await self._feed.settled(revision, TOLD_S):
+        if not await self._feed.wait_until_delivered(revision, DRAIN_DELIVERY_LIMIT_S):
             log.warning("an activator may not know that a replica sleeps", extra={"runtime_id": runtime_id})
-        state = await _sleeping(process)
+        state = await _request_sleep(process)
         if process.is_leaving:
             return None
         match self._table[runtime_id].state, state:
@@ -89,26 +91,28 @@ class Bedroom:
                 self._table.move(runtime_id, ReplicaEvent.SLEPT, self._now())
                 self._feed.publish(Feed(removed_replicas=(runtime_id,)))
                 log.info("a replica sleeps", extra={"runtime_id": runtime_id})
-                notify(self._roomy, lambda roomy: roomy())
+                notify(self._slot_listeners, lambda listener: listener())
                 return ReplicaState.ASLEEP  # whatever has been done with it since
             case ReplicaState.DOZING, RuntimeState.READY:
-                self._serve_on(runtime_id, ReplicaEvent.ROUSED)
+                self._resume_serving(runtime_id, ReplicaEvent.ROUSED)
             case ReplicaState.RESTORING, RuntimeState.READY:
-                self._serve_on(runtime_id, ReplicaEvent.BOUND, restore=(), bytes_by_tier={})  # it restored nothing
+                self._resume_serving(
+                    runtime_id, ReplicaEvent.BOUND, restore=(), bytes_by_tier={}
+                )  # it restored nothing
             case ReplicaState.RESTORING, _:
                 self._feed.publish(Feed(removed_replicas=(runtime_id,)))
         return self._table[runtime_id].state
 
-    async def _drop(self, process: Process) -> None:
+    async def _release_weights(self, process: RuntimeProcess) -> None:
         runtime_id = process.runtime_id
         try:
-            await process.drop(SLEEP_S)
+            await process.release_weights(SLEEP_S)
         except Refused as refused:
             failure: Failure | None = refused.failure
         else:
             failure = None
         finally:
-            self._dropping.discard(runtime_id)
+            self._releasing_weights.discard(runtime_id)
         if process.is_leaving or self._table[runtime_id].state is not ReplicaState.ASLEEP:
             return  # it wakes, or ends
         if failure is None:
@@ -118,7 +122,7 @@ class Bedroom:
             log.warning("a sleeper kept its weights", extra={"runtime_id": runtime_id, "why": failure.message})
             self._fleet.end(process)
 
-    def _serve_on(self, runtime_id: str, event: ReplicaEvent, **learned: Any) -> None:
+    def _resume_serving(self, runtime_id: str, event: ReplicaEvent, **learned: Any) -> None:
         replica = self._table.move(runtime_id, event, self._now(), **learned)
         self._feed.publish(Feed(replicas=(replica_row(replica),)))
 
@@ -126,7 +130,7 @@ class Bedroom:
         return self._fleet.clock.monotonic_us()
 
 
-async def _sleeping(process: Process) -> RuntimeState | None:
+async def _request_sleep(process: RuntimeProcess) -> RuntimeState | None:
     """Tell it to sleep. Return its state then, None if it did not answer or has yet to give something back."""
     try:
         await process.sleep(SLEEP_S)

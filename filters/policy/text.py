@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from contracts.filters import Span
+from contracts.filters import EntitySpan
 
 INVISIBLE: Final = "\u200b"  # every zero-width character becomes this one, which `without_invisible` removes
 _HYPHENS: Final = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
@@ -65,21 +65,23 @@ def without_invisible(folded: str) -> tuple[str, list[int] | None]:
 
 
 # Longer runs (base64, long lists of numbers) are cut: the end of each part is looked at with the next one.
-LIMIT: Final = 1024
+SEGMENT_CHARACTERS_MAX: Final = 1024
 # Characters of the longest valid match, an e-mail address (RFC 5321, 4.5.3.1: 64 + 1 + 255). A longer one may be cut.
-LONGEST: Final = 320
+MATCH_CHARACTERS_MAX: Final = 320
 
-_WORD: Final = r"0-9A-Za-z\u00c0-\u024f\u0370-\u052f.!#$%&'*+/=?^_`{|}~@:\-()" + INVISIBLE
+_WORD_CHARACTERS: Final = r"0-9A-Za-z\u00c0-\u024f\u0370-\u052f.!#$%&'*+/=?^_`{|}~@:\-()" + INVISIBLE
 _GAP: Final = f"[ {INVISIBLE}]{{1,3}}"
-_BEFORE: Final = rf"(?:(?<=[0-9)/\-{INVISIBLE}])|(?<=[A-Z0-9]{{4}}))"
-_GOES_ON: Final = rf"{_BEFORE}{_GAP}(?=[0-9A-Z(+/\-{INVISIBLE}])"
+_GAP_PREFIX: Final = rf"(?:(?<=[0-9)/\-{INVISIBLE}])|(?<=[A-Z0-9]{{4}}))"
+_CONTINUATION: Final = rf"{_GAP_PREFIX}{_GAP}(?=[0-9A-Z(+/\-{INVISIBLE}])"
 # An IBAN in small letters: behind its country and check digits, and behind a bank of four letters.
 _HEAD: Final = "[A-Za-z]{2}[0-9]{2}"
 _SMALL: Final = f"(?:(?<={_HEAD})|(?<={_HEAD} [A-Za-z]{{4}})) "
-_START: Final = re.compile(f"[{_WORD}]")
-_SEGMENT: Final = re.compile(f"[{_WORD}]+(?:(?:{_GOES_ON}|{_SMALL}(?=[0-9A-Za-z]))[{_WORD}]+)*")
+_START: Final = re.compile(f"[{_WORD_CHARACTERS}]")
+_SEGMENT: Final = re.compile(
+    f"[{_WORD_CHARACTERS}]+(?:(?:{_CONTINUATION}|{_SMALL}(?=[0-9A-Za-z]))[{_WORD_CHARACTERS}]+)*"
+)
 _MARKS: Final = re.compile(f"[0-9@]|:[A-Fa-f{INVISIBLE}]*:")
-_MAY_GO_ON: Final = re.compile(f"(?:{_BEFORE}{_GAP}|{_SMALL})?\\Z")
+_MAY_CONTINUE: Final = re.compile(f"(?:{_GAP_PREFIX}{_GAP}|{_SMALL})?\\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,12 @@ def next_segment(text: str, at: int, whole: bool) -> Segment | int:
     if begins is None:
         return len(text)
     start = begins.start()
-    window = text[start : start + LIMIT]
+    window = text[start : start + SEGMENT_CHARACTERS_MAX]
     found = _SEGMENT.match(window)
     assert found is not None
-    may_go_on = _MAY_GO_ON.match(window, found.end()) is not None
-    if may_go_on and len(window) == LIMIT:
-        return Segment(start, start + LIMIT, start + LIMIT - LONGEST)
+    may_go_on = _MAY_CONTINUE.match(window, found.end()) is not None
+    if may_go_on and len(window) == SEGMENT_CHARACTERS_MAX:
+        return Segment(start, start + SEGMENT_CHARACTERS_MAX, start + SEGMENT_CHARACTERS_MAX - MATCH_CHARACTERS_MAX)
     if may_go_on and not whole:
         return start
     return Segment(start, start + found.end(), start + found.end())
@@ -115,12 +117,12 @@ def is_plain(text: str) -> bool:
     return _MARKS.search(text) is None
 
 
-def settle(spans: Iterable[Span]) -> list[Span]:
+def merge_spans(spans: Iterable[EntitySpan]) -> list[EntitySpan]:
     """Return the spans in order, overlapping ones joined into one. The result ends with the first span that stops.
 
     A joined span has the label of the longest of its spans. If one of them stops, it stops, and has that one's label.
     """
-    settled: list[Span] = []
+    settled: list[EntitySpan] = []
     longest = 0
     for span in sorted(spans, key=lambda span: (span.start, -span.end, span.action != "stop")):
         if settled and span.start < settled[-1].end:
@@ -133,13 +135,13 @@ def settle(spans: Iterable[Span]) -> list[Span]:
     return settled
 
 
-def _joined(one: Span, other: Span, longest: int) -> tuple[Span, int]:
+def _joined(one: EntitySpan, other: EntitySpan, longest: int) -> tuple[EntitySpan, int]:
     length = other.end - other.start
     stops = "stop" in (one.action, other.action)
     if one.action != other.action:
         label = one.label if one.action == "stop" else other.label
     else:
         label = other.label if length > longest else one.label
-    return Span(start=one.start, end=max(one.end, other.end), label=label, action="stop" if stops else "redact"), max(
-        longest, length
-    )
+    return EntitySpan(
+        start=one.start, end=max(one.end, other.end), label=label, action="stop" if stops else "redact"
+    ), max(longest, length)

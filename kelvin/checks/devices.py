@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from contracts.gpu import Degraded, GpuFacts, Healthy, Unhealthy, judge
-from kelvin.checks.kernel import try_text
-from kelvin.policy.findings import Finding, Level, as_bytes
-from service.nvml import opened
+from contracts.gpu import DegradedGpu, GpuFacts, HealthyGpu, UnhealthyGpu, judge_gpu_health
+from kelvin.checks.kernel import try_read_text
+from kelvin.policy.findings import Finding, FindingLevel, format_bytes
+from service.nvml import open_gpus
 
 CHECK_S: Final = 10.0
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -22,11 +22,11 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 def check_devices() -> Iterator[Finding]:
     """CRIU's own check runs for CHECK_S at most."""
-    driver = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", try_text(_DRIVER))
+    driver = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", try_read_text(_DRIVER))
     yield judge_driver(driver[1] if driver else "", _version("torch"))
-    with opened() as gpus:
-        yield from map(judge_gpu, () if gpus is None else gpus.look())
-    yield Finding("CRIU", Level.NOTE, _criu(), "none: processes are forked, not restored")
+    with open_gpus() as gpus:
+        yield from map(judge_gpu, () if gpus is None else gpus.read_facts())
+    yield Finding("CRIU", FindingLevel.NOTE, _check_criu(), "none: processes are forked, not restored")
 
 
 def _version(distribution: str) -> str:
@@ -36,7 +36,7 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _criu() -> str:
+def _check_criu() -> str:
     """What `criu check` said last, and whether it is content."""
     program = shutil.which("criu")
     if program is None:
@@ -54,26 +54,32 @@ def judge_driver(nvidia: str, torch: str) -> Finding:
     installed = f"torch {torch}" if torch else "torch is not installed"
     seen = f"NVIDIA driver {nvidia}; {installed}" if nvidia else f"no NVIDIA driver; {installed}"
     if not torch:
-        return Finding("GPU", Level.FAIL, seen, "no model can run", "pip install 'kelvin-serving[runtime]'")
+        return Finding("GPU", FindingLevel.FAIL, seen, "no model can run", "pip install 'kelvin-serving[runtime]'")
     if nvidia:
-        return Finding("GPU", Level.NOTE, seen, "models compute on the processor: the path to a GPU was never run")
-    return Finding("GPU", Level.NOTE, seen, "models compute on the processor")
+        return Finding(
+            "GPU", FindingLevel.NOTE, seen, "models compute on the processor: the path to a GPU was never run"
+        )
+    return Finding("GPU", FindingLevel.NOTE, seen, "models compute on the processor")
 
 
 def judge_gpu(facts: GpuFacts) -> Finding:
     """What a runtime in a pod would make of it."""
     check = f"{facts.name} health"
-    match judge(facts):
-        case Unhealthy(reason):
-            return Finding(check, Level.FAIL, reason, "a runtime in a pod serves nothing on it", "reset or replace it")
-        case Degraded(reason):
-            return Finding(check, Level.WARN, reason, "none yet", "drain its node when it suits, and reset it")
-        case Healthy():
+    match judge_gpu_health(facts):
+        case UnhealthyGpu(reason):
+            return Finding(
+                check, FindingLevel.FAIL, reason, "a runtime in a pod serves nothing on it", "reset or replace it"
+            )
+        case DegradedGpu(reason):
+            return Finding(check, FindingLevel.WARN, reason, "none yet", "drain its node when it suits, and reset it")
+        case HealthyGpu():
             known = (f"{facts.temperature_c} C" if facts.temperature_c is not None else "", _memory_of(facts))
-            return Finding(check, Level.OK, ", ".join(each for each in known if each) or "nothing is known against it")
+            return Finding(
+                check, FindingLevel.OK, ", ".join(each for each in known if each) or "nothing is known against it"
+            )
 
 
 def _memory_of(facts: GpuFacts) -> str:
     if facts.memory_used_bytes is None or facts.memory_total_bytes is None:
         return ""
-    return f"{as_bytes(facts.memory_used_bytes)} of {as_bytes(facts.memory_total_bytes)} in use"
+    return f"{format_bytes(facts.memory_used_bytes)} of {format_bytes(facts.memory_total_bytes)} in use"

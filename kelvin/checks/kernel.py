@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kelvin.policy.findings import GB, Finding, Level, as_bytes
+from kelvin.policy.findings import GB, Finding, FindingLevel, format_bytes
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 _IO_URING_SETUP: Final = 425  # the same number on every architecture
@@ -24,7 +24,7 @@ _CLOCK: Final = Path("/sys/devices/system/clocksource/clocksource0/current_clock
 _ENTROPY: Final = Path("/proc/sys/kernel/random/entropy_avail")
 _SET_CLOCK: Final = "chronyd or systemd-timesyncd"
 FILES_PER_REQUEST: Final = 2  # a caller's socket and a replica's
-FILES_BESIDE: Final = 512
+RESERVED_FILES: Final = 512
 _HUGE: Final = 2 << 20
 _POPULATE_WRITE: Final = 23  # Linux 5.14
 _COLLAPSE: Final = 25  # Linux 6.1
@@ -33,7 +33,7 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 _THP: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
 
-def try_text(path: Path) -> str:
+def try_read_text(path: Path) -> str:
     """Its text; empty where it can't be read."""
     try:
         return path.read_text().strip()
@@ -41,7 +41,7 @@ def try_text(path: Path) -> str:
         return ""
 
 
-def chosen(text: str) -> str:
+def bracketed_word(text: str) -> str:
     """The word in brackets of `always [madvise] never`."""
     found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else text or "unknown"
@@ -54,8 +54,8 @@ def cgroup_number(name: str) -> int | None:
 
 
 def _cgroup_text(name: str) -> str:
-    own = try_text(Path("/proc/self/cgroup")).rpartition("::")[2].lstrip("/")
-    return try_text(CGROUP / own / name) or try_text(CGROUP / name)
+    own = try_read_text(Path("/proc/self/cgroup")).rpartition("::")[2].lstrip("/")
+    return try_read_text(CGROUP / own / name) or try_read_text(CGROUP / name)
 
 
 def check_kernel() -> Iterator[Finding]:
@@ -65,8 +65,8 @@ def check_kernel() -> Iterator[Finding]:
     yield judge_release((int(numbers[1]), int(numbers[2])) if numbers else (0, 0), text)
     fault = _io_uring_fault()
     ring = "allowed" if not fault else f"refused: {fault}"
-    yield Finding("io_uring", Level.NOTE, ring, "none: this version reads with threads")
-    entropy = try_text(_ENTROPY)
+    yield Finding("io_uring", FindingLevel.NOTE, ring, "none: this version reads with threads")
+    entropy = try_read_text(_ENTROPY)
     yield from judge_randomness(int(entropy) if entropy.isdigit() else None)
 
 
@@ -84,17 +84,17 @@ def judge_release(release: tuple[int, int], text: str) -> Finding:
     """Release as (6, 1), and in full."""
     if release < (5, 3):
         cost = "no pidfd_open: standbys can't be forked"
-        return Finding("kernel", Level.FAIL, text, cost, "Linux 6.1 or later")
+        return Finding("kernel", FindingLevel.FAIL, text, cost, "Linux 6.1 or later")
     if release < (6, 1):
-        return Finding("kernel", Level.WARN, text, "no MADV_COLLAPSE: see huge pages", "Linux 6.1 or later")
-    return Finding("kernel", Level.OK, text)
+        return Finding("kernel", FindingLevel.WARN, text, "no MADV_COLLAPSE: see huge pages", "Linux 6.1 or later")
+    return Finding("kernel", FindingLevel.OK, text)
 
 
 def judge_randomness(entropy_bits: int | None) -> Iterator[Finding]:
     """Nothing where there is enough, or the kernel does not say."""
     if entropy_bits is not None and entropy_bits < 128:
         cost = "making keys and TLS handshakes wait for randomness"
-        yield Finding("randomness", Level.WARN, f"{entropy_bits} bits", cost, "virtio-rng, or rngd")
+        yield Finding("randomness", FindingLevel.WARN, f"{entropy_bits} bits", cost, "virtio-rng, or rngd")
 
 
 class _Timex(ctypes.Structure):
@@ -119,7 +119,7 @@ def check_clock(before_s: float, data: Path) -> Iterator[Finding]:
     """Synchronisation, steps, source. `before_s` is `wall_minus_monotonic_s` of a while ago."""
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
-    source = try_text(_CLOCK)
+    source = try_read_text(_CLOCK)
     yield judge_synchronisation(timex.maxerror / 1e6 if 0 <= state < _TIME_ERROR else None, source)
     yield from judge_steps(wall_minus_monotonic_s() - before_s, max(_written_at_s(data), default=0.0) - time.time())
     yield from judge_source(source)
@@ -136,9 +136,9 @@ def _written_at_s(data: Path) -> Iterator[float]:
 def judge_synchronisation(error_s: float | None, source: str) -> Finding:
     """`error_s` is the kernel's bound on the clock's error; None where it is not synchronised."""
     if error_s is not None:
-        return Finding("clock", Level.OK, f"synchronised, within {error_s:.3f} s; {source}")
+        return Finding("clock", FindingLevel.OK, f"synchronised, within {error_s:.3f} s; {source}")
     cost = "keys expire, and requests fall into months, by a clock that nobody sets"
-    return Finding("clock", Level.WARN, f"not synchronised, says the kernel; {source}", cost, _SET_CLOCK)
+    return Finding("clock", FindingLevel.WARN, f"not synchronised, says the kernel; {source}", cost, _SET_CLOCK)
 
 
 def judge_steps(stepped_s: float, ahead_s: float) -> Iterator[Finding]:
@@ -147,26 +147,26 @@ def judge_steps(stepped_s: float, ahead_s: float) -> Iterator[Finding]:
     """
     if abs(stepped_s) > 0.05:
         cost = "durations go by the monotonic clock; the times of records and the expiry of keys jumped"
-        yield Finding("clock step", Level.WARN, f"{stepped_s:+.3f} s while doctor ran", cost, _SET_CLOCK)
+        yield Finding("clock step", FindingLevel.WARN, f"{stepped_s:+.3f} s while doctor ran", cost, _SET_CLOCK)
     if ahead_s > 5:
         cost = "the clock went back: records overlap, and what is older than a grace period is kept for longer"
         seen = f"the newest file of the data directory is {ahead_s:.0f} s in the future"
-        yield Finding("clock went back", Level.WARN, seen, cost, _SET_CLOCK)
+        yield Finding("clock went back", FindingLevel.WARN, seen, cost, _SET_CLOCK)
 
 
 def judge_source(source: str) -> Iterator[Finding]:
     """Nothing where reading the time is cheap."""
     if source not in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen", ""):
         cost = "reading the time is a system call: some microseconds more for each token"
-        yield Finding("clock source", Level.NOTE, source, cost, "clocksource=tsc, where it is stable")
+        yield Finding("clock source", FindingLevel.NOTE, source, cost, "clocksource=tsc, where it is stable")
 
 
 def check_limits(connections: int) -> Iterator[Finding]:
     """Hard limits of this process, and its control group's. `connections` is KELVIN_CONNECTIONS."""
-    yield judge_descriptors(_hard(resource.RLIMIT_NOFILE), connections)
-    yield judge_processes(_hard(resource.RLIMIT_NPROC), cgroup_number("pids.max"))
-    yield judge_locked_memory(_hard(resource.RLIMIT_MEMLOCK))
-    yield judge_cores(core_count(), _quota())
+    yield judge_descriptors(_hard_limit(resource.RLIMIT_NOFILE), connections)
+    yield judge_processes(_hard_limit(resource.RLIMIT_NPROC), cgroup_number("pids.max"))
+    yield judge_locked_memory(_hard_limit(resource.RLIMIT_MEMLOCK))
+    yield judge_cores(core_count(), _cpu_quota())
 
 
 def core_count() -> int:
@@ -174,13 +174,13 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _hard(which: int) -> int | None:
+def _hard_limit(which: int) -> int | None:
     """None is unlimited, here and below."""
     limit = resource.getrlimit(which)[1]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _quota() -> float | None:
+def _cpu_quota() -> float | None:
     """Cores that `cpu.max` gives."""
     words = _cgroup_text("cpu.max").split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else None
@@ -188,13 +188,15 @@ def _quota() -> float | None:
 
 def judge_descriptors(hard: int | None, connections: int) -> Finding:
     """Of one process. `connections` is how many callers may be connected."""
-    wanted = connections * FILES_PER_REQUEST + FILES_BESIDE
+    wanted = connections * FILES_PER_REQUEST + RESERVED_FILES
     check, mend = "limit nofile", f"LimitNOFILE={max(wanted, 65536)} in the unit, or ulimit -Hn {max(wanted, 65536)}"
     if hard is None or hard >= wanted:
-        return Finding(check, Level.OK, f"hard limit {'none' if hard is None else hard}")
-    served = max(0, (hard - FILES_BESIDE) // FILES_PER_REQUEST)
+        return Finding(check, FindingLevel.OK, f"hard limit {'none' if hard is None else hard}")
+    served = max(0, (hard - RESERVED_FILES) // FILES_PER_REQUEST)
     cost = f"about {served} callers at once are served, the rest is refused"
-    return Finding(check, Level.FAIL if hard < FILES_BESIDE else Level.WARN, f"hard limit {hard}", cost, mend)
+    return Finding(
+        check, FindingLevel.FAIL if hard < RESERVED_FILES else FindingLevel.WARN, f"hard limit {hard}", cost, mend
+    )
 
 
 def judge_processes(user: int | None, cgroup: int | None) -> Finding:
@@ -203,20 +205,24 @@ def judge_processes(user: int | None, cgroup: int | None) -> Finding:
     seen = ", ".join(f"{name} {limit}" for name, limit in limits) or "no limit"
     least = min((limit for _, limit in limits), default=None)
     if least is None or least >= 512:
-        return Finding("limit nproc", Level.OK, seen)
+        return Finding("limit nproc", FindingLevel.OK, seen)
     cost = "a replica has a dozen threads: standbys can't be forked, starts are refused"
     return Finding(
-        "limit nproc", Level.FAIL if least < 64 else Level.WARN, seen, cost, "TasksMax=4096, ulimit -Hu 4096"
+        "limit nproc",
+        FindingLevel.FAIL if least < 64 else FindingLevel.WARN,
+        seen,
+        cost,
+        "TasksMax=4096, ulimit -Hu 4096",
     )
 
 
 def judge_locked_memory(limit_bytes: int | None) -> Finding:
     """Judge the limit of one process. None: there is no limit."""
-    seen = "none" if limit_bytes is None else as_bytes(limit_bytes)
+    seen = "none" if limit_bytes is None else format_bytes(limit_bytes)
     if limit_bytes is None or limit_bytes >= GB:
-        return Finding("limit memlock", Level.OK, seen)
+        return Finding("limit memlock", FindingLevel.OK, seen)
     cost = "nothing here: memory is locked only for copies to a GPU"
-    return Finding("limit memlock", Level.NOTE, seen, cost, "LimitMEMLOCK=infinity, on a machine with a GPU")
+    return Finding("limit memlock", FindingLevel.NOTE, seen, cost, "LimitMEMLOCK=infinity, on a machine with a GPU")
 
 
 def judge_cores(cores: int, quota: float | None) -> Finding:
@@ -224,17 +230,18 @@ def judge_cores(cores: int, quota: float | None) -> Finding:
     seen = f"{cores} cores" + ("" if quota is None else f", quota {quota:g}")
     if quota is not None and quota < cores:
         cost = "replicas are stopped for milliseconds when the quota is used up: uneven tokens"
-        return Finding("processor", Level.WARN, seen, cost, "CPUQuota= empty, or cpusets instead of a quota")
+        return Finding("processor", FindingLevel.WARN, seen, cost, "CPUQuota= empty, or cpusets instead of a quota")
     if cores < 2:
         return Finding(
-            "processor", Level.WARN, seen, "services and replicas take turns: slow starts", "2 cores or more"
+            "processor", FindingLevel.WARN, seen, "services and replicas take turns: slow starts", "2 cores or more"
         )
-    return Finding("processor", Level.OK, seen)
+    return Finding("processor", FindingLevel.OK, seen)
 
 
 def check_memory() -> Iterator[Finding]:
     """Huge pages, size, swap. A few milliseconds."""
-    modes = f"shmem_enabled {chosen(try_text(_THP / 'shmem_enabled'))}, THP {chosen(try_text(_THP / 'enabled'))}"
+    shmem, private = (bracketed_word(try_read_text(_THP / name)) for name in ("shmem_enabled", "enabled"))
+    modes = f"shmem_enabled {shmem}, THP {private}"
     yield judge_huge_pages(_collapse_fault(), modes)
     sizes = _sizes()
     available = sizes.get("MemAvailable", sizes["MemFree"])
@@ -244,10 +251,10 @@ def check_memory() -> Iterator[Finding]:
 
 def usable_bytes() -> int:
     """The machine's memory, or what its control group has of that."""
-    return _usable(_sizes()["MemTotal"], cgroup_number("memory.max"))
+    return _usable_bytes(_sizes()["MemTotal"], cgroup_number("memory.max"))
 
 
-def _usable(total_bytes: int, cgroup_bytes: int | None) -> int:
+def _usable_bytes(total_bytes: int, cgroup_bytes: int | None) -> int:
     return min(total_bytes, cgroup_bytes or total_bytes)
 
 
@@ -259,34 +266,36 @@ def _sizes() -> dict[str, int]:
 def judge_huge_pages(fault: str, modes: str) -> Finding:
     """`fault` is why shared memory was not brought into a huge page; empty where it was."""
     if not fault:
-        return Finding("huge pages", Level.OK, f"MADV_COLLAPSE of shared memory works; {modes}")
+        return Finding("huge pages", FindingLevel.OK, f"MADV_COLLAPSE of shared memory works; {modes}")
     cost = "the host tier is filled 3 to 4 times slower, and a replica's first touch of 0.5 GB takes 54 ms, not 9"
     mend = "Linux 6.1 or later; echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled; free memory"
-    return Finding("huge pages", Level.WARN, f"refused: {fault}; {modes}", cost, mend)
+    return Finding("huge pages", FindingLevel.WARN, f"refused: {fault}; {modes}", cost, mend)
 
 
 def judge_size(total_bytes: int, available_bytes: int, cgroup_bytes: int | None) -> Finding:
     """`cgroup_bytes` is None where the control group has no limit."""
-    bound = _usable(total_bytes, cgroup_bytes)
-    seen = f"{as_bytes(available_bytes)} of {as_bytes(total_bytes)} available"
+    bound = _usable_bytes(total_bytes, cgroup_bytes)
+    seen = f"{format_bytes(available_bytes)} of {format_bytes(total_bytes)} available"
     if cgroup_bytes is not None:
-        seen += f", control group {as_bytes(cgroup_bytes)}"
-    tier = f"the host tier is {as_bytes(bound / 4)} unless KELVIN_HOST_BYTES says otherwise"
+        seen += f", control group {format_bytes(cgroup_bytes)}"
+    tier = f"the host tier is {format_bytes(bound / 4)} unless KELVIN_HOST_BYTES says otherwise"
     if bound < 2 * GB:
         cost = "services and zygote alone take 0.5 GB: no model fits"
-        return Finding("memory", Level.FAIL, seen, cost, "more memory")
+        return Finding("memory", FindingLevel.FAIL, seen, cost, "more memory")
     if available_bytes * 4 < bound:
         cost = f"{tier}, more than is available: starts wait for memory"
-        return Finding("memory", Level.WARN, seen, cost, "end other programs, or set KELVIN_HOST_BYTES")
-    return Finding("memory", Level.OK, seen, tier)
+        return Finding("memory", FindingLevel.WARN, seen, cost, "end other programs, or set KELVIN_HOST_BYTES")
+    return Finding("memory", FindingLevel.OK, seen, tier)
 
 
 def judge_swap(swap_bytes: int) -> Finding:
     """Judge the size of all swap areas together."""
     if not swap_bytes:
-        return Finding("swap", Level.OK, "none")
+        return Finding("swap", FindingLevel.OK, "none")
     cost = "weights in memory may be swapped out: a warm start reads the disk, and a secret may lie on it"
-    return Finding("swap", Level.NOTE, as_bytes(swap_bytes), cost, "swapoff -a, or memory.swap.max=0 for the service")
+    return Finding(
+        "swap", FindingLevel.NOTE, format_bytes(swap_bytes), cost, "swapoff -a, or memory.swap.max=0 for the service"
+    )
 
 
 def _collapse_fault() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.settings import BadSetting
-from kelvin.policy.findings import Finding, Level
+from kelvin.policy.findings import Finding, FindingLevel
 from kelvin.settings import load_up
 from service.startup import BAD_SETTING_STATUS, CHECK, STORE_STATUS
 
@@ -46,7 +46,7 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
         load_up(Path(), None, None, environment)
     except BadSetting as bad:
         is_certain = False
-        yield Finding("service", Level.FAIL, f"kelvin up: {bad}", _COST, _MEND)
+        yield Finding("service", FindingLevel.FAIL, f"kelvin up: {bad}", _COST, _MEND)
     for name, process in asked:
         try:
             _, said = process.communicate(timeout=max(0.1, limit - time.monotonic()))
@@ -55,24 +55,24 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
             process.communicate()
             is_certain = False
             cost, mend = "whether `kelvin up` would start is not known", "run it again when the machine is less busy"
-            yield Finding("service", Level.WARN, f"{name}: no answer in {CHECK_S:.0f} s", cost, mend)
+            yield Finding("service", FindingLevel.WARN, f"{name}: no answer in {CHECK_S:.0f} s", cost, mend)
             continue
         last = (said.strip().splitlines() or [f"it ended with {process.returncode} and said nothing"])[-1]
         if name == "snapshotter" and process.returncode in (0, STORE_STATUS):
-            yield _store(process.returncode, last)
+            yield _store_finding(process.returncode, last)
         elif name == "controlplane" and process.returncode == 0 and said:
             mend = "`kelvin billing reconcile` names each"
-            yield Finding("usage records", Level.WARN, last, "no bill has them", mend)
+            yield Finding("usage records", FindingLevel.WARN, last, "no bill has them", mend)
         elif process.returncode != 0:
             is_certain = False
             mend = _MEND if process.returncode == BAD_SETTING_STATUS else ""
-            yield Finding("service", Level.FAIL, f"{name}: {last}", _COST, mend)
+            yield Finding("service", FindingLevel.FAIL, f"{name}: {last}", _COST, mend)
     if is_certain:
-        yield Finding("services", Level.OK, "each takes these settings")
+        yield Finding("services", FindingLevel.OK, "each takes these settings")
 
 
-def _store(status: int, said: str) -> Finding:
+def _store_finding(status: int, said: str) -> Finding:
     if status == 0:
-        return Finding("store", Level.OK, "it can be used")
+        return Finding("store", FindingLevel.OK, "it can be used")
     cost = "no start of a version that is not cached, no push; what runs serves on"
-    return Finding("store", Level.FAIL, said, cost, "its address, network and credentials")
+    return Finding("store", FindingLevel.FAIL, said, cost, "its address, network and credentials")

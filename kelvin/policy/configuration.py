@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
-from kelvin.policy.findings import Finding, Level, as_bytes
+from kelvin.policy.findings import Finding, FindingLevel, format_bytes
 
 PREFIX: Final = "KELVIN_"
 _MIB: Final = 1 << 20
@@ -27,7 +27,7 @@ DEFAULTS: Final[Mapping[str, float]] = {
     "KELVIN_DEVICE_SLOTS": 8, "KELVIN_STANDBYS": 1, "KELVIN_THREADS": 1, "KELVIN_KV_BYTES": 512 * _MIB,
     "KELVIN_BACKUP_S": 240,
 }  # fmt: skip
-OTHERS: Final = frozenset({
+OTHER_SETTINGS: Final = frozenset({
     "KELVIN_STANDBY_BYTES", "KELVIN_STANDBY_LISTEN", "KELVIN_STANDBY_SHARE", "KELVIN_STANDBY_TARGET",
     "KELVIN_CERTIFICATES", "KELVIN_LAME_DUCK_S", "KELVIN_LISTENER_FD",
     "KELVIN_ADDRESS_RATE", "KELVIN_BODY_RATE", "KELVIN_HEADERS", "KELVIN_TRUSTED_ADDRESSES",
@@ -60,36 +60,69 @@ OTHERS: Final = frozenset({
     "KELVIN_CA", "KELVIN_KEY", "KELVIN_URL",
     "KELVIN_HOST_QUOTA", "KELVIN_NVME_QUOTA", "KELVIN_SCRUB_S", "PORT",
 })  # fmt: skip
-KNOWN: Final = frozenset(DEFAULTS) | OTHERS
+KNOWN_SETTINGS: Final = frozenset(DEFAULTS) | OTHER_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class OrderRule:
     """`small` should not be above `large`. Both are names of `DEFAULTS`."""
 
     small: str
     large: str
-    level: Level
+    level: FindingLevel
     cost: str
 
 
-RULES: Final = (
-    Rule("KELVIN_ACTIVATOR_DRAIN_S", "KELVIN_DRAIN_S", Level.WARN, "a stop kills requests that were promised time"),
-    Rule("KELVIN_RUNTIME_DRAIN_S", "KELVIN_DRAIN_S", Level.WARN, "a stop kills replicas that were promised time"),
-    Rule("KELVIN_BODY_BYTES", "KELVIN_BODY_BYTES_IN_ALL", Level.FAIL, "the largest body that is allowed never fits"),
-    Rule("KELVIN_BODY_BYTES", "KELVIN_QUEUE_BYTES", Level.WARN, "the largest body can't wait for a cold start: 503"),
-    Rule("KELVIN_QUEUE_BYTES", "KELVIN_QUEUE_BYTES_PER_TENANT", Level.WARN, "a version's queue is cut by its tenant's"),
-    Rule("KELVIN_QUEUE_REQUESTS", "KELVIN_QUEUE_REQUESTS_PER_TENANT", Level.WARN, "likewise, in requests"),
-    Rule("KELVIN_QUEUE_TOKENS", "KELVIN_QUEUE_TOKENS_PER_TENANT", Level.WARN, "likewise, in tokens"),
-    Rule("KELVIN_QUEUE_BYTES_PER_TENANT", "KELVIN_QUEUE_BYTES_IN_ALL", Level.WARN, "a tenant's, by the common one"),
-    Rule("KELVIN_QUEUE_REQUESTS_PER_TENANT", "KELVIN_QUEUE_REQUESTS_IN_ALL", Level.WARN, "likewise, in requests"),
-    Rule("KELVIN_QUEUE_TOKENS_PER_TENANT", "KELVIN_QUEUE_TOKENS_IN_ALL", Level.WARN, "likewise, in tokens"),
-    Rule("KELVIN_REQUESTS", "KELVIN_CONNECTIONS", Level.NOTE, "each request needs a connection: it is never met"),
-    Rule("KELVIN_ADDRESS_CONNECTIONS", "KELVIN_CONNECTIONS", Level.NOTE, "one address may take all connections"),
-    Rule("KELVIN_QUEUE_S", "KELVIN_DEADLINE_S", Level.NOTE, "nobody waits past the deadline"),
-    Rule("KELVIN_RESTORE_S", "KELVIN_DEADLINE_S", Level.NOTE, "a start may go on after its caller has left"),
-    Rule("KELVIN_CHUNK_BYTES", "KELVIN_PACK_BYTES", Level.WARN, "each pack holds one chunk: many small reads"),
-    Rule("KELVIN_STANDBYS", "KELVIN_DEVICE_SLOTS", Level.NOTE, "standbys that can never be used take memory"),
+ORDER_RULES: Final = (
+    OrderRule(
+        "KELVIN_ACTIVATOR_DRAIN_S", "KELVIN_DRAIN_S", FindingLevel.WARN, "a stop kills requests that were promised time"
+    ),
+    OrderRule(
+        "KELVIN_RUNTIME_DRAIN_S", "KELVIN_DRAIN_S", FindingLevel.WARN, "a stop kills replicas that were promised time"
+    ),
+    OrderRule(
+        "KELVIN_BODY_BYTES",
+        "KELVIN_BODY_BYTES_IN_ALL",
+        FindingLevel.FAIL,
+        "the largest body that is allowed never fits",
+    ),
+    OrderRule(
+        "KELVIN_BODY_BYTES",
+        "KELVIN_QUEUE_BYTES",
+        FindingLevel.WARN,
+        "the largest body can't wait for a cold start: 503",
+    ),
+    OrderRule(
+        "KELVIN_QUEUE_BYTES",
+        "KELVIN_QUEUE_BYTES_PER_TENANT",
+        FindingLevel.WARN,
+        "a version's queue is cut by its tenant's",
+    ),
+    OrderRule("KELVIN_QUEUE_REQUESTS", "KELVIN_QUEUE_REQUESTS_PER_TENANT", FindingLevel.WARN, "likewise, in requests"),
+    OrderRule("KELVIN_QUEUE_TOKENS", "KELVIN_QUEUE_TOKENS_PER_TENANT", FindingLevel.WARN, "likewise, in tokens"),
+    OrderRule(
+        "KELVIN_QUEUE_BYTES_PER_TENANT", "KELVIN_QUEUE_BYTES_IN_ALL", FindingLevel.WARN, "a tenant's, by the common one"
+    ),
+    OrderRule(
+        "KELVIN_QUEUE_REQUESTS_PER_TENANT", "KELVIN_QUEUE_REQUESTS_IN_ALL", FindingLevel.WARN, "likewise, in requests"
+    ),
+    OrderRule("KELVIN_QUEUE_TOKENS_PER_TENANT", "KELVIN_QUEUE_TOKENS_IN_ALL", FindingLevel.WARN, "likewise, in tokens"),
+    OrderRule(
+        "KELVIN_REQUESTS", "KELVIN_CONNECTIONS", FindingLevel.NOTE, "each request needs a connection: it is never met"
+    ),
+    OrderRule(
+        "KELVIN_ADDRESS_CONNECTIONS", "KELVIN_CONNECTIONS", FindingLevel.NOTE, "one address may take all connections"
+    ),
+    OrderRule("KELVIN_QUEUE_S", "KELVIN_DEADLINE_S", FindingLevel.NOTE, "nobody waits past the deadline"),
+    OrderRule(
+        "KELVIN_RESTORE_S", "KELVIN_DEADLINE_S", FindingLevel.NOTE, "a start may go on after its caller has left"
+    ),
+    OrderRule(
+        "KELVIN_CHUNK_BYTES", "KELVIN_PACK_BYTES", FindingLevel.WARN, "each pack holds one chunk: many small reads"
+    ),
+    OrderRule(
+        "KELVIN_STANDBYS", "KELVIN_DEVICE_SLOTS", FindingLevel.NOTE, "standbys that can never be used take memory"
+    ),
 )
 
 
@@ -97,19 +130,19 @@ def judge_names(names: Collection[str]) -> list[Finding]:
     """Names that begin as ours do and are none: misspelt, or of an earlier release, and without any effect."""
     findings = []
     # Without the prefix, which alone would make any two names look alike.
-    known = sorted(name.removeprefix(PREFIX) for name in KNOWN)
-    for name in sorted(name for name in names if name.startswith(PREFIX) and name not in KNOWN):
+    known = sorted(name.removeprefix(PREFIX) for name in KNOWN_SETTINGS)
+    for name in sorted(name for name in names if name.startswith(PREFIX) and name not in KNOWN_SETTINGS):
         close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.7)
         mend = f"perhaps {PREFIX}{close[0]}; or unset it" if close else "unset it"
-        findings.append(Finding("setting", Level.WARN, f"{name} is no setting", "it has no effect", mend))
-    return findings or [Finding("settings", Level.OK, "every KELVIN_ variable is known")]
+        findings.append(Finding("setting", FindingLevel.WARN, f"{name} is no setting", "it has no effect", mend))
+    return findings or [Finding("settings", FindingLevel.OK, "every KELVIN_ variable is known")]
 
 
 def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[Finding]:
     """Contradictions, on a machine of so much. Values that are no numbers are passed over: their service names them."""
     found = {name: number_of(env, name) for name in DEFAULTS}
     findings = []
-    for rule in RULES:
+    for rule in ORDER_RULES:
         small, large = found[rule.small], found[rule.large]
         if small > large and (rule.small in env or rule.large in env):
             seen = f"{rule.small}={small:.12g} is above {rule.large}={large:.12g}"
@@ -119,18 +152,20 @@ def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[
     host = number_of(env, "KELVIN_HOST_BYTES", memory_bytes / 4)
     promised = host + slots * found["KELVIN_KV_BYTES"]
     if promised > memory_bytes:
-        seen = f"host tier {as_bytes(host)} and {slots:g} replicas' KV come to {as_bytes(promised)}"
-        cost = f"the machine has {as_bytes(memory_bytes)}: with all slots held, starts fail or the kernel kills"
+        seen = f"host tier {format_bytes(host)} and {slots:g} replicas' KV come to {format_bytes(promised)}"
+        cost = f"the machine has {format_bytes(memory_bytes)}: with all slots held, starts fail or the kernel kills"
         mend = "fewer KELVIN_DEVICE_SLOTS, less KELVIN_KV_BYTES or KELVIN_HOST_BYTES"
-        findings.append(Finding("settings contradict", Level.NOTE, seen, cost, mend))
+        findings.append(Finding("settings contradict", FindingLevel.NOTE, seen, cost, mend))
     if threads > cores:
         seen = f"KELVIN_THREADS={threads:g} on {cores} cores"
         cost = "threads of one step wait for one another: 4 to 10 times slower under load"
-        findings.append(Finding("settings contradict", Level.WARN, seen, cost, f"KELVIN_THREADS={cores} or less"))
+        findings.append(
+            Finding("settings contradict", FindingLevel.WARN, seen, cost, f"KELVIN_THREADS={cores} or less")
+        )
     if env.get("KELVIN_LOG_LEVEL") == "debug":
         cost = "a line for each request: a share of the requests per second, and disk"
-        findings.append(Finding("settings", Level.NOTE, "KELVIN_LOG_LEVEL=debug", cost, "unset it when done"))
-    return findings or [Finding("settings agree", Level.OK, "no value contradicts another")]
+        findings.append(Finding("settings", FindingLevel.NOTE, "KELVIN_LOG_LEVEL=debug", cost, "unset it when done"))
+    return findings or [Finding("settings agree", FindingLevel.OK, "no value contradicts another")]
 
 
 def number_of(env: Mapping[str, str], name: str, default: float | None = None) -> float:

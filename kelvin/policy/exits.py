@@ -5,7 +5,7 @@ from enum import IntEnum
 from contracts.errors import Failure, InvalidRequest
 
 
-class Exit(IntEnum):
+class PushExitCode(IntEnum):
     """0 is success."""
 
     FAILED = 1  # unreachable, not allowed, given up: the same command may succeed later
@@ -15,16 +15,16 @@ class Exit(IntEnum):
 
 
 _BY_CODE = {
-    "artifact_rejected": Exit.ARTIFACT,
-    "probe_failed": Exit.ARTIFACT,
-    "version_unverified": Exit.ARTIFACT,
-    "capacity_exceeded": Exit.ROOM,
-    "storage_quota_exceeded": Exit.ROOM,
+    "artifact_rejected": PushExitCode.ARTIFACT,
+    "probe_failed": PushExitCode.ARTIFACT,
+    "version_unverified": PushExitCode.ARTIFACT,
+    "capacity_exceeded": PushExitCode.ROOM,
+    "storage_quota_exceeded": PushExitCode.ROOM,
 }
 
 
-def exit_of(failure: Failure) -> Exit:
+def exit_code_of(failure: Failure) -> PushExitCode:
     """The code that a push ends with. An InvalidRequest of our own names an argument."""
     if isinstance(failure, InvalidRequest):
-        return Exit.USAGE
-    return _BY_CODE.get(failure.code, Exit.FAILED)
+        return PushExitCode.USAGE
+    return _BY_CODE.get(failure.code, PushExitCode.FAILED)

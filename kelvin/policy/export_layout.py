@@ -17,9 +17,9 @@ from contracts.artifact_errors import ManifestCorrupt
 from contracts.attestation import read_origin
 from contracts.errors import Refused
 from contracts.keys import BUNDLE_PREFIX, ORIGIN_PREFIX
-from contracts.manifest import DTYPE_BYTES, Manifest, Tensor, padded
+from contracts.manifest import DTYPE_BYTES, Manifest, Tensor, pad_to_page
 from contracts.push import AttestationEntry, Original
-from snapshotter.policy.files import PREDICTOR, SINGLE_FILE, Role, find_path_fault, role_of
+from snapshotter.policy.files import PREDICTOR, SINGLE_FILE, FileRole, find_path_fault, role_of
 
 TENSORS_FILE: Final = "model.tensors"
 # What transformers asks for before it reads a file.
@@ -28,7 +28,7 @@ _ALIGN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LayoutSpan:
     """`nbytes` of the linear space from `start` on lie at `offset` of a file."""
 
     start: int
@@ -43,12 +43,12 @@ class ExportLayout:
 
     sizes: dict[str, int]
     fixed: tuple[tuple[str, int, bytes], ...]
-    spans: tuple[Span, ...]
+    spans: tuple[LayoutSpan, ...]
 
 
-def lay_out(manifest: Manifest, version: str) -> ExportLayout:
+def plan_layout(manifest: Manifest, version: str) -> ExportLayout:
     """Raises `Refused(ManifestCorrupt)` where a pinned file has a name that no pushed one has."""
-    spans = _pinned(manifest, version)
+    spans = _pinned_spans(manifest, version)
     if manifest.signature is not None:  # its weights are in a pinned file
         whole = tuple(sorted(_filled(spans), key=lambda span: span.start))
         return ExportLayout({file.path: file.size for file in manifest.files}, (), whole)
@@ -56,36 +56,36 @@ def lay_out(manifest: Manifest, version: str) -> ExportLayout:
     head = _header(ordered)
     at = len(head)
     for tensor in ordered:
-        spans.append(Span(tensor.offset, tensor.nbytes, SINGLE_FILE, at))
+        spans.append(LayoutSpan(tensor.offset, tensor.nbytes, SINGLE_FILE, at))
         at += tensor.nbytes
     spans.sort(key=lambda span: (span.start, span.nbytes))
     sizes = {file.path: file.size for file in manifest.files} | {SINGLE_FILE: at}
     return ExportLayout(sizes, ((SINGLE_FILE, 0, head),), tuple(_filled(spans)))
 
 
-def lay_out_original(manifest: Manifest, version: str, original: Original) -> ExportLayout:
+def plan_original_layout(manifest: Manifest, version: str, original: Original) -> ExportLayout:
     """Of the file that the version was pushed as, beside the pinned files.
 
-    Raises `Refused(ManifestCorrupt)` as `lay_out`, and where what was said of the file is not the version's.
+    Raises `Refused(ManifestCorrupt)` as `plan_layout`, and where what was said of the file is not the version's.
     """
-    spans = _pinned(manifest, version)
+    spans = _pinned_spans(manifest, version)
     loose = len(manifest.chunks) - len(original.spans)
     if loose < 0:
         raise Refused(ManifestCorrupt(version, "its file was said to hold more chunks than it has"))
     chunks = manifest.chunks[loose:]
     start = sum(chunk.length for chunk in manifest.chunks) - sum(chunk.length for chunk in chunks)
-    inside: list[Span] = []
+    inside: list[LayoutSpan] = []
     for chunk, parts in zip(chunks, original.spans, strict=True):
         at = start
         for offset, length in parts:
-            inside.append(Span(at, length, TENSORS_FILE, offset))
-            at += padded(length)
+            inside.append(LayoutSpan(at, length, TENSORS_FILE, offset))
+            at += pad_to_page(length)
         start += chunk.length
         if at != start:
             raise Refused(ManifestCorrupt(version, f"chunk {chunk.digest} does not lie in its file as was said"))
     fixed: list[tuple[str, int, bytes]] = []
     end = taken = 0
-    for span in (*sorted(inside, key=lambda span: span.offset), Span(0, 0, TENSORS_FILE, original.size)):
+    for span in (*sorted(inside, key=lambda span: span.offset), LayoutSpan(0, 0, TENSORS_FILE, original.size)):
         if span.offset < end:
             raise Refused(ManifestCorrupt(version, f"its file's bytes at {span.offset} were said to be two things"))
         if span.offset > end:
@@ -98,16 +98,16 @@ def lay_out_original(manifest: Manifest, version: str, original: Original) -> Ex
     return ExportLayout(sizes, tuple(fixed), tuple(sorted(_filled(spans) + inside, key=lambda span: span.start)))
 
 
-def _filled(spans: list[Span]) -> list[Span]:
+def _filled(spans: list[LayoutSpan]) -> list[LayoutSpan]:
     return [span for span in spans if span.nbytes]
 
 
-def _pinned(manifest: Manifest, version: str) -> list[Span]:
+def _pinned_spans(manifest: Manifest, version: str) -> list[LayoutSpan]:
     for file in manifest.files:
-        pinned = role_of(file.path) is Role.PINNED or file.path in PREDICTOR
+        pinned = role_of(file.path) is FileRole.PINNED or file.path in PREDICTOR
         if find_path_fault(file.path) is not None or not pinned:
             raise Refused(ManifestCorrupt(version, f"it pins {file.path[:80]!r}, which no version does"))
-    return [Span(file.offset, file.size, file.path, 0) for file in manifest.files]
+    return [LayoutSpan(file.offset, file.size, file.path, 0) for file in manifest.files]
 
 
 def _header(tensors: list[Tensor]) -> bytes:
@@ -123,7 +123,7 @@ def _header(tensors: list[Tensor]) -> bytes:
     return len(raw).to_bytes(8, "little") + raw
 
 
-def pieces(layout: ExportLayout, start: int, length: int) -> Iterator[tuple[str, int, slice]]:
+def chunk_slices(layout: ExportLayout, start: int, length: int) -> Iterator[tuple[str, int, slice]]:
     """Where the bytes of a chunk go: file, offset in it, and which of the chunk's bytes. Padding goes nowhere."""
     first = max(0, bisect_right(layout.spans, start, key=lambda span: span.start) - 1)
     for span in layout.spans[first:]:

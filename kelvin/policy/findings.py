@@ -9,7 +9,7 @@ GB: Final = 1_000_000_000
 DAY_S: Final = 86_400
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     """From nothing to do, to what will not work."""
 
     OK = "ok"
@@ -23,18 +23,18 @@ class Finding:
     """`check` names it; `cost` and `mend` are empty where there is nothing to do."""
 
     check: str
-    level: Level
+    level: FindingLevel
     seen: str
     cost: str = ""
     mend: str = ""
 
 
-def fails(findings: Iterable[Finding]) -> bool:
+def has_failure(findings: Iterable[Finding]) -> bool:
     """Whether the command ends with 1."""
-    return any(finding.level is Level.FAIL for finding in findings)
+    return any(finding.level is FindingLevel.FAIL for finding in findings)
 
 
-def as_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """As people write it: 1.5 GB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:

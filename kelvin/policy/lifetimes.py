@@ -7,7 +7,7 @@ from contracts.usage import KILLED, LifetimeRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class ChildDeath:
     """What the supervisor saw of a child's end. `total_us` is its own measurement, from birth to death."""
 
     runtime_id: str
@@ -20,7 +20,7 @@ class Death:
     max_rss_kb: int
 
 
-def lifetime_of(meter: Meter, death: Death, source: str, sequence: int) -> LifetimeRecord:
+def lifetime_record(meter: Meter, death: ChildDeath, source: str, sequence: int) -> LifetimeRecord:
     """The open interval ends with the death. No part is a remainder: each is the runtime's own count."""
     closed = meter.closed(death.died_ns)
     standby, restore, active, idle = (nanoseconds // 1000 for nanoseconds in closed.spent_ns)
@@ -47,7 +47,7 @@ def lifetime_of(meter: Meter, death: Death, source: str, sequence: int) -> Lifet
     )
 
 
-def abandoned(meter: Meter, runtime_id: str, pid: int, now_ns: int, now_at_us: int, boot: str) -> Death | None:
+def unseen_death(meter: Meter, runtime_id: str, pid: int, now_ns: int, now_at_us: int, boot: str) -> ChildDeath | None:
     """A death that no supervisor saw: it ended with the page's last change. None where the page is from another boot.
 
     `boot` is the id of this boot. Without ids the times decide: an earlier boot that was shorter is not found out.
@@ -58,4 +58,4 @@ def abandoned(meter: Meter, runtime_id: str, pid: int, now_ns: int, now_at_us: i
         return None
     died_at_us = now_at_us - (now_ns - meter.since_ns) // 1000
     total_us = (meter.since_ns - meter.born_ns) // 1000
-    return Death(runtime_id, pid, meter.since_ns, died_at_us, total_us, exit_status=KILLED, cpu_us=0, max_rss_kb=0)
+    return ChildDeath(runtime_id, pid, meter.since_ns, died_at_us, total_us, exit_status=KILLED, cpu_us=0, max_rss_kb=0)

@@ -51,7 +51,7 @@ class LinearSpace:
         return None
 
 
-def find_stranger(
+def find_mismatch(
     manifest: Manifest,
     space: LinearSpace,
     digests: Sequence[str],

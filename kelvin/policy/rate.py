@@ -6,8 +6,8 @@ from typing import Final
 _RATE: Final = re.compile(r"([0-9]{1,15})([KMGkmg]?)")
 _BYTES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # Slower than that no chunk arrives within the time that the snapshotter gives it.
-LEAST_BYTES_S: Final = 64 << 10
-MOST_BYTES_S: Final = 1 << 50  # no wire is faster
+MIN_BYTES_S: Final = 64 << 10
+MAX_BYTES_S: Final = 1 << 50  # no wire is faster
 # A chunk that is cut is sent again from its start: none should be on its way for longer.
 CHUNK_S: Final = 30.0
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -20,14 +20,14 @@ def parse_rate(text: str) -> int:
     if matched is None:
         raise ValueError(f"{text[:40]!r}: must be a whole number of bytes a second, with K, M or G")
     rate = int(matched[1]) * _BYTES[matched[2].lower()]
-    if rate < LEAST_BYTES_S:
+    if rate < MIN_BYTES_S:
         raise ValueError(f"{text[:40]!r}: must be 64K or more")
-    if rate > MOST_BYTES_S:
-        raise ValueError(f"{text[:40]!r}: must be {MOST_BYTES_S >> 30}G or less")
+    if rate > MAX_BYTES_S:
+        raise ValueError(f"{text[:40]!r}: must be {MAX_BYTES_S >> 30}G or less")
     return rate
 
 
-def senders(parallel: int, bytes_s: int | None, chunk_bytes: int) -> int:
+def sender_count(parallel: int, bytes_s: int | None, chunk_bytes: int) -> int:
     """As many of `parallel` as keep each chunk on its way for at most `CHUNK_S`; one at least."""
     if bytes_s is None or chunk_bytes == 0:
         return parallel

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Final
 
-from contracts.doubling import Doubling
+from contracts.doubling import ExponentialBackoff
 
 FIRST_DELAY_S: Final = 0.0
-LONGEST_S: Final = 5.0
-PAUSES: Final = Doubling(0.2, LONGEST_S)
+MAX_DELAY_S: Final = 5.0
+RESTART_BACKOFF: Final = ExponentialBackoff(0.2, MAX_DELAY_S)
 STEADY_S: Final = 30.0  # a life this long forgets the deaths before it
 SILENT_S: Final = 15.0  # of a process that has answered before
 START_S: Final = 120.0  # of one that has not answered yet, unless it is given more: it imports, or brings up a database
-LOOK_S_MAX: Final = 6.0  # counted for one look, however long it took
+COUNTED_PROBE_S_MAX: Final = 6.0  # counted for one look, however long it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +26,28 @@ class Restarts:
 
     @property
     def delay_s(self) -> float:
-        """At once for the first death, then doubling up to LONGEST_S."""
+        """At once for the first death, then doubling up to MAX_DELAY_S."""
         if self.deaths <= 1:
             return FIRST_DELAY_S
-        return PAUSES.after(self.deaths - 1)
+        return RESTART_BACKOFF.after(self.deaths - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class SilenceTimer:
     """For how long a process has not answered, over several looks."""
 
     has_answered: bool = False
     silent_s: float = 0.0
 
-    def after_look(self, answers: bool, look_s: float) -> "Silence":
-        """Return the state after a look that ended `look_s` seconds after the one before.
+    def after_probe(self, answers: bool, probe_s: float) -> "SilenceTimer":
+        """Return the state after a look that ended `probe_s` seconds after the one before.
 
-        A look counts LOOK_S_MAX at most. If the supervisor itself gets no processor time, or the machine was paused,
-        a single look may take minutes and says nothing about the process.
+        A look counts COUNTED_PROBE_S_MAX at most. If the supervisor itself gets no processor time, or the machine was
+        paused, a single look may take minutes and says nothing about the process.
         """
         if answers:
-            return Silence(has_answered=True)
-        return Silence(self.has_answered, self.silent_s + min(look_s, LOOK_S_MAX))
+            return SilenceTimer(has_answered=True)
+        return SilenceTimer(self.has_answered, self.silent_s + min(probe_s, COUNTED_PROBE_S_MAX))
 
     def hangs(self, start_s: float) -> bool:
         """Whether it was silent for SILENT_S seconds, or for `start_s` if it has never answered."""

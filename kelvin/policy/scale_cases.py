@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from contracts.wire import MAX_RULE, BadJson, Wire, convert, decode_any
-from controlplane.policy.kpa import Memory, Observed, ScalingSpec, decide, initial
+from controlplane.policy.kpa import KpaState, Observation, ScalingSpec, decide, initial_state
 from controlplane.policy.windows import LinearWindow, WeightedWindow
 
 # Go's times are 64 bits of nanoseconds (292 years), its numbers of pods 32 bits.
@@ -64,9 +64,9 @@ class ScaleCase(Wire, frozen=True):
     created_at_s: Seconds | None = None
     preset_state: PresetState | None = None
 
-    def memory(self, spec: ScalingSpec) -> Memory:
+    def memory(self, spec: ScalingSpec) -> KpaState:
         """What the decider remembers at its start, under what is preset."""
-        memory = initial(self.ready_pods_at_create or 0, self.created_at_s or 0.0, spec.scale_down_delay_s)
+        memory = initial_state(self.ready_pods_at_create or 0, self.created_at_s or 0.0, spec.scale_down_delay_s)
         preset = self.preset_state or PresetState()
         if not isinstance(preset.panic_time_s, msgspec.UnsetType):
             memory = replace(memory, panic_time_s=preset.panic_time_s)
@@ -75,7 +75,7 @@ class ScaleCase(Wire, frozen=True):
         return memory
 
 
-class Step(Wire, frozen=True):
+class ReplayStep(Wire, frozen=True):
     """One tick, and a change of the spec right before it."""
 
     t_s: Seconds
@@ -118,7 +118,7 @@ class WindowCase(Wire, frozen=True):
     granularity_s: Annotated[float, msgspec.Meta(ge=1, le=9e9)] = 1.0  # buckets are found by whole seconds
 
 
-class Operation(Wire, frozen=True):
+class WindowOperation(Wire, frozen=True):
     """`v` is recorded; an average has none."""
 
     op: Literal["record", "average"]
@@ -164,24 +164,24 @@ def _title(number: int, case: object) -> str:
     return f"case {number}" + (f" ({name[:_LONGEST_NAME]!r})" if isinstance(name, str) else "")
 
 
-def replay(raw: bytes) -> ScaleResults:
+def replay_cases(raw: bytes) -> ScaleResults:
     """Each case through a decider of its own. Raises BadCase."""
-    return ScaleResults(cases=[_decided(case, title) for title, case in read_cases(raw, ScaleCase)])
+    return ScaleResults(cases=[_replay_case(case, title) for title, case in read_cases(raw, ScaleCase)])
 
 
 def average(raw: bytes) -> WindowResults:
     """Each case through a window of its own. Raises BadCase."""
-    return WindowResults(cases=[_averaged(case, title) for title, case in read_cases(raw, WindowCase)])
+    return WindowResults(cases=[_replay_window(case, title) for title, case in read_cases(raw, WindowCase)])
 
 
-def _decided(case: ScaleCase, title: str) -> ScaleResult:
+def _replay_case(case: ScaleCase, title: str) -> ScaleResult:
     spec = ScalingSpec() if case.spec is None else case.spec.over(ScalingSpec())
     memory, results = case.memory(spec), []
     for number, value in enumerate(case.steps, start=1):
-        step = read_as(value, Step, f"{title}, step {number}")
+        step = read_as(value, ReplayStep, f"{title}, step {number}")
         if step.update_spec is not None:
             spec = step.update_spec.over(spec)
-        seen = Observed(
+        seen = Observation(
             stable=step.stable or 0.0,
             panic=step.panic or 0.0,
             ready_pods=step.ready_pods or 0,
@@ -194,14 +194,14 @@ def _decided(case: ScaleCase, title: str) -> ScaleResult:
     return ScaleResult(name=case.name, steps=results)
 
 
-def _averaged(case: WindowCase, title: str) -> WindowResult:
+def _replay_window(case: WindowCase, title: str) -> WindowResult:
     if case.window_s / case.granularity_s > MAX_BUCKETS:
         raise BadCase(f"{title}: window_s={case.window_s:g}: must be {MAX_BUCKETS} buckets or fewer")
     window = (WeightedWindow if case.kind == "weighted" else LinearWindow)(case.window_s, case.granularity_s)
     averages = []
     for number, value in enumerate(case.ops, start=1):
         where = f"{title}, op {number}"
-        operation = read_as(value, Operation, where)
+        operation = read_as(value, WindowOperation, where)
         if operation.op == "average":
             averages.append(window.average(operation.t))
         elif operation.v is None:

@@ -7,7 +7,7 @@ from typing import Any
 from contracts.manifest import Manifest
 
 
-def summarize(manifest: Manifest) -> dict[str, Any]:
+def summarize_manifest(manifest: Manifest) -> dict[str, Any]:
     """`tensors`, `chunks` and `total_bytes` of what `kelvin show` prints."""
     by_dtype: Counter[str] = Counter()
     for tensor in manifest.tensors:

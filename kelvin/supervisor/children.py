@@ -21,22 +21,22 @@ from pathlib import Path
 from typing import IO, Final
 
 from kelvin.policy.restarts import Restarts
-from kelvin.supervisor.watchdog import Watched
+from kelvin.supervisor.watchdog import WatchedProcess
 from service.loops import Loops
 from service.processes import born_ns
 from service.startup import BAD_SETTING_STATUS
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 1.0  # before deaths that could not be looked at are looked at again
+RETRY_S: Final = 1.0  # before deaths that could not be looked at are looked at again
 _PR_SET_CHILD_SUBREAPER: Final = 36
 POLL_S: Final = 0.02  # between two looks at what a process is about to do
 KILL_AFTER_S: Final = 5.0
-LOOK_S: Final = 0.2  # between two looks whether those that end are gone, where no signal tells of it
+RESTART_POLL_S: Final = 0.2  # between two looks whether those that end are gone, where no signal tells of it
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
+class ReapedChild:
     """A child that is gone. `status` is as Popen.returncode.
 
     `died_ns` (CLOCK_MONOTONIC) is when it was found dead; `lived_us` is the time from its fork until then.
@@ -50,8 +50,8 @@ class Reaped:
     max_rss_kb: int
 
 
-def call_on_deaths(collect: Callable[[], None]) -> None:
-    """Have the running event loop call `collect` when children have died, and again after AGAIN_S if that fails.
+def call_on_deaths(reap_dead: Callable[[], None]) -> None:
+    """Have the running event loop call `reap_dead` when children have died, and again after RETRY_S if that fails.
 
     No second signal tells of a death that could not be looked at, as for want of a file descriptor.
     """
@@ -59,10 +59,10 @@ def call_on_deaths(collect: Callable[[], None]) -> None:
 
     def call() -> None:
         try:
-            collect()
+            reap_dead()
         except OSError as error:
             log.warning("dead processes can't be collected; trying again", extra={"error": repr(error)})
-            loop.call_later(AGAIN_S, call)
+            loop.call_later(RETRY_S, call)
 
     loop.add_signal_handler(signal.SIGCHLD, call)
 
@@ -74,7 +74,7 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def reap() -> Iterator[Reaped]:
+def reap_children() -> Iterator[ReapedChild]:
     """Every child that has died since, each collected once."""
     while True:
         try:
@@ -86,7 +86,7 @@ def reap() -> Iterator[Reaped]:
         died_ns = time.monotonic_ns()
         lived_us = max(0, died_ns - born_ns(seen.si_pid)) // 1000
         pid, status, usage = os.wait4(seen.si_pid, 0)
-        yield Reaped(
+        yield ReapedChild(
             pid,
             os.waitstatus_to_exitcode(status),
             lived_us,
@@ -118,7 +118,7 @@ class ChildSpec:
 
 
 # In order of start; they are ended the other way round, the door first.
-SPECS: Final = (
+CHILD_SPECS: Final = (
     ChildSpec("zygote", "runtime.zygote", None),
     ChildSpec("cache", "weightcache", "cache.sock", uses_store=True),
     ChildSpec("controlplane", "controlplane", "control.sock"),
@@ -131,7 +131,7 @@ FILTERS: Final = ChildSpec("filters", "filters", "filters.sock")
 
 def specs_of(*, filters: bool) -> tuple[ChildSpec, ...]:
     """The processes of an installation; the one of the filters where it runs any, which replicas need to their end."""
-    return (FILTERS, *SPECS) if filters else SPECS
+    return (FILTERS, *CHILD_SPECS) if filters else CHILD_SPECS
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +143,7 @@ class Child:
     born_s: float = 0.0
     restarts: Restarts = field(default_factory=Restarts)
     refused: bool = False  # it said that its settings are wrong
-    is_kept: bool = True  # it comes back when it dies; otherwise it leaves its group then
+    is_restarted: bool = True  # it comes back when it dies; otherwise it leaves its group then
     restart: asyncio.Task[None] | None = None  # the last one
 
     def __repr__(self) -> str:
@@ -156,16 +156,20 @@ class Child:
         return self.process.pid if self.process else None
 
     @property
-    def watched(self) -> Watched | None:
+    def watched(self) -> WatchedProcess | None:
         """The process for the watchdog to probe; None while it is down or ending."""
-        return Watched(self.spec.name, self.pid, self.spec.socket) if self.pid is not None and self.is_kept else None
+        return (
+            WatchedProcess(self.spec.name, self.pid, self.spec.socket)
+            if self.pid is not None and self.is_restarted
+            else None
+        )
 
     def start(self, logs: Path | None, environment: Mapping[str, str], *fds: int) -> None:
         """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor.
 
         Without a directory for its log it writes where we do. Raises OSError.
         """
-        with _sink(logs, self.spec.name) as sink:
+        with _open_log(logs, self.spec.name) as sink:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self.spec.module],
                 env=dict(environment),
@@ -177,7 +181,7 @@ class Child:
             )
         self.born_s = time.monotonic()
 
-    def buried(self, status: int) -> None:
+    def mark_reaped(self, status: int) -> None:
         """The reaper collected it; Popen must not try again."""
         assert self.process is not None
         self.process.returncode = status
@@ -201,12 +205,12 @@ class ChildGroup:
         self,
         members: Iterable[Child],
         spawn: Callable[[Child], None],
-        on_death: Callable[[Reaped, Child | None], None],
+        on_death: Callable[[ReapedChild, Child | None], None],
     ) -> None:
         """`spawn` starts a child's process. Raises OSError.
 
         `on_death` gets every process that was reaped, and the child whose process it was: None for one that a child
-        forked and left to us. It may set `is_kept` to False, so that the child does not come back.
+        forked and left to us. It may set `is_restarted` to False, so that the child does not come back.
         """
         self.members = list(members)  # in order of start
         self.is_draining = False
@@ -229,23 +233,23 @@ class ChildGroup:
         if child not in self.members:
             self.members.append(child)
 
-    def collect(self) -> None:
+    def reap_dead(self) -> None:
         """Reap what died. Call it by `call_on_deaths`. Raises OSError."""
-        for reaped in reap():
+        for reaped in reap_children():
             child = next((each for each in self.members if each.pid == reaped.pid), None)
             if child is not None:
-                child.buried(reaped.status)
-                log_end(child, reaped.status, is_expected=self.is_draining or not child.is_kept)
+                child.mark_reaped(reaped.status)
+                log_exit(child, reaped.status, is_expected=self.is_draining or not child.is_restarted)
             self._on_death(reaped, child)
             if child is None:
                 continue
-            if not child.is_kept:
+            if not child.is_restarted:
                 self.members.remove(child)
             elif not self.is_draining:
                 child.restart = self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
         self._deaths.set()
 
-    def watched(self) -> list[Watched]:
+    def watched(self) -> list[WatchedProcess]:
         """Return the children that should answer the watchdog."""
         found = [] if self.is_draining else [child.watched for child in self.members]
         return [watched for watched in found if watched is not None]
@@ -262,7 +266,7 @@ class ChildGroup:
         They do not come back by themselves, and leave the group as they die.
         """
         for child in ending:
-            child.is_kept = False
+            child.is_restarted = False
             _cancel_restart(child)
         await self._end(lambda: [child.pid for child in ending if child.pid is not None], patience_s, number)
 
@@ -294,10 +298,10 @@ class ChildGroup:
                 return False
             self._deaths.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, LOOK_S)):
+                async with asyncio.timeout(min(left_s, RESTART_POLL_S)):
                     await self._deaths.wait()
             with suppress(OSError):  # the next round tries again
-                self.collect()
+                self.reap_dead()
         return True
 
     async def _bring_back(self, child: Child) -> None:
@@ -307,7 +311,7 @@ class ChildGroup:
         signal tells of it, so it is tried again here.
         """
         await asyncio.sleep(child.restarts.delay_s)
-        while child.is_kept and not self.is_draining:
+        while child.is_restarted and not self.is_draining:
             try:
                 self.start(child)
                 return
@@ -323,7 +327,7 @@ def _cancel_restart(child: Child) -> None:
         child.restart.cancel()
 
 
-def log_end(child: Child, status: int, *, is_expected: bool) -> None:
+def log_exit(child: Child, status: int, *, is_expected: bool) -> None:
     """Log that a process ended: as a warning, unless it was told to end and did so cleanly or by the signal itself."""
     extra = {"child": child.spec.name, "status": status}
     if is_expected and status in (0, -signal.SIGTERM):
@@ -344,7 +348,7 @@ def open_lifeline() -> Iterator[int]:
 
 
 @contextmanager
-def _sink(logs: Path | None, name: str) -> Iterator[IO[bytes] | None]:
+def _open_log(logs: Path | None, name: str) -> Iterator[IO[bytes] | None]:
     if logs is None:
         yield None
         return

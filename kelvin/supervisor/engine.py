@@ -15,23 +15,23 @@ from typing import Final
 from fastapi import FastAPI, Response
 
 from contracts.errors import Refused, Unavailable
-from contracts.jobs import ENGINE
+from contracts.jobs import ENGINE_SOCKET
 from kelvin.settings import EngineSettings, engine_environment
 from kelvin.supervisor.children import (
+    CHILD_SPECS,
     KILL_AFTER_S,
-    SPECS,
     Child,
     ChildGroup,
-    Reaped,
+    ReapedChild,
     become_subreaper,
     call_on_deaths,
     open_lifeline,
 )
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.watchdog import Watchdog, asking, is_ready
-from service.born import BornProcess, socket_name
+from kelvin.supervisor.watchdog import Watchdog, is_ready, make_socket_probe
+from service.born import ForkedProcess, socket_name
 from service.failures import install_failure_handlers
-from service.jobs import JobDesk, Jobs, job_routes
+from service.jobs import JobRunner, PushJobs, job_routes
 from service.log import configure_logging
 from service.loops import Loops
 from service.run import serve_until, stop_on_signals
@@ -47,7 +47,7 @@ DRAIN_S: Final = 30  # for a job under way; what is cut is repeated by whoever a
 _PROCESSES: Final = ("zygote", "cache")
 
 
-class Engine:
+class EngineSupervisor:
     """Both processes, and the standbys that live. `stop` is set where one refuses its settings: so it would again."""
 
     def __init__(
@@ -57,12 +57,14 @@ class Engine:
         self._directory = directory
         self._lifeline_fd = lifeline_fd
         self._stop = stop
-        self.group = ChildGroup((Child(spec) for spec in SPECS if spec.name in _PROCESSES), self._spawn, self._on_death)
+        self.group = ChildGroup(
+            (Child(spec) for spec in CHILD_SPECS if spec.name in _PROCESSES), self._spawn, self._on_death
+        )
         self._zygote = ZygoteClient(directory)
         self.status = 0  # to end with
 
     def __repr__(self) -> str:
-        return f"<Engine {self.group}>"
+        return f"<EngineSupervisor {self.group}>"
 
     def start(self) -> None:
         """Both at once. What an engine before left of its standbys goes: none of them lives."""
@@ -75,7 +77,7 @@ class Engine:
         environment = engine_environment(self._settings, self._lifeline_fd, uses_store=child.spec.uses_store)
         child.start(None, environment, self._lifeline_fd)
 
-    def _on_death(self, reaped: Reaped, child: Child | None) -> None:
+    def _on_death(self, reaped: ReapedChild, child: Child | None) -> None:
         """Of a standby nothing is kept. It has a job, whose caller waits for it with a deadline."""
         if child is None:
             for page in self._pages(str(reaped.pid)):
@@ -86,14 +88,14 @@ class Engine:
             self._stop.set()
 
     @asynccontextmanager
-    async def standby(self) -> AsyncIterator[BornProcess]:
+    async def standby(self) -> AsyncIterator[ForkedProcess]:
         """One that is parked, and dead when the block was left. Raises Refused: Unavailable where none comes."""
         runtime_id = f"push-{secrets.token_hex(6)}"
         born = await self._zygote.fork(runtime_id, FORK_S)
-        process = BornProcess(self._directory, runtime_id, born.pid, born.pidfd)
+        process = ForkedProcess(self._directory, runtime_id, born.pid, born.pidfd)
         limit_s = time.monotonic() + PARK_S
         try:
-            if not await process.parks(lambda: time.monotonic() <= limit_s):
+            if not await process.wait_parked(lambda: time.monotonic() <= limit_s):
                 raise Refused(Unavailable("the engine"))
             yield process
         finally:
@@ -118,7 +120,7 @@ class Engine:
         return tuple((self._directory.path / "meters").glob(f"{pid}.*"))
 
 
-def make_app(jobs: Jobs, is_ready: Callable[[], Awaitable[bool]]) -> FastAPI:
+def make_app(jobs: PushJobs, is_ready: Callable[[], Awaitable[bool]]) -> FastAPI:
     """The jobs at the control plane's paths, and health."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
@@ -138,15 +140,15 @@ def make_app(jobs: Jobs, is_ready: Callable[[], Awaitable[bool]]) -> FastAPI:
 async def _supervise(settings: EngineSettings) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     with open_lifeline() as lifeline_fd, closing(SocketDirectory(settings.data / "run")) as directory:
-        engine = Engine(settings, directory, lifeline_fd, stop)
+        engine = EngineSupervisor(settings, directory, lifeline_fd, stop)
         stop_on_signals(loop, stop.set)
-        call_on_deaths(engine.group.collect)
+        call_on_deaths(engine.group.reap_dead)
         try:
             engine.start()
-            app = make_app(JobDesk(engine.standby), engine.is_ready)
+            app = make_app(JobRunner(engine.standby), engine.is_ready)
             async with Loops() as loops:
-                loops.start("watchdog", Watchdog(engine.group.watched, asking(directory)).run)
-                await serve_until(app, directory.listen(ENGINE), stop, DRAIN_S)
+                loops.start("watchdog", Watchdog(engine.group.watched, make_socket_probe(directory)).run)
+                await serve_until(app, directory.listen(ENGINE_SOCKET), stop, DRAIN_S)
         finally:
             await engine.end()
     return engine.status

@@ -13,7 +13,7 @@ class AlreadyRunning(Exception):
     """Another process holds the data directory."""
 
 
-class OpenToOthers(Exception):
+class InsecureDirectory(Exception):
     """The data directory, which will hold keys, belongs to another user, and others than that user can open it."""
 
 
@@ -33,14 +33,14 @@ def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[int]:
     """Hold `DATA/lock`, and yield its descriptor: a child process that inherits it holds the lock, too. Create the
     directory if it is missing, and remove other users' access if it is ours.
 
-    Raises AlreadyRunning with the holder's process id, if that is known. With `keeps_secrets`, raises OpenToOthers if
-    the directory belongs to another user and group or others may use it. Otherwise it is accepted: a pod's volume
+    Raises AlreadyRunning with the holder's process id, if that is known. With `keeps_secrets`, raises InsecureDirectory
+    if the directory belongs to another user and group or others may use it. Otherwise it is accepted: a pod's volume
     belongs to root, and no other user is in the pod.
     """
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not make_private(data) and keeps_secrets:
         owner, mode = data.stat().st_uid, data.stat().st_mode & 0o7777
-        raise OpenToOthers(
+        raise InsecureDirectory(
             f"{data} belongs to user {owner} and has mode {mode:04o}: other users could read or replace keys in it. "
             f"Use a directory of your own, or run: chown {os.geteuid()} {data}; chmod 0700 {data}"
         )

@@ -15,16 +15,18 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES: Final = 64 << 20
-LOOK_S: Final = 30.0
+ROTATION_INTERVAL_S: Final = 30.0
 SUFFIX: Final = ".1"
 _BLOCK_BYTES: Final = 64 << 10
 
 
 async def rotate_forever(directory: Path) -> None:
-    """Rotate the logs of a directory every `LOOK_S`. A log that can't be rotated stays as it is until the next time."""
+    """Rotate the logs of a directory every `ROTATION_INTERVAL_S`. A log that can't be rotated stays as it is
+    until the next time.
+    """
     while True:
         await asyncio.to_thread(_rotate_all, directory)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(ROTATION_INTERVAL_S)
 
 
 def _rotate_all(directory: Path) -> None:

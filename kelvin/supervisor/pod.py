@@ -18,19 +18,19 @@ from contracts.usage import LifetimeRecord
 from kelvin.policy.restarts import Restarts
 from kelvin.settings import PodSettings, pod_environment
 from kelvin.supervisor.children import (
+    CHILD_SPECS,
     KILL_AFTER_S,
-    SPECS,
     Child,
     ChildGroup,
     ChildSpec,
-    Reaped,
+    ReapedChild,
     call_on_deaths,
     open_lifeline,
 )
-from kelvin.supervisor.desk import telling
-from kelvin.supervisor.graves import Graves, open_graves
+from kelvin.supervisor.desk import report_usage
+from kelvin.supervisor.graves import ExitRecorder, open_exit_recorder
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.watchdog import Watchdog, asking
+from kelvin.supervisor.watchdog import Watchdog, make_socket_probe
 from service.log import configure_logging
 from service.loops import Loops
 from service.run import stop_on_signals
@@ -40,24 +40,24 @@ from service.unix import SocketDirectory
 log = logging.getLogger(__name__)
 
 RUNTIME: Final = ChildSpec("runtime", "runtime.pod", None)
-CACHE: Final = next(spec for spec in SPECS if spec.name == "cache")
+CACHE: Final = next(spec for spec in CHILD_SPECS if spec.name == "cache")
 _LAST_FRAMES_S: Final = 10.0  # that a runtime takes beyond its drain, for what is answered and not yet read
 
 
 class Pod:
     """Both processes, or the runtime alone where the node has an agent."""
 
-    def __init__(self, settings: PodSettings, graves: Graves, lifeline_fd: int) -> None:
+    def __init__(self, settings: PodSettings, graves: ExitRecorder, lifeline_fd: int) -> None:
         self._settings = settings
-        self._graves = graves
+        self._exit_recorder = graves
         self._lifeline_fd = lifeline_fd
         # The kubelet's liveness probe watches the runtime, and whether another one follows is decided here.
-        self._runtime = Child(RUNTIME, is_kept=False)
+        self._runtime = Child(RUNTIME, is_restarted=False)
         self._cache = Child(CACHE)
         self._children = (self._cache, self._runtime) if settings.has_agent else (self._runtime,)
         self.group = ChildGroup(self._children, self._spawn, self._on_death)
-        self._renewing: asyncio.Task[None] | None = None
-        self._lives = 0
+        self._replace_task: asyncio.Task[None] | None = None
+        self._generation = 0
         self._is_stopping = False
         self._ended = asyncio.Event()
         self.status: int | None = None  # of the runtime, as Popen has it
@@ -65,59 +65,61 @@ class Pod:
     def __repr__(self) -> str:
         return f"<Pod {self._runtime} {self._cache}>"
 
-    def so_far(self) -> LifetimeRecord | None:
+    def running_lifetime(self) -> LifetimeRecord | None:
         """How the runtime has lived until now; None before it is somebody's, and once it is dead."""
-        return None if self._runtime.pid is None else self._graves.so_far(self._runtime.pid)
+        return None if self._runtime.pid is None else self._exit_recorder.running_lifetime(self._runtime.pid)
 
     def start(self) -> None:
         """Both at once: the runtime imports while the agent makes its slabs."""
-        if self._parks and self._settings.has_agent:
-            forget(self._settings.data)  # a container that ended may have left something here
-        self._lives += 1
+        if self._is_standby and self._settings.has_agent:
+            clear_cache(self._settings.data)  # a container that ended may have left something here
+        self._generation += 1
         for child in self._children:
             self.group.start(child)
 
     @property
-    def _parks(self) -> bool:
+    def _is_standby(self) -> bool:
         return self._settings.pod.parked is not None
 
     def _spawn(self, child: Child) -> None:
         first = self._settings.pod.runtime_id
-        name = first if self._lives == 1 else f"{first}-{self._lives}"  # each life of a runtime is another one's
+        name = (
+            first if self._generation == 1 else f"{first}-{self._generation}"
+        )  # each life of a runtime is another one's
         environment = pod_environment(self._settings, self._lifeline_fd, name, uses_store=child.spec.uses_store)
         child.start(None, environment, self._lifeline_fd)
 
-    def _on_death(self, reaped: Reaped, child: Child | None) -> None:
+    def _on_death(self, reaped: ReapedChild, child: Child | None) -> None:
         """The runtime's life becomes a record. Where it waits for versions, another one follows it."""
         if child is self._runtime:
-            self._graves.bury(reaped)
-            if self._parks and not (child.refused or self._cache.refused or self._is_stopping):
+            self._exit_recorder.record_exit(reaped)
+            if self._is_standby and not (child.refused or self._cache.refused or self._is_stopping):
                 if reaped.status == 0:
                     child.restarts = Restarts()  # it was released
-                self._renewing = asyncio.get_running_loop().create_task(self._renew())
+                self._replace_task = asyncio.get_running_loop().create_task(self._replace_runtime())
             else:
-                self._over(reaped.status)
+                self._finish(reaped.status)
         elif child is self._cache and child.refused and self._runtime.pid is not None:
-            child.is_kept = False  # the same again would end the same way
+            child.is_restarted = False  # the same again would end the same way
             self._runtime.signal(signal.SIGTERM)
 
-    async def _renew(self) -> None:
+    async def _replace_runtime(self) -> None:
         """Another runtime in the place of one that is dead, with another agent, whose cache is empty."""
         try:
             await asyncio.sleep(self._runtime.restarts.delay_s)
             await self.group.end([self._cache], KILL_AFTER_S)
-            self._cache.is_kept = True
+            self._cache.is_restarted = True
             self.start()
         except Exception:  # a full disk: who started us is to begin again
             log.exception("no runtime follows")
-            self._over(1)
+            self._finish(1)
 
-    def _over(self, status: int) -> None:
+    def _finish(self, status: int) -> None:
         self.status = status
         self.group.stop_restarts()
         self._ended.set()
 
-    async def until_over(self, stop: asyncio.Event) -> None:
+    async def wait_finished(self, stop: asyncio.Event) -> None:
         """Returns when the runtime is dead and none follows: by itself, or after `stop` and its drain. The agent
         outlives it.
         """
@@ -127,22 +129,22 @@ class Pod:
         finally:
             ending.cancel()
             self.group.stop_restarts()
-            if self._renewing is not None:
-                self._renewing.cancel()
+            if self._replace_task is not None:
+                self._replace_task.cancel()
             await self.group.end([self._cache], KILL_AFTER_S)
 
     async def _end_with(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._is_stopping = True
-        if self._renewing is not None:
-            self._renewing.cancel()
+        if self._replace_task is not None:
+            self._replace_task.cancel()
         if self._runtime.pid is None:
-            self._over(0)  # between two lives
+            self._finish(0)  # between two lives
             return
         await self.group.end([self._runtime], self._settings.drain_s + _LAST_FRAMES_S)
 
 
-def forget(data: Path) -> None:
+def clear_cache(data: Path) -> None:
     """All that a cache agent, which is dead, kept there. Raises OSError."""
     with suppress(FileNotFoundError):
         shutil.rmtree(data / "cache")
@@ -150,20 +152,20 @@ def forget(data: Path) -> None:
 
 async def _supervise(settings: PodSettings) -> int:
     with (
-        open_graves(settings.data) as (graves, spool),
+        open_exit_recorder(settings.data) as (graves, spool),
         open_lifeline() as lifeline_fd,
         closing(SocketDirectory(settings.data / "run")) as directory,
     ):
         pod = Pod(settings, graves, lifeline_fd)
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         stop_on_signals(loop, stop.set)
-        call_on_deaths(pod.group.collect)
+        call_on_deaths(pod.group.reap_dead)
         began_s = time.monotonic()
-        async with telling(settings, spool, pod.so_far), Loops() as loops:
+        async with report_usage(settings, spool, pod.running_lifetime), Loops() as loops:
             pod.start()
-            loops.start("watchdog", Watchdog(pod.group.watched, asking(directory)).run)
-            await pod.until_over(stop)
-            await graves.settled(KILL_AFTER_S)
+            loops.start("watchdog", Watchdog(pod.group.watched, make_socket_probe(directory)).run)
+            await pod.wait_finished(stop)
+            await graves.wait_recorded(KILL_AFTER_S)
     log.info("ended", extra={"lived_s": round(time.monotonic() - began_s, 3)})
     assert pod.status is not None
     return pod.status

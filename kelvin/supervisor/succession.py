@@ -14,36 +14,36 @@ from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, ChildGroup
 
 log = logging.getLogger(__name__)
 
-OUTCOME: Final = "succession"  # in the run directory: why the last one came to nothing
+OUTCOME_FILE: Final = "succession"  # in the run directory: why the last one came to nothing
 
 
-class Succession:
+class HotRestart:
     """Of one supervisor's group; at most one is under way."""
 
     def __init__(
         self,
         group: ChildGroup,
         may_begin: Callable[[], Awaitable[bool]],
-        is_at_door: Callable[[Child], Awaitable[bool]],
+        is_serving: Callable[[Child], Awaitable[bool]],
         run: Path,
         ready_s: float,
         drain_s: float,
     ) -> None:
-        """`is_at_door` says whether this very process answers there, and is ready. A new door has `ready_s` for that,
+        """`is_serving` says whether this very process answers there, and is ready. A new door has `ready_s` for that,
         the old one `drain_s` to end. `run` is the run directory.
         """
         self._group = group
         self._may_begin = may_begin
-        self._is_at_door = is_at_door
+        self._is_at_door = is_serving
         self._run = run
-        self._outcome = run / OUTCOME
+        self._outcome = run / OUTCOME_FILE
         self._ready_s = ready_s
         self._drain_s = drain_s
         self._task: asyncio.Task[None] | None = None
         self._is_ordered = False
 
     def __repr__(self) -> str:
-        return f"<Succession under_way={self.is_under_way}>"
+        return f"<HotRestart under_way={self.is_under_way}>"
 
     @property
     def is_under_way(self) -> bool:
@@ -65,18 +65,18 @@ class Succession:
         while self._is_ordered:
             self._is_ordered = False
             try:
-                await self._change()
+                await self._replace_activator()
             except OSError as error:  # such as a file system without links to sockets
                 self._failed(f"the door can't be changed: {error.strerror or error}")
 
-    async def _change(self) -> None:
+    async def _replace_activator(self) -> None:
         old = next(child for child in self._group.members if child.spec.listens)
         name = old.spec.name
         if not await self._may_begin():
             self._failed(f"the {name} can't be changed before the installation is ready")
             return
-        with self._kept_name(old) as give_back:
-            new = Child(old.spec, is_kept=False)
+        with self._saved_socket(old) as restore_socket:
+            new = Child(old.spec, is_restarted=False)
             try:
                 self._group.start(new)
             except OSError as error:
@@ -87,20 +87,20 @@ class Succession:
             while not (await self._is_at_door(new) and new.pid is not None):
                 if new.pid is None or time.monotonic() > limit:
                     await self._group.end([new], KILL_AFTER_S)
-                    give_back()
+                    restore_socket()
                     self._failed(
                         f"the new {name} did not become ready, and the old one stays; logs/{name}.log says why"
                     )
                     return
                 await asyncio.sleep(POLL_S)
-        new.is_kept, old.is_kept = True, False
+        new.is_restarted, old.is_restarted = True, False
         if old.pid is None:  # it died meanwhile
             self._group.members.remove(old)
             return
         await self._group.end([old], self._drain_s, signal.SIGUSR1)
 
     @contextmanager
-    def _kept_name(self, old: Child) -> Iterator[Callable[[], None]]:
+    def _saved_socket(self, old: Child) -> Iterator[Callable[[], None]]:
         """Yield a function that gives the old process's socket its name back.
 
         A second link keeps the socket reachable while the new process has the name.
@@ -112,14 +112,14 @@ class Succession:
         with suppress(FileNotFoundError):  # the old process died or was never ready
             os.link(name, kept)
 
-        def give_back() -> None:
+        def restore_socket() -> None:
             if old.pid != pid:  # it died, and its replacement takes the name itself
                 return
             with suppress(FileNotFoundError):
                 kept.rename(name)
 
         try:
-            yield give_back
+            yield restore_socket
         finally:
             kept.unlink(missing_ok=True)
 

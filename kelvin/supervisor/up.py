@@ -22,24 +22,24 @@ from kelvin.supervisor.children import (
     POLL_S,
     Child,
     ChildGroup,
-    Reaped,
+    ReapedChild,
     become_subreaper,
     call_on_deaths,
     children,
     open_lifeline,
     specs_of,
 )
-from kelvin.supervisor.desk import LedgerDesk
-from kelvin.supervisor.graves import Graves, open_graves
+from kelvin.supervisor.desk import LedgerClient
+from kelvin.supervisor.graves import ExitRecorder, open_exit_recorder
 from kelvin.supervisor.lock import data_lock, naming
 from kelvin.supervisor.log_rotation import last_lines, rotate_forever
-from kelvin.supervisor.succession import Succession
-from kelvin.supervisor.watchdog import Watchdog, Watched, asking, is_ready, listener_pid
+from kelvin.supervisor.succession import HotRestart
+from kelvin.supervisor.watchdog import Watchdog, WatchedProcess, is_ready, listener_pid, make_socket_probe
 from service.born import socket_name
 from service.client import ServiceClient
-from service.exits import REPLICAS, ExitNotes
+from service.exits import REPLICAS, ExitLog
 from service.first import first
-from service.inner_settings import EVERYWHERE, url_of
+from service.inner_settings import WILDCARD_HOSTS, listener_url
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
 from service.loops import Loops
@@ -50,7 +50,7 @@ from spool.shipper import Shipper
 
 log = logging.getLogger(__name__)
 
-HOPELESS_DEATHS: Final = 4  # before the first readiness
+MAX_START_DEATHS: Final = 4  # before the first readiness
 WAIT_LOG_S: Final = 5.0  # between two log lines of a start that waits
 ROOM_BYTES: Final = 1 << 20  # with less on the disk of DATA, a process may die before it can log why
 
@@ -79,22 +79,27 @@ class Supervisor:
         self,
         settings: UpSettings,
         directory: SocketDirectory,
-        graves: Graves,
+        graves: ExitRecorder,
         lifeline_fd: int,
         listener: socket.socket | None,
     ) -> None:
         self._settings = settings
         self._directory = directory
-        self._graves = graves
+        self._exit_recorder = graves
         self._lifeline_fd = lifeline_fd
         self._listener = listener  # kept open while the door is changed: who calls meanwhile waits, and is not refused
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         ours = [Child(spec) for spec in specs_of(filters=settings.filters)]
         self.group = ChildGroup(ours, self._spawn, self._on_death)
-        self._notes = ExitNotes(settings.data / "run")
+        self._notes = ExitLog(settings.data / "run")
         self._killed: dict[int, tuple[str, str]] = {}  # by pid of a hung process: its name, and why it is killed
-        self._succession = Succession(
-            self.group, self._may_succeed, self._is_at, settings.data / "run", settings.ready_s, settings.drain_s
+        self._hot_restart = HotRestart(
+            self.group,
+            self._may_hot_restart,
+            self._is_serving,
+            settings.data / "run",
+            settings.ready_s,
+            settings.drain_s,
         )
 
     def __repr__(self) -> str:
@@ -107,28 +112,28 @@ class Supervisor:
             environment = {**environment, LISTENER_VARIABLE: str(fds[-1])}
         child.start(self._settings.data / "logs", environment, *fds)
 
-    def watched(self) -> list[Watched]:
+    def watched(self) -> list[WatchedProcess]:
         """Return every process that should answer: ours, and replicas and standbys, which the zygote forked."""
         if self.group.is_draining:
             return []
         alive = set(children())
         # A replica was asked over its socket to take its version.
-        lives = ((pid, name, has_version) for pid, name, has_version in self._graves.lives() if pid in alive)
-        replicas = [Watched(name, pid, socket_name(name), has_version) for pid, name, has_version in lives]
+        lives = ((pid, name, has_version) for pid, name, has_version in self._exit_recorder.lives() if pid in alive)
+        replicas = [WatchedProcess(name, pid, socket_name(name), has_version) for pid, name, has_version in lives]
         return self.group.watched() + replicas
 
-    def on_hung(self, hung: Watched, why: str) -> None:
+    def on_hung(self, hung: WatchedProcess, why: str) -> None:
         """Remember why a process is being killed: it is noted when the process has ended."""
         self._killed[hung.pid] = hung.name, why
 
-    def _on_death(self, reaped: Reaped, child: Child | None) -> None:
+    def _on_death(self, reaped: ReapedChild, child: Child | None) -> None:
         """Replicas become lifetime records. How a process ended that nobody told to is noted."""
         name, why = self._killed.pop(reaped.pid, ("", None))
         if child is None:
-            self._graves.bury(reaped)
+            self._exit_recorder.record_exit(reaped)
             if why is not None:
                 self._note(REPLICAS, reaped.status, f"{name}: {why}")
-        elif child.is_kept and not self.group.is_draining:
+        elif child.is_restarted and not self.group.is_draining:
             self._note(child.spec.name, reaped.status, why)
 
     def _note(self, name: str, status: int, why: str | None) -> None:
@@ -137,15 +142,15 @@ class Supervisor:
         except OSError as error:
             log.warning("how a process ended can't be noted", extra={"child": name, "error": repr(error)})
 
-    def restart_door(self) -> None:
+    def restart_activator(self) -> None:
         """Change the activator for another one, without a request that fails."""
         if not self.group.is_draining:
-            self._succession.begin()
+            self._hot_restart.begin()
 
-    async def _may_succeed(self) -> bool:
+    async def _may_hot_restart(self) -> bool:
         return self._listener is not None and await is_ready(self._directory, "controlplane", "control.sock")
 
-    async def _is_at(self, child: Child) -> bool:
+    async def _is_serving(self, child: Child) -> bool:
         """Whether this very process answers at its socket, and is ready."""
         name = child.spec.socket
         assert name is not None
@@ -186,7 +191,9 @@ class Supervisor:
 
     def _keeps_dying(self) -> str | None:
         """A process that has not lived long enough to be ready, several times in a row."""
-        return next((child.spec.name for child in self.group.members if child.restarts.deaths >= HOPELESS_DEATHS), None)
+        return next(
+            (child.spec.name for child in self.group.members if child.restarts.deaths >= MAX_START_DEATHS), None
+        )
 
     def _check_disk_space(self, name: str) -> None:
         """Raise OSError with the path of the process's log if the disk is full. The log may lack the reason then."""
@@ -210,14 +217,14 @@ class Supervisor:
         """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""
         group, drain_s = self.group, self._settings.drain_s
         group.stop_restarts()
-        self._succession.cancel()
+        self._hot_restart.cancel()
         if self._listener is not None:
             self._listener.close()  # with the activator's own, so that callers are refused from then on
         by_name = {child.spec.name: child for child in group.members}
         await group.end([child for child in group.members if child.spec.listens], drain_s)
         await group.end([by_name["zygote"]], KILL_AFTER_S)
         await group.end_descendants(drain_s, spared=group.members)  # replicas
-        await self._graves.settled(KILL_AFTER_S)
+        await self._exit_recorder.wait_recorded(KILL_AFTER_S)
         if not await shipper.flush(Deadline.after(KILL_AFTER_S, time.monotonic())):
             log.warning("lifetimes wait in the spool for the next start", extra={"records": shipper.backlog})
         behind = [by_name[name] for name in ("snapshotter", "cache", "filters") if name in by_name]
@@ -229,25 +236,25 @@ async def supervise(settings: UpSettings) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP. Raises NotReady; AlreadyRunning comes from the lock around it."""
     with (
         closing(SocketDirectory(settings.data / "run")) as directory,
-        open_graves(settings.data) as (graves, spool),
+        open_exit_recorder(settings.data) as (graves, spool),
         open_lifeline() as lifeline_fd,
     ):
         control = ServiceClient(directory, "control.sock", "control plane")
-        desk = LedgerDesk(control, settings.data / "spool")
+        desk = LedgerClient(control, settings.data / "spool")
         shipper = Shipper(spool, desk.post_lifetimes)
         listener = _try_listen(settings)
         supervisor = Supervisor(settings, directory, graves, lifeline_fd, listener)
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         stop_on_signals(loop, stop.set)
-        call_on_deaths(supervisor.group.collect)
-        loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_door)
+        call_on_deaths(supervisor.group.reap_dead)
+        loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_activator)
         try:
             async with Loops() as loops:
                 loops.start("shipper", shipper.run)
                 loops.start("ledger recovery", desk.recover_forever)
                 loops.start("log rotation", lambda: rotate_forever(settings.data / "logs"))
                 start_s = max(START_S, settings.ready_s)  # a longer time to get ready holds for each process, too
-                watchdog = Watchdog(supervisor.watched, asking(directory), supervisor.on_hung, start_s)
+                watchdog = Watchdog(supervisor.watched, make_socket_probe(directory), supervisor.on_hung, start_s)
                 loops.start("watchdog", watchdog.run)
                 try:
                     supervisor.group.start_all()
@@ -272,17 +279,17 @@ def _try_listen(settings: UpSettings) -> socket.socket | None:
 
 
 def _ready(settings: UpSettings) -> Ready:
-    data, url = settings.data, door_url(settings.host, settings.port)
+    data, url = settings.data, activator_url(settings.host, settings.port)
     with naming(data / "url"):
         (data / "url").write_text(url + "\n")
     return Ready(url, data / "ca.pem", data / "default.key", data / "admin.key")
 
 
-def door_url(host: str, port: int) -> str:
+def activator_url(host: str, port: int) -> str:
     """Return where commands on this machine reach the door: at localhost, or at the one address that it has."""
     with suppress(ValueError):  # a name
         host = str(ipaddress.ip_address(host))  # in one form: `::0` is `::`
-    return url_of("localhost" if host in (*EVERYWHERE, "127.0.0.1", "::1") else host, port)
+    return listener_url("localhost" if host in (*WILDCARD_HOSTS, "127.0.0.1", "::1") else host, port)
 
 
 def run_up(settings: UpSettings) -> None:

@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
-from kelvin.policy.restarts import START_S, Silence
+from kelvin.policy.restarts import START_S, SilenceTimer
 from service.client import ServiceClient
 from service.unix import SocketDirectory, peer_pid
 from service.zygote import ZygoteClient
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 3.0
-ANSWER_S: Final = 3.0
+PROBE_INTERVAL_S: Final = 3.0
+PROBE_TIMEOUT_S: Final = 3.0
 READY_S: Final = 2.0  # for an answer whether it is ready
 CONNECT_S: Final = 0.2  # within one machine it takes no time, unless very many wait to be accepted
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedProcess:
     """A process to probe. `socket` is its name in the run directory; None for the zygote. `has_answered`: it is known
     to have answered somebody, so that it is given no more time to start.
     """
@@ -42,24 +42,24 @@ class Watched:
 
 
 class Watchdog:
-    """Looks at all processes, LOOK_S seconds after the last look ended. Start `run` as a loop."""
+    """Looks at all processes, PROBE_INTERVAL_S seconds after the last look ended. Start `run` as a loop."""
 
     def __init__(
         self,
-        watched: Callable[[], Collection[Watched]],
-        answers: Callable[[Watched], Awaitable[bool]],
-        on_kill: Callable[[Watched, str], None] = lambda hung, why: None,
+        watched: Callable[[], Collection[WatchedProcess]],
+        answers: Callable[[WatchedProcess], Awaitable[bool]],
+        on_kill: Callable[[WatchedProcess, str], None] = lambda hung, why: None,
         start_s: float = START_S,
     ) -> None:
         """`watched` returns our children that were not reaped yet, so no other process can have their pids. `answers`
-        probes one of them, for ANSWER_S and the time to connect at most. `on_kill` gets each process before it is
-        killed, and the reason. A process has `start_s` for its first answer.
+        probes one of them, for PROBE_TIMEOUT_S and the time to connect at most. `on_kill` gets each process before it
+        is killed, and the reason. A process has `start_s` for its first answer.
         """
         self._watched = watched
         self._answers = answers
         self._on_kill = on_kill
         self._start_s = start_s
-        self._silences: dict[Watched, Silence] = {}
+        self._silences: dict[WatchedProcess, SilenceTimer] = {}
 
     def __repr__(self) -> str:
         silent = [each.name for each, silence in self._silences.items() if silence.silent_s]
@@ -70,17 +70,17 @@ class Watchdog:
         now_s = asyncio.get_running_loop().time
         last_s = now_s()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(PROBE_INTERVAL_S)
             watched = self._watched()
             answers = await asyncio.gather(*(self._answers(each) for each in watched))
             self._judge(dict(zip(watched, answers, strict=True)), now_s() - last_s)
             last_s = now_s()
 
-    def _judge(self, answers: dict[Watched, bool], look_s: float) -> None:
+    def _judge(self, answers: dict[WatchedProcess, bool], probe_s: float) -> None:
         before, self._silences = self._silences, {}
         alive = set(self._watched())  # some may have died and been restarted, with another pid, during the probes
         for each in alive & answers.keys():
-            silence = before.get(each, Silence(each.has_answered)).after_look(answers[each], look_s)
+            silence = before.get(each, SilenceTimer(each.has_answered)).after_probe(answers[each], probe_s)
             if silence.hangs(self._start_s):
                 why = f"it did not answer for {silence.silent_s:.0f} s"
                 log.error("a process hangs and is killed", extra={"child": each.name, "pid": each.pid, "why": why})
@@ -94,28 +94,32 @@ class Watchdog:
 async def is_ready(directory: SocketDirectory, name: str, socket_name: str | None) -> bool:
     """Return whether a process says that it is ready. The zygote is where it answers."""
     try:
-        await _ask(directory, name, socket_name, "/readyz", READY_S)
+        await _probe(directory, name, socket_name, "/readyz", READY_S)
         return True
     except Refused:
         return False
 
 
-def asking(directory: SocketDirectory) -> Callable[[Watched], Awaitable[bool]]:
+def make_socket_probe(directory: SocketDirectory) -> Callable[[WatchedProcess], Awaitable[bool]]:
     """Return a probe that asks processes over their sockets in `directory`."""
 
-    async def answers(each: Watched) -> bool:
+    async def answers(each: WatchedProcess) -> bool:
         try:
-            await _ask(directory, each.name, each.socket, "/healthz", ANSWER_S)
+            await _probe(directory, each.name, each.socket, "/healthz", PROBE_TIMEOUT_S)
             return True
         except Refused as refused:
             # Any other failure is an answer. Where this process can't ask, or another one has the socket, silence says
             # nothing about the process.
-            return not isinstance(refused.failure, Unavailable) or not _can_ask() or _is_anothers(directory, each)
+            return (
+                not isinstance(refused.failure, Unavailable)
+                or not _can_make_socket()
+                or _is_held_by_other_process(directory, each)
+            )
 
     return answers
 
 
-async def _ask(directory: SocketDirectory, name: str, socket_name: str | None, path: str, timeout_s: float) -> None:
+async def _probe(directory: SocketDirectory, name: str, socket_name: str | None, path: str, timeout_s: float) -> None:
     """GET `path` over the socket; the zygote, which has none of these, is pinged. Raises Refused."""
     if socket_name is None:
         await ZygoteClient(directory).ping(timeout_s)
@@ -128,7 +132,7 @@ async def _ask(directory: SocketDirectory, name: str, socket_name: str | None, p
         await client.close()
 
 
-def _can_ask() -> bool:
+def _can_make_socket() -> bool:
     """Return whether this process can make a socket: it may be at its limit of open files."""
     try:
         socket.socket(socket.AF_UNIX).close()
@@ -137,7 +141,7 @@ def _can_ask() -> bool:
     return True
 
 
-def _is_anothers(directory: SocketDirectory, each: Watched) -> bool:
+def _is_held_by_other_process(directory: SocketDirectory, each: WatchedProcess) -> bool:
     """Return whether another process has the socket's name, as a new front door does before the old one ends."""
     return each.socket is not None and listener_pid(directory, each.socket) not in (None, each.pid)
 

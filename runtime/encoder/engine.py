@@ -10,13 +10,13 @@ import torch
 
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
 from contracts.jobs import GateFacts, Probe
-from runtime.batch_engine import BatchEngine, Part
+from runtime.batch_engine import BatchEngine, RowRange
 from runtime.binding import BoundModel
 from runtime.encoder import probe as known_answers
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import Recipe
 from runtime.engine.interface import Embedded, EmbeddingRequest, Event, Request
-from runtime.policy.batching import CPU_TOKENS, CUDA_TOKENS, Window
+from runtime.policy.batching import CPU_TOKENS, CUDA_TOKENS, BatchingWindow
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         probe: Probe | None = None,
         max_waiting: int = 1024,
         max_tokens: int | None = None,
-        window: Window | None = None,
+        window: BatchingWindow | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         return [len(sequence) for sequence in request.sequences]
 
     def _forward(
-        self, parts: Sequence[Part[EmbeddingRequest]], probe: Probe | None
+        self, parts: Sequence[RowRange[EmbeddingRequest]], probe: Probe | None
     ) -> tuple[list[torch.Tensor | Failure], str | None]:
         rows = [sequence for part in parts for sequence in part.live.request.sequences[part.start : part.stop]]
         found = self._vectors([part.count for part in parts], [*rows, probe.token_ids] if probe else rows)
@@ -111,7 +111,7 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
             _log.exception("a forward of one request failed")
             return None
 
-    def _events(self, part: Part[EmbeddingRequest], answer: torch.Tensor) -> list[Event]:
+    def _events(self, part: RowRange[EmbeddingRequest], answer: torch.Tensor) -> list[Event]:
         request_id, counts = part.live.request.request_id, part.live.counts
         return [Embedded(request_id, array("f", row.tolist()).tobytes(), counts) for row in answer]
 

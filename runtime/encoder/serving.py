@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.ceiling import NO_CEILING, TENANT, Ceiling
+from contracts.ceiling import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
 from contracts.errors import Refused
 from runtime.engine.interface import EmbeddingRequest
-from runtime.openai_embeddings import EmbeddingAnswer, EmbeddingAsk, decode_embeddings, too_long
+from runtime.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, decode_embeddings, input_too_long
 from runtime.pinned import PinnedFiles
-from runtime.policy.schedule import OWNER
-from runtime.serving import INLINE_CHARACTERS, Prepared, Served
+from runtime.policy.schedule import OWNER_TENANT
+from runtime.serving import INLINE_CHARACTERS, PreparedRequest, ServedVersion
 from runtime.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
 
 
@@ -21,7 +21,7 @@ class EmbeddingCodec:
         """Raises `Refused(ArtifactRejected)` if the tokenizer does not load, or has ids that the model lacks."""
         self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.longest_token = max(map(len, vocabulary), default=1)
+        self.longest_token_characters = max(map(len, vocabulary), default=1)
         highest = max(vocabulary.values())
         if highest >= vocab_size:
             raise Refused(ArtifactRejected(TOKENIZER, f"has id {highest}, the model {vocab_size} rows"))
@@ -32,7 +32,7 @@ class EmbeddingCodec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class EmbeddingServing(Served):
+class ServedEncoder(ServedVersion):
     """An encoder: embeddings."""
 
     kind = "embed"
@@ -45,31 +45,31 @@ class EmbeddingServing(Served):
         raw: bytes,
         request_id: str,
         created_s: int,
-        ceiling: Ceiling = NO_CEILING,
-        tenant: str = OWNER,
-    ) -> Prepared:
-        """See `Served`."""
-        ask = decode_embeddings(raw, self.dimensions)
-        characters = sum(len(item) for item in ask.inputs if isinstance(item, str))
-        sequences = await self.encoding.run(tenant, characters, lambda: self._encode(ask, ceiling.context_tokens))
-        answer = EmbeddingAnswer(ask.model or self.bind.model, ask.form)
+        ceiling: TokenLimits = NO_TOKEN_LIMITS,
+        tenant: str = OWNER_TENANT,
+    ) -> PreparedRequest:
+        """See `ServedVersion`."""
+        call = decode_embeddings(raw, self.dimensions)
+        characters = sum(len(item) for item in call.inputs if isinstance(item, str))
+        sequences = await self.encoding.run(tenant, characters, lambda: self._encode(call, ceiling.context_tokens))
+        answer = EmbeddingAnswerBuilder(call.model or self.bind.model, call.vector_format)
         request = EmbeddingRequest(request_id=request_id, sequences=sequences, tenant=tenant)
-        return Prepared(request, answer, stream=False)
+        return PreparedRequest(request, answer, stream=False)
 
-    def _encode(self, ask: EmbeddingAsk, own: int | None) -> tuple[tuple[int, ...], ...]:
+    def _encode(self, call: EmbeddingCall, own: int | None) -> tuple[tuple[int, ...], ...]:
         found: list[tuple[int, ...]] = []
         encoded = 0
-        most = max(INLINE_CHARACTERS, self.codec.longest_token * self.limits.max_input_tokens)
+        most = max(INLINE_CHARACTERS, self.codec.longest_token_characters * self.limits.max_input_tokens)
         try:
-            for at, item in enumerate(ask.inputs):
+            for at, item in enumerate(call.inputs):
                 if isinstance(item, str) and len(item) > most:  # no token is longer than the longest one
-                    raise too_long(at, len(ask.inputs), len(item), most, unit="characters")
+                    raise input_too_long(at, len(call.inputs), len(item), most, unit="characters")
                 ids = self.codec.encode(item) if isinstance(item, str) else item
                 encoded += len(ids) if isinstance(item, str) else 0
                 if len(ids) > self.limits.max_input_tokens:
-                    raise too_long(at, len(ask.inputs), len(ids), self.limits.max_input_tokens)
+                    raise input_too_long(at, len(call.inputs), len(ids), self.limits.max_input_tokens)
                 if own is not None and len(ids) > own:
-                    raise too_long(at, len(ask.inputs), len(ids), own, TENANT)
+                    raise input_too_long(at, len(call.inputs), len(ids), own, TENANT_PHRASE)
                 found.append(ids)
         except Refused as refused:
             refused.encoded_tokens = encoded

@@ -38,21 +38,21 @@ class AttentionBackend(Protocol):
         ...
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make `attn_implementation="kelvin"` known. Idempotent. It stays out of the mask interface on purpose: then no
     mask is built, and `attention_mask` is None."""
     AttentionInterface.register(ATTENTION, _attention)
 
 
-def attach(module: nn.Module, backend: AttentionBackend) -> None:
+def attach_backend(module: nn.Module, backend: AttentionBackend) -> None:
     """Let every attention layer of `module` use `backend`."""
     for child in module.modules():
         if hasattr(child, "layer_idx"):
             setattr(child, _BACKEND, backend)
 
 
-def detach(module: nn.Module) -> None:
-    """Undo `attach`: nothing of the backend, its KV pool included, hangs on `module` any more."""
+def detach_backend(module: nn.Module) -> None:
+    """Undo `attach_backend`: nothing of the backend, its KV pool included, hangs on `module` any more."""
     for child in module.modules():
         if hasattr(child, _BACKEND):
             delattr(child, _BACKEND)

@@ -12,7 +12,7 @@ import torch
 from contracts.frames import Counts
 from runtime.engine.interface import GenerationRequest
 from runtime.policy.blocks import BLOCK_SIZE, blocks_for, worst_case_tokens
-from runtime.policy.schedule import Progress
+from runtime.policy.schedule import SequenceState
 
 
 class LiveSequence:
@@ -32,9 +32,9 @@ class LiveSequence:
         return f"<LiveSequence {self.request.request_id} computed={self.computed}/{len(self.tokens)}>"
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> SequenceState:
         """What the scheduler needs to know."""
-        return Progress(len(self.tokens), self.computed, self.request.tenant)
+        return SequenceState(len(self.tokens), self.computed, self.request.tenant)
 
     @property
     def generated(self) -> int:
@@ -59,20 +59,20 @@ class LiveSequence:
         """The next uniform number in [0, 1)."""
         return self._draws.random()
 
-    def hold(self, blocks: tuple[int, ...], device: torch.device) -> None:
+    def assign_blocks(self, blocks: tuple[int, ...], device: torch.device) -> None:
         """Take `blocks`; `slots[i]` is then where token i's KV lies."""
         self.blocks = blocks
-        self.slots = slots_of(blocks, device)
+        self.slots = slots_in_blocks(blocks, device)
 
 
-def slots_of(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
+def slots_in_blocks(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
     """Slot of each token position, int64 [len(blocks) * BLOCK_SIZE]."""
     first = torch.tensor(blocks, dtype=torch.int64) * BLOCK_SIZE
     return (first[:, None] + torch.arange(BLOCK_SIZE)).flatten().to(device)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SequenceSlice:
     """Consecutive tokens of one sequence, the first at position `start`. Logits are taken of its last `logits`.
 
     `slots` (int64, on the device, at least start + len(tokens)) says where the KV of each position lies.
@@ -85,12 +85,12 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A piece's place in the batch: rows [begin, begin + count), with `past` tokens before them in the pool."""
+class BatchRows:
+    """A piece's place in the batch: rows [begin, begin + count), with `past_tokens` tokens before them in the pool."""
 
     begin: int
     count: int
-    past: int
+    past_tokens: int
     slots: torch.Tensor  # int64 [past + count]
 
     @property
@@ -100,35 +100,35 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FlatBatch:
     """T rows. Tensors are int64 on the device."""
 
     input_ids: torch.Tensor  # [1, T]
     position_ids: torch.Tensor  # [1, T]
     slot_map: torch.Tensor  # [T]: where each row's KV goes
     logits_rows: torch.Tensor  # [R]
-    spans: tuple[Span, ...]
+    spans: tuple[BatchRows, ...]
 
 
-def build(pieces: Sequence[Piece], device: torch.device) -> Batch:
-    """Flatten `pieces` in order. One copy to the device, from pinned memory where there is a CUDA device."""
+def build_batch(slices: Sequence[SequenceSlice], device: torch.device) -> FlatBatch:
+    """Flatten `slices` in order. One copy to the device, from pinned memory where there is a CUDA device."""
     ids: list[int] = []
     positions: list[int] = []
     rows: list[int] = []
-    spans: list[Span] = []
-    for piece in pieces:
+    spans: list[BatchRows] = []
+    for piece in slices:
         begin, count = len(ids), len(piece.tokens)
         ids.extend(piece.tokens)
         positions.extend(range(piece.start, piece.start + count))
         rows.extend(range(begin + count - piece.logits, begin + count))
-        spans.append(Span(begin, count, piece.start, piece.slots[: piece.start + count]))
+        spans.append(BatchRows(begin, count, piece.start, piece.slots[: piece.start + count]))
     host = torch.tensor(ids + positions + rows, dtype=torch.int64, pin_memory=device.type == "cuda")
     on_device = host.to(device, non_blocking=True)
     total = len(ids)
-    return Batch(
+    return FlatBatch(
         input_ids=on_device[None, :total],
         position_ids=on_device[None, total : 2 * total],
-        slot_map=torch.cat([span.slots[span.past :] for span in spans]),
+        slot_map=torch.cat([span.slots[span.past_tokens :] for span in spans]),
         logits_rows=on_device[2 * total :],
         spans=tuple(spans),
     )

@@ -19,7 +19,7 @@ from contracts.jobs import GateFacts, Probe
 from contracts.traffic_errors import Overloaded
 from runtime import probe as known_answers
 from runtime.binding import BoundModel
-from runtime.engine.batch import LiveSequence, Piece, slots_of
+from runtime.engine.batch import LiveSequence, SequenceSlice, slots_in_blocks
 from runtime.engine.interface import (
     Cancelled,
     Event,
@@ -32,27 +32,27 @@ from runtime.engine.interface import (
     Sampling,
 )
 from runtime.engine.model_runner import BatchBackend, DeviceLost, ModelRunner
-from runtime.engine.sampler import Choice, choose
+from runtime.engine.sampler import SamplingChoice, choose_tokens
 from runtime.engine.sdpa import SdpaBackend
-from runtime.engine.varlen import VarlenBackend, find_varlen, serves
+from runtime.engine.varlen import VarlenBackend, find_varlen, supports_model
 from runtime.policy.blocks import BLOCK_SIZE, BlockPool, blocks_for, worst_case_tokens
-from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER, Budget, divide, plan
+from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER_TENANT, Budget, apportion, plan_step
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
-OWNER_PART: Final = 8  # 1/8 of the KV blocks is reserved for the version's owner against guests
+OWNER_RESERVE_DIVISOR: Final = 8  # 1/8 of the KV blocks is reserved for the version's owner against guests
 
 
 def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> BatchBackend:
     """The attention for this device, over a pool of `blocks` blocks."""
     varlen = find_varlen() if device.type == "cuda" else None
-    if varlen is None or not serves(facts, dtype, torch.cuda.get_device_capability(device)):
+    if varlen is None or not supports_model(facts, dtype, torch.cuda.get_device_capability(device)):
         return SdpaBackend(facts, blocks, dtype, device)
     return VarlenBackend(facts, blocks, dtype, device, varlen)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class EngineLimits:
     """The most that one request may be."""
 
     vocab_size: int
@@ -60,23 +60,23 @@ class Room:
     kv_blocks: int
 
 
-def judge(request: GenerationRequest, room: Room) -> Failure | None:
+def find_refusal(request: GenerationRequest, engine_limits: EngineLimits) -> Failure | None:
     """Why the request can never run here, or None. First reason wins."""
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:
         return InvalidRequest("prompt", "[]", "must hold a token")
     # On a device an id outside the embedding would be an error of the whole context, not of the request.
-    if min(prompt) < 0 or max(prompt) >= room.vocab_size:
-        stranger = next(token for token in prompt if not 0 <= token < room.vocab_size)
-        return InvalidRequest("prompt", str(stranger), f"must be a token id from 0 to {room.vocab_size - 1}")
+    if min(prompt) < 0 or max(prompt) >= engine_limits.vocab_size:
+        stranger = next(token for token in prompt if not 0 <= token < engine_limits.vocab_size)
+        return InvalidRequest("prompt", str(stranger), f"must be a token id from 0 to {engine_limits.vocab_size - 1}")
     if (fault := _sampling_fault(sampling)) is not None:
         return fault
     total = len(prompt) + sampling.max_tokens
-    if total > room.max_positions:
-        return LimitExceeded("prompt plus max_tokens", total, room.max_positions, "tokens")
+    if total > engine_limits.max_positions:
+        return LimitExceeded("prompt plus max_tokens", total, engine_limits.max_positions, "tokens")
     need = blocks_for(worst_case_tokens(len(prompt), sampling.max_tokens))
-    if need > room.kv_blocks:
-        return CapacityExceeded("KV blocks for prompt plus max_tokens", need, room.kv_blocks)
+    if need > engine_limits.kv_blocks:
+        return CapacityExceeded("KV blocks for prompt plus max_tokens", need, engine_limits.kv_blocks)
     return None
 
 
@@ -128,13 +128,13 @@ class ModelEngine:
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._clock_ns = clock_ns
-        self._room = Room(facts.vocab_size, facts.max_positions, total)
+        self._engine_limits = EngineLimits(facts.vocab_size, facts.max_positions, total)
         self._pool = BlockPool(total)
         self._waiting: dict[str, LiveSequence] = {}  # in order of arrival, as is _running
         self._running: dict[str, LiveSequence] = {}
         self._pending: list[Event] = []  # for the next step to return
         self._probe = probe
-        self._probe_slots = slots_of(range(total, total + probe_blocks), device)
+        self._probe_slots = slots_in_blocks(range(total, total + probe_blocks), device)
         self._poisoned: Failure | None = None
         self._busy_ns = 0
         self._charged_us = 0  # of it, divided among requests and probe
@@ -181,7 +181,7 @@ class ModelEngine:
         return self._poisoned
 
     @property
-    def linger_s(self) -> float:
+    def batching_delay_s(self) -> float:
         return 0.0  # who comes later joins the next step
 
     def admit(self, request: Request) -> Failure | None:
@@ -191,7 +191,7 @@ class ModelEngine:
             return Internal()  # the API asks nothing else of what generates
         if request.request_id in self._waiting or request.request_id in self._running:
             return InvalidRequest("request_id", request.request_id, "is in use")
-        if (refusal := judge(request, self._room)) is not None:
+        if (refusal := find_refusal(request, self._engine_limits)) is not None:
             return refusal
         if len(self._waiting) >= self._max_waiting:
             return Overloaded("the engine's queue", self._max_waiting, _RETRY_AFTER_S)
@@ -201,16 +201,16 @@ class ModelEngine:
     def cancel(self, request_id: str) -> None:
         sequence = self._running.get(request_id) or self._waiting.get(request_id)
         if sequence is not None:
-            self._pending.append(Cancelled(request_id, self._end(sequence).counts))
+            self._pending.append(Cancelled(request_id, self._release(sequence).counts))
 
     def fail_all(self, failure: Failure) -> None:
         for sequence in [*self._running.values(), *self._waiting.values()]:
-            self._pending.append(Failed(sequence.request.request_id, failure, self._end(sequence).counts))
+            self._pending.append(Failed(sequence.request.request_id, failure, self._release(sequence).counts))
 
     def step(self) -> tuple[Event, ...]:
-        self._enter()
+        self._start_waiting()
         running = list(self._running.values())
-        shares = plan([sequence.progress for sequence in running], self._budget)
+        shares = plan_step([sequence.progress for sequence in running], self._budget)
         if shares:
             self._compute([(running[share.index], share.count) for share in shares])
         events, self._pending = self._pending, []
@@ -221,48 +221,48 @@ class ModelEngine:
             self._compute([])
         return self._poisoned
 
-    def _enter(self) -> None:
+    def _start_waiting(self) -> None:
         """Start waiting requests while their KV blocks are free.
 
         Next is the tenant that holds the fewest blocks, with its oldest request. If that request does not fit yet, only
         the owner's may overtake it, within the blocks that are reserved for the owner. So no request starves, with one
         exception: a guest's that needs reserved blocks waits, overtaken by others, while the owner runs anything.
         """
-        reserved = self._pool.total // OWNER_PART
+        reserved = self._pool.total // OWNER_RESERVE_DIVISOR
         while self._waiting and len(self._running) < self._max_running:
             held: Counter[str] = Counter()
             for sequence in self._running.values():
                 held[sequence.request.tenant] += len(sequence.blocks)
-            guest_max = self._pool.total - (reserved if held[OWNER] else 0)  # blocks of one guest's request
-            able = [s for s in self._waiting.values() if s.request.tenant == OWNER or s.blocks_max <= guest_max]
+            guest_max = self._pool.total - (reserved if held[OWNER_TENANT] else 0)  # blocks of one guest's request
+            able = [s for s in self._waiting.values() if s.request.tenant == OWNER_TENANT or s.blocks_max <= guest_max]
             if not able:
                 return
-            unused = max(0, reserved - held[OWNER])
+            unused = max(0, reserved - held[OWNER_TENANT])
             sequence = min(able, key=lambda each: held[each.request.tenant])  # the oldest one of that tenant
-            if self._try_run(sequence, unused):
+            if self._try_start(sequence, unused):
                 continue
-            own = next((each for each in able if each.request.tenant == OWNER), sequence)
-            if own is sequence or own.blocks_max > unused or not self._try_run(own, unused):
+            own = next((each for each in able if each.request.tenant == OWNER_TENANT), sequence)
+            if own is sequence or own.blocks_max > unused or not self._try_start(own, unused):
                 return
 
-    def _try_run(self, sequence: LiveSequence, unused: int) -> bool:
+    def _try_start(self, sequence: LiveSequence, unused: int) -> bool:
         """Start a waiting request if its blocks are free; return whether it did.
 
         A guest's must leave the reserved blocks that are `unused` free, as it keeps its own until it ends. Only if
         nothing runs may it take all.
         """
         count = sequence.blocks_max
-        if sequence.request.tenant != OWNER and self._running and count > self._pool.free - unused:
+        if sequence.request.tenant != OWNER_TENANT and self._running and count > self._pool.free - unused:
             return False
         blocks = self._pool.try_allocate(count)
         if blocks is None:
             return False
-        sequence.hold(blocks, self._device)
+        sequence.assign_blocks(blocks, self._device)
         del self._waiting[sequence.request.request_id]
         self._running[sequence.request.request_id] = sequence
         return True
 
-    def _end(self, sequence: LiveSequence) -> LiveSequence:
+    def _release(self, sequence: LiveSequence) -> LiveSequence:
         self._waiting.pop(sequence.request.request_id, None)
         self._running.pop(sequence.request.request_id, None)
         self._pool.release(sequence.blocks)
@@ -272,9 +272,11 @@ class ModelEngine:
     def _compute(self, work: Sequence[tuple[LiveSequence, int]]) -> None:
         """One forward over `work`, and the probe's row where it is still due."""
         began_ns = self._clock_ns()
-        pieces = [_piece(sequence, count) for sequence, count in work]
+        slices = [_next_slice(sequence, count) for sequence, count in work]
         probe = self._probe
-        rows = [*pieces, Piece(probe.token_ids, 0, self._probe_slots, len(probe.token_ids))] if probe else pieces
+        rows = (
+            [*slices, SequenceSlice(probe.token_ids, 0, self._probe_slots, len(probe.token_ids))] if probe else slices
+        )
         mismatch: str | None = None
         try:
             logits = self._runner.run(rows)
@@ -293,15 +295,15 @@ class ModelEngine:
             return
         self._probe = None
         for (sequence, count), rows_of_piece, token in zip(work, logits, tokens, strict=True):
-            self._settle(sequence, count, rows_of_piece, token)
+            self._advance(sequence, count, rows_of_piece, token)
 
-    def _settle(self, sequence: LiveSequence, count: int, logits: torch.Tensor | None, token: int | None) -> None:
+    def _advance(self, sequence: LiveSequence, count: int, logits: torch.Tensor | None, token: int | None) -> None:
         """Move one sequence on by what its piece gave."""
         request = sequence.request
         if logits is None or (len(logits) > 0 and token is None):
             why = "no forward" if logits is None else "logits not finite"
             _log.error("a request fails", extra={"request_id": request.request_id, "why": why})
-            self._pending.append(Failed(request.request_id, Internal(), self._end(sequence).counts))
+            self._pending.append(Failed(request.request_id, Internal(), self._release(sequence).counts))
             return
         sequence.computed += count
         if token is None:
@@ -315,7 +317,7 @@ class ModelEngine:
             self._finish(sequence, "length")
 
     def _finish(self, sequence: LiveSequence, reason: FinishReason) -> None:
-        self._pending.append(Finished(sequence.request.request_id, reason, self._end(sequence).counts))
+        self._pending.append(Finished(sequence.request.request_id, reason, self._release(sequence).counts))
 
     def _charge(self, work: Sequence[tuple[LiveSequence, int]], elapsed_ns: int) -> None:
         """Divide the step by tokens. Nanoseconds are carried over, so that all shares sum to `busy_ns` // 1000."""
@@ -324,7 +326,7 @@ class ModelEngine:
         self._charged_us += due_us
         probe_tokens = 0 if self._probe is None else len(self._probe.token_ids)
         # The probe's share is the platform's: nobody is charged for it.
-        parts = divide(due_us, [*(count for _, count in work), probe_tokens])
+        parts = apportion(due_us, [*(count for _, count in work), probe_tokens])
         for (sequence, _), part in zip(work, parts, strict=False):
             sequence.device_us += part
 
@@ -353,10 +355,10 @@ class ModelEngine:
             assert sequence.generated < sequence.request.sampling.max_tokens, f"{sequence} should have ended"
 
 
-def _piece(sequence: LiveSequence, count: int) -> Piece:
+def _next_slice(sequence: LiveSequence, count: int) -> SequenceSlice:
     """The next `count` tokens; logits only where they are the last ones known."""
     start, end = sequence.computed, sequence.computed + count
-    return Piece(tuple(sequence.tokens[start:end]), start, sequence.slots, int(end == len(sequence.tokens)))
+    return SequenceSlice(tuple(sequence.tokens[start:end]), start, sequence.slots, int(end == len(sequence.tokens)))
 
 
 def _choose(work: Sequence[tuple[LiveSequence, int]], logits: Sequence[torch.Tensor | None]) -> list[int | None]:
@@ -364,8 +366,8 @@ def _choose(work: Sequence[tuple[LiveSequence, int]], logits: Sequence[torch.Ten
     asked = [index for index, rows in enumerate(logits) if rows is not None and len(rows) > 0]
     tokens: list[int | None] = [None] * len(work)
     if asked:
-        choices = [Choice(work[index][0].request.sampling, work[index][0].draw()) for index in asked]
+        choices = [SamplingChoice(work[index][0].request.sampling, work[index][0].draw()) for index in asked]
         rows = torch.cat([found for index in asked if (found := logits[index]) is not None])
-        for index, token in zip(asked, choose(rows, choices), strict=True):
+        for index, token in zip(asked, choose_tokens(rows, choices), strict=True):
             tokens[index] = token
     return tokens

@@ -150,7 +150,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def linger_s(self) -> float:
+    def batching_delay_s(self) -> float:
         """How long the next step should wait for what may come and share it; 0 where it should not."""
         ...
 

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from runtime.engine.attention import AttentionBackend, attach
-from runtime.engine.batch import Batch, Piece, build
+from runtime.engine.attention import AttentionBackend, attach_backend
+from runtime.engine.batch import FlatBatch, SequenceSlice, build_batch
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class BatchBackend(AttentionBackend, Protocol):
     """An attention backend that is told of each batch before its forward."""
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: FlatBatch) -> None:
         """Prepare what all layers of the coming forward share."""
         ...
 
@@ -29,7 +29,7 @@ class ModelRunner:
     """One model and its KV pool."""
 
     def __init__(self, module: nn.Module, backend: BatchBackend, device: torch.device) -> None:
-        attach(module, backend)
+        attach_backend(module, backend)
         self._module = module
         self._backend = backend
         self._device = device
@@ -39,26 +39,26 @@ class ModelRunner:
         """See `interface.Engine`."""
         return self._backend.attended_s
 
-    def run(self, pieces: Sequence[Piece]) -> list[torch.Tensor | None]:
+    def run(self, slices: Sequence[SequenceSlice]) -> list[torch.Tensor | None]:
         """Logits [piece.logits, V] of each piece; None for one that raised, alone too.
 
         A forward that raises is repeated piece by piece: what it wrote to the pool is written again, the same. Raises
         DeviceLost.
         """
         try:
-            return list(self._forward(pieces))
+            return list(self._forward(slices))
         except torch.AcceleratorError as error:
             raise DeviceLost from error
         except Exception:
-            if len(pieces) == 1:
+            if len(slices) == 1:
                 log.exception("a forward of one piece failed")
                 return [None]
-            log.warning("a forward of %d pieces failed; repeating them one by one", len(pieces), exc_info=True)
-            return [self.run([piece])[0] for piece in pieces]
+            log.warning("a forward of %d pieces failed; repeating them one by one", len(slices), exc_info=True)
+            return [self.run([piece])[0] for piece in slices]
 
     @torch.inference_mode()
-    def _forward(self, pieces: Sequence[Piece]) -> tuple[torch.Tensor, ...]:
-        batch = build(pieces, self._device)
+    def _forward(self, slices: Sequence[SequenceSlice]) -> tuple[torch.Tensor, ...]:
+        batch = build_batch(slices, self._device)
         self._backend.begin(batch)
         answer = self._module(
             input_ids=batch.input_ids,
@@ -67,4 +67,4 @@ class ModelRunner:
             logits_to_keep=batch.logits_rows,
         )
         logits: torch.Tensor = answer.logits[0]
-        return torch.split(logits, [piece.logits for piece in pieces])
+        return torch.split(logits, [piece.logits for piece in slices])

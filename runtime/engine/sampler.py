@@ -19,14 +19,14 @@ _Cut = Literal["none", "top_k", "nucleus"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplingChoice:
     """How one row is to be chosen from; `draw` is uniform in [0, 1) (unused where greedy)."""
 
     sampling: Sampling
     draw: float
 
 
-def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int | None]:
+def choose_tokens(logits: torch.Tensor, choices: Sequence[SamplingChoice]) -> list[int | None]:
     """A token id per row of `logits` [rows, V]; None where a row's highest logit is not finite (NaN included)."""
     highest, leaders = logits.max(-1)  # 5 times faster than argmax in bfloat16; NaN wins
     # One transfer for both: on a device each would be a stall.
@@ -34,7 +34,7 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int | None]:
     groups: dict[tuple[_Cut, int], list[int]] = {}
     for row, (token, choice) in enumerate(zip(tokens, choices, strict=True)):
         if token >= 0 and choice.sampling.temperature > 0:
-            groups.setdefault(_cut(choice.sampling, logits.shape[-1]), []).append(row)
+            groups.setdefault(_candidate_cut(choice.sampling, logits.shape[-1]), []).append(row)
     # Rows of different cuts never meet: a candidate's place, and so the token that a draw means, hangs on the cut.
     for (cut, width), rows in groups.items():
         some = torch.tensor(rows, device=logits.device)
@@ -44,14 +44,14 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int | None]:
     return [token if token >= 0 else None for token in tokens]
 
 
-def _cut(sampling: Sampling, vocab_size: int) -> tuple[_Cut, int]:
+def _candidate_cut(sampling: Sampling, vocab_size: int) -> tuple[_Cut, int]:
     """Which candidates there are, and how many of them to look at, highest first."""
     if sampling.top_k > 0:
         return "top_k", min(sampling.top_k, vocab_size)
     return ("nucleus", min(_NUCLEUS_WIDTH, vocab_size)) if sampling.top_p < 1 else ("none", vocab_size)
 
 
-def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[Choice]) -> list[int]:
+def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[SamplingChoice]) -> list[int]:
     """float32 [rows, V], 0 the highest of each row -> a token id per row."""
     device = logits.device
     temperature = torch.tensor([choice.sampling.temperature for choice in choices], device=device)

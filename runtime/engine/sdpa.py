@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from contracts.jobs import GateFacts
-from runtime.engine.batch import Batch, Span
+from runtime.engine.batch import BatchRows, FlatBatch
 from runtime.policy.blocks import BLOCK_SIZE
 from weightcache import libc
 
@@ -32,7 +32,7 @@ class SdpaBackend:
         slots = blocks * BLOCK_SIZE
         self._keys = [self._pool(facts.kv_heads, slots, facts.head_dim, dtype, device) for _ in range(facts.layers)]
         self._values = [self._pool(facts.kv_heads, slots, facts.value_dim, dtype, device) for _ in range(facts.layers)]
-        self._batch: Batch | None = None
+        self._batch: FlatBatch | None = None
         self._masks: dict[tuple[int, int, int | None], torch.Tensor] = {}
 
     @staticmethod
@@ -42,7 +42,7 @@ class SdpaBackend:
             _keep_small(pool.data_ptr(), pool.nbytes)
         return pool
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: FlatBatch) -> None:
         """Masks are shared by the layers of one forward."""
         self._batch = batch
         self._masks.clear()
@@ -66,7 +66,7 @@ class SdpaBackend:
         out = query.new_empty(1, rows, heads, value.shape[-1])
         for span in batch.spans:
             q = query[0, :, span.begin : span.end].view(kv_heads, heads // kv_heads, span.count, -1)
-            if span.past == 0:
+            if span.past_tokens == 0:
                 k, v = key[0, :, span.begin : span.end], value[0, :, span.begin : span.end]
             else:
                 seen = _visible(span, window)
@@ -103,9 +103,9 @@ def _keep_small(address: int, nbytes: int) -> None:
             libc.advise(begin, end - begin, libc.MADV_NOHUGEPAGE)
 
 
-def _visible(span: Span, window: int | None) -> torch.Tensor:
+def _visible(span: BatchRows, window: int | None) -> torch.Tensor:
     """Slots of the tokens that some row of the span sees."""
-    return span.slots if window is None else span.slots[max(0, span.past + 1 - window) :]
+    return span.slots if window is None else span.slots[max(0, span.past_tokens + 1 - window) :]
 
 
 def _lower_right_mask(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:

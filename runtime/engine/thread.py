@@ -43,7 +43,7 @@ class EngineThread:
         self._limit = limit
         self._probe_after_s = probe_after_s
         self._step_raised = False
-        self._turning_since_s: float | None = None  # the thread's alone to write
+        self._step_started_s: float | None = None  # the thread's alone to write
         self._wake = threading.Condition()
         # All below is guarded by _wake.
         self._inbox: deque[Request] = deque()
@@ -93,9 +93,9 @@ class EngineThread:
                 self._wake.notify()
 
     @property
-    def in_step_s(self) -> float:
+    def stalled_s(self) -> float:
         """Return for how many seconds the engine has been in a step without finishing a layer; 0 while it waits."""
-        since_s = self._turning_since_s
+        since_s = self._step_started_s
         return 0.0 if since_s is None else time.monotonic() - max(since_s, self._engine.progressed_s)
 
     @property
@@ -107,13 +107,13 @@ class EngineThread:
         busy = False
         try:
             while True:
-                requests, cancels, stopping = self._collect()
+                requests, cancels, stopping = self._take_inbox()
                 if not busy and (requests or self._engine.has_work):
                     busy = True
                     self._on_busy(True)
-                self._turning_since_s = time.monotonic()
-                events = self._turn(requests, cancels, stopping)
-                self._turning_since_s = None  # a loop that is behind is no engine that hangs
+                self._step_started_s = time.monotonic()
+                events = self._run_iteration(requests, cancels, stopping)
+                self._step_started_s = None  # a loop that is behind is no engine that hangs
                 self._deliver(events)
                 if busy and not self._engine.has_work and not self._inbox:
                     busy = False
@@ -123,7 +123,7 @@ class EngineThread:
         except Exception:
             # Callbacks and engine promise not to raise: say so loudly, end who is inside, refuse who comes.
             _log.exception("the engine thread ends")
-            self._turning_since_s = None
+            self._step_started_s = None
             with self._wake:
                 self._poisoned = self._poisoned or Internal()
                 orphans = sorted(self._inside)
@@ -132,9 +132,9 @@ class EngineThread:
                 self._on_events([Failed(request_id, Internal(), Counts()) for request_id in orphans])
                 self._on_busy(False)
 
-    def _collect(self) -> tuple[list[Request], list[str], Failure | None]:
+    def _take_inbox(self) -> tuple[list[Request], list[str], Failure | None]:
         """Wait for something to do, then take all of the inbox."""
-        step_at = time.monotonic() + self._engine.linger_s if self._engine.has_work else None
+        step_at = time.monotonic() + self._engine.batching_delay_s if self._engine.has_work else None
         probe_at = time.monotonic() + self._probe_after_s if self._engine.needs_probe else None
         with self._wake:
             while not (self._inbox or self._cancels or self._stopping):
@@ -148,7 +148,7 @@ class EngineThread:
             self._cancels.clear()
             return requests, cancels, self._stopping
 
-    def _turn(self, requests: list[Request], cancels: list[str], stopping: Failure | None) -> list[Event]:
+    def _run_iteration(self, requests: list[Request], cancels: list[str], stopping: Failure | None) -> list[Event]:
         """Apply what came in, step once, return what came out."""
         engine, events = self._engine, list[Event]()
         for request in requests:
@@ -159,7 +159,7 @@ class EngineThread:
             engine.cancel(request_id)
         if stopping is not None:
             engine.fail_all(stopping)
-        if engine.has_work and engine.linger_s > 0:
+        if engine.has_work and engine.batching_delay_s > 0:
             return events  # what comes meanwhile shares its step
         if engine.has_work:
             events.extend(self._step())

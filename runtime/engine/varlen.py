@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from contracts.jobs import GateFacts
-from runtime.engine.batch import Batch
+from runtime.engine.batch import FlatBatch
 from runtime.policy.blocks import BLOCK_SIZE
 
 VarlenAttention = Callable[..., torch.Tensor]
@@ -30,22 +30,22 @@ def find_varlen() -> VarlenAttention | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return cast(VarlenAttention, varlen_attn) if takes_what_is_needed(varlen_attn) else None
+    return cast(VarlenAttention, varlen_attn) if supports_needed_arguments(varlen_attn) else None
 
 
-def takes_what_is_needed(function: Callable[..., object]) -> bool:
+def supports_needed_arguments(function: Callable[..., object]) -> bool:
     """Judged by its signature: the API is young, and grouped queries and windows came one by one."""
     return set(inspect.signature(function).parameters) >= _NEEDED
 
 
-def serves(facts: GateFacts, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+def supports_model(facts: GateFacts, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
     """Whether the kernel does this model's attention on a device of that compute capability."""
     fits = facts.head_dim <= _MAX_HEAD_DIM and not facts.head_dim % _HEAD_DIM_STEP and facts.value_dim == facts.head_dim
     return fits and dtype != torch.float32 and capability >= _AMPERE
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class VarlenIndex:
     """Where a batch's sequences begin and end. Lengths are int32 on the device, their maxima plain numbers: reading
     them back would stall the device."""
 
@@ -56,14 +56,14 @@ class Index:
     gather: torch.Tensor  # int64 [sum of lengths]: slots of all sequences, one after another
 
 
-def index_of(batch: Batch, device: torch.device) -> Index:
+def build_index(batch: FlatBatch, device: torch.device) -> VarlenIndex:
     """Built once per step, shared by all layers."""
     q_lengths = [span.count for span in batch.spans]
-    k_lengths = [span.past + span.count for span in batch.spans]
+    k_lengths = [span.past_tokens + span.count for span in batch.spans]
     ends = [list(accumulate(lengths, initial=0)) for lengths in (q_lengths, k_lengths)]
     host = torch.tensor(ends, dtype=torch.int32, pin_memory=device.type == "cuda")
     cumulative = host.to(device, non_blocking=True)
-    return Index(
+    return VarlenIndex(
         cu_q=cumulative[0],
         cu_k=cumulative[1],
         max_q=max(q_lengths),
@@ -90,12 +90,12 @@ class VarlenBackend:
         self._values = [torch.empty(*shape, facts.value_dim, dtype=dtype, device=device) for _ in range(facts.layers)]
         self._device = device
         self._varlen = varlen
-        self._batch: Batch | None = None
-        self._index: Index | None = None
+        self._batch: FlatBatch | None = None
+        self._index: VarlenIndex | None = None
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: FlatBatch) -> None:
         """Lengths and slots are shared by the layers of one forward."""
-        self._batch, self._index = batch, index_of(batch, self._device)
+        self._batch, self._index = batch, build_index(batch, self._device)
 
     def attend(
         self,

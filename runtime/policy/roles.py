@@ -7,7 +7,7 @@ from contracts.roles import Role, Rules
 _CONTROLPLANE: Final = frozenset({Role.CONTROLPLANE})
 
 # Of a pod that waits for a version. What it serves then comes by the way of all pods.
-ORDERS: Final[Rules] = {"/control": _CONTROLPLANE}
+BIND_API_RULES: Final[Rules] = {"/control": _CONTROLPLANE}
 
 RULES: Final[Rules] = {
     "/v1": frozenset({Role.ACTIVATOR}),

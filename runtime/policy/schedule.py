@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-OWNER: Final = ""  # stands for the tenant that owns the version
+OWNER_TENANT: Final = ""  # stands for the tenant that owns the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ CUDA_BUDGET = Budget(mixed_tokens=2048, lone_tokens=8192, min_prefill_tokens=256
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SequenceState:
     """One running sequence: tokens it has (prompt and generated), how many of them have KV, and whose it is."""
 
     known: int
     computed: int
-    tenant: str = OWNER
+    tenant: str = OWNER_TENANT
 
     @property
     def uncomputed(self) -> int:
@@ -53,30 +53,30 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TokenAllotment:
     """The sequence at `index` computes its next `count` tokens."""
 
     index: int
     count: int
 
 
-def plan(running: Sequence[Progress], budget: Budget) -> tuple[Share, ...]:
+def plan_step(running: Sequence[SequenceState], budget: Budget) -> tuple[TokenAllotment, ...]:
     """The step's shares, decodes first; `running` is in order of arrival and each has at least one token to compute."""
-    decodes = [Share(index, 1) for index, progress in enumerate(running) if progress.is_decode]
+    decodes = [TokenAllotment(index, 1) for index, progress in enumerate(running) if progress.is_decode]
     prompts: dict[str, list[int]] = {}  # indices of each tenant
     for index, progress in enumerate(running):
         if not progress.is_decode:
             prompts.setdefault(progress.tenant, []).append(index)
     needs = {tenant: sum(running[index].uncomputed for index in own) for tenant, own in prompts.items()}
-    left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER}))
-    prefills: list[Share] = []
-    if OWNER in prompts and len(prompts) > 1:
+    left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER_TENANT}))
+    prefills: list[TokenAllotment] = []
+    if OWNER_TENANT in prompts and len(prompts) > 1:
         # The owner's first token comes at the end of this step. So the owner has half of it at least, and guests
         # compute no more in it than the owner does, or the minimum.
-        guests = sum(needs.values()) - needs[OWNER]
-        part = min(needs[OWNER], max(left - left // 2, left - guests))
+        guests = sum(needs.values()) - needs[OWNER_TENANT]
+        part = min(needs[OWNER_TENANT], max(left - left // 2, left - guests))
         left = min(left - part, max(part, budget.min_prefill_tokens))
-        prefills += _prefill(running, prompts.pop(OWNER), part)
+        prefills += _prefill(running, prompts.pop(OWNER_TENANT), part)
     # Max-min: the tenant that needs least goes first, and leaves the rest of its part to the others.
     by_need = sorted(prompts, key=needs.__getitem__)
     for number, tenant in enumerate(by_need):
@@ -86,14 +86,14 @@ def plan(running: Sequence[Progress], budget: Budget) -> tuple[Share, ...]:
     return (*decodes, *sorted(prefills, key=lambda share: share.index))
 
 
-def _prefill(running: Sequence[Progress], indices: Sequence[int], tokens: int) -> Iterator[Share]:
+def _prefill(running: Sequence[SequenceState], indices: Sequence[int], tokens: int) -> Iterator[TokenAllotment]:
     for index in indices:
         if count := min(tokens, running[index].uncomputed):
-            yield Share(index, count)
+            yield TokenAllotment(index, count)
             tokens -= count
 
 
-def divide(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
     """`total` in whole parts proportional to `weights` (not all zero); they sum to it exactly, each within one of its
     due."""
     whole = sum(weights)

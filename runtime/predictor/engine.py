@@ -10,12 +10,12 @@ import numpy as np
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
 from contracts.jobs import Probe
 from contracts.signature import Signature
-from runtime.batch_engine import BatchEngine, Part
+from runtime.batch_engine import BatchEngine, RowRange
 from runtime.engine.interface import Event, Predicted, PredictionRequest, Request
-from runtime.policy.batching import Window, rows_after
+from runtime.policy.batching import BatchingWindow, next_row_limit
 from runtime.predictor import probe as known_answers
 from runtime.predictor.arrays import Array, find_array_fault, is_finite
-from runtime.predictor.session import NotAsPromised, Session
+from runtime.predictor.session import OnnxSession, SignatureMismatch
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
 
     def __init__(
         self,
-        session: Session,
+        session: OnnxSession,
         signature: Signature,
         *,
         version: str,
@@ -37,7 +37,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
         probe: Probe | None = None,
         max_waiting: int = 1024,
         batch_rows: int = BATCH_ROWS,
-        window: Window | None = None,
+        window: BatchingWindow | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(
@@ -73,7 +73,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
         return (1,) * request.rows
 
     def _forward(
-        self, parts: Sequence[Part[PredictionRequest]], probe: Probe | None
+        self, parts: Sequence[RowRange[PredictionRequest]], probe: Probe | None
     ) -> tuple[list[Answer | Failure], str | None]:
         """Known answers are a run of their own: recorded rows may be of other lengths than words of a request are."""
         if probe is not None:
@@ -92,7 +92,7 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
             at += part.count
         return answers, None
 
-    def _run(self, parts: Sequence[Part[PredictionRequest]]) -> list[Array]:
+    def _run(self, parts: Sequence[RowRange[PredictionRequest]]) -> list[Array]:
         inputs = {}
         for spec in self._signature.inputs:
             rows = [part.live.request.inputs[spec.name][part.start : part.stop] for part in parts]
@@ -101,13 +101,13 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
         found = self._session.run(inputs, count)
         # A graph tells nothing of its progress, and must not be taken for one that hangs.
         took_s = (self._clock_ns() - began_ns) / 1e9
-        self._max_tokens = rows_after(count, took_s, self._max_tokens, self._batch_rows)
+        self._max_tokens = next_row_limit(count, took_s, self._max_tokens, self._batch_rows)
         return found
 
-    def _try_run(self, part: Part[PredictionRequest]) -> Answer | Failure:
+    def _try_run(self, part: RowRange[PredictionRequest]) -> Answer | Failure:
         try:
             return self._judged(tuple(self._run([part])))
-        except NotAsPromised as error:
+        except SignatureMismatch as error:
             _log.error("not as the signature says: %s", error)
             return Internal()
         except Exception as error:
@@ -123,5 +123,5 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
                 return InvalidRequest("inputs", "(values)", rule)
         return outputs
 
-    def _events(self, part: Part[PredictionRequest], answer: Answer) -> list[Event]:
+    def _events(self, part: RowRange[PredictionRequest], answer: Answer) -> list[Event]:
         return [Predicted(part.live.request.request_id, answer, part.live.counts)]

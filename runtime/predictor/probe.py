@@ -9,9 +9,9 @@ import numpy as np
 
 from contracts.jobs import KnownTensor, Probe
 from contracts.signature import Signature, TensorSpec, Value
-from runtime.gate import first_line
-from runtime.predictor.arrays import Array, Arrays, as_array, is_finite, known, restored
-from runtime.predictor.session import NotAsPromised, Session
+from runtime.gate import public_message
+from runtime.predictor.arrays import Array, Arrays, as_array, from_recorded_tensor, is_finite, to_recorded_tensor
+from runtime.predictor.session import OnnxSession, SignatureMismatch
 
 ROWS: Final = 8
 TOLERANCE: Final = 1e-4  # of 1, or of the value where that is more
@@ -47,17 +47,17 @@ def _value(spec: TensorSpec, number: int) -> Value:
             return drawn % 8
 
 
-def record(session: Session, signature: Signature) -> Probe:
+def record(session: OnnxSession, signature: Signature) -> Probe:
     """Raises ValueError, saying what is wrong: it does not compute them, the answer is no number, or rows are not
     independent of one another."""
     inputs = example_rows(signature)
     try:
         outputs = session.run(inputs, ROWS)
         alone = [session.run({name: array[at : at + 1] for name, array in inputs.items()}, 1) for at in range(ROWS)]
-    except NotAsPromised as error:
+    except SignatureMismatch as error:
         raise ValueError(str(error)) from error
     except Exception as error:
-        raise ValueError(f"it does not compute example rows: {first_line(error)}") from error
+        raise ValueError(f"it does not compute example rows: {public_message(error)}") from error
     for index, (spec, array) in enumerate(zip(signature.outputs, outputs, strict=True)):
         if not is_finite(array):
             raise ValueError(f"'{spec.name}' is not finite for example rows")
@@ -69,24 +69,29 @@ def record(session: Session, signature: Signature) -> Probe:
         top_ids=(),
         top_logits=(),
         tolerance=TOLERANCE,
-        inputs=tuple(known(spec.name, inputs[spec.name]) for spec in signature.inputs),
-        outputs=tuple(known(spec.name, array) for spec, array in zip(signature.outputs, outputs, strict=True)),
+        inputs=tuple(to_recorded_tensor(spec.name, inputs[spec.name]) for spec in signature.inputs),
+        outputs=tuple(
+            to_recorded_tensor(spec.name, array) for spec, array in zip(signature.outputs, outputs, strict=True)
+        ),
     )
 
 
-def verify(probe: Probe, session: Session, signature: Signature) -> str | None:
+def verify(probe: Probe, session: OnnxSession, signature: Signature) -> str | None:
     """What is wrong, in words; None where the model gives again what it gave."""
     if [tensor.name for tensor in probe.inputs] != [spec.name for spec in signature.inputs]:
         return "known answers for other inputs"
     if [tensor.name for tensor in probe.outputs] != [spec.name for spec in signature.outputs]:
         return "known answers for other outputs"
-    inputs = {spec.name: restored(tensor, spec) for tensor, spec in zip(probe.inputs, signature.inputs, strict=True)}
+    inputs = {
+        spec.name: from_recorded_tensor(tensor, spec)
+        for tensor, spec in zip(probe.inputs, signature.inputs, strict=True)
+    }
     try:
         outputs = session.run(inputs, _rows(probe.inputs))
     except Exception as error:
-        return f"it raised: {first_line(error)}"
+        return f"it raised: {public_message(error)}"
     for array, tensor, spec in zip(outputs, probe.outputs, signature.outputs, strict=True):
-        if (difference := _differs(restored(tensor, spec), array, probe.tolerance)) is not None:
+        if (difference := _differs(from_recorded_tensor(tensor, spec), array, probe.tolerance)) is not None:
             return f"'{spec.name}': {difference}"
     return None
 

@@ -11,8 +11,8 @@ from contracts.signature import Signature
 from contracts.wire import encode
 from runtime.predictor import probe as known_answers
 from runtime.predictor.engine import PredictorEngine
-from runtime.predictor.session import MODEL, Session, fingerprint
-from runtime.weights import Lease, attested, pinned_files, required
+from runtime.predictor.session import MODEL, OnnxSession, fingerprint
+from runtime.weights import Lease, find_attestation, pinned_files, require_file
 
 log = logging.getLogger(__name__)
 
@@ -20,22 +20,22 @@ log = logging.getLogger(__name__)
 MAX_PROBE_BYTES: Final = 24 << 20
 
 
-def signature_of(manifest: Manifest, version: str) -> Signature:
+def require_signature(manifest: Manifest, version: str) -> Signature:
     """Raises `Refused(ManifestCorrupt)` where it has none."""
     if manifest.signature is None:
         raise Refused(ManifestCorrupt(version, "what predicts has a signature"))
     return manifest.signature
 
 
-def open_session(lease: Lease, version: str, threads: int) -> Session:
+def open_session(lease: Lease, version: str, threads: int) -> OnnxSession:
     """Raises `Refused`."""
-    return Session(required(pinned_files(lease), MODEL), signature_of(lease.manifest, version), threads)
+    return OnnxSession(require_file(pinned_files(lease), MODEL), require_signature(lease.manifest, version), threads)
 
 
 def seal(version: str, lease: Lease) -> SealAttestation:
     """Raises `Refused`: what is wrong with the draft, in the words of whatever found it."""
     manifest = lease.manifest
-    signature = signature_of(manifest, version)
+    signature = require_signature(manifest, version)
     session = open_session(lease, version, 1)
     try:
         probe = known_answers.record(session, signature)
@@ -49,26 +49,26 @@ def seal(version: str, lease: Lease) -> SealAttestation:
     )
     if (failure := engine.run_probe_alone()) is not None:
         raise Refused(failure)
-    return _sealed(version, manifest, probe)
+    return _build_seal(version, manifest, probe)
 
 
-def known_answers_of(version: str, lease: Lease, session: Session) -> tuple[Probe, SealAttestation | None]:
+def load_known_answers(version: str, lease: Lease, session: OnnxSession) -> tuple[Probe, SealAttestation | None]:
     """As attested for this fingerprint; without one they are recorded here, before anything is served, and given as
     what is to be kept.
 
     Raises `Refused(ProbeFailed)` where that can't be done.
     """
-    if (found := attested(lease, _fingerprint(lease.manifest))) is not None:
+    if (found := find_attestation(lease, _fingerprint(lease.manifest))) is not None:
         return found.probe, None
     log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
     try:
-        probe = known_answers.record(session, signature_of(lease.manifest, version))
+        probe = known_answers.record(session, require_signature(lease.manifest, version))
     except ValueError as error:
         raise Refused(ProbeFailed(version, str(error))) from error
-    return probe, _sealed(version, lease.manifest, probe)
+    return probe, _build_seal(version, lease.manifest, probe)
 
 
-def _sealed(version: str, manifest: Manifest, probe: Probe) -> SealAttestation:
+def _build_seal(version: str, manifest: Manifest, probe: Probe) -> SealAttestation:
     return SealAttestation(
         version=version,
         fingerprint=_fingerprint(manifest),

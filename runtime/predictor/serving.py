@@ -3,24 +3,24 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from contracts.ceiling import NO_CEILING, Ceiling
+from contracts.ceiling import NO_TOKEN_LIMITS, TokenLimits
 from contracts.signature import Signature
 from runtime.engine.interface import PredictionRequest
-from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
-from runtime.policy.schedule import OWNER
+from runtime.open_inference import PredictionAnswerBuilder, PredictionCall, decode_prediction
+from runtime.policy.schedule import OWNER_TENANT
 from runtime.predictor.arrays import Arrays, as_array
-from runtime.serving import Encoding, Prepared, Served
+from runtime.serving import EncodingQueue, PreparedRequest, ServedVersion
 
 INLINE_BYTES: Final = 16_384  # larger bodies are decoded beside the loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PredictorServing(Served):
+class ServedPredictor(ServedVersion):
     """A model that predicts, by the Open Inference Protocol."""
 
     kind = "predict"
     signature: Signature
-    encoding: Encoding = field(default_factory=lambda: Encoding(INLINE_BYTES))
+    encoding: EncodingQueue = field(default_factory=lambda: EncodingQueue(INLINE_BYTES))
 
     async def prepare(
         self,
@@ -28,15 +28,15 @@ class PredictorServing(Served):
         raw: bytes,
         request_id: str,
         created_s: int,
-        ceiling: Ceiling = NO_CEILING,
-        tenant: str = OWNER,
-    ) -> Prepared:
-        """See `Served`."""
-        ask, inputs = await self.encoding.run(tenant, len(raw), lambda: self._decode(raw))
-        answer = PredictionAnswer(self.bind.model, self.bind.version, self.signature, ask)
-        request = PredictionRequest(request_id=request_id, rows=ask.rows, inputs=inputs, tenant=tenant)
-        return Prepared(request, answer, stream=False)
+        ceiling: TokenLimits = NO_TOKEN_LIMITS,
+        tenant: str = OWNER_TENANT,
+    ) -> PreparedRequest:
+        """See `ServedVersion`."""
+        call, inputs = await self.encoding.run(tenant, len(raw), lambda: self._decode(raw))
+        answer = PredictionAnswerBuilder(self.bind.model, self.bind.version, self.signature, call)
+        request = PredictionRequest(request_id=request_id, rows=call.rows, inputs=inputs, tenant=tenant)
+        return PreparedRequest(request, answer, stream=False)
 
-    def _decode(self, raw: bytes) -> tuple[PredictionAsk, Arrays]:
-        ask = decode_prediction(raw, self.signature, self.limits.max_input_tokens)
-        return ask, {each.spec.name: as_array(each.values, each.spec.datatype, each.shape) for each in ask.inputs}
+    def _decode(self, raw: bytes) -> tuple[PredictionCall, Arrays]:
+        call = decode_prediction(raw, self.signature, self.limits.max_input_tokens)
+        return call, {each.spec.name: as_array(each.values, each.spec.datatype, each.shape) for each in call.inputs}

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused, Unavailable
-from contracts.signature import OPEN, Signature, TensorSpec
-from runtime.gate import first_line
+from contracts.signature import ANY_EXTENT, Signature, TensorSpec
+from runtime.gate import public_message
 from runtime.predictor.arrays import Array, find_array_fault
 
 MODEL: Final = "model.onnx"
@@ -23,11 +23,11 @@ _TYPES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 
-class NotAsPromised(Exception):
+class SignatureMismatch(Exception):
     """The graph gave something that is not what the signature says."""
 
 
-class Session:
+class OnnxSession:
     """One model on `threads` cores. Made after the fork, used by one thread."""
 
     def __init__(self, model: bytes, signature: Signature, threads: int) -> None:
@@ -43,7 +43,7 @@ class Session:
         try:
             self._session = library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's own have no common base
-            raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime does not take it: {first_line(error)}")) from error
+            raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime does not take it: {public_message(error)}")) from error
         self._signature = signature
         self._names = [spec.name for spec in signature.outputs]
         for specs, found in ((signature.inputs, self._session.get_inputs()),
@@ -51,15 +51,15 @@ class Session:
             _check(specs, found)
 
     def __repr__(self) -> str:
-        return f"<Session inputs={len(self._signature.inputs)} outputs={len(self._names)}>"
+        return f"<OnnxSession inputs={len(self._signature.inputs)} outputs={len(self._names)}>"
 
     def run(self, inputs: Mapping[str, Array], rows: int) -> list[Array]:
         """The outputs of the signature, in its order, each [rows, …]. Raises whatever the library raises, and
-        NotAsPromised where an output is not what the signature says."""
+        SignatureMismatch where an output is not what the signature says."""
         found = self._session.run(self._names, dict(inputs))
         for array, spec in zip(found, self._signature.outputs, strict=True):
             if (fault := find_array_fault(array, spec, rows)) is not None:
-                raise NotAsPromised(fault)
+                raise SignatureMismatch(fault)
         return list(found)
 
 
@@ -69,7 +69,7 @@ def fingerprint() -> str:
 
 
 @cache
-def installed() -> str | None:
+def installed_fingerprint() -> str | None:
     """What `fingerprint` would say, without importing the library; None where it is not there."""
     try:
         return f"onnxruntime {version('onnxruntime')}"
@@ -89,14 +89,14 @@ def _check(specs: Sequence[TensorSpec], found: Sequence[Any]) -> None:
     read = {node.name: node for node in found}
     for spec in specs:
         node = read.pop(spec.name, None)
-        if node is None or _TYPES.get(node.type) != spec.datatype or not _agrees(node.shape, spec.shape):
+        if node is None or _TYPES.get(node.type) != spec.datatype or not _shapes_match(node.shape, spec.shape):
             raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{spec.name}' otherwise than it was judged"))
     if read:
         raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{min(read)}', which was not judged"))
 
 
-def _agrees(read: Sequence[Any], judged: Sequence[int]) -> bool:
+def _shapes_match(read: Sequence[Any], judged: Sequence[int]) -> bool:
     """What the library leaves open is a name or nothing; where both have a number, it is the same."""
     return len(read) == len(judged) and all(
-        own in (OPEN, other) or not isinstance(other, int) for other, own in zip(read, judged, strict=True)
+        own in (ANY_EXTENT, other) or not isinstance(other, int) for other, own in zip(read, judged, strict=True)
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.filters import FILE as FILTERS
+from contracts.filters import POLICY_FILE as FILTERS
 from snapshotter.policy.strict_json import is_text
 
 CONFIG: Final = "config.json"
@@ -52,7 +52,7 @@ _MODULE_CONFIG: Final = re.compile(r"[0-9]+_[A-Za-z]+/config\.json")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
-class Role(Enum):
+class FileRole(Enum):
     """What becomes of a file."""
 
     PINNED = "pinned into the version"
@@ -76,31 +76,31 @@ def find_path_fault(path: str) -> str | None:
     return None
 
 
-def role_of(path: str) -> Role:
+def role_of(path: str) -> FileRole:
     """Return the role of a file by its path. Pickles and code are recognised in any directory and in any case of
     letters. Other names must match exactly. Only files at the top are served, and the configs of modules.
     """
     lowered = path.lower()
     if lowered.endswith(_PICKLES):
-        return Role.PICKLE
+        return FileRole.PICKLE
     if lowered.endswith(_CODE):
-        return Role.CODE
+        return FileRole.CODE
     if path in PINNED or _MODULE_CONFIG.fullmatch(path):
-        return Role.PINNED
+        return FileRole.PINNED
     if path == INDEX_FILE:
-        return Role.INDEX
+        return FileRole.INDEX
     if path.endswith(".safetensors") and "/" not in path:
-        return Role.WEIGHTS
-    return Role.IGNORED
+        return FileRole.WEIGHTS
+    return FileRole.IGNORED
 
 
 def is_predictor(paths: Iterable[str]) -> bool:
     """Whether a directory of these is an ONNX model; beside safetensors such a file is another form of the same."""
     there = set(paths)
-    return ONNX_FILE in there and not any(role_of(path) is Role.WEIGHTS for path in there)
+    return ONNX_FILE in there and not any(role_of(path) is FileRole.WEIGHTS for path in there)
 
 
-def is_of_recipe(path: str) -> bool:
+def is_recipe_file(path: str) -> bool:
     """Whether the file says how an embedding is made: the modules, their configs, and how long a text may be."""
     return path in RECIPE or path == "tokenizer_config.json" or _MODULE_CONFIG.fullmatch(path) is not None
 
@@ -121,7 +121,7 @@ def check_paths(paths: Iterable[str]) -> None:
         if len(seen) >= MAX_PATHS:
             raise Refused(ArtifactRejected(path, f"a directory may hold at most {MAX_PATHS} files"))
         seen.add(path)
-        if (role := role_of(path)) in (Role.PICKLE, Role.CODE):
+        if (role := role_of(path)) in (FileRole.PICKLE, FileRole.CODE):
             raise Refused(ArtifactRejected(path, role.value))
 
 

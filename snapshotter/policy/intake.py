@@ -9,10 +9,10 @@ from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.filters import FILE as FILTERS
+from contracts.filters import POLICY_FILE as FILTERS
 from contracts.filters import read_policy
 from contracts.keys import TENSORS_SUFFIX
-from contracts.manifest import padded
+from contracts.manifest import pad_to_page
 from contracts.push import PlanRequest, SmallFile, WeightsFile
 from contracts.signature import Signature
 from snapshotter.policy.config import (
@@ -31,7 +31,7 @@ from snapshotter.policy.files import (
     MODULES,
     REQUIRED,
     TOKENIZER,
-    Role,
+    FileRole,
     check_paths,
     choose_weights,
     is_predictor,
@@ -42,7 +42,7 @@ from snapshotter.policy.predictor import admit_predictor
 from snapshotter.policy.safetensors_header import SourceTensor, parse_header
 from snapshotter.policy.strict_json import JsonObject, parse_object
 from snapshotter.policy.tensors_index import parse_index
-from snapshotter.policy.whole_file import Whole, judge_whole
+from snapshotter.policy.whole_file import KeptTensorizer, check_kept_tensorizer
 
 MAX_TENSORS: Final = 200_000
 MAX_TOTAL_HEADER_BYTES: Final = 100_000_000
@@ -59,13 +59,13 @@ class Intake:
     dtype: EngineDtype = "float32"
     highest_token_id: int = -1
     signature: Signature | None = None
-    whole: Whole | None = None  # the one weights file, where it is to be kept as it is
+    whole: KeptTensorizer | None = None  # the one weights file, where it is to be kept as it is
 
     @property
     def total_bytes(self) -> int:
         """Return the bytes that `lay_out` needs: each file and tensor takes whole pages."""
-        files = sum(padded(len(file.content)) for file in self.files)
-        return files + sum(padded(tensor.nbytes) for tensor in self.tensors)
+        files = sum(pad_to_page(len(file.content)) for file in self.files)
+        return files + sum(pad_to_page(tensor.nbytes) for tensor in self.tensors)
 
 
 def admit(request: PlanRequest) -> Intake:
@@ -106,7 +106,7 @@ def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
     """Each small file's object by path; empty for a template, which is text, and for a list."""
     parsed: dict[str, JsonObject] = {}
     for file in files:
-        if role_of(file.path) not in (Role.PINNED, Role.INDEX):
+        if role_of(file.path) not in (FileRole.PINNED, FileRole.INDEX):
             raise Refused(ArtifactRejected(file.path, "it is not a file that a version pins"))
         limit = max_bytes_of(file.path)
         if len(file.content) > limit:
@@ -129,7 +129,7 @@ def _read_json(file: SmallFile) -> JsonObject:
     # Vocabularies and tensor names may hold any word, and name no code.
     if file.path not in (TOKENIZER, INDEX_FILE) and (wish := find_code_wish(found)) is not None:
         raise Refused(
-            ArtifactRejected(file.path, f"'{wish}' asks for code from the model's directory: {Role.CODE.value}")
+            ArtifactRejected(file.path, f"'{wish}' asks for code from the model's directory: {FileRole.CODE.value}")
         )
     return found
 
@@ -161,12 +161,12 @@ def _check_choice(request: PlanRequest, indexed: dict[str, str] | None) -> None:
     if any(path.endswith(TENSORS_SUFFIX) for path in sent):
         _check_single(request, sent)
         return
-    candidates = sent | {path for path in request.other_paths if role_of(path) is Role.WEIGHTS}
+    candidates = sent | {path for path in request.other_paths if role_of(path) is FileRole.WEIGHTS}
     chosen = choose_weights(candidates, None if indexed is None else frozenset(indexed.values()))
     if sent != set(chosen):
         wrong = min(sent.symmetric_difference(chosen))
         raise Refused(ArtifactRejected(wrong, f"the weights of this directory are {', '.join(chosen[:5])}"))
-    left_out = {path for path in request.other_paths if role_of(path) in (Role.PINNED, Role.INDEX)}
+    left_out = {path for path in request.other_paths if role_of(path) in (FileRole.PINNED, FileRole.INDEX)}
     if left_out:
         raise Refused(ArtifactRejected(min(left_out), "it must be sent whole"))
 
@@ -202,12 +202,12 @@ def _read_header(file: WeightsFile) -> tuple[SourceTensor, ...]:
     return parse_header(file.path, file.header, file.size)
 
 
-def _whole(file: WeightsFile) -> Whole | None:
+def _whole(file: WeightsFile) -> KeptTensorizer | None:
     if file.whole is None:
         return None
     if not file.path.endswith(TENSORS_SUFFIX):
         raise Refused(ArtifactRejected(file.path, "only a tensorizer file is kept as it is"))
-    return judge_whole(file, file.whole, parse_index(file.path, file.header, file.size))
+    return check_kept_tensorizer(file, file.whole, parse_index(file.path, file.header, file.size))
 
 
 def _check_index(indexed: dict[str, str], tensors: tuple[SourceTensor, ...]) -> None:

@@ -8,7 +8,7 @@ chunk, so that what changed before it does not shift it. Which file a tensor cam
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from contracts.manifest import PAGE, Digest, PinnedFile, Tensor, padded
+from contracts.manifest import PAGE_BYTES, Digest, PinnedFile, Tensor, pad_to_page
 from contracts.push import Piece, PlannedChunk, SmallFile
 from snapshotter.policy.safetensors_header import SourceTensor
 
@@ -45,18 +45,18 @@ def lay_out(
     chunk_bytes: int,
 ) -> Layout:
     """The layout of pinned files (with their digests) and tensors. `chunk_bytes` is a multiple of PAGE."""
-    if chunk_bytes < PAGE or chunk_bytes % PAGE:
-        raise ValueError(f"chunk_bytes={chunk_bytes}: must be a multiple of {PAGE}")
+    if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES:
+        raise ValueError(f"chunk_bytes={chunk_bytes}: must be a multiple of {PAGE_BYTES}")
     at = 0
     pinned: list[PinnedFile] = []
     for file, digest in sorted(files, key=lambda pair: pair[0].path):
         pinned.append(PinnedFile(file.path, at, len(file.content), digest))
-        at += padded(len(file.content))
+        at += pad_to_page(len(file.content))
     placed: list[Tensor] = []
     ordered = first_use_order(tensors, first_use)
     for tensor in ordered:
         placed.append(Tensor(tensor.name, tensor.dtype, tensor.shape, at))
-        at += padded(tensor.nbytes)
+        at += pad_to_page(tensor.nbytes)
     file_chunks = tuple(_cut([_Item(file.path, 0, file.size) for file in pinned], chunk_bytes))
     weights = _cut([_Item(tensor.path, tensor.offset, tensor.nbytes) for tensor in ordered], chunk_bytes)
     return Layout(tuple(pinned), tuple(placed), (*file_chunks, *weights), len(file_chunks))
@@ -74,7 +74,7 @@ def _cut(items: Iterable[_Item], chunk_bytes: int) -> Iterator[PlannedChunk]:
         while done < item.nbytes:
             take = min(item.nbytes - done, chunk_bytes - length)
             # Only an item's last piece can end off a page: chunks and items begin on one.
-            pad = padded(take) - take
+            pad = pad_to_page(take) - take
             pieces.append(Piece(path=item.path, offset=item.offset + done, length=take, pad=pad))
             length += take + pad
             done += take
@@ -104,7 +104,7 @@ def pads_are_zero(chunk: PlannedChunk, data: bytes | memoryview) -> bool:
     return True
 
 
-def group(chunks: Iterable[tuple[str, int]], pack_bytes: int) -> Iterator[tuple[tuple[str, int], ...]]:
+def group_into_packs(chunks: Iterable[tuple[str, int]], pack_bytes: int) -> Iterator[tuple[tuple[str, int], ...]]:
     """Split (digest, length) pairs, in order, into groups of at most `pack_bytes` (a larger chunk stands alone).
 
     The chunks of a group travel together in a pack, so that disks see long reads.

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.signature import OPEN, Datatype, TensorSpec
+from contracts.signature import ANY_EXTENT, Datatype, TensorSpec
 from snapshotter.policy import onnx_tables as tables
 from snapshotter.policy.files import ONNX_FILE
 from snapshotter.policy.onnx_tables import MAX_DIMENSIONS, MAX_INITIALIZERS, MAX_NODES, MAX_TENSORS
@@ -174,7 +174,7 @@ def _shape(name: str, message: Message) -> tuple[int, ...]:
     extents: Sequence[int] = [_extent(name, dim) for dim in message.messages("dim")]
     if not 1 <= len(extents) <= MAX_DIMENSIONS:
         reject(f"'{name}' has {len(extents)} dimensions: 1 to {MAX_DIMENSIONS} are served")
-    if extents[0] != OPEN:
+    if extents[0] != ANY_EXTENT:
         reject(f"the first dimension of '{name}' is {extents[0]}: it must be open, as it is the rows of a batch")
     return tuple(extents)
 
@@ -182,10 +182,12 @@ def _shape(name: str, message: Message) -> tuple[int, ...]:
 def _extent(name: str, part: memoryview) -> int:
     dim = read_message(part, tables.DIMENSION, "Dimension")
     if not dim.has("dim_value"):
-        return OPEN
+        return ANY_EXTENT
     value = signed(dim.number("dim_value"))
-    if value == OPEN or (value == 0 and not dim.has("dim_param")):  # converters say both for what they do not know
-        return OPEN
+    if value == ANY_EXTENT or (
+        value == 0 and not dim.has("dim_param")
+    ):  # converters say both for what they do not know
+        return ANY_EXTENT
     if dim.has("dim_param") or not 1 <= value <= MAX_EXTENT:
         reject(f"a dimension of '{name}' is {value}: it must be open, or 1 to {MAX_EXTENT}")
     return value

@@ -6,18 +6,18 @@ Fields of which the value does not matter here are read over, not kept.
 
 from typing import Final
 
-from snapshotter.policy.protobuf import Field, Form, Table
+from snapshotter.policy.protobuf import Field, Table, WireType
 
 
-def _one(name: str, form: Form = Form.LENGTH) -> Field:
+def _required(name: str, form: WireType = WireType.LENGTH) -> Field:
     return Field(name, form)
 
 
-def _many(name: str, form: Form = Form.LENGTH, *, most: int) -> Field:
+def _repeated(name: str, form: WireType = WireType.LENGTH, *, most: int) -> Field:
     return Field(name, form, is_repeated=True, most=most)
 
 
-def _over(name: str, form: Form = Form.LENGTH, *, is_repeated: bool = True) -> Field:
+def _ignored(name: str, form: WireType = WireType.LENGTH, *, is_repeated: bool = True) -> Field:
     return Field(name, form, is_repeated=is_repeated, is_kept=False)
 
 
@@ -25,105 +25,105 @@ MAX_NODES: Final = 10_000
 MAX_INITIALIZERS: Final = 10_000
 MAX_TENSORS: Final = 256  # inputs and outputs, each
 MAX_DIMENSIONS: Final = 8
-_VARINT: Final = Form.VARINT
+_VARINT: Final = WireType.VARINT
 
 MODEL: Final[Table] = {
-    1: _one("ir_version", _VARINT),
-    2: _over("producer_name", is_repeated=False),
-    3: _over("producer_version", is_repeated=False),
-    4: _over("domain", is_repeated=False),
-    5: _over("model_version", _VARINT, is_repeated=False),
-    6: _over("doc_string", is_repeated=False),
-    7: _one("graph"),
-    8: _many("opset_import", most=64),
-    14: _over("metadata_props"),
-    20: _over("training_info"),
-    25: _over("functions"),
-    26: _over("configuration"),
+    1: _required("ir_version", _VARINT),
+    2: _ignored("producer_name", is_repeated=False),
+    3: _ignored("producer_version", is_repeated=False),
+    4: _ignored("domain", is_repeated=False),
+    5: _ignored("model_version", _VARINT, is_repeated=False),
+    6: _ignored("doc_string", is_repeated=False),
+    7: _required("graph"),
+    8: _repeated("opset_import", most=64),
+    14: _ignored("metadata_props"),
+    20: _ignored("training_info"),
+    25: _ignored("functions"),
+    26: _ignored("configuration"),
 }
-OPSET: Final[Table] = {1: _one("domain"), 2: _one("version", _VARINT)}
+OPSET: Final[Table] = {1: _required("domain"), 2: _required("version", _VARINT)}
 GRAPH: Final[Table] = {
-    1: _many("node", most=MAX_NODES),
-    2: _over("name", is_repeated=False),
-    5: _many("initializer", most=MAX_INITIALIZERS),
-    10: _over("doc_string", is_repeated=False),
-    11: _many("input", most=MAX_INITIALIZERS + MAX_TENSORS),  # old models list their weights, too
-    12: _many("output", most=MAX_TENSORS),
-    13: _over("value_info"),
-    14: _over("quantization_annotation"),
-    15: _over("sparse_initializer"),
-    16: _over("metadata_props"),
+    1: _repeated("node", most=MAX_NODES),
+    2: _ignored("name", is_repeated=False),
+    5: _repeated("initializer", most=MAX_INITIALIZERS),
+    10: _ignored("doc_string", is_repeated=False),
+    11: _repeated("input", most=MAX_INITIALIZERS + MAX_TENSORS),  # old models list their weights, too
+    12: _repeated("output", most=MAX_TENSORS),
+    13: _ignored("value_info"),
+    14: _ignored("quantization_annotation"),
+    15: _ignored("sparse_initializer"),
+    16: _ignored("metadata_props"),
 }
 NODE: Final[Table] = {
-    1: _over("input"),
-    2: _over("output"),
-    3: _over("name", is_repeated=False),
-    4: _one("op_type"),
-    5: _many("attribute", most=1024),
-    6: _over("doc_string", is_repeated=False),
-    7: _one("domain"),
-    8: _over("overload", is_repeated=False),
-    9: _over("metadata_props"),
-    10: _over("device_configurations"),
+    1: _ignored("input"),
+    2: _ignored("output"),
+    3: _ignored("name", is_repeated=False),
+    4: _required("op_type"),
+    5: _repeated("attribute", most=1024),
+    6: _ignored("doc_string", is_repeated=False),
+    7: _required("domain"),
+    8: _ignored("overload", is_repeated=False),
+    9: _ignored("metadata_props"),
+    10: _ignored("device_configurations"),
 }
 ATTRIBUTE: Final[Table] = {
-    1: _one("name"),
-    2: _over("f", Form.FIXED32, is_repeated=False),
-    3: _over("i", _VARINT, is_repeated=False),
-    4: _over("s", is_repeated=False),
-    5: _one("t"),
-    6: _over("g", is_repeated=False),
-    7: _over("floats", Form.FIXED32),
-    8: _over("ints", _VARINT),
-    9: _over("strings"),
-    10: _many("tensors", most=1024),
-    11: _over("graphs"),
-    13: _over("doc_string", is_repeated=False),
-    14: _over("tp", is_repeated=False),
-    15: _over("type_protos"),
-    20: _over("type", _VARINT, is_repeated=False),
-    21: _over("ref_attr_name", is_repeated=False),
-    22: _over("sparse_tensor", is_repeated=False),
-    23: _over("sparse_tensors"),
+    1: _required("name"),
+    2: _ignored("f", WireType.FIXED32, is_repeated=False),
+    3: _ignored("i", _VARINT, is_repeated=False),
+    4: _ignored("s", is_repeated=False),
+    5: _required("t"),
+    6: _ignored("g", is_repeated=False),
+    7: _ignored("floats", WireType.FIXED32),
+    8: _ignored("ints", _VARINT),
+    9: _ignored("strings"),
+    10: _repeated("tensors", most=1024),
+    11: _ignored("graphs"),
+    13: _ignored("doc_string", is_repeated=False),
+    14: _ignored("tp", is_repeated=False),
+    15: _ignored("type_protos"),
+    20: _ignored("type", _VARINT, is_repeated=False),
+    21: _ignored("ref_attr_name", is_repeated=False),
+    22: _ignored("sparse_tensor", is_repeated=False),
+    23: _ignored("sparse_tensors"),
 }
 TENSOR: Final[Table] = {
-    1: _many("dims", _VARINT, most=MAX_DIMENSIONS),
-    2: _one("data_type", _VARINT),
-    3: _over("segment", is_repeated=False),
-    4: _over("float_data"),
-    5: _over("int32_data"),
-    6: _over("string_data"),
-    7: _over("int64_data"),
-    8: _one("name"),
-    9: _one("raw_data"),
-    10: _over("double_data"),
-    11: _over("uint64_data"),
-    12: _over("doc_string", is_repeated=False),
-    13: _over("external_data"),
-    14: _one("data_location", _VARINT),
-    16: _over("metadata_props"),
+    1: _repeated("dims", _VARINT, most=MAX_DIMENSIONS),
+    2: _required("data_type", _VARINT),
+    3: _ignored("segment", is_repeated=False),
+    4: _ignored("float_data"),
+    5: _ignored("int32_data"),
+    6: _ignored("string_data"),
+    7: _ignored("int64_data"),
+    8: _required("name"),
+    9: _required("raw_data"),
+    10: _ignored("double_data"),
+    11: _ignored("uint64_data"),
+    12: _ignored("doc_string", is_repeated=False),
+    13: _ignored("external_data"),
+    14: _required("data_location", _VARINT),
+    16: _ignored("metadata_props"),
 }
 VALUE_INFO: Final[Table] = {
-    1: _one("name"),
-    2: _one("type"),
-    3: _over("doc_string", is_repeated=False),
-    4: _over("metadata_props"),
+    1: _required("name"),
+    2: _required("type"),
+    3: _ignored("doc_string", is_repeated=False),
+    4: _ignored("metadata_props"),
 }
 TYPE: Final[Table] = {
-    1: _one("tensor_type"),
-    4: _over("sequence_type", is_repeated=False),
-    5: _over("map_type", is_repeated=False),
-    6: _over("denotation", is_repeated=False),
-    7: _over("opaque_type", is_repeated=False),
-    8: _over("sparse_tensor_type", is_repeated=False),
-    9: _over("optional_type", is_repeated=False),
+    1: _required("tensor_type"),
+    4: _ignored("sequence_type", is_repeated=False),
+    5: _ignored("map_type", is_repeated=False),
+    6: _ignored("denotation", is_repeated=False),
+    7: _ignored("opaque_type", is_repeated=False),
+    8: _ignored("sparse_tensor_type", is_repeated=False),
+    9: _ignored("optional_type", is_repeated=False),
 }
-TENSOR_TYPE: Final[Table] = {1: _one("elem_type", _VARINT), 2: _one("shape")}
-SHAPE: Final[Table] = {1: _many("dim", most=64)}
+TENSOR_TYPE: Final[Table] = {1: _required("elem_type", _VARINT), 2: _required("shape")}
+SHAPE: Final[Table] = {1: _repeated("dim", most=64)}
 DIMENSION: Final[Table] = {
-    1: _one("dim_value", _VARINT),
-    2: _over("dim_param", is_repeated=False),
-    3: _over("denotation", is_repeated=False),
+    1: _required("dim_value", _VARINT),
+    2: _ignored("dim_param", is_repeated=False),
+    3: _ignored("denotation", is_repeated=False),
 }
 
 # By domain, where "" is ONNX's own ("ai.onnx" is another name of it). What is left out draws random numbers, runs

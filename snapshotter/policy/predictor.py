@@ -19,15 +19,15 @@ from contracts.errors import Refused
 from contracts.jobs import GateFacts
 from contracts.push import PlanRequest, SmallFile
 from contracts.signature import (
-    OPEN,
+    ANY_EXTENT,
     Datatype,
     Extent,
     Signature,
     TensorSpec,
     Value,
-    find_misfit,
+    find_invalid_value,
     find_signature_fault,
-    sign,
+    make_signature,
 )
 from contracts.wire import MAX_RULE, convert
 from snapshotter.policy.files import ONNX_FILE, PREDICTOR, SIGNATURE_FILE, max_bytes_of
@@ -47,7 +47,7 @@ class PredictorIntake:
     signature: Signature
 
 
-class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _DeclaredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     datatype: Datatype | None = None
     shape: tuple[Extent, ...] | None = None
@@ -56,8 +56,8 @@ class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _SignatureFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    inputs: tuple[_Said, ...] = ()
-    outputs: tuple[_Said, ...] = ()
+    inputs: tuple[_DeclaredTensor, ...] = ()
+    outputs: tuple[_DeclaredTensor, ...] = ()
 
 
 def admit_predictor(request: PlanRequest) -> PredictorIntake:
@@ -78,12 +78,12 @@ def admit_predictor(request: PlanRequest) -> PredictorIntake:
         said = _read_signature(contents[SIGNATURE_FILE])
         inputs, outputs = _joined(inputs, said.inputs, "input"), _joined(outputs, said.outputs, "output")
     for spec in inputs:
-        if OPEN in spec.shape[1:]:
+        if ANY_EXTENT in spec.shape[1:]:
             rule = f"the input '{spec.name}' is {list(spec.shape)}: all but its rows must be fixed"
             _reject(ONNX_FILE, f"{rule}, here or in '{SIGNATURE_FILE}'")
     if (values := sum(prod(spec.shape[1:]) for spec in inputs)) > MAX_EXTENT:
         _reject(ONNX_FILE, f"a row of all inputs has {values} values; the limit is {MAX_EXTENT}")
-    signature = sign(inputs, outputs)
+    signature = make_signature(inputs, outputs)
     if (fault := find_signature_fault(signature)) is not None:
         _reject(ONNX_FILE, fault)
     return PredictorIntake(tuple(sorted(request.small_files, key=lambda file: file.path)), signature)
@@ -117,7 +117,7 @@ def _read_signature(raw: bytes) -> _SignatureFile:
         _reject(SIGNATURE_FILE, str(error))
 
 
-def _joined(specs: Sequence[TensorSpec], said: Sequence[_Said], what: str) -> tuple[TensorSpec, ...]:
+def _joined(specs: Sequence[TensorSpec], said: Sequence[_DeclaredTensor], what: str) -> tuple[TensorSpec, ...]:
     """The graph's tensors with what was said of them."""
     by_name = {each.name: each for each in said}
     if len(by_name) != len(said):
@@ -127,7 +127,7 @@ def _joined(specs: Sequence[TensorSpec], said: Sequence[_Said], what: str) -> tu
     return tuple(_with(spec, by_name[spec.name]) if spec.name in by_name else spec for spec in specs)
 
 
-def _with(spec: TensorSpec, said: _Said) -> TensorSpec:
+def _with(spec: TensorSpec, said: _DeclaredTensor) -> TensorSpec:
     if said.datatype not in (None, spec.datatype):
         _reject(SIGNATURE_FILE, f"'{spec.name}' is {said.datatype} here and {spec.datatype} in '{ONNX_FILE}'")
     shape = spec.shape if said.shape is None else _fixed(spec, said.shape)
@@ -138,14 +138,16 @@ def _with(spec: TensorSpec, said: _Said) -> TensorSpec:
         _reject(SIGNATURE_FILE, f"a column of '{spec.name}' is named twice")
     # Refuse NaN: no comparison below finds it, and JSON can't hold it.
     plain = all(is_text(value) if isinstance(value, str) else value == value for value in said.examples)
-    if len(said.examples) > MAX_EXAMPLES or not plain or find_misfit(said.examples, spec.datatype) is not None:
+    if len(said.examples) > MAX_EXAMPLES or not plain or find_invalid_value(said.examples, spec.datatype) is not None:
         _reject(SIGNATURE_FILE, f"the examples of '{spec.name}' must be {spec.datatype}, {MAX_EXAMPLES} at most")
     return structs.replace(spec, shape=shape, columns=said.columns, examples=said.examples)
 
 
 def _fixed(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     agrees = len(shape) == len(spec.shape) and shape[:1] == spec.shape[:1]
-    if not agrees or any(own not in (OPEN, told) or told == 0 for own, told in zip(spec.shape, shape, strict=True)):
+    if not agrees or any(
+        own not in (ANY_EXTENT, told) or told == 0 for own, told in zip(spec.shape, shape, strict=True)
+    ):
         _reject(SIGNATURE_FILE, f"'{spec.name}' is {list(shape)} here and {list(spec.shape)} in '{ONNX_FILE}'")
     if max(shape) > MAX_EXTENT:
         _reject(SIGNATURE_FILE, f"'{spec.name}' is {list(shape)}: a dimension is at most {MAX_EXTENT}")

@@ -19,7 +19,7 @@ class Malformed(ValueError):
     """The bytes are no such message. The text says what is wrong."""
 
 
-class Form(Enum):
+class WireType(Enum):
     """How a field's value is written: protobuf's wire types."""
 
     VARINT = 0
@@ -37,7 +37,7 @@ class Field:
     """
 
     name: str
-    form: Form
+    form: WireType
     is_repeated: bool = False
     is_kept: bool = True
     most: int = MOST
@@ -113,16 +113,16 @@ def read_message(data: memoryview, table: Table, what: str) -> Message:
         if run is not None and (found := run.match(data, key_at)) is not None:
             at = found.end()
             continue
-        if field.form is Form.VARINT:
+        if field.form is WireType.VARINT:
             value, at = read_varint(data, at, what)
             if field.is_kept:
                 numbers.setdefault(field.name, []).append(value)
             continue
-        if field.form is Form.LENGTH:
+        if field.form is WireType.LENGTH:
             length, start = read_varint(data, at, what)
             at = start + length
         else:
-            at += 4 if field.form is Form.FIXED32 else 8
+            at += 4 if field.form is WireType.FIXED32 else 8
         if at > end:
             raise Malformed(f"{what}.{field.name} ends after its message")
         if field.is_kept:
@@ -131,16 +131,16 @@ def read_message(data: memoryview, table: Table, what: str) -> Message:
 
 
 @cache
-def _run_of(key: int, form: Form) -> re.Pattern[bytes] | None:
+def _run_of(key: int, form: WireType) -> re.Pattern[bytes] | None:
     """Many small fields of one number, one after another: of a forest's nodes there are millions, and none is kept.
     Possessive, so that nothing is remembered of each. What has ten bytes is read one by one."""
     if key > 127:
         return None
     written = re.escape(bytes([key]))
     match form:
-        case Form.VARINT:
+        case WireType.VARINT:
             return re.compile(rb"(?:" + written + rb"[\x80-\xff]{0,8}+[\x00-\x7f])++")
-        case Form.FIXED32:
+        case WireType.FIXED32:
             return re.compile(rb"(?:" + written + rb"[\x00-\xff]{4})++")
         case _:
             return None

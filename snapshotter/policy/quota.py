@@ -31,7 +31,7 @@ def make_room(
     stored_bytes: int,
     stored: Container[str],
     wanted: Mapping[str, int],
-    promises: Sequence[Promise],
+    open_promises: Sequence[Promise],
     limit_bytes: int,
 ) -> tuple[str, ...]:
     """Which open pushes to forget so that `wanted` fits: of those that are free as few as needed, in their order.
@@ -39,7 +39,7 @@ def make_room(
     Raises `Refused(StorageQuotaExceeded)` where it does not fit. A push that adds nothing always does.
     """
     asked = _bytes_of([wanted], stored)
-    kept = list(promises)
+    kept = list(open_promises)
     forgotten: list[str] = []
     while True:
         total = stored_bytes + _bytes_of([wanted, *(promise.chunks for promise in kept)], stored)

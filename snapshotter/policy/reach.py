@@ -15,7 +15,7 @@ from contracts.push import Condemned, Freed
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ListedObject:
     """An object as it is listed: how large, and when it was put (wall clock)."""
 
     nbytes: int
@@ -23,27 +23,27 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundManifest:
+class ListedManifest:
     """A manifest or draft; `chunks` is None where it does not decode."""
 
-    object: Found
+    object: ListedObject
     chunks: frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPack:
+class ListedPack:
     """A pack with the chunks (digest -> length) of its index, or of its footer; None where neither can be read."""
 
-    object: Found
+    object: ListedObject
     chunks: Mapping[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
-class FoundSide:
+class AuxiliaryObject:
     """An attestation, a pack list or an inputs object, by its key, and the version that it speaks of."""
 
     key: str
-    object: Found
+    object: ListedObject
     version: str
 
 
@@ -54,16 +54,16 @@ class StoreFacts:
     tenant: str
     named: frozenset[str]  # versions that a model names
     committing: frozenset[str]  # versions whose commit is under way
-    promised: frozenset[str]  # chunks that open pushes and running commits rely on
-    coming: frozenset[str]  # versions that open pushes make: publishers' statements come before them
-    manifests: Mapping[str, FoundManifest]
-    drafts: Mapping[str, FoundManifest]
-    condemned: Mapping[str, Found]
-    attestations: tuple[FoundSide, ...]
-    inputs: tuple[FoundSide, ...]
-    packs: Mapping[str, FoundPack]
-    indexes: Mapping[str, Found]
-    pack_lists: tuple[FoundSide, ...] = ()
+    declared_digests: frozenset[str]  # chunks that open pushes and running commits rely on
+    pending_versions: frozenset[str]  # versions that open pushes make: publishers' statements come before them
+    manifests: Mapping[str, ListedManifest]
+    drafts: Mapping[str, ListedManifest]
+    condemned: Mapping[str, ListedObject]
+    attestations: tuple[AuxiliaryObject, ...]
+    inputs: tuple[AuxiliaryObject, ...]
+    packs: Mapping[str, ListedPack]
+    indexes: Mapping[str, ListedObject]
+    pack_lists: tuple[AuxiliaryObject, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Collection:
     """What to do: mark, unmark, free in this order. What is not named here is left."""
 
     condemn: tuple[str, ...]  # versions that get their mark now
-    pardon: tuple[str, ...]  # versions whose mark goes: a model names them again
+    unmark: tuple[str, ...]  # versions whose mark goes: a model names them again
     condemned: tuple[Condemned, ...]
     free: tuple[Freed, ...]
     versions: int
@@ -80,7 +80,7 @@ class Collection:
     lost: int  # chunks that a kept version needs and no pack is known to hold: no pack is freed then
 
 
-def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
+def plan_collection(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
     """Choose what a collection frees, condemns and pardons.
 
     If no known pack holds a chunk that a kept version needs, some pack's table is missing or wrong, and nobody knows
@@ -101,13 +101,13 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
     live = kept | drafts | facts.committing
     gone = (dead | facts.drafts.keys()) - live
     needed = _needed(facts, kept, drafts)
-    reached = needed | facts.promised
+    reached = needed | facts.declared_digests
     lost = needed - {digest for pack in facts.packs.values() for digest in pack.chunks or ()}
     free = (
-        *_sides(facts.inputs, live, gone, now_s, grace_s),
+        *_auxiliary_to_free(facts.inputs, live, gone, now_s, grace_s),
         *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
-        *_sides(facts.attestations, live | facts.coming, gone, now_s, grace_s),
-        *_sides(facts.pack_lists, live, gone, now_s, grace_s),
+        *_auxiliary_to_free(facts.attestations, live | facts.pending_versions, gone, now_s, grace_s),
+        *_auxiliary_to_free(facts.pack_lists, live, gone, now_s, grace_s),
         # After what was made of it, which would speak of nothing if this ends here. A manifest goes before: it may not
         # be without its attestations.
         *(
@@ -126,7 +126,7 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
     lengths = {digest: length for found in stay.values() for digest, length in (found.chunks or {}).items()}
     return Collection(
         condemn=tuple(version for version in unnamed if version not in since and version not in dead),
-        pardon=tuple(sorted(facts.condemned.keys() & wanted & facts.manifests.keys())),
+        unmark=tuple(sorted(facts.condemned.keys() & wanted & facts.manifests.keys())),
         condemned=tuple(Condemned(version=v, kept_s=max(0, round(left_s[v]))) for v in unnamed if v not in dead),
         free=free,
         versions=len(kept),
@@ -137,7 +137,7 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
 
 
 def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
-    """Return the chunks of the versions and drafts that stay. Raises as `choose`."""
+    """Return the chunks of the versions and drafts that stay. Raises as `plan_collection`."""
     for version in sorted(facts.named):
         if version not in facts.manifests:
             raise Refused(ManifestMissing(version))
@@ -166,8 +166,8 @@ def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: fl
             yield _freed(index_key, facts, pack, index, "its pack is gone")
 
 
-def _sides(
-    sides: Iterable[FoundSide], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
+def _auxiliary_to_free(
+    sides: Iterable[AuxiliaryObject], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
 ) -> Iterator[Freed]:
     """Yield objects that belong to no version. Young ones stay, unless their version or draft is in `gone`."""
     for side in sides:
@@ -176,9 +176,9 @@ def _sides(
             yield Freed(key=side.key, nbytes=side.object.nbytes, reason="its version is gone")
 
 
-def _freed(key: Callable[[str, str], str], facts: StoreFacts, name: str, found: Found, reason: str) -> Freed:
+def _freed(key: Callable[[str, str], str], facts: StoreFacts, name: str, found: ListedObject, reason: str) -> Freed:
     return Freed(key=key(facts.tenant, name), nbytes=found.nbytes, reason=reason)
 
 
-def _is_young(found: Found, now_s: float, grace_s: float) -> bool:
+def _is_young(found: ListedObject, now_s: float, grace_s: float) -> bool:
     return found.modified_s + grace_s > now_s

@@ -17,20 +17,20 @@ _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DEPTH_RULE: Final = f"it is nested more than {MAX_DEPTH} deep"
 
 
-class _Twice(ValueError):
+class _DuplicateKey(ValueError):
     """A key occurs twice in one object: readers would disagree on which value holds."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {key[:80]!r} occurs twice")
 
 
-def _once(pairs: list[tuple[str, object]]) -> JsonObject:
+def _reject_duplicates(pairs: list[tuple[str, object]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _Twice(key)
+                raise _DuplicateKey(key)
             seen.add(key)
     return found
 
@@ -42,7 +42,7 @@ def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
         raise Refused(ArtifactRejected(path, rule))
     try:
         text = str(raw, "utf-8")
-        found = json.loads(text, object_pairs_hook=_once)
+        found = json.loads(text, object_pairs_hook=_reject_duplicates)
     except UnicodeDecodeError as error:
         raise Refused(ArtifactRejected(path, f"it is not UTF-8 (byte {error.start})")) from None
     except RecursionError:

@@ -44,7 +44,7 @@ _NAMES: Final = {dtype: raw for raw, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """A tensor of the index; its own header lies before its data, from `header_offset` on.
 
     `name`, `kind` and `shape` are as they stand in both places.
@@ -101,7 +101,7 @@ def index_end(prefix: bytes, file_size: int, path: str) -> int:
     return PREFIX_BYTES + length
 
 
-def parse_index(path: str, raw: bytes, file_size: int) -> tuple[Entry, ...]:
+def parse_index(path: str, raw: bytes, file_size: int) -> tuple[IndexEntry, ...]:
     """The tensors in order of their offsets; `raw` is prefix and index, nothing more.
 
     Raises `Refused(ArtifactRejected)` naming file, tensor and rule.
@@ -128,7 +128,7 @@ def parse_index(path: str, raw: bytes, file_size: int) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _entry(index: _Reader, path: str, versioned: bool) -> Entry:
+def _entry(index: _Reader, path: str, versioned: bool) -> IndexEntry:
     long = versioned and _metadata_version(index) == _LONG_VERSION
     raw_name = index.take(index.number(2))
     name = _name(index, raw_name)
@@ -152,7 +152,7 @@ def _entry(index: _Reader, path: str, versioned: bool) -> Entry:
         rule = f"{shown} which as {dtype} of shape {list(shape)} has {need} bytes, but lies in {length}"
         raise index.refused(rule)
     tensor = SourceTensor(name, dtype, shape, path, data_offset, length)
-    return Entry(tensor, header_offset, raw_name, kind, raw_shape)
+    return IndexEntry(tensor, header_offset, raw_name, kind, raw_shape)
 
 
 def _metadata_version(index: _Reader) -> int:
@@ -174,7 +174,7 @@ def _name(index: _Reader, raw: bytes) -> str:
     return name
 
 
-def _check_cover(entries: list[Entry], path: str, start: int, file_size: int) -> None:
+def _check_cover(entries: list[IndexEntry], path: str, start: int, file_size: int) -> None:
     """Entries follow one another without a gap, from the index's end to the last eight bytes; no name occurs twice."""
     at = start
     for entry in entries:
@@ -201,7 +201,7 @@ class ContentCheck:
     Feed it the data in order, then `finish`. Raises `Refused(ArtifactRejected)`.
     """
 
-    def __init__(self, path: str, entry: Entry, header: bytes) -> None:
+    def __init__(self, path: str, entry: IndexEntry, header: bytes) -> None:
         self._path = path
         self._shown = f"tensor {entry.tensor.name[:80]!r}"
         blank = bytearray(header)
@@ -226,7 +226,7 @@ class ContentCheck:
         if found != self._want:
             raise self._refused("its bytes do not match the hash that the file holds of them")
 
-    def _hashes(self, entry: Entry, header: bytes, blank: bytearray) -> Iterator[tuple[int, bytes]]:
+    def _hashes(self, entry: IndexEntry, header: bytes, blank: bytearray) -> Iterator[tuple[int, bytes]]:
         """Kind and value of each; they are zero in `blank`, as they were when they were computed."""
         reader = _Reader(self._path, header, f"the header of {self._shown}")
         same = reader.number(8) == len(header)

@@ -10,11 +10,11 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.manifest import Digest, Manifest
 from contracts.push import PlannedChunk, WeightsFile, WholeFile
-from snapshotter.policy.tensors_index import ContentCheck, Entry
+from snapshotter.policy.tensors_index import ContentCheck, IndexEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class KeptTensorizer:
     """The file, by its path; `rest` are the bytes of it that belong to no tensor, in order."""
 
     path: str
@@ -29,7 +29,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """`length` bytes of the file: from `offset` on of a chunk, or of the rest where `digest` is None."""
 
     digest: str | None
@@ -37,7 +37,7 @@ class Part:
     length: int
 
 
-def judge_whole(file: WeightsFile, whole: WholeFile, entries: Sequence[Entry]) -> Whole:
+def check_kept_tensorizer(file: WeightsFile, whole: WholeFile, entries: Sequence[IndexEntry]) -> KeptTensorizer:
     """Hold what lies between the tensors against the index. Raises `Refused(ArtifactRejected)`."""
     want = file.size - len(file.header) - sum(entry.tensor.nbytes for entry in entries)
     if len(whole.between) != want:
@@ -49,10 +49,10 @@ def judge_whole(file: WeightsFile, whole: WholeFile, entries: Sequence[Entry]) -
         # What the header says of the place; that its hash is right of the data, the file's own digest says.
         ContentCheck(file.path, entry, whole.between[at:end])
         at = end
-    return Whole(file.path, file.size, whole.digest, file.header + whole.between)
+    return KeptTensorizer(file.path, file.size, whole.digest, file.header + whole.between)
 
 
-def rest_of(index: FileIndex) -> tuple[tuple[int, int], ...]:
+def unchunked_spans(index: FileIndex) -> tuple[tuple[int, int], ...]:
     """Offset and length of what no chunk holds, in order."""
     found: list[tuple[int, int]] = []
     end = 0
@@ -77,20 +77,20 @@ def holds_weights_of(index: FileIndex, manifest: Manifest) -> bool:
     ]
 
 
-def parts_of(chunks: Iterable[PlannedChunk], digests: Iterable[str], size: int) -> Iterator[Part]:
+def file_parts(chunks: Iterable[PlannedChunk], digests: Iterable[str], size: int) -> Iterator[FilePart]:
     """The file of `size` bytes from its beginning to its end; the chunks' pieces lie in it and do not overlap."""
-    placed: list[tuple[int, Part]] = []
+    placed: list[tuple[int, FilePart]] = []
     for chunk, digest in zip(chunks, digests, strict=True):
         at = 0
         for piece in chunk.pieces:
-            placed.append((piece.offset, Part(digest, at, piece.length)))
+            placed.append((piece.offset, FilePart(digest, at, piece.length)))
             at += piece.length + piece.pad
     end = rest = 0
     for offset, part in sorted(placed, key=lambda pair: pair[0]):
         if offset > end:
-            yield Part(None, rest, offset - end)
+            yield FilePart(None, rest, offset - end)
             rest += offset - end
         yield part
         end = offset + part.length
     if size > end:
-        yield Part(None, rest, size - end)
+        yield FilePart(None, rest, size - end)

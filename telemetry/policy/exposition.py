@@ -6,13 +6,13 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from telemetry.policy.instruments import Family, Kind, Labels
+from telemetry.policy.instruments import Labels, MetricFamily, MetricKind
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def render(families: Iterable[Family], process: str) -> str:
+def render(families: Iterable[MetricFamily], process: str) -> str:
     """One block for each family that has series; every series says of which process it is."""
     return "".join(_block(family, process) for family in families if family.values or family.spreads)
 
@@ -43,9 +43,9 @@ def merge(pages: Iterable[str]) -> str:
     return "".join("\n".join(block) + "\n" for block in lines)
 
 
-def _block(family: Family, process: str) -> str:
+def _block(family: MetricFamily, process: str) -> str:
     lines = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricKind.HISTOGRAM:
         lines += _histogram(family, process)
     else:
         for values, value in family.values.items():
@@ -53,7 +53,7 @@ def _block(family: Family, process: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _histogram(family: Family, process: str) -> Iterator[str]:
+def _histogram(family: MetricFamily, process: str) -> Iterator[str]:
     for values, spread in (family.spreads or {}).items():
         below = 0
         for bound, count in zip((*family.bounds, float("inf")), spread.counts, strict=True):
@@ -65,7 +65,7 @@ def _histogram(family: Family, process: str) -> Iterator[str]:
         yield f"{family.name}_count{labels} {below}"
 
 
-def _labels(family: Family, values: Labels, process: str, **more: str) -> str:
+def _labels(family: MetricFamily, values: Labels, process: str, **more: str) -> str:
     named = {"process": process, **dict(zip(family.labels, values, strict=True)), **more}
     return "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in named.items()) + "}"
 

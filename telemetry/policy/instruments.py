@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from telemetry.policy.labels import OTHER
+from telemetry.policy.labels import OTHER_VALUE
 
 MAX_SERIES: Final = 2048  # of one family, however its labels are bounded
 Labels = tuple[str, ...]
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What a family's values mean."""
 
     COUNTER = "counter"  # only grows while the process lives
@@ -23,7 +23,7 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-class Spread:
+class HistogramState:
     """A histogram's state. `counts` are of the intervals up to each bound, and of what lies above the last."""
 
     __slots__ = ("counts", "total")
@@ -34,16 +34,16 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """All series of one name. They are the instrument's own: render them before it changes."""
 
     name: str
     help: str
-    kind: Kind
+    kind: MetricKind
     labels: Labels
     values: Mapping[Labels, float]
     bounds: tuple[float, ...] = ()
-    spreads: Mapping[Labels, Spread] | None = None  # of a histogram, instead of values
+    spreads: Mapping[Labels, HistogramState] | None = None  # of a histogram, instead of values
 
 
 class Counter:
@@ -59,12 +59,12 @@ class Counter:
         try:
             values[labels] += amount
         except KeyError:
-            labels = _bounded(values, labels)
+            labels = _bounded_labels(values, labels)
             values[labels] = values.get(labels, 0) + amount
 
-    def family(self) -> Family:
+    def family(self) -> MetricFamily:
         """Return its series."""
-        return Family(self._name, self._help, Kind.COUNTER, self._labels, self._values)
+        return MetricFamily(self._name, self._help, MetricKind.COUNTER, self._labels, self._values)
 
 
 class Histogram:
@@ -73,43 +73,45 @@ class Histogram:
     def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         assert list(bounds) == sorted(set(bounds)), "bounds ascend"
         self._name, self._help, self._labels, self._bounds = name, help, labels, bounds
-        self._series: dict[Labels, Spread] = {}
+        self._series: dict[Labels, HistogramState] = {}
 
     def observe(self, labels: Labels, value: float) -> None:
         """A value on a bound belongs below it."""
         series = self._series.get(labels)
         if series is None:
-            series = self._series.setdefault(_bounded(self._series, labels), Spread(len(self._bounds) + 1))
+            series = self._series.setdefault(
+                _bounded_labels(self._series, labels), HistogramState(len(self._bounds) + 1)
+            )
         series.counts[bisect_left(self._bounds, value)] += 1
         series.total += value
 
-    def family(self) -> Family:
+    def family(self) -> MetricFamily:
         """Return its series."""
-        return Family(self._name, self._help, Kind.HISTOGRAM, self._labels, {}, self._bounds, self._series)
+        return MetricFamily(self._name, self._help, MetricKind.HISTOGRAM, self._labels, {}, self._bounds, self._series)
 
 
-class Reading:
+class CallbackMetric:
     """Values that another keeps: asked for when the page is."""
 
     def __init__(
-        self, name: str, help: str, kind: Kind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
+        self, name: str, help: str, kind: MetricKind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
     ) -> None:
         self._name, self._help, self._kind, self._labels, self._read = name, help, kind, labels, read
 
-    def family(self) -> Family:
+    def family(self) -> MetricFamily:
         """Read its series. Their labels are from closed sets, or the reader bounds them."""
-        return Family(self._name, self._help, self._kind, self._labels, self._read())
+        return MetricFamily(self._name, self._help, self._kind, self._labels, self._read())
 
 
-class Page:
+class MetricsPage:
     """The families of one process; `process` becomes a label of each series. Families keep their order."""
 
     def __init__(self, process: str) -> None:
         self.process = process
-        self._instruments: dict[str, Counter | Histogram | Reading] = {}
+        self._instruments: dict[str, Counter | Histogram | CallbackMetric] = {}
 
     def __repr__(self) -> str:
-        return f"<Page {self.process} families={len(self._instruments)}>"
+        return f"<MetricsPage {self.process} families={len(self._instruments)}>"
 
     def counter(self, name: str, help: str, labels: Labels = ()) -> Counter:
         """Add a counter. Raises ValueError if the name is taken."""
@@ -124,20 +126,20 @@ class Page:
         return made
 
     def read(
-        self, name: str, help: str, kind: Kind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
+        self, name: str, help: str, kind: MetricKind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
     ) -> None:
         """Add values that are kept elsewhere and read for each page. Raises ValueError if the name is taken."""
-        self._put(name, Reading(name, help, kind, labels, read))
+        self._put(name, CallbackMetric(name, help, kind, labels, read))
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
         """One value without labels."""
-        self.read(name, help, Kind.GAUGE, (), lambda: {(): read()})
+        self.read(name, help, MetricKind.GAUGE, (), lambda: {(): read()})
 
-    def families(self, failed: Callable[[Exception, str], None] | None = None) -> list[Family]:
+    def families(self, failed: Callable[[Exception, str], None] | None = None) -> list[MetricFamily]:
         """Return all that can be read now. `failed` is told of the error and the name of each other one; without it the
         first error is raised.
         """
-        found: list[Family] = []
+        found: list[MetricFamily] = []
         for name, instrument in self._instruments.items():
             try:
                 found.append(instrument.family())
@@ -147,7 +149,7 @@ class Page:
                 failed(error, name)
         return found
 
-    def _put(self, name: str, made: Counter | Histogram | Reading) -> None:
+    def _put(self, name: str, made: Counter | Histogram | CallbackMetric) -> None:
         if name in self._instruments:
             raise ValueError(f"{name} is taken")
         self._instruments[name] = made
@@ -158,5 +160,5 @@ def by(name_of: Iterable[tuple[str, float]]) -> dict[Labels, float]:
     return {(name,): value for name, value in name_of}
 
 
-def _bounded(present: Mapping[Labels, object], labels: Labels) -> Labels:
-    return labels if len(present) < MAX_SERIES else (OTHER,) * len(labels)
+def _bounded_labels(present: Mapping[Labels, object], labels: Labels) -> Labels:
+    return labels if len(present) < MAX_SERIES else (OTHER_VALUE,) * len(labels)

@@ -14,13 +14,13 @@ from contracts.trace import TraceContext, span_id_of, trace_id_of
 from telemetry.policy.labels import OK
 
 Value = str | int | bool
-_LOW: Final = (1 << 64) - 1
+_LOWER_64_BITS: Final = (1 << 64) - 1
 _BY_CONTROL_PLANE: Final = frozenset({Stage.DECIDED, Stage.PROMOTED})
 _BY_RUNTIME: Final = frozenset({Stage.LEASED, Stage.BOUND, Stage.READY, Stage.TOKENIZED, Stage.PREFILLED})
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """Times are microseconds of the wall clock. `failure` is a code."""
 
     name: str
@@ -31,8 +31,8 @@ class Span:
     end_us: int
     attributes: Mapping[str, Value]
     failure: str | None = None
-    serves: bool = False  # it answers a caller of ours
-    follows: tuple[int, int] | None = None  # trace and span that it waited for
+    is_server: bool = False  # it answers a caller of ours
+    linked_span: tuple[int, int] | None = None  # trace and span that it waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RequestFacts:
         return trace_id_of(self.request_id) if self.caller is None else self.caller.trace_id
 
     @property
-    def is_notable(self) -> bool:
+    def is_always_sampled(self) -> bool:
         """Whether it is told whatever the share."""
         return self.cold or self.outcome != OK
 
@@ -79,7 +79,7 @@ class RestoreFacts:
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
-def request_spans(facts: RequestFacts) -> list[Span]:
+def request_spans(facts: RequestFacts) -> list[TraceSpan]:
     """The whole first."""
     waited_for = None
     if facts.cold and facts.runtime_id is not None:
@@ -97,30 +97,30 @@ def request_spans(facts: RequestFacts) -> list[Span]:
         "gen_ai.usage.output_tokens": facts.completion_tokens,
         "kelvin.cached_tokens": facts.cached_tokens,
     }
-    whole = Span(
+    whole = TraceSpan(
         name="request",
         trace_id=facts.trace_id,
         span_id=span_id_of(facts.request_id),
         parent_id=None if facts.caller is None else facts.caller.span_id,
         begin_us=facts.began_at_us,
-        end_us=_end(facts.began_at_us, facts.stamps),
-        attributes=_known(attributes),
+        end_us=_end_us(facts.began_at_us, facts.stamps),
+        attributes=_known_attributes(attributes),
         failure=None if facts.outcome == OK else facts.outcome,
-        serves=True,
-        follows=waited_for,
+        is_server=True,
+        linked_span=waited_for,
     )
-    return [whole, *_stages(whole, facts.request_id, facts.stamps)]
+    return [whole, *_stage_spans(whole, facts.request_id, facts.stamps)]
 
 
-def restore_spans(facts: RestoreFacts) -> list[Span]:
+def restore_spans(facts: RestoreFacts) -> list[TraceSpan]:
     """Return the span of a whole restore, then those of its stages."""
-    whole = Span(
+    whole = TraceSpan(
         name="restore",
         trace_id=trace_id_of(facts.name),
         span_id=span_id_of(facts.name),
         parent_id=None,
         begin_us=facts.began_at_us,
-        end_us=_end(facts.began_at_us, facts.stamps),
+        end_us=_end_us(facts.began_at_us, facts.stamps),
         attributes={
             "kelvin.tenant": facts.tenant,
             "kelvin.model": facts.model,
@@ -131,48 +131,48 @@ def restore_spans(facts: RestoreFacts) -> list[Span]:
         },
         failure=None if facts.outcome == OK else facts.outcome,
     )
-    return [whole, *_stages(whole, facts.name, facts.stamps)]
+    return [whole, *_stage_spans(whole, facts.name, facts.stamps)]
 
 
-def _stages(whole: Span, name: str, stamps: Iterable[Stamp]) -> list[Span]:
+def _stage_spans(whole: TraceSpan, name: str, stamps: Iterable[Stamp]) -> list[TraceSpan]:
     spans, before_us = [], 0
     for stamp in stamps:
         spans.append(
-            Span(
+            TraceSpan(
                 name=str(stamp.stage),
                 trace_id=whole.trace_id,
                 span_id=span_id_of(name, str(stamp.stage)),
                 parent_id=whole.span_id,
                 begin_us=whole.begin_us + before_us,
                 end_us=whole.begin_us + stamp.at_us,
-                attributes={"kelvin.process": _process(stamp.stage)},
+                attributes={"kelvin.process": _process_of_stage(stamp.stage)},
             )
         )
         before_us = stamp.at_us
     return spans
 
 
-def _process(stage: Stage) -> str:
+def _process_of_stage(stage: Stage) -> str:
     """Who stamps it."""
     if stage in _BY_CONTROL_PLANE:
         return "controlplane"
     return "runtime" if stage in _BY_RUNTIME else "activator"
 
 
-def _end(began_us: int, stamps: tuple[Stamp, ...]) -> int:
+def _end_us(began_us: int, stamps: tuple[Stamp, ...]) -> int:
     return began_us + (stamps[-1].at_us if stamps else 0)
 
 
-def _known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+def _known_attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
 def is_sampled(trace_id: int, share: float) -> bool:
     """The same for everybody who looks at the trace (OpenTelemetry's TraceIdRatioBased: the lower 64 bits)."""
-    return (trace_id & _LOW) < round(share * (1 << 64))
+    return (trace_id & _LOWER_64_BITS) < round(share * (1 << 64))
 
 
-def is_wanted(trace_id: int, caller: TraceContext | None, share: float) -> bool:
+def is_sampled_for_caller(trace_id: int, caller: TraceContext | None, share: float) -> bool:
     """Within the share, unless its caller said that the trace is not recorded. That a caller records it makes no
     difference: strangers don't decide what is written here.
     """

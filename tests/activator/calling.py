@@ -34,7 +34,7 @@ class Count:
 def main() -> None:
     """Count, then be the activator."""
     from activator import __main__, door
-    from activator.edge_http import HttpProtocol
+    from activator.edge_http import Http1Protocol
 
     if (planted := int(os.environ.get("KELVIN_PLANTED", "0"))) > 0:
         from activator.routes import host_of
@@ -45,7 +45,7 @@ def main() -> None:
             return host_of(hosts)
 
         vars(door)["host_of"] = slower
-    sys.setprofile(Count(HttpProtocol.on_headers_complete.__code__, os.environ["KELVIN_COUNTED"]))
+    sys.setprofile(Count(Http1Protocol.on_headers_complete.__code__, os.environ["KELVIN_COUNTED"]))
     try:
         __main__.main()
     finally:

@@ -35,10 +35,10 @@ from contracts.forecast import Forecast, StartRow
 from contracts.manifest import Limits
 from contracts.problem import problem_details
 from contracts.spending import SpendingRow
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from contracts.usage import RequestRecord
 from contracts.wire import decode, encode
-from tests.listening import Listening
+from tests.listening import StubServer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,7 +48,7 @@ KEY = "kv-abcdefghijkl-" + "x" * 43
 ADMIN = "kv-adminadminad-" + "y" * 43
 STRANGER = "kv-strangerstra-" + "z" * 43
 MARKER = "kv-markermarker-" + "m" * 43
-RESTORE = (Span(Stage.DECIDED, 1000), Span(Stage.PROMOTED, 2000), Span(Stage.READY, 30_000))
+RESTORE = (StageSpan(Stage.DECIDED, 1000), StageSpan(Stage.PROMOTED, 2000), StageSpan(Stage.READY, 30_000))
 
 
 def key_row(key_id: str, key: str, tenant: str, *scopes: Scope) -> KeyRow:
@@ -119,7 +119,7 @@ class FakeControl:
         self.silent: set[str] = set()  # paths that are taken and never answered
         self._readers: set[asyncio.Queue[bytes]] = set()
         self._changed = asyncio.Condition()
-        self._listening: Listening | None = None
+        self._listening: StubServer | None = None
 
     async def start(self, run: Path) -> None:
         """Listen."""
@@ -130,7 +130,7 @@ class FakeControl:
         app.router.add_get("/internal/v1/requests/{id}/timeline", self._timeline)
         app.router.add_post("/internal/v1/keys/uses", self._key_uses)
         app.router.add_route("*", "/{path:.*}", self._echo)
-        self._listening = Listening(app, shutdown_s=0.1)
+        self._listening = StubServer(app, shutdown_s=0.1)
         await self._listening.start(run / "control.sock")
 
     async def stop(self) -> None:
@@ -188,13 +188,13 @@ class FakeControl:
             queue.put_nowait(encode(line) + b"\n")
         return name
 
-    async def until_records(self, count: int) -> list[RequestRecord]:
+    async def wait_for_records(self, count: int) -> list[RequestRecord]:
         """Wait until `count` usage records have come. Return all."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: len(self.records) >= count)
         return self.records
 
-    async def until_stat(self, concurrency: float | None = None, count: int = 1) -> None:
+    async def wait_for_stat(self, concurrency: float | None = None, count: int = 1) -> None:
         """Wait until `count` stats have come, of that concurrency (None: of any)."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(
@@ -251,7 +251,7 @@ class FakeControl:
         await self._notify()
         return web.Response(status=204)
 
-    async def until_used(self, key_id: str) -> int:
+    async def wait_for_used(self, key_id: str) -> int:
         """Wait until the key's use was reported. Return its time (Unix seconds)."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: key_id in self.used_at_s)

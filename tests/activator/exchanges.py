@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import Message
 
-from activator.alarm import Alarm
+from activator.alarm import DeadlineTimer
 from activator.exchange import ARRIVED, NAMED, Exchange, arrival
 
 
@@ -12,7 +12,7 @@ class FakeConnection:
     """A connection whose client has read what it was sent."""
 
     def __init__(self) -> None:
-        self.alarm = Alarm()
+        self.alarm = DeadlineTimer()
 
     def unaccepted(self) -> int:
         return 0

@@ -30,7 +30,7 @@ def _run(program: str, environment: dict[str, str], log: Path, listener: socket.
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
-class Hatched:
+class ForkedActivator:
     """An activator's process, of a program that is one; its diagnostics are appended to `log`."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Hatched:
         self.pid: Final = self._process.pid
 
     def __repr__(self) -> str:
-        return f"<Hatched {self.pid} {self.returncode}>"
+        return f"<ForkedActivator {self.pid} {self.returncode}>"
 
     @property
     def returncode(self) -> int | None:

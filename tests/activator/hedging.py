@@ -10,24 +10,24 @@ from typing import Any, cast
 
 from activator.account import Account
 from activator.attempts import Attempts
-from activator.call import Call, Sender
-from activator.errands import Errands
+from activator.call import InferenceRequest, UpstreamRequestFactory
+from activator.errands import BackgroundTasks
 from activator.hedges import Hedges
 from activator.keys import VersionKey
-from activator.meters import Meters
-from activator.policy.ask import Rank
-from activator.policy.body import Body
+from activator.meters import RequestMetrics
+from activator.policy.ask import PriorityClass
+from activator.policy.body import RequestBody
 from activator.policy.hedge import HedgeLimits
-from activator.policy.retries import Budgets, RetryLimits
-from activator.proxy import Upstreams
+from activator.policy.retries import RetryBudgets, RetryLimits
+from activator.proxy import ReplicaSessions
 from activator.throttler import Throttler
 from contracts.control import Principal, Scope, TenantLimits
 from contracts.deadline import Deadline
 from contracts.frames import Counts
 from contracts.timeline import Timeline
 from service.unix import SocketDirectory
-from service.way import Ways
-from telemetry.policy.instruments import Page
+from service.way import ConnectorFactory
+from telemetry.policy.instruments import MetricsPage
 from tests.activator.control import replica_row
 from tests.activator.replica import FakeReplica, Script, hello
 from tests.activator.slot_world import ASK, KEY, SlotWorld
@@ -35,14 +35,14 @@ from tests.activator.slot_world import ASK, KEY, SlotWorld
 AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # a frame that is not there at the loop's next iteration is late
 
 
-class Ear:
-    """The client's side of one answer, in place of `answer.Answer`."""
+class FakeClientResponse:
+    """The client's side of one answer, in place of `answer.ClientResponse`."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
         self.heard = b""
 
-    async def pass_on(self, data: bytes, completion_tokens: int) -> None:
+    async def relay_data(self, data: bytes, completion_tokens: int) -> None:
         """Take bytes. The client has read them at once."""
         self.heard += data
         self._account.delivered_tokens = completion_tokens
@@ -56,11 +56,11 @@ class Ear:
 
 
 @dataclass
-class Asked:
+class SentRequest:
     """A request under way, and what its client has received."""
 
-    call: Call
-    ear: Ear
+    call: InferenceRequest
+    ear: FakeClientResponse
     task: "asyncio.Task[None]"
 
     @property
@@ -70,17 +70,17 @@ class Asked:
 
 
 @dataclass
-class Ground:
+class HedgeWorld:
     """`Attempts` over fake replicas, and everything that it needs."""
 
     slots: SlotWorld
-    upstreams: Upstreams
-    errands: Errands
+    replica_sessions: ReplicaSessions
+    background_tasks: BackgroundTasks
     attempts: Attempts
-    page: Page
+    page: MetricsPage
     run: Path
     replicas: dict[str, FakeReplica] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[SentRequest] = field(default_factory=list)
 
     @property
     def throttler(self) -> Throttler:
@@ -96,7 +96,7 @@ class Ground:
 
     def ask(
         self, *, cold: bool = False, deadline_s: float = 60.0, is_current: Callable[[], bool] = lambda: True
-    ) -> Asked:
+    ) -> SentRequest:
         """Start a request that streams."""
         account = Account(
             request_id=f"req_{len(self.asked)}", model="m",
@@ -104,39 +104,39 @@ class Ground:
             stream=True, started_at_us=1, timeline=Timeline(0), cold=cold,
         )  # fmt: skip
         nothing = cast(Any, None)
-        call = Call(
-            nothing, "/v1/chat/completions", b'{"stream": true}', Body(), Rank.INTERACTIVE, None, nothing, nothing,
-            account, Deadline.after(deadline_s, time.monotonic()), TenantLimits(),
+        call = InferenceRequest(
+            nothing, "/v1/chat/completions", b'{"stream": true}', RequestBody(), PriorityClass.INTERACTIVE, None,
+            nothing, nothing, account, Deadline.after(deadline_s, time.monotonic()), TenantLimits(),
         )  # fmt: skip
-        ear = Ear(account)
+        ear = FakeClientResponse(account)
         serving = self.attempts.serve(KEY, ASK, call, cast(Any, ear), is_current)
-        self.asked.append(Asked(call, ear, asyncio.create_task(serving)))
+        self.asked.append(SentRequest(call, ear, asyncio.create_task(serving)))
         return self.asked[-1]
 
-    async def known(self) -> None:
+    async def warm_up(self) -> None:
         """Serve one request, so that `limits` have their sample and a later first frame can be late."""
         assert await outcome(self.ask()) is None
 
-    def counted(self, name: str) -> dict[tuple[str, ...], int]:
+    def counter_values(self, name: str) -> dict[tuple[str, ...], int]:
         """Return the values of a counter, by labels."""
         (family,) = [each for each in self.page.families() if each.name == name]
         return {labels: int(value) for labels, value in family.values.items()}
 
-    def came(self) -> dict[str, int]:
+    def hedge_outcomes(self) -> dict[str, int]:
         """Return how many requests were late, by the attempt whose first frame came."""
-        return {labels[-1]: value for labels, value in self.counted("kelvin_hedged_requests_total").items()}
+        return {labels[-1]: value for labels, value in self.counter_values("kelvin_hedged_requests_total").items()}
 
-    async def at_rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nothing runs. Assert that no slot, connection or task is left, and that each replica which
         counted a request knows whether the record of that request names it.
         """
         async with asyncio.timeout(30):
-            await self.errands.close()
+            await self.background_tasks.close()
             while self._running() or any(replica.running for replica in self.replicas.values()):
                 await asyncio.sleep(0.001)
-                await self.errands.close()
+                await self.background_tasks.close()
         self.throttler.check_integrity()
-        assert all(session.busy == 0 for session in self.upstreams._sessions.values())
+        assert all(session.active_requests == 0 for session in self.replica_sessions._sessions.values())
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "second"]
         recorded = {(each.name, each.call.account.runtime_id) for each in self.asked}
         for name, replica in self.replicas.items():
@@ -147,10 +147,12 @@ class Ground:
                     assert (heard.request_id, name) not in recorded
 
     def _running(self) -> int:
-        return sum(replica.running for line in self.throttler._lines.values() for replica in line.replicas.values())
+        return sum(
+            replica.running for line in self.throttler._version_queues.values() for replica in line.replicas.values()
+        )
 
 
-async def outcome(asked: Asked) -> BaseException | None:
+async def outcome(asked: SentRequest) -> BaseException | None:
     """Wait for the request's end. Return the error that it was refused with, None if it was answered."""
     async with asyncio.timeout(30):
         await asyncio.wait((asked.task,))
@@ -160,21 +162,21 @@ async def outcome(asked: Asked) -> BaseException | None:
 @asynccontextmanager
 async def ground(
     tmp_path: Path, limits: HedgeLimits = AT_ONCE, retries: RetryLimits | None = None, rest_s: float = 30.0
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[HedgeWorld]:
     """Yield attempts over fake replicas. At the end nothing of any request may be left."""
-    directory, errands = SocketDirectory(tmp_path / "run"), Errands()
+    directory, background_tasks = SocketDirectory(tmp_path / "run"), BackgroundTasks()
     slots = SlotWorld(longest_rest_s=rest_s)
-    upstreams, page = Upstreams(Ways(directory), errands), Page("activator")
-    sender, meters = Sender(upstreams, "activator-1"), Meters(page)
-    budgets = Budgets[tuple[str, VersionKey]](retries or RetryLimits())
-    hedges = Hedges(slots.throttler, sender, budgets, meters, limits)
-    attempts = Attempts(slots.throttler, sender, budgets, meters, hedges)
-    here = Ground(slots, upstreams, errands, attempts, page, directory.path)
+    replica_sessions, page = ReplicaSessions(ConnectorFactory(directory), background_tasks), MetricsPage("activator")
+    request_factory, metrics = UpstreamRequestFactory(replica_sessions, "activator-1"), RequestMetrics(page)
+    budgets = RetryBudgets[tuple[str, VersionKey]](retries or RetryLimits())
+    hedges = Hedges(slots.throttler, request_factory, budgets, metrics, limits)
+    attempts = Attempts(slots.throttler, request_factory, budgets, metrics, hedges)
+    here = HedgeWorld(slots, replica_sessions, background_tasks, attempts, page, directory.path)
     try:
         yield here
-        await here.at_rest()
+        await here.wait_idle()
     finally:
-        await upstreams.close()
+        await replica_sessions.close()
         for replica in here.replicas.values():
             await replica.stop()
         directory.close()

@@ -16,7 +16,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from activator.authority import Authority
+from activator.authority import CertificateAuthority
 
 ISSUER: Final = "https://idp.example.com/"
 AUDIENCE: Final = "kelvin"
@@ -124,7 +124,7 @@ class KeyServer:
 async def key_server(scratch: Path, *signers: Signer) -> AsyncIterator[KeyServer]:
     """Over TLS, on a port of this machine."""
     scratch.mkdir(parents=True, exist_ok=True)
-    authority = Authority.load_or_make(scratch / "idp.pem", scratch / "idp.key")
+    authority = CertificateAuthority.load_or_make(scratch / "idp.pem", scratch / "idp.key")
     server = KeyServer(0, scratch / "idp.pem", list(signers))
     app = web.Application()
     app.router.add_get("/{any:.*}", server.answer)

@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from contracts.control import ModelRow, Scope
-from contracts.frames import End, FrameKind
+from contracts.frames import FrameKind, StreamEnd
 from contracts.ladder import Cached
 from contracts.traffic_errors import ContentFiltered, FilterFailed
 from contracts.wire import encode
 from tests.activator.control import KEY, OTHER, STRANGER, VERSION, key_row, replica_row, version_row
-from tests.activator.replica import DONE, Call, chunk, whole
-from tests.activator.world import Got, World
+from tests.activator.replica import DONE, ReceivedRequest, chunk, whole
+from tests.activator.world import ActivatorWorld, ReceivedResponse
 
 THIRD: Final = "kv-thirdthirdth-" + "t" * 43
 KEYS: Final = {"default": KEY, "stranger": STRANGER, "third": THIRD}
@@ -30,7 +30,7 @@ BODIES: Final = ("good", "bad")
 
 
 @dataclass(frozen=True)
-class Ask:
+class TenantRequest:
     """A request. `named` is the alias that it asks for, or none."""
 
     who: str
@@ -46,10 +46,10 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Together:
+class ConcurrentRequests:
     """Several at once."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[TenantRequest, ...]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Busy:
     is_so: bool
 
 
-Step = Together | Deploy | Grant | Busy
+Step = ConcurrentRequests | Deploy | Grant | Busy
 
 
 @dataclass
@@ -88,14 +88,14 @@ class Model:
     meant: dict[str, set[str]] = field(default_factory=lambda: {"prod": {VERSION}, "next": {OTHER}})
 
 
-class Leaked(AssertionError):
+class TenantLeak(AssertionError):
     """Somebody got what was made for another, or for another question."""
 
 
-class Keeping:
+class IsolationWorld:
     """`doors` share what they keep, where they share anything. Each `play` is of questions that nobody asked before."""
 
-    def __init__(self, doors: list[World]) -> None:
+    def __init__(self, doors: list[ActivatorWorld]) -> None:
         self._doors = doors
         self._plays = itertools.count()
         self._made = itertools.count()
@@ -135,7 +135,7 @@ class Keeping:
                 case Grant(model=model, grantees=grantees):
                     self._models[model].grantees = grantees
                     await self._tell((model,))
-                case Together(asks=asks):
+                case ConcurrentRequests(asks=asks):
                     self._used |= {(ask.who, f"{play}-{ask.key}") for ask in asks if ask.key}
                     sent = [self._send(play, ask) for ask in asks]
                     answers = await asyncio.gather(*(got for _, got in sent))
@@ -157,7 +157,7 @@ class Keeping:
             door.control.publish(models=tuple(rows))
         await asyncio.gather(*(door.settled() for door in self._doors))
 
-    def _send(self, play: int, ask: Ask) -> tuple[bytes, Any]:
+    def _send(self, play: int, ask: TenantRequest) -> tuple[bytes, Any]:
         """The body as it is sent, the same of all who ask the same, and the answer to come."""
         wanted: dict[str, object] = {"messages": [{"role": "user", "content": f"{ask.body} {play}"}]}
         wanted |= {"stream": True} if ask.stream else {}
@@ -173,7 +173,7 @@ class Keeping:
     def _script(self, owner: str, model: str, version: str) -> Any:
         """What it is asked, and for whom, is all that a replica says."""
 
-        async def say(call: Call) -> None:
+        async def say(call: ReceivedRequest) -> None:
             if self._busy:
                 call.refuse(FilterFailed())
                 return
@@ -186,11 +186,11 @@ class Keeping:
             for part in (chunk(text), DONE) if call.wanted.get("stream") else (whole(text),):
                 await call.data(part, 2)
             reason = "content_filter" if version == OTHER else "stop"
-            await call.write(FrameKind.END, encode(End(finish_reason=reason)), 2)
+            await call.write(FrameKind.END, encode(StreamEnd(finish_reason=reason)), 2)
 
         return say
 
-    def _judge(self, play: int, ask: Ask, body: bytes, got: Got) -> None:
+    def _judge(self, play: int, ask: TenantRequest, body: bytes, got: ReceivedResponse) -> None:
         model, alias = self._models[ask.model], ask.named or "prod"
         may = ask.who == ask.model.partition("/")[0] or ask.who in model.grantees
         wrong = f"{ask} got {got}"
@@ -213,7 +213,7 @@ class Keeping:
             _hold(got.headers["x-kelvin-version"] == version, wrong)
             self._note(got)
 
-    def _note(self, got: Got) -> None:
+    def _note(self, got: ReceivedResponse) -> None:
         if got.headers.get("x-kelvin-cache") == "hit":
             self.seen["cache"] += 1
         elif got.headers.get("x-kelvin-degraded") == "cached":
@@ -224,18 +224,18 @@ class Keeping:
 
 def _hold(is_so: bool, wrong: str) -> None:
     if not is_so:
-        raise Leaked(wrong)
+        raise TenantLeak(wrong)
 
 
 def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
 
 
-def _text(got: Got) -> str:
+def _text(got: ReceivedResponse) -> str:
     """What the replica said, of an answer that streams, too."""
     for line in got.body.splitlines():
         if line.startswith((b"data: {", b"{")):
             choice: Any = json.loads(line.removeprefix(b"data: "))["choices"][0]
             said: str = choice["delta" if b"data: " in line[:6] else "message"]["content"]
             return said
-    raise Leaked(f"nothing was said: {got}")
+    raise TenantLeak(f"nothing was said: {got}")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Load:
+class KeepAliveClients:
     """Each client asks, waits a little, and asks again on the same connection; it opens another once told to."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connected]], requests: Sequence[bytes]) -> None:
@@ -17,7 +17,7 @@ class Load:
         self.answered = 0
         self.failures: list[str] = []
 
-    async def during(self, clients: int, work: Callable[[], Awaitable[None]]) -> None:
+    async def run_during(self, clients: int, work: Callable[[], Awaitable[None]]) -> None:
         """Ask while `work` is done, and for some answers before and after it."""
         asking = [asyncio.create_task(self._client(number)) for number in range(clients)]
         try:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from activator.stat_wire import message_class
-from tests.listening import Listening
+from tests.listening import StubServer
 
 OLD_S: Final = 60.0  # a timestamp that is older counts for nothing
 RESTARTING: Final = 1012
@@ -88,7 +88,7 @@ class StrictAutoscaler:
         self._messages = 0
         self._open: set[web.WebSocketResponse] = set()
         self._changed = asyncio.Condition()
-        self._listening: Listening | None = None
+        self._listening: StubServer | None = None
 
     @property
     def url(self) -> str:
@@ -99,7 +99,7 @@ class StrictAutoscaler:
         """Listen."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._serve)
-        self._listening = Listening(app, shutdown_s=0.1)
+        self._listening = StubServer(app, shutdown_s=0.1)
         self.port = await self._listening.start_at()
 
     async def leave(self) -> None:

@@ -12,8 +12,8 @@ def main() -> None:
     from activator import __main__, cache, once
 
     leaks = Path(os.environ["KELVIN_LEAKS"])
-    asked, name = vars(once)["asked"], cache.Answers.name
-    begin, ladders = cache.ResponseCache.__init__, list[cache.Answers]()
+    asked, name = vars(once)["derive_answer_key"], cache.SealedAnswerStore.name
+    begin, ladders = cache.ResponseCache.__init__, list[cache.SealedAnswerStore]()
     asking = "cache"
 
     def whose(store: str, tenant: str) -> str:
@@ -23,7 +23,7 @@ def main() -> None:
         begin(self, *given)
         ladders.append(self.last)
 
-    def named(self: cache.Answers, *given: Any) -> Any:
+    def named(self: cache.SealedAnswerStore, *given: Any) -> Any:
         nonlocal asking
         asking = "ladder" if self in ladders else "cache"
         return name(self, *given)
@@ -34,8 +34,8 @@ def main() -> None:
     def of_answer(secret: bytes, tenant: str, *more: Any) -> Any:
         return asked(secret, whose(asking, tenant), *more)
 
-    vars(once)["asked"], vars(cache)["asked"] = of_key, of_answer
-    vars(cache)["Answers"].name, vars(cache)["ResponseCache"].__init__ = named, made
+    vars(once)["derive_answer_key"], vars(cache)["derive_answer_key"] = of_key, of_answer
+    vars(cache)["SealedAnswerStore"].name, vars(cache)["ResponseCache"].__init__ = named, made
     __main__.main()
 
 

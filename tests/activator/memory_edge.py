@@ -8,13 +8,13 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from activator.edge_http import HttpProtocol
-from activator.gate import Gate
-from activator.meters import Meters
+from activator.edge_http import Http1Protocol
+from activator.gate import ListenerState
+from activator.meters import RequestMetrics
 from activator.routes import host_of
 from activator.settings import read_settings
 from contracts.errors import Failure
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 
 class MemorySocket(asyncio.Transport):
@@ -51,7 +51,7 @@ class MemorySocket(asyncio.Transport):
 
 
 @dataclass(slots=True)
-class Delivered:
+class DeliveredRequest:
     """One request as the application saw it. `body` is what came of the body so far."""
 
     method: str
@@ -71,7 +71,7 @@ class Application:
     """
 
     answers_early: bool = False
-    delivered: list[Delivered] = field(default_factory=list)
+    delivered: list[DeliveredRequest] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -82,7 +82,7 @@ class Application:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        seen = Delivered(scope["method"], target, scope["http_version"], list(scope["headers"]))
+        seen = DeliveredRequest(scope["method"], target, scope["http_version"], list(scope["headers"]))
         self.delivered.append(seen)
         while True:
             message = await receive()
@@ -101,35 +101,37 @@ class MemoryServer:
 
     def __init__(self, application: ASGIApp) -> None:
         limits = read_settings({"KELVIN_DATA": "/unused"}).edge
-        self._gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), limits, Meters(Page("activator")))
+        self._listener_state = ListenerState(
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), limits, RequestMetrics(MetricsPage("activator"))
+        )
         self._config = uvicorn.Config(
             application, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3"
         )
         self.state = ServerState()
 
-    def http1(self, protocol: type[HttpProtocol] = HttpProtocol) -> tuple[HttpProtocol, MemorySocket]:
+    def http1(self, protocol: type[Http1Protocol] = Http1Protocol) -> tuple[Http1Protocol, MemorySocket]:
         """Return a new HTTP/1.1 connection, and its socket."""
-        here, socket = protocol(self._gate, self._config, self.state, {}), MemorySocket()
+        here, socket = protocol(self._listener_state, self._config, self.state, {}), MemorySocket()
         here.raw, here.source = socket, None
         here.connection_made(socket)
         return here, socket
 
-    async def tasks_end(self) -> None:
+    async def run_tasks_to_end(self) -> None:
         """Run the application until nothing of it runs any more."""
         while self.state.tasks:
             await asyncio.sleep(0)
 
 
-class MemoryEdge:
+class MemoryConnection:
     """One HTTP/1.1 connection to an `Application`. Call `close` at the end."""
 
-    def __init__(self, protocol: type[HttpProtocol] = HttpProtocol, *, answers_early: bool = False) -> None:
+    def __init__(self, protocol: type[Http1Protocol] = Http1Protocol, *, answers_early: bool = False) -> None:
         self.application = Application(answers_early)
         self._server = MemoryServer(self.application)
         self._protocol, self.socket = self._server.http1(protocol)
 
     @property
-    def delivered(self) -> list[Delivered]:
+    def delivered(self) -> list[DeliveredRequest]:
         """Every request that reached the application, in order."""
         return self.application.delivered
 
@@ -143,4 +145,4 @@ class MemoryEdge:
     async def close(self) -> None:
         """Close the connection and wait for its tasks."""
         self._protocol.connection_lost(None)
-        await self._server.tasks_end()
+        await self._server.run_tasks_to_end()

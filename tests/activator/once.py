@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from activator.once_key import ensure_once_key
+from activator.once_key import ensure_idempotency_secret
 from contracts.usage import RequestRecord
 from tests.activator.redis_server import RedisServer
-from tests.activator.world import STREAM, Got, World, http, world
+from tests.activator.world import STREAM, ActivatorWorld, ReceivedResponse, http, world
 
 ASK = {"idempotency-key": "order-7"}
 KEYED = http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n")  # on a connection of its own
@@ -19,22 +19,22 @@ def sent(records: list[RequestRecord]) -> list[tuple[str, int, int, bool]]:
     return [(each.outcome, each.status, each.completion_tokens, bool(each.once)) for each in records]
 
 
-def same(one: Got, other: Got) -> bool:
+def same(one: ReceivedResponse, other: ReceivedResponse) -> bool:
     """Return whether two answers have the same status, body, and headers about the answer."""
     names = {"content-type", "content-length", "server-timing", "x-kelvin-version", "cache-control"}
     heads = [{name: value for name, value in got.headers.items() if name in names} for got in (one, other)]
     return (one.status, one.body, heads[0]) == (other.status, other.body, heads[1])
 
 
-async def until_joined(here: World, count: int) -> None:
+async def wait_for_joined(here: ActivatorWorld, count: int) -> None:
     """Wait until `count` requests have joined an answer under way."""
-    await here.until_figure("kelvin_repeats_total", count, answer="joined")
+    await here.wait_for_metric("kelvin_repeats_total", count, answer="joined")
 
 
 @asynccontextmanager
-async def pair(tmp_path: Path, redis: RedisServer) -> AsyncIterator[tuple[World, World]]:
+async def pair(tmp_path: Path, redis: RedisServer) -> AsyncIterator[tuple[ActivatorWorld, ActivatorWorld]]:
     """Two activators of one installation, each with a control plane of its own, that share a Redis."""
-    secret = ensure_once_key(tmp_path / "once.key")
+    secret = ensure_idempotency_secret(tmp_path / "once.key")
     for name in ("a", "b"):
         (tmp_path / name / "data").mkdir(parents=True)
         (tmp_path / name / "data" / "once.key").write_text(secret.hex())

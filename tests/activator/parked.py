@@ -11,21 +11,21 @@ from pathlib import Path
 from aiohttp import web
 
 from contracts.errors import Conflict, Failure
-from contracts.jobs import Bind, Bound, RuntimeReport, RuntimeState
+from contracts.jobs import BindRequest, BindResponse, RuntimeReport, RuntimeState
 from contracts.meter import Meter, Phase, encode_meter
 from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from contracts.wire import decode, encode
-from tests.listening import Listening
+from tests.listening import StubServer
 
 
-class Parked:
+class FakeStandby:
     """`release` lets a bind end; it ends with `failure` where there is one."""
 
     def __init__(self, run: Path, name: str) -> None:
         self.name = name
         self.state = RuntimeState.STANDBY
-        self.bound: Bind | None = None
+        self.bound: BindRequest | None = None
         self.binds = 0
         self.failure: Failure | None = None
         self.release = asyncio.Event()
@@ -34,7 +34,7 @@ class Parked:
         app = web.Application()
         app.router.add_get("/control/state", self._state)
         app.router.add_post("/control/bind", self._bind)
-        self._listening = Listening(app)
+        self._listening = StubServer(app)
 
     async def start(self) -> None:
         self._page.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class Parked:
         return web.Response(body=encode(report))
 
     async def _bind(self, request: web.Request) -> web.Response:
-        bind = decode(await request.read(), Bind)
+        bind = decode(await request.read(), BindRequest)
         self.binds += 1
         if self.state is not RuntimeState.STANDBY:
             return _refused(Conflict("state", f"is {self.state.value}"))
@@ -73,7 +73,9 @@ class Parked:
         self.state = RuntimeState.READY
         self._meter(Phase.IDLE)
         return web.Response(
-            body=encode(Bound(runtime_id=self.name, max_streams=4, spans=(Span(Stage.READY, 9),), bytes_by_tier={}))
+            body=encode(
+                BindResponse(runtime_id=self.name, max_streams=4, spans=(StageSpan(Stage.READY, 9),), bytes_by_tier={})
+            )
         )
 
 

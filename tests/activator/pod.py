@@ -8,7 +8,7 @@ import asyncio
 from aiohttp import web
 
 from tests.activator.replica import FakeReplica
-from tests.listening import Listening, hold
+from tests.listening import StubServer, reserve_port
 
 PROBE = "K-Network-Probe"
 
@@ -24,9 +24,9 @@ class FakePod:
         self.probes: list[int] = []
         self.wrong: list[str] = []
         self.probed = asyncio.Event()
-        self._held = hold()
+        self._held = reserve_port()
         self.port: int = self._held.getsockname()[1]  # ours, before anybody listens there
-        self._listening: Listening | None = None
+        self._listening: StubServer | None = None
 
     @property
     def url(self) -> str:
@@ -37,7 +37,7 @@ class FakePod:
         """Listen."""
         app = self.replica.application()
         app.router.add_get("/healthz", self._probe)
-        self._listening = Listening(app)
+        self._listening = StubServer(app)
         await self._listening.start_at(self._held)
 
     async def stop(self) -> None:

@@ -87,7 +87,7 @@ class RedisServer:
             own.sendall(" ".join(words).encode() + b"\r\n")
             return own.recv(1 << 16).rstrip()
 
-    def scripts_run(self) -> int:
+    def count_scripts(self) -> int:
         """How many times a script was asked for, by its digest or its text."""
         found = 0
         for line in self.ask("INFO", "commandstats").decode().splitlines():
@@ -105,7 +105,7 @@ def is_up(store: RedisStore) -> bool:
     return store.is_up
 
 
-async def until_up(store: RedisStore) -> None:
+async def wait_until_up(store: RedisStore) -> None:
     """Ask it until it answers."""
     async with asyncio.timeout(60):
         while not store.is_up:

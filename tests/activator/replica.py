@@ -12,28 +12,28 @@ from aiohttp import web
 from contracts.errors import Failure, Unavailable
 from contracts.frames import (
     CONTENT_TYPE,
-    CREDIT,
-    ENCODED,
-    WANTS,
+    CREDIT_HEADER,
+    ENCODED_TOKENS_HEADER,
+    WANTS_HEADER,
     Counts,
-    End,
     Frame,
     FrameKind,
     NoCredit,
+    StreamEnd,
     encode_frame,
     failed_frame,
 )
 from contracts.problem import headers_of, openai_error, to_wire
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from contracts.traffic_errors import Cancelled
 from contracts.usage import Receipts
 from contracts.wire import decode, encode
 from runtime.policy.credit import Credits
-from tests.listening import Listening
+from tests.listening import StubServer
 
-Script = Callable[["Call"], Awaitable[None]]
+Script = Callable[["ReceivedRequest"], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"
-END = encode(End(finish_reason="stop", spans=(Span(Stage.TOKENIZED, 100), Span(Stage.PREFILLED, 200))))
+END = encode(StreamEnd(finish_reason="stop", spans=(StageSpan(Stage.TOKENIZED, 100), StageSpan(Stage.PREFILLED, 200))))
 
 
 def chunk(text: str, model: str = "m") -> bytes:
@@ -54,7 +54,7 @@ def whole(text: str, model: str = "m", *, chat: bool = True) -> bytes:
     ).encode()
 
 
-class Call:
+class ReceivedRequest:
     """One request at the fake replica, and what its script may do with it."""
 
     def __init__(self, replica: "FakeReplica", request: web.Request, body: bytes) -> None:
@@ -101,7 +101,7 @@ class Call:
 
     def refuse(self, failure: Failure, encoded_tokens: int = 0) -> None:
         """Refuse before any compute, after `encoded_tokens` of the prompt were encoded."""
-        headers = headers_of(failure) | ({ENCODED: str(encoded_tokens)} if encoded_tokens else {})
+        headers = headers_of(failure) | ({ENCODED_TOKENS_HEADER: str(encoded_tokens)} if encoded_tokens else {})
         self.refusal = web.Response(status=failure.status, body=openai_error(failure, self.request_id), headers=headers)
 
     async def run(self, script: "Script") -> None:
@@ -132,30 +132,30 @@ class Call:
         self.request.transport.abort()
 
 
-async def hello(call: Call) -> None:
+async def hello(call: ReceivedRequest) -> None:
     """Two tokens, streamed or whole."""
     if call.wanted.get("stream"):
         await call.data(chunk("hel"), 1)
         await call.data(chunk("lo"), 2)
         await call.data(DONE, 2)
     else:
-        await call.write(FrameKind.BEAT, tokens=1)
+        await call.write(FrameKind.HEARTBEAT, tokens=1)
         await call.data(whole("hello", chat="messages" in call.wanted), 2)
     await call.end(2)
 
 
-async def unfiltered(call: Call) -> None:
+async def unfiltered(call: ReceivedRequest) -> None:
     """As `hello`, by a version whose filters were away and whose policy lets text pass then."""
     await call.data(whole("hello") if not call.wanted.get("stream") else chunk("hello") + DONE, 2)
-    await call.write(FrameKind.END, encode(End(finish_reason="stop", unfiltered=True)), 2)
+    await call.write(FrameKind.END, encode(StreamEnd(finish_reason="stop", unfiltered=True)), 2)
 
 
-async def silent(call: Call) -> None:
+async def silent(call: ReceivedRequest) -> None:
     """Not a word, until the activator deletes the request."""
     await asyncio.Event().wait()
 
 
-async def endless(call: Call) -> None:
+async def endless(call: ReceivedRequest) -> None:
     """A stream that never ends."""
     tokens = 0
     while True:
@@ -164,12 +164,12 @@ async def endless(call: Call) -> None:
         await asyncio.sleep(0.01)
 
 
-async def cut(call: Call) -> None:
+async def cut(call: ReceivedRequest) -> None:
     """The connection breaks before a byte of the answer."""
     call.cut()
 
 
-async def lost(call: Call) -> None:
+async def lost(call: ReceivedRequest) -> None:
     """The connection breaks within the answer."""
     await call.open()
     call.cut()
@@ -178,7 +178,7 @@ async def lost(call: Call) -> None:
 def refuses(failure: Failure, encoded_tokens: int = 0) -> Script:
     """Return a script that refuses before any compute."""
 
-    async def script(call: Call) -> None:
+    async def script(call: ReceivedRequest) -> None:
         call.refuse(failure, encoded_tokens)
 
     return script
@@ -195,7 +195,7 @@ class Held:
         self._first = first
         self._released = asyncio.Event()
 
-    async def __call__(self, call: Call) -> None:
+    async def __call__(self, call: ReceivedRequest) -> None:
         if self._first is not None:
             await self._first(call)
         await self._released.wait()
@@ -209,11 +209,11 @@ class Held:
 def halves() -> Held:
     """As `hello`. The first word of a stream comes at once, all else once it is released."""
 
-    async def first(call: Call) -> None:
+    async def first(call: ReceivedRequest) -> None:
         if call.wanted.get("stream"):
             await call.data(chunk("hel"), 1)
 
-    async def rest(call: Call) -> None:
+    async def rest(call: ReceivedRequest) -> None:
         if not call.wanted.get("stream"):
             await hello(call)
             return
@@ -231,7 +231,7 @@ class FakeReplica:
         self.script = script
         self.credits: Credits | None = None  # by which it divides its streams, if it is no older build
         self.refused = 0  # requests that came while it was full
-        self.calls: list[Call] = []
+        self.calls: list[ReceivedRequest] = []
         self.deleted: list[str] = []
         self.deleted_before_close: list[str] = []
         self.disowned: list[str] = []  # of these, those that another replica answered
@@ -241,12 +241,12 @@ class FakeReplica:
         self.running = 0
         self.most = 0
         self.events = asyncio.Condition()
-        self._listening: Listening | None = None
+        self._listening: StubServer | None = None
         self._transports: set[asyncio.Transport] = set()
 
     async def start(self, run: Path, name: str) -> None:
         """Listen as `rt-NAME.sock`."""
-        self._listening = Listening(self.application())
+        self._listening = StubServer(self.application())
         await self._listening.start(run / f"rt-{name}.sock")
 
     def application(self) -> web.Application:
@@ -283,28 +283,28 @@ class FakeReplica:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self.credits is None:
             return await self._answer(request)
-        source, wants = request.headers["x-kelvin-source"], int(request.headers[WANTS])
+        source, wants = request.headers["x-kelvin-source"], int(request.headers[WANTS_HEADER])
         if not self.credits.try_enter(source, wants, time.monotonic()):
             self.refused += 1
             await self.changed()
             full = NoCredit(self.credits.streams, self.credits.credit_of(source, time.monotonic()))
             return web.Response(
                 status=full.status, body=openai_error(full, request.headers["x-kelvin-request-id"]),
-                headers={CREDIT: str(full.credit)},
+                headers={CREDIT_HEADER: str(full.credit)},
             )  # fmt: skip
         try:
             return await self._answer(request)
         finally:
             self.credits.leave(source)
 
-    def credit_of(self, call: Call) -> dict[str, str]:
+    def credit_of(self, call: ReceivedRequest) -> dict[str, str]:
         """The credit in an answer's head."""
         if self.credits is None:
             return {}
-        return {CREDIT: str(self.credits.credit_of(call.headers["x-kelvin-source"], time.monotonic()))}
+        return {CREDIT_HEADER: str(self.credits.credit_of(call.headers["x-kelvin-source"], time.monotonic()))}
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        call = Call(self, request, await request.read())
+        call = ReceivedRequest(self, request, await request.read())
         transport = request.transport
         assert transport is not None
         self._transports.add(transport)

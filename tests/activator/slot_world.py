@@ -13,10 +13,10 @@ from activator.breakers import LONGEST_S
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.policy.admission import QueueLimits
-from activator.policy.ask import Ask
-from activator.policy.bounds import Bound
-from activator.policy.expected import LEAST
-from activator.slots import ALONE, Peers
+from activator.policy.ask import QueuedRequest
+from activator.policy.bounds import QueueLimit
+from activator.policy.expected import MIN_ANSWERS
+from activator.slots import ALONE, ActivatorPeers
 from activator.throttler import Throttler
 from activator.wake import Waker
 from contracts.control import Feed, ReplicaRow, RestoreFailure
@@ -26,46 +26,46 @@ from tests.activator.clock import Clock
 from tests.activator.control import VERSION
 
 KEY = VersionKey("default", "m", VERSION)
-ASK = Ask("default", 10, 10)
+ASK = QueuedRequest("default", 10, 10)
 FAILED = RestoreFailure(
     tenant="default", version=VERSION, code="probe_failed", status=500, message="no", retryable=False
 )
 
 
 @dataclass
-class Bell(Waker):
+class RecordingWaker(Waker):
     """A waker that only notes what it was told."""
 
     rung: list[VersionKey] = field(default_factory=list)
     ringing: set[VersionKey] = field(default_factory=set)
     nudged: dict[VersionKey, float] = field(default_factory=dict)
 
-    def ensure(self, key: VersionKey) -> None:
+    def start_wake(self, key: VersionKey) -> None:
         if key not in self.ringing:
             self.rung.append(key)
             self.ringing.add(key)
 
-    def rest(self, key: VersionKey) -> None:
+    def stop_wake(self, key: VersionKey) -> None:
         self.ringing.discard(key)
 
-    def nudge(self, key: VersionKey, for_s: float) -> None:
+    def start_wake_for(self, key: VersionKey, for_s: float) -> None:
         self.nudged[key] = for_s
 
-    def calm(self, tenant: str, version: str) -> None:
+    def stop_timed_wakes(self, tenant: str, version: str) -> None:
         for key in [key for key in self.nudged if (key.tenant, key.version) == (tenant, version)]:
             del self.nudged[key]
 
-    def poked_us(self, key: VersionKey) -> int | None:
+    def wake_sent_us(self, key: VersionKey) -> int | None:
         return 1 if key in self.ringing else None
 
 
 def queue_limits(*, version: int = 10_000, in_all: int = 1 << 20, wait_s: float = 60.0) -> QueueLimits:
     """Return limits on how many requests of one version may wait, and how many in all. Their size is not limited."""
-    of_version, of_all = (Bound(entries, 1 << 40, 1 << 40) for entries in (version, in_all))
+    of_version, of_all = (QueueLimit(entries, 1 << 40, 1 << 40) for entries in (version, in_all))
     return QueueLimits(of_version, of_all, of_all, wait_s)
 
 
-async def turns(count: int = 3) -> None:
+async def run_loop(count: int = 3) -> None:
     """Let the event loop run for `count` iterations."""
     for _ in range(count):
         await asyncio.sleep(0)
@@ -87,11 +87,11 @@ class SlotWorld:
         limits: QueueLimits | None = None,
         clock: Callable[[], float] | None = None,
         draw: Callable[[int], int] = lambda n: 0,
-        peers: Peers = ALONE,
+        peers: ActivatorPeers = ALONE,
         longest_rest_s: float = LONGEST_S,
     ) -> None:
         self.clock = clock or asyncio.get_running_loop().time
-        self.bell = Bell()
+        self.bell = RecordingWaker()
         self.throttler = Throttler(
             limits or queue_limits(), self.bell, longest_rest_s=longest_rest_s, peers=peers, clock=self.clock, draw=draw
         )
@@ -104,22 +104,22 @@ class SlotWorld:
 
     def replica(self, name: str) -> Replica:
         """Return the replica of that name, of the version KEY."""
-        return self.throttler.slots.line_of(KEY).replicas[name]
+        return self.throttler.slots.ensure_version_queue(KEY).replicas[name]
 
     async def take(
-        self, ask: Ask = ASK, in_s: float = 50.0, key: VersionKey = KEY, again_by_s: float | None = None
+        self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY, again_by_s: float | None = None
     ) -> Replica:
         """Wait for a slot. The caller must call `release`."""
         return await self.throttler.acquire(key, ask, Deadline.after(in_s, self.clock()), again_by_s)
 
-    async def ask(self, ask: Ask = ASK, in_s: float = 50.0, key: VersionKey = KEY) -> "asyncio.Task[Replica]":
+    async def ask(self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY) -> "asyncio.Task[Replica]":
         """Start a request. On return it has a slot, waits for one, or was refused."""
         task = asyncio.create_task(self.take(ask, in_s, key))
-        await turns()
+        await run_loop()
         self.throttler.check_integrity()
         return task
 
-    def release(self, replica: Replica, ask: Ask = ASK, tokens: int | None = None) -> None:
+    def release(self, replica: Replica, ask: QueuedRequest = ASK, tokens: int | None = None) -> None:
         """Give a slot back, of a request that took so many tokens (None: as estimated)."""
         self.throttler.slots.release(KEY, replica, ask, tokens)
 
@@ -131,21 +131,21 @@ class SlotWorld:
         self.throttler.check_integrity()
         assert self.throttler.loads.in_all.entries == 0
 
-    async def measure(self, clock: Clock, ask: Ask = ASK) -> None:
+    async def measure(self, clock: Clock, ask: QueuedRequest = ASK) -> None:
         """Serve as many requests as a pace needs, of two seconds each."""
-        for _ in range(LEAST):
+        for _ in range(MIN_ANSWERS):
             replica = await self.take(ask, 1e6)
             clock.now_s += 2.0
             self.release(replica, ask)
 
-    async def serve(self, ask: Ask, answer_s: float, in_s: float = 50.0) -> None:
+    async def serve(self, ask: QueuedRequest, answer_s: float, in_s: float = 50.0) -> None:
         """Serve one request from its arrival to the end of its answer. Raises what `Throttler.slot` raises."""
-        came_s = self.clock()
-        async with self.throttler.slot(KEY, ask, Deadline(came_s + in_s)):
-            self.waits[ask.tenant].append(self.clock() - came_s)
+        enqueued_at_s = self.clock()
+        async with self.throttler.slot(KEY, ask, Deadline(enqueued_at_s + in_s)):
+            self.waits[ask.tenant].append(self.clock() - enqueued_at_s)
             await asyncio.sleep(answer_s)
 
-    async def arrivals(self, ask: Ask, at_s: Iterable[float], answer_s: float, in_s: float = 50.0) -> None:
+    async def arrivals(self, ask: QueuedRequest, at_s: Iterable[float], answer_s: float, in_s: float = 50.0) -> None:
         """Serve a request at each of these times of the loop, whether or not those before have ended."""
         serving = []
         for time_s in at_s:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from activator.budgets import Budgets, Hold
-from activator.shared_quotas import SharedBudgets
+from activator.budgets import BudgetReservation, TenantBudgets
+from activator.shared_quotas import SharedBudgetLeases
 from activator.shared_store import RedisStore, open_store
 from contracts.control import Feed
 from contracts.errors import Failure, Refused
@@ -39,16 +39,16 @@ class Ledger:
 
 
 @dataclass
-class Door:
+class BudgetActivator:
     """One activator. Its clocks stand still unless they are set; a Redis has its own."""
 
     name: str
-    budgets: Budgets
+    budgets: TenantBudgets
     wall: Clock
     clock: Clock
-    shared: SharedBudgets | None = None
+    shared: SharedBudgetLeases | None = None
     store: RedisStore | None = None
-    held: list[tuple[Hold, int]] = field(default_factory=list)
+    held: list[tuple[BudgetReservation, int]] = field(default_factory=list)
     records: list[int] = field(default_factory=list)  # durable, and not shipped
     written: int = 0
     tenant: str = TENANT  # of whom it was told
@@ -100,26 +100,26 @@ class Door:
 
 
 @asynccontextmanager
-async def door(server: RedisServer, name: str = "one", answer_s: float = 20.0) -> AsyncIterator[Door]:
+async def door(server: RedisServer, name: str = "one", answer_s: float = 20.0) -> AsyncIterator[BudgetActivator]:
     """Yield one of several activators. `answer_s` is long, since a busy machine may answer late: only a paused Redis
     should count as away.
     """
     wall, clock = Clock(), Clock()
     async with open_store(server.url, name, answer_s) as store:
-        shared = SharedBudgets(store, wall, clock)
-        yield Door(name, Budgets(name, shared, wall), wall, clock, shared, store)
+        shared = SharedBudgetLeases(store, wall, clock)
+        yield BudgetActivator(name, TenantBudgets(name, shared, wall), wall, clock, shared, store)
         await shared.close()
 
 
 @asynccontextmanager
-async def alone() -> AsyncIterator[Door]:
+async def alone() -> AsyncIterator[BudgetActivator]:
     """Yield an activator without a Redis."""
     wall, clock = Clock(), Clock()
-    yield Door("one", Budgets("one", None, wall), wall, clock)
+    yield BudgetActivator("one", TenantBudgets("one", None, wall), wall, clock)
 
 
 @asynccontextmanager
-async def over_redis() -> AsyncIterator[Door]:
+async def over_redis() -> AsyncIterator[BudgetActivator]:
     """Yield an activator that alone uses a Redis."""
     with RedisServer() as server:
         async with asyncio.timeout(60), door(server) as here:

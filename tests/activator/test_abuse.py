@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.activator.control import KEY
-from tests.activator.world import World, http, world
+from tests.activator.world import ActivatorWorld, http, world
 
 ABUSER, OURS = "127.0.0.2", "127.0.0.1"
 BODY = b'{"model":"m","prompt":"x"}'
@@ -82,7 +82,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def _say(here: World, raw: bytes) -> bytes:
+async def _say(here: ActivatorWorld, raw: bytes) -> bytes:
     """Send, behind it a second request, and read until the end: there has to be one."""
     got = b""
     reader, writer = await here.raw(source=ABUSER)
@@ -104,7 +104,7 @@ class Beside:
 
 
 @contextlib.asynccontextmanager
-async def _beside(here: World) -> AsyncIterator[Beside]:
+async def _beside(here: ActivatorWorld) -> AsyncIterator[Beside]:
     seen, stop = Beside(), asyncio.Event()
 
     async def ask() -> None:
@@ -126,7 +126,9 @@ async def _beside(here: World) -> AsyncIterator[Beside]:
 
 
 @contextlib.asynccontextmanager
-async def _abused(tmp_path: Path, of_one: int = 1024, in_all: int = 8192, head_s: int = 5) -> AsyncIterator[World]:
+async def _abused(
+    tmp_path: Path, of_one: int = 1024, in_all: int = 8192, head_s: int = 5
+) -> AsyncIterator[ActivatorWorld]:
     """A world in which every request that is let through is known by its replica."""
     async with world(
         tmp_path,
@@ -181,7 +183,7 @@ async def test_control_a_good_request_passes_and_is_seen(tmp_path: Path) -> None
 
 
 @pytest.mark.deep
-async def test_each_is_cheap(tmp_path: Path) -> None:
+async def test_abusive_request_costs_little_cpu(tmp_path: Path) -> None:
     """Processor time of the door for each abuse, a handshake included, over many of them."""
 
     async with _abused(tmp_path) as here:
@@ -194,10 +196,10 @@ async def test_each_is_cheap(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("bound", [pytest.param(50, id="bounded"), pytest.param(1000, id="control: no bound")])
-async def test_slowloris_holds_its_own_places_only(tmp_path: Path, bound: int) -> None:
+async def test_slowloris_is_limited_to_its_own_connections(tmp_path: Path, bound: int) -> None:
     """300 heads without end of one address, with room for 200 connections: only without a bound all of it is theirs."""
 
-    async def try_open(here: World, source: str) -> asyncio.StreamWriter | None:
+    async def try_open(here: ActivatorWorld, source: str) -> asyncio.StreamWriter | None:
         try:
             _, writer = await here.raw(source=source)
         except (ConnectionError, ssl.SSLError):
@@ -213,13 +215,13 @@ async def test_slowloris_holds_its_own_places_only(tmp_path: Path, bound: int) -
         ours = await try_open(here, OURS)
         assert (ours is not None) == (bound == 50)
         which = "address" if bound == 50 else "all"
-        assert await here.figure("kelvin_connections_refused_total", limit=which) > 0
+        assert await here.metric_value("kelvin_connections_refused_total", limit=which) > 0
         for writer in [*held, *([ours] if ours else [])]:
             writer.transport.abort()
 
 
 @pytest.mark.deep
-async def test_keys_are_guessed_in_bulk(tmp_path: Path) -> None:
+async def test_bulk_key_guessing_delays_no_other_caller(tmp_path: Path) -> None:
     """200 connections of 20 addresses guess for some seconds: no guess is good, and none costs the one beside."""
 
     async with _abused(tmp_path) as here:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from activator.alarm import TICK_S, Alarm
+from activator.alarm import TICK_S, DeadlineTimer
 
 LOOPS = [
     pytest.param(asyncio.new_event_loop, id="asyncio's loop"),
@@ -19,7 +19,7 @@ def _nothing() -> None:
     """What is not called, or might as well not be."""
 
 
-async def _rung(set_for: Alarm, in_s: float) -> tuple[float, float]:
+async def _rung(set_for: DeadlineTimer, in_s: float) -> tuple[float, float]:
     """When it was to ring, and when it did."""
     rung = asyncio.get_running_loop().create_future()
     at_s = time.monotonic() + in_s
@@ -29,19 +29,19 @@ async def _rung(set_for: Alarm, in_s: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_it_never_rings_early(loop: object, goes_on: bool) -> None:
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_timer_never_fires_early(loop: object, is_persistent: bool) -> None:
     """However the loop rounds; also behind a request whose time was longer, or shorter."""
 
     async def scenario() -> None:
-        one = Alarm(goes_on=goes_on)
+        one = DeadlineTimer(is_persistent=is_persistent)
         for number in range(30):
             at_s, rung_s = await _rung(one, number * 0.00037)
             assert rung_s >= at_s
             one.set(time.monotonic() + (60.0 if number % 3 else 0.0), _nothing)
             one.clear(_nothing)
         one.close()
-        assert repr(one) == "<Alarm set=False timed=False>"
+        assert repr(one) == "<DeadlineTimer set=False timed=False>"
 
     with asyncio.Runner(loop_factory=loop) as runner:  # type: ignore[arg-type]
         runner.run(scenario())
@@ -70,7 +70,7 @@ class Timed:
 def test_requests_on_one_connection_share_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand that end in time make one, which looks once whether it is time; then it is set for who is there."""
     timed, rung = Timed(monkeypatch), []
-    one = Alarm(goes_on=True)
+    one = DeadlineTimer(is_persistent=True)
     for number in range(1000):
         timed.now_s = 100.0 + number / 1000
         one.set(timed.now_s + 60.0, _nothing)
@@ -87,10 +87,10 @@ def test_requests_on_one_connection_share_a_timer(monkeypatch: pytest.MonkeyPatc
     assert timed.ended == 0
 
 
-def test_a_sooner_time_makes_a_timer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_deadline_replaces_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that would ring too late ends."""
     timed = Timed(monkeypatch)
-    one = Alarm(goes_on=True)
+    one = DeadlineTimer(is_persistent=True)
     one.set(160.0, _nothing)
     one.clear(_nothing)
     one.set(110.0, lambda: None)
@@ -98,33 +98,33 @@ def test_a_sooner_time_makes_a_timer_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert timed.ended == 1
 
 
-def test_what_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extended_deadline_fires_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """It rings no sooner than then, and never sooner than it would have; the next request has its own time."""
     timed, rung = Timed(monkeypatch), []
-    one = Alarm(goes_on=True)
+    one = DeadlineTimer(is_persistent=True)
     one.set(110.0, lambda: rung.append(timed.now_s))
-    one.put_off(120.0)
-    one.put_off(115.0)
+    one.extend_to(120.0)
+    one.extend_to(115.0)
     for at_s in (110.0, 120.0):
         assert not rung
         assert timed.made[-1] == pytest.approx(at_s + TICK_S)
         timed.now_s = timed.made[-1]
         timed.ring()
     assert len(rung) == 1
-    one.put_off(500.0)
+    one.extend_to(500.0)
     one.set(130.0, lambda: rung.append(timed.now_s))
     timed.now_s = timed.made[-1]
     timed.ring()
     assert rung[1:] == [pytest.approx(130.0 + TICK_S)]
 
 
-@pytest.mark.parametrize(("goes_on", "ended"), [(False, 1), (True, 0)])
-def test_what_is_one_requests_ends_with_it(monkeypatch: pytest.MonkeyPatch, goes_on: bool, ended: int) -> None:
+@pytest.mark.parametrize(("is_persistent", "ended"), [(False, 1), (True, 0)])
+def test_timer_of_a_request_ends_with_it(monkeypatch: pytest.MonkeyPatch, is_persistent: bool, ended: int) -> None:
     """A stream's, or a connection's that was lost: no timer is left where thousands come and go. The control goes on
     until its connection does.
     """
     timed = Timed(monkeypatch)
-    one = Alarm(goes_on=goes_on)
+    one = DeadlineTimer(is_persistent=is_persistent)
     one.set(160.0, _nothing)
     one.clear(_nothing)
     assert timed.ended == ended
@@ -135,7 +135,7 @@ def test_what_is_one_requests_ends_with_it(monkeypatch: pytest.MonkeyPatch, goes
 def test_a_lost_connections_last_request_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may wait for the disk yet."""
     timed, rung = Timed(monkeypatch), []
-    one = Alarm(goes_on=True)
+    one = DeadlineTimer(is_persistent=True)
     one.set(160.0, lambda: rung.append(1))
     one.close()
     assert timed.ended == 0
@@ -143,14 +143,14 @@ def test_a_lost_connections_last_request_keeps_its_time(monkeypatch: pytest.Monk
     timed.ring()
     assert rung == [1]
     one.clear(_nothing)
-    assert repr(one) == "<Alarm set=False timed=False>"
+    assert repr(one) == "<DeadlineTimer set=False timed=False>"
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_only_ones_own_is_cleared(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_clear_ignores_another_requests_callback(monkeypatch: pytest.MonkeyPatch, is_persistent: bool) -> None:
     """It was set for the next request by then: that one is called in its time, and can be cleared itself."""
     timed, rung = Timed(monkeypatch), []
-    one = Alarm(goes_on=goes_on)
+    one = DeadlineTimer(is_persistent=is_persistent)
     for name in ("rings", "is cleared"):
         one.set(timed.now_s + 60.0, _nothing)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from activator.account import Account
-from activator.answer import AT_ONCE, Answer
-from activator.budgets import Hold
+from activator.answer import AT_ONCE, ClientResponse
+from activator.budgets import BudgetReservation
 from activator.dependencies import SPOOL
-from activator.policy.budget import Spent
+from activator.policy.budget import TenantSpending
 from activator.timelines import Timelines
-from activator.usage import Usage, poster
+from activator.usage import UsageRecords, ledger_poster
 from contracts.control import Principal
 from contracts.errors import Failure, Refused, Unavailable
 from contracts.frames import Counts
@@ -55,7 +55,7 @@ class SlowSpool(Spool):
         return 7
 
 
-class Diary(Usage):
+class Diary(UsageRecords):
     """Writes down when an account is settled, between what is sent."""
 
     def __init__(self, said: list[bytes], failure: Failure | None) -> None:
@@ -83,7 +83,7 @@ def _account(*, stream: bool) -> Account:
         pytest.param("rt", True, id="a replica may have worked for it: the control"),
     ],
 )
-async def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | None, waits: bool) -> None:
+async def test_refused_request_does_not_wait_for_its_record(tmp_path: Path, runtime: str | None, waits: bool) -> None:
     """Its record costs nothing, and follows; what may be charged is durable before its caller hears the end."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
@@ -91,8 +91,8 @@ async def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | N
     account.runtime_id = runtime
 
     said: list[bytes] = []
-    usage = Usage(spool, Timelines(), ended=lambda *_: None)
-    answer = Answer(exchange(said), account, usage, 1.0, lambda: "x")
+    usage = UsageRecords(spool, Timelines(), ended=lambda *_: None)
+    answer = ClientResponse(exchange(said), account, usage, 1.0, lambda: "x")
     failing = asyncio.create_task(answer.fail(Overloaded("the queue", 1, 1.0)))
     if waits:
         await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
@@ -111,9 +111,9 @@ async def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | N
 async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
     said: list[bytes] = []
     account = _account(stream=stream)
-    answer = Answer(exchange(said), account, Diary(said, failure), 1.0, lambda: "x")
+    answer = ClientResponse(exchange(said), account, Diary(said, failure), 1.0, lambda: "x")
     for count, piece in enumerate(pieces, 1):
-        await answer.pass_on(piece, count)
+        await answer.relay_data(piece, count)
     try:
         await answer.complete()
     except Refused as refused:
@@ -137,7 +137,7 @@ async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure |
                      id="a whole answer that is large"),
     ],
 )  # fmt: skip
-async def test_the_record_comes_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
+async def test_record_is_durable_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
     """All but the last piece was taken by the socket, then the record, then the rest."""
     said = await _answered(pieces, stream=stream)
     if stream:
@@ -146,7 +146,7 @@ async def test_the_record_comes_before_the_last_byte(stream: bool, pieces: list[
     assert said == want
 
 
-async def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -> None:
+async def test_unrecorded_response_does_not_end_normally() -> None:
     """A stream gets the error in place of [DONE]; a whole answer is refused, or cut where it was promised a length."""
     failure = Unavailable("the usage spool")
     said = await _answered([chunk("x"), DONE], stream=True, failure=failure)
@@ -169,7 +169,7 @@ async def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -
     ],
 )
 @pytest.mark.virtual_time
-async def test_a_deadline_does_not_end_what_is_being_recorded(
+async def test_deadline_does_not_cut_a_response_being_recorded(
     monkeypatch: pytest.MonkeyPatch, stream: bool, opens: bool, want: list[bytes]
 ) -> None:
     """The answer is there, and charged: it goes out with its record, however late within the disk's time. Beyond that
@@ -178,17 +178,17 @@ async def test_a_deadline_does_not_end_what_is_being_recorded(
     said: list[bytes] = []
     account = _account(stream=stream)
     row = SpendingRow(tenant="t", month="2026-11", ends_at_us=1 << 60, spent_micros=0, prices=PRICES, seen={})
-    spent = Spent("a-1", row)
+    spent = TenantSpending("a-1", row)
 
     monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
     assert spent.try_hold(100, 50, 0)
-    account.hold = Hold(spent, PRICES, 50)
+    account.budget_reservation = BudgetReservation(spent, PRICES, 50)
     spool, asked = SlowSpool(), exchange(said, Breakable(said))
-    answer = Answer(asked, account, Usage(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
+    answer = ClientResponse(asked, account, UsageRecords(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
 
     async def complete() -> None:
-        with asked.leaving_ends(0.1):
-            await answer.pass_on(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
+        with asked.cancel_on_disconnect(0.1):
+            await answer.relay_data(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
             await answer.complete()
 
     task = asyncio.create_task(complete())
@@ -227,9 +227,7 @@ class FullSpool(Spool):
         pytest.param(True, ("unavailable", 200, 2), id="a stream"),
     ],
 )
-async def test_an_answer_without_a_record_counts_as_what_its_caller_is_told(
-    stream: bool, want: tuple[str, int, int]
-) -> None:
+async def test_unrecorded_response_counts_as_its_failure(stream: bool, want: tuple[str, int, int]) -> None:
     """Not as the success that it would have been."""
     told: list[tuple[str, int, int]] = []
 
@@ -238,8 +236,10 @@ async def test_an_answer_without_a_record_counts_as_what_its_caller_is_told(
 
     account = _account(stream=stream)
     account.runtime_id = "rt"
-    answer = Answer(exchange([]), account, Usage(FullSpool(), Timelines(), ended=ended), 1.0, lambda: "x")
-    await answer.pass_on(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
+    answer = ClientResponse(
+        exchange([]), account, UsageRecords(FullSpool(), Timelines(), ended=ended), 1.0, lambda: "x"
+    )
+    await answer.relay_data(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
     with pytest.raises(Refused) as refused:
         await answer.complete()
     await answer.fail(refused.value.failure)
@@ -259,7 +259,7 @@ async def test_a_ledger_that_dies_within_its_answer_is_unavailable(tmp_path: Pat
     async with await asyncio.start_unix_server(die, sock=directory.listen("control.sock")):
         control = ServiceClient(directory, "control.sock", "the control plane")
         with pytest.raises(Refused) as refused:
-            await poster(control)([b"{}"])
+            await ledger_poster(control)([b"{}"])
         await control.close()
     assert refused.value.failure == Unavailable("the control plane")
     directory.close()

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from activator.answers_handover import FORMAT, SOCKET, HandoverReceiver, HandoverSender, Running
-from activator.kept_answers import Elsewhere, Mine, OwnAnswers
-from activator.policy.once import Asked, Kept, OnceLimits
+from activator.kept_answers import Claimed, ClaimedElsewhere, LocalAnswerStore
+from activator.policy.once import AnswerKey, AnswerStoreLimits, KeptAnswer
 from service.listener import listen
 from service.unix import SocketDirectory
 from tests.activator.once import ASK
 from tests.activator.replica import halves
-from tests.activator.world import Got, world
+from tests.activator.world import ReceivedResponse, world
 
-LIMITS = OnceLimits(ttl_s=100.0)
+LIMITS = AnswerStoreLimits(ttl_s=100.0)
 ALONE = ASK | {"connection": "close"}  # each request on a connection of its own
 
 
-def asked(number: int) -> Asked:
-    return Asked("t", b"name %d" % number, b"fingerprint %d" % number, "once")
+def asked(number: int) -> AnswerKey:
+    return AnswerKey("t", b"name %d" % number, b"fingerprint %d" % number, "once")
 
 
 async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
             old = await here.beside()
             repeats = [asyncio.create_task(here.post(**ALONE)) for _ in range(8)]
             old.send_signal(signal.SIGUSR1)
-            refused: set[asyncio.Task[Got]] = set()
+            refused: set[asyncio.Task[ReceivedResponse]] = set()
             while not refused:  # until then all have come to the old one, which they have joined
                 repeats.append(asyncio.create_task(here.post(**ALONE)))
                 refused, _ = await asyncio.wait(repeats, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
@@ -108,11 +108,14 @@ async def test_deadline_that_passes_while_a_key_is_claimed_says_how_long(tmp_pat
 class Pair:
     """Two activators' answers, one of which takes the place of the other."""
 
-    def __init__(self, path: Path, limits: OnceLimits = LIMITS) -> None:
+    def __init__(self, path: Path, limits: AnswerStoreLimits = LIMITS) -> None:
         path.chmod(0o700)
         self.now_s = 1000.0
         self.directory = SocketDirectory(path)
-        self.old, self.new = OwnAnswers(limits, lambda: self.now_s), OwnAnswers(limits, lambda: self.now_s + 500.0)
+        self.old, self.new = (
+            LocalAnswerStore(limits, lambda: self.now_s),
+            LocalAnswerStore(limits, lambda: self.now_s + 500.0),
+        )
         self.runs: list[Running] = []
         self.sender = HandoverSender(self.old, lambda: self.runs)
 
@@ -124,8 +127,8 @@ class Pair:
         return found
 
 
-async def _keep(answers: OwnAnswers, number: int) -> None:
-    await answers.publish(asked(number), Mine(), b"sealed %d" % number)
+async def _keep(answers: LocalAnswerStore, number: int) -> None:
+    await answers.publish(asked(number), Claimed(), b"sealed %d" % number)
 
 
 async def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
@@ -137,46 +140,46 @@ async def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
     await _keep(pair.old, 2)
     receiving = asyncio.ensure_future((await pair.connect()).receive())
     waiting = asyncio.ensure_future(pair.new.claim(asked(9)))
-    assert isinstance(await pair.old.claim(asked(3)), Mine)
+    assert isinstance(await pair.old.claim(asked(3)), Claimed)
     pair.runs = [Running(asked(number).name, asked(number).fingerprint) for number in (3, 4, 5)]
     await asyncio.sleep(0.02)
     assert not waiting.done(), "the old one decides"
     pair.sender.hand_over()
-    assert isinstance(await waiting, Mine)
-    assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
-    assert isinstance(await pair.new.claim(asked(3)), Elsewhere)
-    assert isinstance(await pair.old.claim(asked(8)), Elsewhere), "it begins nothing that is new"
-    assert isinstance(await pair.old.claim(asked(2)), Kept)
+    assert isinstance(await waiting, Claimed)
+    assert await pair.new.claim(asked(1)) == KeptAnswer(asked(1).fingerprint, b"sealed 1")
+    assert isinstance(await pair.new.claim(asked(3)), ClaimedElsewhere)
+    assert isinstance(await pair.old.claim(asked(8)), ClaimedElsewhere), "it begins nothing that is new"
+    assert isinstance(await pair.old.claim(asked(2)), KeptAnswer)
     await _keep(pair.old, 3)
-    await pair.old.release(asked(4), Mine())
+    await pair.old.release(asked(4), Claimed())
     await asyncio.sleep(0.02)
-    assert await pair.new.claim(asked(3)) == Kept(asked(3).fingerprint, b"sealed 3")
-    assert isinstance(await pair.new.claim(asked(4)), Mine)
-    assert isinstance(await pair.new.claim(asked(5)), Elsewhere)
+    assert await pair.new.claim(asked(3)) == KeptAnswer(asked(3).fingerprint, b"sealed 3")
+    assert isinstance(await pair.new.claim(asked(4)), Claimed)
+    assert isinstance(await pair.new.claim(asked(5)), ClaimedElsewhere)
     pair.now_s += 50.0  # the first one has been kept for 110 s
-    assert isinstance(await pair.new.claim(asked(1)), Mine)
-    assert isinstance(await pair.new.claim(asked(2)), Kept)
-    pair.new.shelf.check_integrity()
+    assert isinstance(await pair.new.claim(asked(1)), Claimed)
+    assert isinstance(await pair.new.claim(asked(2)), KeptAnswer)
+    pair.new.cache.check_integrity()
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
-    assert isinstance(await pair.new.claim(asked(5)), Mine), "nobody runs it any more"
+    assert isinstance(await pair.new.claim(asked(5)), Claimed), "nobody runs it any more"
 
 
 async def test_old_activator_that_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it lives it decides: who comes to the new one waits for a moment, and is told to come back. Once it has
     gone the new one decides. Where nobody is there, it does so at once.
     """
-    monkeypatch.setattr("activator.kept_answers.DECIDES_S", 0.05)
+    monkeypatch.setattr("activator.kept_answers.HANDOVER_WAIT_S", 0.05)
 
     pair = Pair(tmp_path)
     assert await HandoverReceiver.connect(pair.new, pair.directory) is None
-    assert isinstance(await pair.new.claim(asked(1)), Mine)
+    assert isinstance(await pair.new.claim(asked(1)), Claimed)
     receiver = await pair.connect()
     receiving = asyncio.ensure_future(receiver.receive())
-    assert isinstance(await pair.new.claim(asked(1)), Elsewhere)
+    assert isinstance(await pair.new.claim(asked(1)), ClaimedElsewhere)
     pair.sender.hand_over()
     await asyncio.sleep(0.01)
-    assert isinstance(await pair.new.claim(asked(1)), Mine)
+    assert isinstance(await pair.new.claim(asked(1)), Claimed)
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
 
@@ -189,10 +192,10 @@ async def test_activator_that_connects_late_is_handed_over_to(tmp_path: Path) ->
     pair.runs = [Running(asked(2).name, asked(2).fingerprint)]
     pair.sender.hand_over()
     receiving = asyncio.ensure_future((await pair.connect()).receive())
-    assert isinstance(await pair.new.claim(asked(3)), Mine)
-    assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
-    assert isinstance(await pair.new.claim(asked(2)), Elsewhere)
-    assert isinstance(await pair.old.claim(asked(4)), Elsewhere), "it begins nothing that is new"
+    assert isinstance(await pair.new.claim(asked(3)), Claimed)
+    assert await pair.new.claim(asked(1)) == KeptAnswer(asked(1).fingerprint, b"sealed 1")
+    assert isinstance(await pair.new.claim(asked(2)), ClaimedElsewhere)
+    assert isinstance(await pair.old.claim(asked(4)), ClaimedElsewhere), "it begins nothing that is new"
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
 
@@ -211,7 +214,7 @@ def test_old_activator_ends_once_its_socket_has_everything(
         place.mkdir()
         pair = Pair(place)
         for each in range(number):
-            await pair.old.publish(asked(each), Mine(), b"x" * 4000)
+            await pair.old.publish(asked(each), Claimed(), b"x" * 4000)
         await pair.sender.listen(pair.directory)
         with pair.directory.connect(SOCKET) as successor:
             async with asyncio.timeout(5):
@@ -240,11 +243,11 @@ def test_old_activator_ends_once_its_socket_has_everything(
 async def test_large_answers_are_handed_over(tmp_path: Path) -> None:
     """KELVIN_ONCE_ANSWER_BYTES has no upper bound."""
 
-    pair = Pair(tmp_path, OnceLimits(tenant_bytes=80 << 20, answer_bytes=80 << 20))
-    await pair.old.publish(asked(1), Mine(), bytes(65 << 20))
+    pair = Pair(tmp_path, AnswerStoreLimits(tenant_bytes=80 << 20, answer_bytes=80 << 20))
+    await pair.old.publish(asked(1), Claimed(), bytes(65 << 20))
     receiving = asyncio.ensure_future((await pair.connect()).receive())
     pair.sender.hand_over()
-    assert isinstance(await pair.new.claim(asked(1)), Kept)
+    assert isinstance(await pair.new.claim(asked(1)), KeptAnswer)
     await pair.sender.close()
     await asyncio.wait_for(receiving, 5)
 
@@ -272,5 +275,5 @@ async def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: byt
     receiver = await HandoverReceiver.connect(pair.new, pair.directory)
     assert receiver is not None
     await asyncio.wait_for(receiver.receive(), 5)
-    assert isinstance(await pair.new.claim(asked(1)), Mine)
+    assert isinstance(await pair.new.claim(asked(1)), Claimed)
     server.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from activator.asking import Asking, each
+from activator.asking import SingleFlight, run_every
 
 pytestmark = pytest.mark.virtual_time
 
@@ -15,9 +15,9 @@ Question = Coroutine[Any, Any, None]
 
 
 @asynccontextmanager
-async def settling() -> AsyncIterator[Asking]:
+async def settling() -> AsyncIterator[SingleFlight]:
     """In the end nothing is asked."""
-    asking = Asking()
+    asking = SingleFlight()
     yield asking
     assert len(asking) == 0
 
@@ -46,14 +46,15 @@ class Store:
         return decide
 
 
-async def test_who_waits_may_leave() -> None:
+async def test_waiting_caller_may_be_cancelled() -> None:
     """Three wait for one answer, and one gives up: the question goes on, and the next one is for who is left."""
     async with settling() as asking:
         store = Store()
         one, two, three = (
-            asyncio.create_task(asking.until("a", units, store.take(units), store.ask)) for units in (3, 6, 7)
+            asyncio.create_task(asking.ask_until_decided("a", units, store.take(units), store.ask))
+            for units in (3, 6, 7)
         )
-        other = asyncio.create_task(asking.until("b", 20, lambda is_asking: 20, store.ask))
+        other = asyncio.create_task(asking.ask_until_decided("b", 20, lambda is_asking: 20, store.ask))
         await asyncio.sleep(0.5)
         assert ("a" in asking, "b" in asking, other.result()) == (True, False, 20)
         one.cancel()
@@ -63,15 +64,18 @@ async def test_who_waits_may_leave() -> None:
         assert store.asked == [3, 7]
 
 
-async def test_those_who_wait_are_asked_for_together() -> None:
+async def test_waiting_callers_share_the_next_query() -> None:
     """Those that one answer was not enough for."""
     async with settling() as asking:
         store = Store()
-        assert await asyncio.gather(*(asking.until("a", 4, store.take(4), store.ask) for _ in range(5))) == [4] * 5
+        assert (
+            await asyncio.gather(*(asking.ask_until_decided("a", 4, store.take(4), store.ask) for _ in range(5)))
+            == [4] * 5
+        )
         assert store.asked == [4, 12]
 
 
-async def test_a_question_that_fails_is_over() -> None:
+async def test_failed_query_frees_its_key() -> None:
     """The loop is told of it, its name is free, and who waited decides again."""
     told: list[type] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(type(context["exception"])))
@@ -81,7 +85,7 @@ async def test_a_question_that_fails_is_over() -> None:
         async def question(units: int) -> None:
             raise KeyError("a")
 
-        assert await asking.until("a", 1, lambda is_asking: next(found), question) == 5
+        assert await asking.ask_until_decided("a", 1, lambda is_asking: next(found), question) == 5
     assert told == [KeyError]
 
 
@@ -97,7 +101,7 @@ async def test_tending_asks_several_names_at_once() -> None:
         def due(name: str) -> Question | None:
             return None if name == "a" else question(name)
 
-        waiting = asyncio.create_task(asking.until("b", 1, store.take(1), store.ask))
+        waiting = asyncio.create_task(asking.ask_until_decided("b", 1, store.take(1), store.ask))
         await asyncio.sleep(0.5)
         began_s = asyncio.get_running_loop().time()
         await asking.tend("abcdefghijk", due)
@@ -106,12 +110,14 @@ async def test_tending_asks_several_names_at_once() -> None:
         await waiting
 
 
-async def test_an_end_is_quick_and_waits_for_what_is_asked() -> None:
+async def test_close_is_bounded_and_waits_for_running_queries() -> None:
     """What gives back has a second; what was asked before is waited for, as it ends by itself."""
     async with settling() as asking:
         loop = asyncio.get_running_loop()
         found = iter((None, 1))
-        waiting = asyncio.create_task(asking.until("a", 1, lambda is_asking: next(found), lambda _: asyncio.sleep(3.0)))
+        waiting = asyncio.create_task(
+            asking.ask_until_decided("a", 1, lambda is_asking: next(found), lambda _: asyncio.sleep(3.0))
+        )
         await asyncio.sleep(0)
         began_s = loop.time()
         await asking.close(asyncio.sleep(60.0))
@@ -119,7 +125,7 @@ async def test_an_end_is_quick_and_waits_for_what_is_asked() -> None:
         await waiting
 
 
-async def test_it_tends_until_it_is_cancelled() -> None:
+async def test_run_every_repeats_until_cancelled() -> None:
     """So often, and not at once."""
     seen: list[float] = []
     loop = asyncio.get_running_loop()
@@ -130,5 +136,5 @@ async def test_it_tends_until_it_is_cancelled() -> None:
     began_s = loop.time()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2.5):
-            await each(1.0, tend)
+            await run_every(1.0, tend)
     assert [at_s - began_s for at_s in seen] == pytest.approx([1.0, 2.0])

@@ -10,13 +10,13 @@ from aiohttp import web
 from contracts.control import ModelRow
 from contracts.frames import CONTENT_TYPE, FrameKind
 from tests.activator.control import OTHER, VERSION, replica_row
-from tests.activator.replica import Call, Held, Script, cut, decline, hello
-from tests.activator.world import World, world
+from tests.activator.replica import Held, ReceivedRequest, Script, cut, decline, hello
+from tests.activator.world import ActivatorWorld, world
 
 BUDGET = 10  # what a quiet version has
 
 
-async def cut_behind_head(call: Call) -> None:
+async def cut_behind_head(call: ReceivedRequest) -> None:
     """A 200's head is a beginning: its replica has counted the request, so that its record must name that replica."""
     assert call.request.transport is not None
     call.request.transport.write(
@@ -25,13 +25,13 @@ async def cut_behind_head(call: Call) -> None:
     call.cut()
 
 
-async def cut_behind_beat(call: Call) -> None:
+async def cut_behind_beat(call: ReceivedRequest) -> None:
     """So is a heartbeat."""
-    await call.write(FrameKind.BEAT)
+    await call.write(FrameKind.HEARTBEAT)
     call.cut()
 
 
-async def retries(here: World) -> dict[tuple[str, str], float]:
+async def retries(here: ActivatorWorld) -> dict[tuple[str, str], float]:
     """By failure and what followed."""
     series = await here.series("kelvin_retries_total")
     return {(labels["failure"], labels["then"]): value for labels, value in series}
@@ -49,7 +49,7 @@ async def test_a_refusal_is_tried_again_elsewhere_and_counted(tmp_path: Path) ->
         script.release()
         assert (await asked).status == 200
         assert await retries(here) == {("unavailable", "again"): 1}
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
         assert draining.calls[0].request_id == other.calls[0].request_id, "one request, one name"
         await other.until(lambda replica: replica.recorded == [record.request_id])
@@ -63,7 +63,7 @@ async def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path)
     async with world(tmp_path) as here:
         arrived = asyncio.Event()
 
-        async def together(call: Call) -> None:
+        async def together(call: ReceivedRequest) -> None:
             if len(call.replica.calls) > count:
                 await hello(call)
                 return
@@ -85,7 +85,7 @@ async def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path)
             ("unavailable", "again"): answered,
             ("unavailable", "budget"): count - answered,
         }
-        records = await here.control.until_records(count)
+        records = await here.control.wait_for_records(count)
         assert len({record.request_id for record in records}) == len(records) == count
         assert {record.runtime_id for record in records if record.outcome == "unavailable"} == {None}
 
@@ -111,7 +111,7 @@ async def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail:
         got = await asked
         assert (got.status, len(second.calls)) == ((502, 0) if begun else (200, 1))
         assert await retries(here) == ({} if begun else {("replica_lost", "again"): 1})
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.runtime_id == ("a" if begun else "b")
 
 
@@ -135,12 +135,12 @@ async def test_activator_without_descriptors_blames_no_replica(tmp_path: Path) -
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         assert {(got.status, got.code) for got in refused} == {(503, "overloaded")}
         assert (await here.post()).status == 200
-        records = await here.control.until_records(5)
+        records = await here.control.wait_for_records(5)
         assert {record.runtime_id for record in records if record.outcome == "overloaded"} == {None}
-        assert await here.figure("kelvin_breaker_openings_total", of="replica") == 0
+        assert await here.metric_value("kelvin_breaker_openings_total", of="replica") == 0
 
 
-async def test_one_request_does_not_end_replica_after_replica(tmp_path: Path) -> None:
+async def test_request_is_lost_with_three_replicas_at_most(tmp_path: Path) -> None:
     """The third that is lost with it is the last: it may be what ends them."""
 
     async with world(tmp_path) as here:
@@ -149,7 +149,7 @@ async def test_one_request_does_not_end_replica_after_replica(tmp_path: Path) ->
         assert (got.status, got.code) == (502, "replica_lost")
         assert sum(len(replica.calls) for replica in lost) == 3
         assert await retries(here) == {("replica_lost", "again"): 2, ("replica_lost", "tries"): 1}
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id) == ("replica_lost", None)
 
 
@@ -185,7 +185,7 @@ async def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> N
         assert (await here.post()).status == 200
 
 
-async def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(tmp_path: Path) -> None:
+async def test_only_waits_for_a_start_outlast_the_retry_time(tmp_path: Path) -> None:
     """A replica that refuses and refuses rests longer and longer: its request has the refusal within one bound of time.
     One whose replica is gone failed before that, waits for a start all the same, and is answered.
     """
@@ -197,7 +197,7 @@ async def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(t
         await gone.until(lambda replica: len(replica.calls) == 1)
         await here.publish(removed=("gone",))
         script.release()
-        await here.until_figure("kelvin_retries_total", 1, failure="replica_lost", then="again")
+        await here.wait_for_metric("kelvin_retries_total", 1, failure="replica_lost", then="again")
 
         only = await here.replica("a", decline)
         got = await here.post()
@@ -212,12 +212,12 @@ async def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(t
 
 
 @pytest.mark.parametrize("named", ["pod-1-5f3a", None])
-async def test_a_record_names_a_pods_life_as_it_does_itself(tmp_path: Path, named: str | None) -> None:
+async def test_record_names_the_runtime_id_the_pod_reports(tmp_path: Path, named: str | None) -> None:
     """The feed knows the pod, whose containers may start again; the replica counts the request under the name of this
     life. The control: who gives no name is called what the feed calls it.
     """
 
-    async def answer(call: Call) -> None:
+    async def answer(call: ReceivedRequest) -> None:
         fields = {"content-type": CONTENT_TYPE} | ({} if named is None else {"x-kelvin-runtime": named})
         call.answer = web.StreamResponse(headers=fields)
         await call.answer.prepare(call.request)
@@ -226,7 +226,7 @@ async def test_a_record_names_a_pods_life_as_it_does_itself(tmp_path: Path, name
     async with world(tmp_path) as here:
         await here.replica("a", answer)
         assert (await here.post()).status == 200
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.runtime_id == (named or "a")
 
 
@@ -252,7 +252,7 @@ async def test_retry_goes_to_the_version_that_the_alias_names_by_then(
         script.release()
         got = await asyncio.wait_for(asked, 20)
         assert (got.status, got.headers["x-kelvin-version"]) == (200, OTHER)
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.version, record.runtime_id) == ("ok", OTHER, "b")
 
 
@@ -268,7 +268,7 @@ async def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, mod
 
     async with world(tmp_path) as here:
         asked = asyncio.create_task(here.post(body={"model": model, "messages": []}))
-        await here.control.until_stat()
+        await here.control.wait_for_stat()
         await here.replica("b", told=False)
         here.control.publish(replica_row("b", version=OTHER), models=(MOVED,), removed_versions=DELETED)
         got = await asyncio.wait_for(asked, 20)
@@ -280,7 +280,7 @@ async def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, mod
 def _foreign(status: int, body: bytes, content_type: str = "text/html") -> Script:
     """An answer of somebody in front of the replica."""
 
-    async def script(call: Call) -> None:
+    async def script(call: ReceivedRequest) -> None:
         call.refusal = web.Response(status=status, body=body, content_type=content_type)
 
     return script
@@ -322,7 +322,7 @@ async def test_answer_of_no_runtime_is_retried_elsewhere(tmp_path: Path, script:
         here.control.publish(removed=("b",))
         await other.stop()
         await here.settled()
-        await here.control.until_records(1)
+        await here.control.wait_for_records(1)
         got = await here.post(x_kelvin_deadline_ms="4000")
         assert got.status in (503, 504)
         assert got.code in ("replica_lost", "unavailable", "deadline_exceeded")

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from activator.authenticate import find
-from activator.table import Table
+from activator.table import RoutingTable
 from contracts.control import Scope, TenantRow
 from tests.activator.control import ADMIN, KEY, STRANGER, key_row, snapshot
-from tests.activator.replica import DONE, Call, chunk
-from tests.activator.world import CHAT, World, world
+from tests.activator.replica import DONE, ReceivedRequest, chunk
+from tests.activator.world import CHAT, ActivatorWorld, world
 from tests.eventually import eventually
 
 WRONG = "kv-abcdefghijkl-" + "w" * 43
@@ -33,14 +33,14 @@ WRONG = "kv-abcdefghijkl-" + "w" * 43
         pytest.param(b"Bearer \xff" * 999, False, id="much of nothing"),
     ],
 )
-def test_find(authorization: bytes | None, is_good: bool) -> None:
+def test_bearer_key_is_found_in_the_table(authorization: bytes | None, is_good: bool) -> None:
     """The whole key behind its scheme, and nothing else."""
-    table = Table()
+    table = RoutingTable()
     table.apply(snapshot())
     assert (find(table, authorization, 0) is not None) == is_good
 
 
-async def _scopes(here: World) -> None:
+async def _scopes(here: ActivatorWorld) -> None:
     """Each key at each of the three doors; push and the bill do not need an admin."""
     rows = {"kv-push": (Scope.PUSH,), "kv-bill": (Scope.BILLING_READ,), "kv-oper": (Scope.OPERATOR,)}
     await here.publish(keys=tuple(key_row(key, key, "default", *scopes) for key, scopes in rows.items()))
@@ -53,7 +53,7 @@ async def _scopes(here: World) -> None:
         assert tuple([(await here.get(door, key)).status for door in doors]) == statuses, key
 
 
-async def _models(here: World) -> None:
+async def _models(here: ActivatorWorld) -> None:
     """To a key for one model others are not listed, not found, not called, and their requests have no timeline."""
     rows = [("kv-m", ("m",)), ("kv-other", ("other",))]
     await here.publish(
@@ -75,7 +75,7 @@ async def _models(here: World) -> None:
     assert (refused.status, refused.code) == (unknown.status, unknown.code) == (404, "model_not_found")
 
 
-async def _bad_keys(here: World) -> None:
+async def _bad_keys(here: ActivatorWorld) -> None:
     """Unknown, expired and revoked: same status, headers and body, but for the request's id."""
     late = msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=1)
     await here.publish(keys=(late, key_row("gone", "kv-gone", "default", Scope.INFER)))
@@ -91,7 +91,7 @@ async def _bad_keys(here: World) -> None:
     assert {"late", "gone"} & set(here.control.used_at_s) <= {"gone"}  # it was good once
 
 
-async def _suspension(here: World) -> None:
+async def _suspension(here: ActivatorWorld) -> None:
     """Is told, as the key is good; to the others nothing changes."""
     for suspended, want in ((True, (403, "tenant_suspended")), (False, (200, None))):
         await here.publish(tenants=(TenantRow(tenant="default", suspended=suspended),))
@@ -100,7 +100,7 @@ async def _suspension(here: World) -> None:
         assert (await here.get("/v1/models", STRANGER)).status == 200
 
 
-async def test_what_a_key_opens(tmp_path: Path) -> None:
+async def test_key_opens_its_scopes_models_and_tenant(tmp_path: Path) -> None:
     """Its scopes, its models, its time and its tenant decide; that it was used is told to the minute."""
 
     async with world(tmp_path) as here:
@@ -108,17 +108,17 @@ async def test_what_a_key_opens(tmp_path: Path) -> None:
         await here.replica("r1")
         for part in (_scopes, _models, _bad_keys, _suspension):
             await part(here)
-        assert before_s <= await here.control.until_used("k4") <= time.time()
+        assert before_s <= await here.control.wait_for_used("k4") <= time.time()
         assert {at_s % 60 for at_s in here.control.used_at_s.values()} == {0}
 
 
-async def test_a_revocation_cuts_no_answer(tmp_path: Path) -> None:
+async def test_revocation_does_not_cut_a_running_response(tmp_path: Path) -> None:
     """What was under way ends as if nothing had been; the next request is 401."""
 
     async with world(tmp_path) as here:
         half, rest = asyncio.Event(), asyncio.Event()
 
-        async def in_halves(call: Call) -> None:
+        async def in_halves(call: ReceivedRequest) -> None:
             await call.data(chunk("one "), 1)
             half.set()
             await rest.wait()
@@ -134,11 +134,11 @@ async def test_a_revocation_cuts_no_answer(tmp_path: Path) -> None:
         rest.set()
         got = await stream
         assert (got.status, got.body.count(b"[DONE]")) == (200, 1)
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.key_id, record.outcome) == ("k1", "ok")
 
 
-async def test_guessing_costs_the_guesser_alone(tmp_path: Path) -> None:
+async def test_key_guessing_slows_only_the_guesser(tmp_path: Path) -> None:
     """A burst is 401, what follows waits and is 429 with its time; a good key of the same address is served at once."""
 
     async with world(tmp_path) as here:

@@ -5,22 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from activator.authority import Authority, BadAuthority
+from activator.authority import BadCertificateAuthority, CertificateAuthority
 from tests.activator.handshakes import handshake
 
 
-def _load(path: Path) -> Authority:
-    return Authority.load_or_make(path / "ca.pem", path / "tls" / "ca.key")
+def _load(path: Path) -> CertificateAuthority:
+    return CertificateAuthority.load_or_make(path / "ca.pem", path / "tls" / "ca.key")
 
 
-def test_the_ca_is_made_once(tmp_path: Path) -> None:
+def test_ca_is_created_once(tmp_path: Path) -> None:
     """A second start has the same CA; its key is its owner's alone."""
     first = _load(tmp_path).certificate
     assert _load(tmp_path).certificate == first
     assert (tmp_path / "tls" / "ca.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_cut_between_key_and_certificate_is_mended(tmp_path: Path) -> None:
+def test_missing_ca_certificate_is_recreated_from_its_key(tmp_path: Path) -> None:
     """The key was written, the certificate not yet."""
     key = _load(tmp_path).certificate.public_key()
     (tmp_path / "ca.pem").unlink()
@@ -34,10 +34,10 @@ def test_a_lost_or_strange_key_is_refused(tmp_path: Path) -> None:
     other.mkdir()
     _load(other)
     (tmp_path / "tls" / "ca.key").write_bytes((other / "tls" / "ca.key").read_bytes())
-    with pytest.raises(BadAuthority, match="do not belong together"):
+    with pytest.raises(BadCertificateAuthority, match="do not belong together"):
         _load(tmp_path)
     (tmp_path / "tls" / "ca.key").unlink()
-    with pytest.raises(BadAuthority, match=r"its key ca\.key is not"):
+    with pytest.raises(BadCertificateAuthority, match=r"its key ca\.key is not"):
         _load(tmp_path)
 
 
@@ -49,7 +49,7 @@ def test_a_damaged_file_is_refused_and_kept(tmp_path: Path, damaged: str, conten
     path = tmp_path / damaged
     path.write_bytes(path.read_bytes()[:100] if content == b"half" else content)
     before = [(tmp_path / name).read_bytes() for name in ("ca.pem", "tls/ca.key")]
-    with pytest.raises(BadAuthority, match=rf"{path.name} holds no .* that can be read: restore .* remove"):
+    with pytest.raises(BadCertificateAuthority, match=rf"{path.name} holds no .* that can be read: restore .* remove"):
         _load(tmp_path)
     assert [(tmp_path / name).read_bytes() for name in ("ca.pem", "tls/ca.key")] == before
 

@@ -81,7 +81,7 @@ async def deaf() -> AsyncIterator[int]:
         over.set()
 
 
-async def test_what_is_sent_is_heard() -> None:
+async def test_sent_stats_reach_the_autoscaler() -> None:
     """Several revisions in one message; of a version that has none, that nobody was told."""
     async with autoscaler() as server, linked(server) as link:
         assert await link.send((stat(M, 1.0, 1),))
@@ -97,7 +97,7 @@ async def test_what_is_sent_is_heard() -> None:
         ]
 
 
-async def test_a_version_without_a_revision_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_version_without_revision_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is told of while somebody waits; again after nobody did."""
     async with autoscaler() as server, linked(server) as link:
         for concurrency in (1.0, 1.0, 0.0, 0.0, 1.0):
@@ -105,7 +105,7 @@ async def test_a_version_without_a_revision_is_said_once(caplog: pytest.LogCaptu
     assert [record.message for record in caplog.records].count("a version is asked for that has no Revision") == 2
 
 
-async def test_a_long_list_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_stats_are_split_into_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no message is too long to be taken; all of it comes."""
     monkeypatch.setattr(autoscaler_link, "AT_ONCE", 1)
 
@@ -115,7 +115,7 @@ async def test_a_long_list_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
-async def test_nothing_is_sent_late_but_that_there_is_nothing(how: str) -> None:
+async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
     """While it is away a figure is dropped, and said to be; a zero is owed, unless something came after it. Then it is
     connected to again, in a session of its own.
     """
@@ -143,7 +143,7 @@ async def test_nothing_is_sent_late_but_that_there_is_nothing(how: str) -> None:
         ]
 
 
-async def test_who_is_refused_comes_again() -> None:
+async def test_refused_connection_is_retried() -> None:
     """Later and later; from the moment on in which it is let in it is heard."""
     async with autoscaler() as server:
         server.is_away = True
@@ -157,7 +157,7 @@ async def test_who_is_refused_comes_again() -> None:
             await server.until(lambda heard: len(heard.stats) == 1)
 
 
-async def test_one_that_answers_no_ping_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_without_pong_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the socket says: it is asked whether it lives, and another connection is made where it does not."""
     monkeypatch.setattr(autoscaler_link, "SILENCE_S", 0.3)
 
@@ -185,7 +185,7 @@ async def unheard(port: int) -> AsyncIterator[tuple[AutoscalerLink, asyncio.Task
     await eventually(lambda: line.fileno() < 0)
 
 
-async def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_autoscaler_blocks_no_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     """What can't be sent within its time was not taken, and the connection is given up: what it holds is let go."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
 
@@ -196,7 +196,7 @@ async def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.Monkey
         await eventually(lambda: line.fileno() < 0)
 
 
-async def test_nothing_stays_open_of_one_that_is_cancelled() -> None:
+async def test_cancelled_link_leaves_no_open_connection() -> None:
     """While more is to be sent than is taken."""
     async with deaf() as port, unheard(port) as (link, running, _):
         sending = asyncio.create_task(link.send(FLOOD))
@@ -245,7 +245,9 @@ def test_nothing_stays_open_on_either_loop(
     ("timeout_s", "times"),
     [pytest.param(0.2, 1, id="its time is over"), pytest.param(30.0, 2, id="it is cancelled again")],
 )
-async def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, timeout_s: float, times: int) -> None:
+async def test_unclosed_peer_leaves_no_open_connection(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, times: int
+) -> None:
     """The other end keeps up a close in order, for longer than there is time."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", timeout_s)
     leaving, really = asyncio.Event(), aiohttp.ClientWebSocketResponse.close
@@ -266,7 +268,7 @@ async def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, t
     pytest.param((), id="and is heard by the next connection"),
     pytest.param((stat(N, 2.0),), id="unless something comes after it: the control"),
 ])  # fmt: skip
-async def test_a_zero_that_was_not_taken_is_owed(
+async def test_undelivered_zero_is_sent_after_reconnect(
     monkeypatch: pytest.MonkeyPatch, then: tuple[ConcurrencyStat, ...]
 ) -> None:
     """Among much else, by one that reads nothing and is left."""
@@ -292,7 +294,7 @@ async def test_a_zero_that_was_not_taken_is_owed(
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_lost_host_is_noticed() -> None:
+async def test_lost_autoscaler_host_is_detected() -> None:
     """The connection is made as each to another host."""
     async with deaf() as port, unheard(port) as (_, _, line):
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

@@ -25,7 +25,7 @@ class Counted(TypedDict, total=False):
         pytest.param(Counted(planted=1), 2, id="a second decode is seen"),
     ],
 )
-async def test_how_often_a_body_is_decoded(tmp_path: Path, settings: Counted, want: int) -> None:
+async def test_body_is_decoded_once(tmp_path: Path, settings: Counted, want: int) -> None:
     """Once per request, whole or streamed, at a replica or refused; the replica is given the same bytes."""
     counted = tmp_path / "counted"
 

@@ -7,7 +7,7 @@ from typing import TypedDict
 import pytest
 
 from tests.activator.control import KEY, STRANGER
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 
 THEIRS = CHAT | {"model": "theirs"}
 
@@ -21,10 +21,10 @@ class Bounds(TypedDict, total=False):
     queue_tokens_in_all: int
 
 
-async def _one_that_waits(here: World, body: object = None) -> asyncio.Task[Got]:
+async def _one_that_waits(here: ActivatorWorld, body: object = None) -> asyncio.Task[ReceivedResponse]:
     """Of the default tenant, and in its queue, as one that comes after it is told."""
     task = asyncio.create_task(here.post(body=body))
-    await here.control.until_stat(1.0)
+    await here.control.wait_for_stat(1.0)
     return task
 
 
@@ -55,7 +55,9 @@ async def _one_that_waits(here: World, body: object = None) -> asyncio.Task[Got]
         pytest.param(Bounds(queue_requests_per_tenant=9), None, None, id="nothing is full"),
     ],
 )
-async def test_bounds_of_the_queue(tmp_path: Path, bounds: Bounds, mine: str | None, theirs: str | None) -> None:
+async def test_queue_limits_bound_requests_bytes_and_tokens(
+    tmp_path: Path, bounds: Bounds, mine: str | None, theirs: str | None
+) -> None:
     """One waits, and may take 1024 tokens; the next of its tenant is refused, or waits until its deadline; so is the
     next of another tenant.
     """
@@ -79,7 +81,7 @@ async def test_a_small_answer_waits_where_a_large_one_has_no_room(tmp_path: Path
         assert (await waiting).status == 200
 
 
-async def _next(here: World, body: object, key: str, full: str | None) -> None:
+async def _next(here: ActivatorWorld, body: object, key: str, full: str | None) -> None:
     """Waits until its deadline, or is refused long before it, as `full` is."""
     got = await here.post(body=body, key=key, x_kelvin_deadline_ms="300" if full is None else "20000")
     if full is None:

@@ -10,8 +10,8 @@ from contracts.artifact_errors import ProbeFailed, WeightsDamaged
 from contracts.control import RestoreFailure
 from contracts.usage import RequestRecord
 from tests.activator.control import OTHER, VERSION
-from tests.activator.replica import Call
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.replica import ReceivedRequest
+from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 
 
 def failure(code: str) -> RestoreFailure:
@@ -19,12 +19,12 @@ def failure(code: str) -> RestoreFailure:
     return RestoreFailure(tenant="default", version=VERSION, code=code, status=500, message="it is", retryable=False)
 
 
-async def fails(here: World, code: str) -> Got:
+async def fails(here: ActivatorWorld, code: str) -> ReceivedResponse:
     """A request whose start fails so. Repeated while it is told that nothing is tried yet."""
     async with asyncio.timeout(60):
         while True:
             asked = asyncio.create_task(here.post())
-            while not (await here.figure("kelvin_requests_queued") or asked.done()):
+            while not (await here.metric_value("kelvin_requests_queued") or asked.done()):
                 await asyncio.sleep(0.005)
             if not asked.done():
                 here.control.publish(failures=(failure(code),))
@@ -33,17 +33,17 @@ async def fails(here: World, code: str) -> Got:
                 return got
 
 
-def _is_of(record: RequestRecord, got: Got) -> bool:
+def _is_of(record: RequestRecord, got: ReceivedResponse) -> bool:
     return record.request_id == got.headers["x-request-id"]
 
 
-async def openings(here: World) -> dict[str, float]:
+async def openings(here: ActivatorWorld) -> dict[str, float]:
     """Of versions, by why."""
     series = await here.series("kelvin_breaker_openings_total")
     return {labels["why"]: value for labels, value in series if labels["of"] == "version"}
 
 
-async def refused_after(here: World, times: int) -> tuple[Got, int]:
+async def refused_after(here: ActivatorWorld, times: int) -> tuple[ReceivedResponse, int]:
     """What one is told at once after so many failures, or more: a slow machine may need longer than it is open."""
     tried = 0
     while True:
@@ -66,7 +66,7 @@ async def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
         assert got.headers["x-should-retry"] == "false", "as the failure itself"
         assert await openings(here) == {"chunk_corrupt": tried}
         count = 1
-        while not (found := [each for each in await here.control.until_records(count) if _is_of(each, got)]):
+        while not (found := [each for each in await here.control.wait_for_records(count) if _is_of(each, got)]):
             count = len(here.control.records) + 1
         (record,) = found
         assert (record.outcome, record.status, record.runtime_id) == ("breaker_open", 503, None)
@@ -80,7 +80,7 @@ async def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
         )
 
 
-async def test_how_long_it_is_open_is_bounded(tmp_path: Path) -> None:
+async def test_breaker_open_time_is_bounded(tmp_path: Path) -> None:
     """By `KELVIN_BREAKER_S`: after three openings it would be 4 s."""
 
     async with world(tmp_path, breaker_s=1) as here:
@@ -91,7 +91,7 @@ async def test_how_long_it_is_open_is_bounded(tmp_path: Path) -> None:
         assert got.headers["retry-after"] == "1"
 
 
-async def test_its_control_other_failures_have_to_come_in_a_row(tmp_path: Path) -> None:
+async def test_control_other_failures_open_only_in_a_row(tmp_path: Path) -> None:
     """Two that are nobody's bytes' fault, and any number of a machine that is full, change nothing."""
 
     async with world(tmp_path) as here:
@@ -118,7 +118,7 @@ async def test_while_it_is_half_open_one_request_tries(tmp_path: Path) -> None:
         assert {got.status for got in await asyncio.gather(*(here.post() for _ in range(8)))} == {200}
 
 
-async def test_who_tries_and_leaves_makes_room_for_the_next(tmp_path: Path) -> None:
+async def test_abandoned_trial_makes_room_for_the_next(tmp_path: Path) -> None:
     """Its deadline ends it without a verdict."""
 
     async with world(tmp_path) as here:
@@ -130,13 +130,13 @@ async def test_who_tries_and_leaves_makes_room_for_the_next(tmp_path: Path) -> N
         assert (await again).status == 200
 
 
-async def _one_that_waits(here: World, **headers: str) -> "asyncio.Task[Got]":
+async def _one_that_waits(here: ActivatorWorld, **headers: str) -> "asyncio.Task[ReceivedResponse]":
     """The first that is let in, once it waits."""
     async with asyncio.timeout(60):
         while True:
             asked = asyncio.create_task(here.post(**headers))
             while not asked.done():
-                if await here.figure("kelvin_requests_queued"):
+                if await here.metric_value("kelvin_requests_queued"):
                     return asked
             assert asked.result().code == "breaker_open", asked.result()
 
@@ -148,14 +148,14 @@ async def _one_that_waits(here: World, **headers: str) -> "asyncio.Task[Got]":
         pytest.param(WeightsDamaged(VERSION), {}, id="memory that the next start mends"),
     ],
 )
-async def test_what_a_replica_says_of_itself(
+async def test_probe_failure_opens_the_version_breaker(
     tmp_path: Path, said: ProbeFailed | WeightsDamaged, want: dict[str, int]
 ) -> None:
     """A probe that fails opens the version's breaker at once; damaged memory is that replica's alone."""
 
     async with world(tmp_path) as here:
 
-        async def confess(call: Call) -> None:
+        async def confess(call: ReceivedRequest) -> None:
             await call.fail(said)
             here.control.publish(removed=("a",))
 

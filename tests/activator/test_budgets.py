@@ -9,8 +9,8 @@ from contracts.spending import SpendingRow, TokenPrices
 from tests.activator import spending
 from tests.activator.control import STRANGER, limited
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import END, Call, Held, whole
-from tests.activator.world import CHAT, World, http, world
+from tests.activator.replica import END, Held, ReceivedRequest, whole
+from tests.activator.world import CHAT, ActivatorWorld, http, world
 from tests.eventually import eventually
 
 PRICES = TokenPrices(per_tokens=1, prompt=10, cached=10, completion=100, request=0)
@@ -20,14 +20,14 @@ MOST = len(json.dumps(SMALL)) * 10 + 5 * 100  # what `SMALL` may: a token of its
 FAR_US = 1 << 60
 
 
-async def budget(here: World, micros: int, spent: int, seen: dict[str, int] | None = None) -> None:
+async def budget(here: ActivatorWorld, micros: int, spent: int, seen: dict[str, int] | None = None) -> None:
     row = SpendingRow(
         tenant="default", month="2026-11", ends_at_us=FAR_US, spent_micros=spent, prices=PRICES, seen=seen or {}
     )
     await here.publish(tenants=(limited(budget_micros=micros),), spending=(row,))
 
 
-async def test_a_budget_that_is_spent(tmp_path: Path) -> None:
+async def test_spent_budget_refuses_before_the_body(tmp_path: Path) -> None:
     """429, which says so and asks for no retry, before the body is read; for that tenant alone; until it is raised."""
 
     async with world(tmp_path) as here:
@@ -64,7 +64,7 @@ async def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
         assert (await first).status == 200
         assert (await here.post(body=SMALL)).status == 200  # its own, and what the first one was
         assert (await here.post(body=SMALL)).status == 429
-        records = await here.control.until_records(4)
+        records = await here.control.wait_for_records(4)
         assert [record.outcome for record in records if record.status == 429] == ["insufficient_quota"] * 2
         seen = {records[-1].source: max(record.sequence for record in records)}
         await budget(here, MOST + ANSWER, 2 * ANSWER, seen)
@@ -73,14 +73,14 @@ async def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
         assert (await here.post(body=SMALL)).status == 200
 
 
-async def dense(call: Call) -> None:
+async def dense(call: ReceivedRequest) -> None:
     """The prompt is of token ids, two bytes each."""
     prompt = len(call.body) // 2
     await call.write(FrameKind.DATA, whole("hello", chat=False), 2, prompt)
     await call.write(FrameKind.END, END, 2, prompt)
 
 
-async def test_no_prompt_passes_a_budget(tmp_path: Path) -> None:
+async def test_short_token_ids_do_not_exceed_a_budget(tmp_path: Path) -> None:
     """Not one of short token ids either, of which there are twice as many as a text of those bytes would have: it is
     refused where it might, and what is let in costs no more than there was.
     """
@@ -94,7 +94,7 @@ async def test_no_prompt_passes_a_budget(tmp_path: Path) -> None:
         assert (got.status, got.code) == (429, "insufficient_quota")
         await budget(here, most, 0)
         assert (await here.post("/v1/completions", body)).status == 200
-        *_, record = await here.control.until_records(2)
+        *_, record = await here.control.wait_for_records(2)
         cost = PRICES.cost_micros(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
         assert most / 4 < 400 * 10 < cost <= most
 
@@ -128,7 +128,7 @@ async def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
         assert got[-1].code == "insufficient_quota"
         assert here.control.records == []
         await here.control.start(here.data / "run")
-        records = await here.control.until_records(4)
+        records = await here.control.wait_for_records(4)
         assert [record.status for record in records] == [200, 200, 200, 429]
         await here.settled()  # it follows the feed again: what is published from now on reaches it
         await here.limit(rpm=2)

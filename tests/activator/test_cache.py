@@ -27,14 +27,14 @@ async def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, st
         assert [got.headers["x-kelvin-cache"] for got in (first, again)] == ["miss", "hit"]
         assert again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
         assert again.headers["x-request-id"] != first.headers["x-request-id"]
-        assert sent(await here.control.until_records(2)) == [("ok", 200, 2, False), ("cached", 200, 0, False)]
+        assert sent(await here.control.wait_for_records(2)) == [("ok", 200, 2, False), ("cached", 200, 0, False)]
         assert len(replica.calls) == 1
         assert (await here.post(body=body | {"seed": 1}, **ALLOW)).headers["x-kelvin-cache"] == "miss"
         assert (await here.post(body=body, key=STRANGER, **ALLOW)).status == 404
         unasked = await here.post(body=body)
         assert "x-kelvin-cache" not in unasked.headers
         assert len(replica.calls) == 3
-        assert await here.figure("kelvin_cache_requests_total", result="hit") == 1
+        assert await here.metric_value("kelvin_cache_requests_total", result="hit") == 1
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ async def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, st
         pytest.param(CHAT | {"temperature": None}, id="none said"),
     ],
 )
-async def test_what_may_differ_is_not_cached(tmp_path: Path, body: dict[str, object]) -> None:
+async def test_nondeterministic_requests_are_not_cached(tmp_path: Path, body: dict[str, object]) -> None:
     """It runs each time, and says nothing of a cache."""
 
     async with world(tmp_path) as here:
@@ -53,7 +53,7 @@ async def test_what_may_differ_is_not_cached(tmp_path: Path, body: dict[str, obj
         for _ in range(2):
             assert "x-kelvin-cache" not in (await here.post(body=body, **ALLOW)).headers
         assert len(replica.calls) == 2
-        assert await here.figure("kelvin_cache_requests_total", result="bypass") == 2
+        assert await here.metric_value("kelvin_cache_requests_total", result="bypass") == 2
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -70,7 +70,7 @@ async def test_answer_that_passed_unfiltered_is_not_cached(tmp_path: Path, strea
         assert len(replica.calls) == 2
 
 
-async def test_what_the_header_may_say(tmp_path: Path) -> None:
+async def test_cache_header_accepts_only_allow(tmp_path: Path) -> None:
     """`allow`; anything else is 400. With a key as well, the run of the key may be answered out of the cache."""
 
     async with world(tmp_path) as here:
@@ -108,6 +108,6 @@ async def test_failures_are_not_cached(tmp_path: Path) -> None:
         pytest.param(b"{", "/v1/completions", False, id="no JSON"),
     ],
 )
-def test_is_greedy(raw: bytes, path: str, want: bool) -> None:
+def test_temperature_zero_is_greedy(raw: bytes, path: str, want: bool) -> None:
     """Only where the caller says so."""
     assert is_greedy(raw, path) is want

@@ -10,49 +10,49 @@ import pytest
 
 from contracts.control import Scope
 from tests.activator.control import KEY, OTHER, STRANGER, key_row
-from tests.activator.replica import Call, Script, endless, hello, silent
-from tests.activator.world import CHAT, STREAM, Got, World, world
+from tests.activator.replica import ReceivedRequest, Script, endless, hello, silent
+from tests.activator.world import CHAT, STREAM, ActivatorWorld, ReceivedResponse, world
 
 NAME = "mine-1"
-HELD: list["asyncio.Task[Got]"] = []  # a request in whose place another one would be
+HELD: list["asyncio.Task[ReceivedResponse]"] = []  # a request in whose place another one would be
 
 
 def _first(endless: Script) -> Script:
     """Of a replica's calls; the others are answered at once."""
 
-    async def script(call: Call) -> None:
+    async def script(call: ReceivedRequest) -> None:
         await (endless if call.replica.calls[0] is call else hello)(call)
 
     return script
 
 
-async def _cancel(here: World, name: str = NAME, key: str = KEY) -> Got:
+async def _cancel(here: ActivatorWorld, name: str = NAME, key: str = KEY) -> ReceivedResponse:
     return await here.request("DELETE", f"/v1/requests/{name}", None, key)
 
 
-def _ask(here: World, body: object) -> "asyncio.Task[Got]":
+def _ask(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
     return asyncio.create_task(here.post(body=body, x_request_id=NAME))
 
 
-async def _restoring(here: World, body: object) -> "asyncio.Task[Got]":
+async def _restoring(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
     """No replica, and one asked for."""
     asked = _ask(here, body)
-    await here.control.until_stat(1.0)
+    await here.control.wait_for_stat(1.0)
     return asked
 
 
-async def _queued(here: World, body: object) -> "asyncio.Task[Got]":
+async def _queued(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
     """The only slot is taken."""
     replica = await here.replica("a", _first(silent), max_streams=1)
     holder = asyncio.create_task(here.post(x_request_id="holder"))
     await replica.until(lambda r: len(r.calls) == 1)
     asked = _ask(here, body)
-    await here.until_queued(1)
+    await here.wait_for_queued(1)
     HELD.append(holder)
     return asked
 
 
-async def _prefilling(here: World, body: object) -> "asyncio.Task[Got]":
+async def _prefilling(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
     """The replica has it, and has said nothing."""
     replica = await here.replica("a", _first(silent), max_streams=1)
     asked = _ask(here, body)
@@ -60,7 +60,7 @@ async def _prefilling(here: World, body: object) -> "asyncio.Task[Got]":
     return asked
 
 
-async def _decoding(here: World, body: object) -> "asyncio.Task[Got]":
+async def _decoding(here: ActivatorWorld, body: object) -> "asyncio.Task[ReceivedResponse]":
     """Tokens have come."""
     replica = await here.replica("a", _first(endless), max_streams=1)
     asked = _ask(here, body)
@@ -68,7 +68,7 @@ async def _decoding(here: World, body: object) -> "asyncio.Task[Got]":
     return asked
 
 
-Reach = Callable[[World, object], Awaitable["asyncio.Task[Got]"]]
+Reach = Callable[[ActivatorWorld, object], Awaitable["asyncio.Task[ReceivedResponse]"]]
 
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
@@ -101,7 +101,7 @@ async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body:
         else:
             assert (got.status, got.code) == (499, "cancelled")
         assert (await _cancel(here)).status == 204
-        record = next(each for each in await here.control.until_records(1) if each.outcome == "cancelled")
+        record = next(each for each in await here.control.wait_for_records(1) if each.outcome == "cancelled")
         assert record.request_id == got.headers["x-request-id"]
         assert record.status == got.status or got.status == 200
         if reach is _decoding and body is CHAT:  # nothing is delivered of it before its end: what was computed counts
@@ -120,7 +120,7 @@ async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body:
         assert (await here.post()).status == 200
 
 
-async def test_the_answer_s_own_id_names_it(tmp_path: Path) -> None:
+async def test_request_is_cancelled_by_its_response_id(tmp_path: Path) -> None:
     """As a stream's head has it. What was delivered is what is billed."""
 
     async with world(tmp_path) as here:
@@ -132,12 +132,12 @@ async def test_the_answer_s_own_id_names_it(tmp_path: Path) -> None:
             assert (await _cancel(here, name)).status == 204
             body = first + await stream.read()
         assert b'"code":"cancelled"' in body
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.request_id, record.outcome) == (name, "cancelled")
         assert 0 < record.completion_tokens <= body.count(b'"content": "x"')
 
 
-async def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
+async def test_cancelling_finished_or_unknown_requests(tmp_path: Path) -> None:
     """An answer that was given stands; unknown names are 404, as are those of models that the key is not for."""
 
     async with world(tmp_path) as here:
@@ -151,7 +151,7 @@ async def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
         assert (await _cancel(here, name, limited)).status == 404
         unknown = await _cancel(here, "req_unknown")
         assert (unknown.status, unknown.code) == (404, "not_found")
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.outcome == "ok"
         replica.script = _first(silent)
         replica.calls.clear()
@@ -165,13 +165,13 @@ async def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
         assert (await here.request("DELETE", f"/v1/requests/{NAME}", None, "kv-bad")).status == 401
 
 
-async def test_one_name_of_several_ends_all_of_them(tmp_path: Path) -> None:
+async def test_shared_client_id_cancels_all_its_requests(tmp_path: Path) -> None:
     """A caller that gives the same name twice means both; other requests go on."""
 
     async with world(tmp_path) as here:
         both = [_ask(here, CHAT) for _ in range(2)]
         bystander = asyncio.create_task(here.post(body=CHAT | {"model": "m@next"}))
-        await here.until_queued(3)
+        await here.wait_for_queued(3)
         assert (await _cancel(here)).status == 204
         assert [got.status for got in await asyncio.gather(*both)] == [499, 499]
         replica = await here.replica("a", version=OTHER, settles=False)

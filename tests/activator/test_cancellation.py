@@ -9,14 +9,14 @@ import pytest
 
 from contracts.frames import FrameKind
 from tests.activator.control import OTHER
-from tests.activator.replica import Call, Held, endless, hello, silent
-from tests.activator.world import CHAT, World, http, world
+from tests.activator.replica import Held, ReceivedRequest, endless, hello, silent
+from tests.activator.world import CHAT, ActivatorWorld, http, world
 from tests.eventually import eventually
 
 STREAM = json.dumps(CHAT | {"stream": True}).encode()
 
 
-async def _leave_once(here: World, body: bytes, until: "asyncio.Future[None] | None" = None) -> None:
+async def _leave_once(here: ActivatorWorld, body: bytes, until: "asyncio.Future[None] | None" = None) -> None:
     reader, writer = await here.raw(http(body))
     await writer.drain()
     if until is not None:
@@ -34,7 +34,7 @@ async def test_leaving_mid_stream_cancels_upstream_and_frees_the_slot(tmp_path: 
         await _leave_once(here, STREAM)
         await replica.until(lambda r: r.deleted == [r.calls[0].request_id])
         assert replica.deleted_before_close == replica.deleted
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.status) == ("cancelled", 499)
         assert record.completion_tokens >= 1
         await replica.until(lambda r: r.recorded == r.deleted)
@@ -50,7 +50,7 @@ async def test_leaving_before_the_first_token_cancels_upstream(tmp_path: Path) -
         started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
         await _leave_once(here, STREAM, started)
         await replica.until(lambda r: len(r.deleted) == 1)
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.completion_tokens, record.runtime_id) == ("cancelled", 0, "a")
         replica.script = hello
         assert (await here.post()).status == 200
@@ -64,7 +64,7 @@ async def test_leaving_a_whole_answer_cancels_upstream(tmp_path: Path) -> None:
         started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
         await _leave_once(here, json.dumps(CHAT).encode(), started)
         await replica.until(lambda r: len(r.deleted) == 1)
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.outcome == "cancelled"
 
 
@@ -75,9 +75,9 @@ async def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path,
     cut it. A cut of ours, the end of a drain, charges nothing.
     """
 
-    async def compute(call: Call) -> None:
+    async def compute(call: ReceivedRequest) -> None:
         for tokens in range(1, beats):
-            await call.write(FrameKind.BEAT, tokens=tokens, prompt=5)
+            await call.write(FrameKind.HEARTBEAT, tokens=tokens, prompt=5)
         call.tokens = 9  # as many were computed by the time that it was told to end
         await call.replica.changed()
         await asyncio.Event().wait()
@@ -94,7 +94,7 @@ async def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path,
             await started
             here.process.send_signal(signal.SIGTERM)
             assert (await asked).status == 503
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.outcome == {"leaves": "cancelled", "deadline": "deadline_exceeded"}.get(way, "unavailable")
         assert record.completion_tokens == (0 if way == "drain" else 9)
         assert record.runtime_id == "a"
@@ -120,10 +120,10 @@ async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
         replica = await here.replica("a", held, max_streams=1)
         first = asyncio.create_task(here.post())
         await replica.until(lambda r: len(r.calls) == 1)
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         left = asyncio.ensure_future(_queued(here, 2))
         await _leave_once(here, STREAM, left)
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id) == ("cancelled", None)
         third = asyncio.create_task(here.post())
         held.release()
@@ -131,7 +131,7 @@ async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
         assert len(replica.calls) == 2
 
 
-async def _queued(here: World, count: int) -> None:
+async def _queued(here: ActivatorWorld, count: int) -> None:
     """Until the reporter tells of that many at once."""
     await eventually(lambda: any(stat.concurrency > count - 0.5 for stat in here.control.stats))
 
@@ -140,10 +140,10 @@ async def test_leaving_while_cold_ends_the_waking(tmp_path: Path) -> None:
     """The only one who waited has left: no more pokes, and the version's concurrency is told to be nothing."""
 
     async with world(tmp_path) as here:
-        await _leave_once(here, STREAM, asyncio.ensure_future(here.control.until_stat(1.0)))
-        (record,) = await here.control.until_records(1)
+        await _leave_once(here, STREAM, asyncio.ensure_future(here.control.wait_for_stat(1.0)))
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id) == ("cancelled", None)
-        await here.control.until_stat(0.0, 2)  # less than a second's wait is taken off by its poke
+        await here.control.wait_for_stat(0.0, 2)  # less than a second's wait is taken off by its poke
         pokes = len(here.control.posts)
         await asyncio.sleep(2.2)
         assert len(here.control.posts) == pokes
@@ -156,7 +156,7 @@ async def test_leaving_during_a_cold_heartbeat_is_noticed(tmp_path: Path) -> Non
         reader, writer = await here.raw(http(STREAM))
         await reader.readuntil(b": waiting")
         writer.transport.abort()
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.outcome == "cancelled"
 
 

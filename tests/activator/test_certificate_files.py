@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from activator.authority import CA_DAYS, LEAF_DAYS, Authority
+from activator.authority import CA_DAYS, LEAF_DAYS, CertificateAuthority
 from activator.certificate_files import BadCertificate, CertificateFiles
-from activator.certificates import Certificates
-from telemetry.telemetry import CERTIFICATES
+from activator.certificates import ServerCertificates
+from telemetry.telemetry import CERTIFICATE_EXPIRY_METRIC
 from tests.activator.handshakes import handshake
 from tests.activator.issuer import Issuer
-from tests.activator.world import World, world
+from tests.activator.world import ActivatorWorld, world
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -34,18 +34,20 @@ def _serial(tls: ssl.SSLObject) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-def _shown(certificates: Certificates, name: str) -> int:
+def _shown(certificates: ServerCertificates, name: str) -> int:
     client = ssl.create_default_context()
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     return _serial(handshake(client, certificates.listener, name))
 
 
-def test_the_name_decides(tmp_path: Path, issuer: Issuer) -> None:
+def test_certificate_is_chosen_by_name(tmp_path: Path, issuer: Issuer) -> None:
     """Its own pair, then one for all names beside it, of one label; what no file is for keeps our own."""
     place = tmp_path / "from"
     exact = issuer.pair(place / "a", "models.example.com", "www.example.com")
     beside = issuer.pair(place / "b", "*.example.com", acme=True)
-    own = Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", CertificateFiles(place))
+    own = ServerCertificates(
+        CertificateAuthority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", CertificateFiles(place)
+    )
     ours = _shown(own, "localhost")
     for name, want in (
         ("models.example.com", exact), ("WWW.Example.COM", exact), ("other.example.com", beside),
@@ -55,37 +57,37 @@ def test_the_name_decides(tmp_path: Path, issuer: Issuer) -> None:
     assert len({exact, beside, ours}) == 3
 
 
-async def test_what_changes_is_read_again_and_what_is_broken_is_not(tmp_path: Path, issuer: Issuer) -> None:
+async def test_changed_pair_is_reloaded_and_broken_pair_is_ignored(tmp_path: Path, issuer: Issuer) -> None:
     """Half a renewal, or a directory that goes, leaves the certificate before it; the other half brings the new one."""
 
     place = tmp_path / "from"
     first = issuer.pair(place, "a.b")
     files = CertificateFiles(place)
-    own = Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
+    own = ServerCertificates(CertificateAuthority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
     second = issuer.pair(tmp_path / "next", "a.b")
     os.replace(tmp_path / "next" / "tls.crt", place / "tls.crt")
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "a.b") == first, "its key is not there yet"
     os.replace(tmp_path / "next" / "tls.key", place / "tls.key")
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "a.b") == second
     (place / "tls.crt").write_bytes(b"")
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "a.b") == second
     third = issuer.pair(place, "a.b")
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "a.b") == third
     place.rename(tmp_path / "gone")
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "a.b") == third
     (tmp_path / "gone").rename(place)
     issuer.pair(place / "more", "c.d")
-    await files.look()
+    await files.reload_if_changed()
     assert repr(files).endswith("names=2>")
 
 
-def _own(tmp_path: Path, files: CertificateFiles) -> Certificates:
-    return Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
+def _own(tmp_path: Path, files: CertificateFiles) -> ServerCertificates:
+    return ServerCertificates(CertificateAuthority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
 
 
 async def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: Path, issuer: Issuer) -> None:
@@ -101,7 +103,7 @@ async def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: P
     assert _shown(own, "x.y") == good
     assert _shown(own, "z.y") == beside, "a name's own pair has expired"
     latest = issuer.pair(place / "0", "x.y", begins_in_days=-2)
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "x.y") == latest
     expired = issuer.pair(tmp_path / "only" / "a", "x.y", days=-1, begins_in_days=-9)
     assert _shown(_own(tmp_path, CertificateFiles(tmp_path / "only")), "x.y") == expired, "there is no other"
@@ -143,15 +145,15 @@ async def test_broken_pair_stops_no_other(
     own = _own(tmp_path, files)
     assert _shown(own, "c.c") == first
     second = issuer.pair(place / "b", "c.c")
-    await files.look()
-    await files.look()
+    await files.reload_if_changed()
+    await files.reload_if_changed()
     assert _shown(own, "c.c") == second
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     mended = issuer.pair(place / "a", "b.b")
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "b.b") == mended
     broken(place / "a")
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "b.b") == mended, "it stays as it was"
 
 
@@ -188,9 +190,9 @@ async def test_what_could_not_be_read_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", fail)
-        await files.look()
+        await files.reload_if_changed()
     assert _shown(own, "a.b") != second
-    await files.look()
+    await files.reload_if_changed()
     assert _shown(own, "a.b") == second
 
 
@@ -213,7 +215,7 @@ def test_a_start_with_what_can_not_be_shown_is_refused(tmp_path: Path, issuer: I
         CertificateFiles(place)
 
 
-async def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -> None:
+async def test_certificate_changes_under_open_connections(tmp_path: Path, issuer: Issuer) -> None:
     """16 connections ask on, each over the certificate it began with; who comes afterwards is shown the new one."""
     place = tmp_path / "from"
     old = issuer.pair(place, "localhost")
@@ -225,7 +227,7 @@ async def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -
         assert head.startswith(b"HTTP/1.1 401")
         await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
 
-    async def connect(here: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(here: ActivatorWorld) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = issuer.client()
         return await asyncio.open_connection("127.0.0.1", here.port, ssl=tls, server_hostname="localhost")
 
@@ -248,15 +250,18 @@ async def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -
             writer.transport.abort()
 
 
-async def test_when_they_end_is_told(tmp_path: Path, issuer: Issuer) -> None:
+async def test_certificate_expiry_is_reported(tmp_path: Path, issuer: Issuer) -> None:
     """The first of the files, and our own beside it; a renewal is seen without a restart."""
     place = tmp_path / "from"
     issuer.pair(place / "a", "localhost", days=90)
     issuer.pair(place / "b", "other.example.com", days=7)
     (tmp_path / "world").mkdir()
 
-    async def days(here: World) -> dict[str, int]:
-        return {labels["of"]: round((at_s - time.time()) / 86_400) for labels, at_s in await here.series(CERTIFICATES)}
+    async def days(here: ActivatorWorld) -> dict[str, int]:
+        return {
+            labels["of"]: round((at_s - time.time()) / 86_400)
+            for labels, at_s in await here.series(CERTIFICATE_EXPIRY_METRIC)
+        }
 
     async with world(tmp_path / "world", certificates=place) as here:
         assert await days(here) == {"authority": CA_DAYS, "leaves": LEAF_DAYS, "files": 7}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from activator.authority import LEAF_DAYS, Authority
-from activator.certificates import Certificates
+from activator.authority import LEAF_DAYS, CertificateAuthority
+from activator.certificates import ServerCertificates
 from tests.activator.handshakes import handshake
 from tests.eventually import eventually
 
@@ -25,15 +25,15 @@ class _Clock:
         return self.at
 
 
-def _made(tmp_path: Path, clock: _Clock) -> tuple[Certificates, ssl.SSLContext]:
-    authority = Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "tls" / "ca.key", clock)
+def _made(tmp_path: Path, clock: _Clock) -> tuple[ServerCertificates, ssl.SSLContext]:
+    authority = CertificateAuthority.load_or_make(tmp_path / "ca.pem", tmp_path / "tls" / "ca.key", clock)
     client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE  # its clock is not ours
-    return Certificates(authority, "d.e"), client
+    return ServerCertificates(authority, "d.e"), client
 
 
-def _shown(certificates: Certificates, client: ssl.SSLContext, name: str | None) -> bytes:
+def _shown(certificates: ServerCertificates, client: ssl.SSLContext, name: str | None) -> bytes:
     shown = handshake(client, certificates.listener, name).getpeercert(binary_form=True)
     assert shown is not None
     return shown
@@ -83,8 +83,8 @@ async def test_what_a_clock_ahead_has_made_is_made_again(tmp_path: Path, ahead: 
 )
 def test_default_leaf_is_for_the_listeners_address(tmp_path: Path, host: str, more: tuple[str, ...]) -> None:
     """Commands on this machine reach it there, if it is not at localhost."""
-    authority = Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key")
-    certificates = Certificates(authority, "d.e", host=host)
+    authority = CertificateAuthority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key")
+    certificates = ServerCertificates(authority, "d.e", host=host)
     for name in ("localhost", "127.0.0.1", "::1", *more):
         strict = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
         assert handshake(strict, certificates.listener, name).getpeercert()
@@ -123,21 +123,21 @@ async def test_a_certificate_that_cannot_be_made_is_tried_again(
     """And ends nothing: until then its names get the default one."""
     certificates, client = _made(tmp_path, _Clock())
     default = _shown(certificates, client, "m.t.d.e")
-    made, failed = Authority.context, threading.Event()
+    made, failed = CertificateAuthority.context, threading.Event()
 
-    def fail(authority: Authority, names: list[str], addresses: list[str]) -> ssl.SSLContext:
+    def fail(authority: CertificateAuthority, names: list[str], addresses: list[str]) -> ssl.SSLContext:
         failed.set()
         raise OSError(27, "File too large")
 
     changed = asyncio.Event()
-    monkeypatch.setattr(Authority, "context", fail)
+    monkeypatch.setattr(CertificateAuthority, "context", fail)
     following = asyncio.create_task(certificates.follow(lambda: frozenset({"t"}), changed, 0.01))
     changed.set()
     async with asyncio.timeout(30):
         await eventually(failed.is_set)
         assert _shown(certificates, client, "m.t.d.e") == default
-        monkeypatch.setattr(Authority, "context", made)
-        while repr(certificates) != "<Certificates d.e tenants=1>":
+        monkeypatch.setattr(CertificateAuthority, "context", made)
+        while repr(certificates) != "<ServerCertificates d.e tenants=1>":
             assert not following.done()
             await asyncio.sleep(0.01)
     following.cancel()

@@ -12,7 +12,7 @@ from contracts.control import ReplicaRow, RevisionRow
 from tests.activator.control import VERSION, replica_row
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.pod import FakePod
-from tests.activator.world import Got, World, world
+from tests.activator.world import ActivatorWorld, ReceivedResponse, world
 from tests.eventually import eventually
 
 REVISION = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name="m-aa-00001")
@@ -21,7 +21,7 @@ DOOR = "/readyz?exclude=autoscaler"  # as its kubelet asks
 
 
 @asynccontextmanager
-async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[World, StrictAutoscaler, FakePod]]:
+async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, StrictAutoscaler, FakePod]]:
     """Ready, of a version at zero that Knative scales, and the pod that it will have."""
     autoscaler, pod = StrictAutoscaler(NAME), FakePod()
     await autoscaler.start()
@@ -44,7 +44,7 @@ def row_of(pod: FakePod) -> ReplicaRow:
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["it was told once", "it was started anew meanwhile"])
-async def test_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
+async def test_version_scales_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
     """The first request is told at once, as one; its pod is used once it answers for itself; then comes a zero, then
     nothing. Who waits while the autoscaler is restarted is told of again.
     """
@@ -88,7 +88,7 @@ async def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> Non
         assert (await until_heard(here, True)).status == 200
 
 
-async def test_one_that_was_never_heard_has_no_open_door(tmp_path: Path) -> None:
+async def test_unheard_activator_is_not_ready(tmp_path: Path) -> None:
     """Also where it knows all else; who comes all the same is answered. Heard once, it is."""
 
     async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
@@ -107,7 +107,7 @@ async def test_one_that_was_never_heard_has_no_open_door(tmp_path: Path) -> None
         assert (await here.own(DOOR)).status == 200
 
 
-async def until_heard(here: World, is_so: bool) -> Got:
+async def until_heard(here: ActivatorWorld, is_so: bool) -> ReceivedResponse:
     """What it says of itself once it says that."""
     async with asyncio.timeout(30):
         while (ready := await here.own("/readyz")).json["autoscaler"] is not is_so:

@@ -14,7 +14,7 @@ from contracts.control import RestoreFailure, StartProblem, StartProblemRow
 from contracts.forecast import Forecast
 from contracts.timeline import Stage
 from tests.activator.control import STRANGER, VERSION
-from tests.activator.world import CHAT, STREAM, Got, World, world
+from tests.activator.world import CHAT, STREAM, ActivatorWorld, ReceivedResponse, world
 from tests.eventually import eventually
 
 FAILURE = RestoreFailure(
@@ -27,7 +27,7 @@ async def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Pa
 
     async with world(tmp_path) as here:
         asked = asyncio.create_task(here.post(body=STREAM))
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         began = time.monotonic()
         await asyncio.sleep(2.5)
         await here.replica("a", settles=False)
@@ -48,7 +48,7 @@ async def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Pa
         ]  # fmt: skip
         assert timeline["cold"]
         assert time.monotonic() - began < 10
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.timeline is not None
         assert record.queued_us > 2_000_000
         first = here.control.posts[0].stats[0]
@@ -64,7 +64,7 @@ async def test_version_is_woken_while_a_tenant_asks_for_timelines(tmp_path: Path
         await eventually(lambda: sum(task.done() for task in asked) >= 16)
         assert {task.result().code for task in asked if task.done()} == {"tenant_busy"}
         cold = asyncio.create_task(here.post(key=STRANGER, body=CHAT | {"model": "theirs"}))
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         assert sum(not task.done() for task in asked) == 64
         for task in (cold, *asked):
             task.cancel()
@@ -77,7 +77,7 @@ async def test_start_of_a_pod_is_told_as_cold(tmp_path: Path) -> None:
 
     async with world(tmp_path) as here:
         asked = asyncio.create_task(here.post())
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         await here.replica("a", restore=(), settles=False)
         cold, warm = await asked, await here.post()
         assert (cold.status, warm.status) == (200, 200)
@@ -86,7 +86,7 @@ async def test_start_of_a_pod_is_told_as_cold(tmp_path: Path) -> None:
             assert shown.json["cold"] is want
             stages = [stamp["stage"] for stamp in shown.json["stamps"]]  # type: ignore[attr-defined]
             assert (stages[1:3] == ["poked", "ready"]) is want, stages
-        first, second = await here.control.until_records(2)
+        first, second = await here.control.wait_for_records(2)
         assert first.timeline is not None
         assert second.timeline is None
         assert 'start="cold"' in await here.page()
@@ -97,7 +97,7 @@ async def test_a_cold_stream_is_told_how_long_it_will_be(tmp_path: Path) -> None
 
     async with world(tmp_path) as here:
         asked = asyncio.create_task(here.post(body=STREAM))
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         said = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=60_000, bytes_to_bring=7, tier="nvme")
         here.control.publish(forecasts=(said,))
         await asyncio.sleep(1.2)
@@ -119,13 +119,13 @@ async def test_the_poke_precedes_every_other_report(tmp_path: Path) -> None:
         for turn in range(3):
             began = time.monotonic()
             asked = asyncio.create_task(here.post())
-            await here.control.until_stat(1.0, turn + 1)
+            await here.control.wait_for_stat(1.0, turn + 1)
             took.append(time.monotonic() - began)
             await here.replica(f"r{turn}", settles=False)
             assert (await asked).status == 200
             await here.publish(removed=(f"r{turn}",))
             # Forgotten after an idle second, so that the next is a first one again.
-            await here.control.until_stat(0.0, turn + 1)
+            await here.control.wait_for_stat(0.0, turn + 1)
         assert min(took) < 0.2, took
 
 
@@ -134,7 +134,7 @@ async def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: 
 
     async with world(tmp_path) as here:
         asked = asyncio.create_task(here.post())
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         await asyncio.sleep(1.2)
         await here.replica("a", settles=False)
         got = await asked
@@ -179,9 +179,9 @@ AWAY = RestoreFailure(
 )
 
 
-async def _fails_after(here: World, seconds: float, failure: RestoreFailure = FAILURE) -> Got:
+async def _fails_after(here: ActivatorWorld, seconds: float, failure: RestoreFailure = FAILURE) -> ReceivedResponse:
     asked = asyncio.create_task(here.post(body=STREAM))
-    await here.control.until_stat(1.0)
+    await here.control.wait_for_stat(1.0)
     await asyncio.sleep(seconds)
     here.control.publish(failures=(failure,))
     return await asked
@@ -193,7 +193,7 @@ async def test_a_failure_within_a_second_keeps_its_status(tmp_path: Path) -> Non
     async with world(tmp_path) as here:
         got = await _fails_after(here, 0.05)
         assert (got.status, got.code) == (500, "chunk_corrupt")
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.status, record.runtime_id) == ("chunk_corrupt", 500, None)
         assert record.timeline is not None
 
@@ -209,7 +209,7 @@ async def test_a_failure_after_a_second_is_the_streams_last_event(tmp_path: Path
         assert json.loads(events[-1].split(b"data: ")[1])["error"]["code"] == "chunk_corrupt"
         assert events[-2].startswith(b": timeline ")
         assert b"[DONE]" not in got.body
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.status) == ("chunk_corrupt", 200)
 
 
@@ -234,7 +234,7 @@ async def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path)
         raise AssertionError(f"a start was asked for late: {took}")
 
 
-async def _all_inside(here: World, count: int) -> None:
+async def _all_inside(here: ActivatorWorld, count: int) -> None:
     """Until a whole second's report tells of that many."""
     await eventually(lambda: any(stat.concurrency > count - 0.5 for stat in here.control.stats))
 
@@ -247,7 +247,7 @@ async def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> N
     async with world(tmp_path) as here:
         began = time.monotonic()
         asked = [asyncio.create_task(here.post(body=STREAM)) for _ in range(200)]
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         await _all_inside(here, 200)
         pokes = [s for s in here.control.stats if (s.concurrency, s.requests) in ((1.0, 1), (1.0, 0))]
         most_pokes = 1 + int((time.monotonic() - began) / wake.AGAIN_S)
@@ -257,5 +257,5 @@ async def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> N
         assert all(got.body.endswith(b"data: [DONE]\n\n") for got in answers)
         assert 1 <= replica.most <= 8
         assert 1 <= len(pokes) <= most_pokes, pokes
-        records = await here.control.until_records(200)
+        records = await here.control.wait_for_records(200)
         assert sorted(record.sequence for record in records) == list(range(1, 201))

@@ -6,13 +6,13 @@ from importlib.metadata import metadata
 
 import pytest
 
-from activator.counting import open_rates
+from activator.counting import open_limit_counters
 from contracts.settings import BadSetting
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 
 
 async def _open(url: str) -> None:
-    async with open_rates(url, "one", Page("activator")):
+    async with open_limit_counters(url, "one", MetricsPage("activator")):
         pass
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.policy.ask import Ask
+from activator.policy.ask import QueuedRequest
 from activator.policy.credit import TOLD_S, TRY_S
-from activator.slots import Peers
+from activator.slots import ActivatorPeers
 from contracts.deadline import Deadline
 from contracts.errors import Refused
-from runtime.policy.credit import CLAIM_S, WANTS_S, Credits
+from runtime.policy.credit import CLAIM_TTL_S, DEMAND_TTL_S, Credits
 from tests.activator.control import replica_row
 from tests.activator.slot_world import KEY, SlotWorld, queue_limits
 
@@ -34,7 +34,7 @@ class Streams:
     entered: list[str] = field(default_factory=list)  # whose requests it took, in order
 
 
-class Door(SlotWorld):
+class SimulatedActivator(SlotWorld):
     """One activator. `served` counts its answers by tenant; `delay_s` bounds what each message takes."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Door(SlotWorld):
         super().__init__(
             *(replica_row(each, streams.credits.streams) for each, streams in replicas.items()),
             limits=queue_limits(version=most_waiting, wait_s=LONG_S), draw=draw.randrange,
-            peers=Peers(name, lambda: members),
+            peers=ActivatorPeers(name, lambda: members),
         )  # fmt: skip
         self.name = name
         self.replicas = replicas
@@ -62,12 +62,12 @@ class Door(SlotWorld):
         """One request, from its arrival to the end of its answer: as `attempts.py` sends it. Whatever it raises, its
         caller sees.
         """
-        ask = Ask(tenant, 10, 10)
+        ask = QueuedRequest(tenant, 10, 10)
         async with self.throttler.slot(KEY, ask, Deadline(self.clock() + within_s)) as slot:
             while True:
                 replica = slot.replica
                 streams = self.replicas[replica.row.runtime_id]
-                wants = replica.wants
+                wants = replica.wanted_slots
                 await self._travel()
                 if streams.is_old:
                     streams.credits.enter(self.name, self.clock())
@@ -78,7 +78,7 @@ class Door(SlotWorld):
                 credit = streams.credits.credit_of(self.name, self.clock())
                 await self._travel()
                 self.throttler.report_full(replica, credit)
-                await slot.exchange()
+                await slot.requeue()
             streams.entered.append(self.name)
             streams.most = max(streams.most, streams.credits.inside)
             self.inside += 1
@@ -116,10 +116,10 @@ def doors(
     known: bool = False,
     delay_s: float = 0.01,
     most_waiting: int = 10_000,
-) -> list[Door]:
+) -> list[SimulatedActivator]:
     """So many, which know of each other or not."""
     names = tuple(f"door-{number}" for number in range(count))
-    return [Door(name, names if known else (), replicas, draw, delay_s, most_waiting) for name in names]
+    return [SimulatedActivator(name, names if known else (), replicas, draw, delay_s, most_waiting) for name in names]
 
 
 @pytest.mark.virtual_time
@@ -131,7 +131,7 @@ def doors(
     known=st.booleans(),
     delay_s=st.sampled_from([0.0, 0.001, 0.05]),
 )
-async def test_never_more_than_a_replica_takes(
+async def test_activators_never_exceed_a_replicas_streams(
     seed: int, activators: int, streams: list[int], known: bool, delay_s: float
 ) -> None:
     """Whoever comes and when, however long answers and messages take: every request is answered, and each activator
@@ -158,7 +158,7 @@ async def test_never_more_than_a_replica_takes(
 
 
 @pytest.mark.virtual_time
-async def test_the_only_busy_one_has_all() -> None:
+async def test_only_busy_activator_gets_all_streams() -> None:
     """Of two that know of each other one is idle: after its first answer the other has all streams. Of two that are
     busy each has half, and when one ends the other has all again while an answer lasts.
     """
@@ -184,7 +184,7 @@ async def test_the_only_busy_one_has_all() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_one_that_waits_behind_long_answers_tries_again() -> None:
+async def test_waiting_activator_retries_behind_long_responses() -> None:
     """The other one has ended meanwhile, and no answer tells it: after a second it finds out by itself."""
 
     replica = Streams(Credits(4))
@@ -197,7 +197,7 @@ async def test_one_that_waits_behind_long_answers_tries_again() -> None:
     while one.inside < 4 and one.clock() < began_s + 600.0:
         await asyncio.sleep(0.1)
     assert one.inside == 4
-    assert one.clock() - began_s < 4 * TRY_S + CLAIM_S
+    assert one.clock() - began_s < 4 * TRY_S + CLAIM_TTL_S
     for each in ours:
         each.cancel()
     await asyncio.gather(*ours, return_exceptions=True)
@@ -206,7 +206,7 @@ async def test_one_that_waits_behind_long_answers_tries_again() -> None:
 
 @pytest.mark.parametrize("claims", [pytest.param(True, id="claims"), pytest.param(False, id="none: the control")])
 @pytest.mark.virtual_time
-async def test_one_that_is_far_away_does_not_starve(claims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_distant_activator_does_not_starve(claims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream, and another activator that fills it again the moment it is free."""
     if not claims:
         monkeypatch.setattr(Credits, "_kept_for_others", lambda self, name, known: 0)
@@ -266,7 +266,7 @@ async def test_a_pause_refuses_nobody_for_its_time() -> None:
     one, two = doors(2, {"a": replica}, random.Random(1), known=True)
     for _ in range(3):  # so that it is known how long answers take
         await asyncio.gather(*(one.complete(1.0) for _ in range(8)))
-    await asyncio.sleep(WANTS_S)
+    await asyncio.sleep(DEMAND_TTL_S)
     await two.complete(1.0)
     theirs = [asyncio.ensure_future(two.complete(3.0)) for _ in range(8)]
     await asyncio.sleep(1.0)
@@ -311,16 +311,16 @@ async def test_a_second_request_wants_what_the_replica_has_then() -> None:
     (one,) = doors(1, replicas, random.Random(1), delay_s=0.0)
     burst = [asyncio.ensure_future(one.complete(1.0)) for _ in range(40)]
     await asyncio.gather(*burst)
-    ask, deadline = Ask("t", 10, 10), Deadline(one.clock() + 60.0)
+    ask, deadline = QueuedRequest("t", 10, 10), Deadline(one.clock() + 60.0)
     async with one.throttler.slot(KEY, ask, deadline) as first:
-        second = one.throttler.try_other(KEY, ask, deadline, first.replica)
+        second = one.throttler.try_take_slot_elsewhere(KEY, ask, deadline, first.replica)
         assert second is not None
-        assert second.replica.wants == 1
+        assert second.replica.wanted_slots == 1
         second.release()
 
 
 @pytest.mark.virtual_time
-async def test_a_full_queue_keeps_it() -> None:
+async def test_full_queue_keeps_a_refused_request() -> None:
     """Its request was sent before those that fill the queue, so it waits in it, beyond the bound."""
 
     replica = Streams(Credits(1))
@@ -337,7 +337,7 @@ async def test_a_full_queue_keeps_it() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.virtual_time
-async def test_a_replica_of_an_older_build(known: bool) -> None:
+async def test_replica_without_credit_is_shared_equally(known: bool) -> None:
     """It tells no credit: each activator has its share for good, and does not try more; one that knows of no other has
     all.
     """

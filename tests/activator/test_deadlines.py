@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.policy.expected import LEAST
+from activator.policy.expected import MIN_ANSWERS
 from contracts.forecast import Forecast, StartRow
 from tests.activator.control import KEY, VERSION
 from tests.activator.replica import Held
@@ -30,8 +30,8 @@ async def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: 
         assert re.fullmatch(
             r"no answer can begin within the (29\.\d|30) s that are left: the model's start takes 40 s", said
         )
-        await here.control.until_stat(1.0)
-        (record,) = await here.control.until_records(1)
+        await here.control.wait_for_stat(1.0)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.status, record.runtime_id) == ("deadline_too_short", 503, None)
         await here.replica("a")
         assert (await here.post(x_kelvin_deadline_ms="30000")).status == 200
@@ -45,7 +45,7 @@ async def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: 
         pytest.param((SLOW,), None, id="the installation's own deadline is long"),
     ],
 )
-async def test_who_is_not_known_to_be_late_waits(
+async def test_request_not_known_to_be_late_waits(
     tmp_path: Path, known: tuple[StartRow, ...], deadline_ms: str | None
 ) -> None:
     """Negative control: the same request, and the answer of the replica that came in time."""
@@ -54,7 +54,7 @@ async def test_who_is_not_known_to_be_late_waits(
         await here.publish(starts=known)
         headers = {} if deadline_ms is None else {"x_kelvin_deadline_ms": deadline_ms}
         asked = asyncio.create_task(here.post(**headers))
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         await here.replica("a", settles=False)
         assert (await asked).status == 200
 
@@ -67,22 +67,22 @@ async def test_a_start_under_way_is_nearer_its_end(tmp_path: Path) -> None:
             starts=(SLOW,), forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1000),)
         )
         asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         await here.replica("a", settles=False)
         assert (await asked).status == 200
 
 
-async def test_who_waits_in_a_queue_is_told_for_how_long(tmp_path: Path) -> None:
+async def test_queued_stream_reports_its_remaining_wait(tmp_path: Path) -> None:
     """By the pace of the one slot, once that is known: each heartbeat of a stream that is queued has the time left."""
     held = Held()
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", max_streams=1)
-        for _ in range(LEAST):
+        for _ in range(MIN_ANSWERS):
             assert (await here.post()).status == 200
         replica.script = held
         first = asyncio.create_task(here.post())
-        await replica.until(lambda r: len(r.calls) == LEAST + 1)
+        await replica.until(lambda r: len(r.calls) == MIN_ANSWERS + 1)
         own = {"authorization": f"Bearer {KEY}"}
         async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as queued:
             beat = await queued.content.readline()

@@ -17,7 +17,7 @@ from tests.activator.control import ADMIN, key_row
 from tests.activator.identity import KeyServer, Signer, claims, key_server
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import lost
-from tests.activator.world import Got, World, world
+from tests.activator.world import ActivatorWorld, ReceivedResponse, world
 
 PUSH_KEY: Final = "kv-push"
 SIGNER: Final = Signer("one")
@@ -26,7 +26,7 @@ SIGNER: Final = Signer("one")
 class Taken:
     """A world, and what else can be taken away."""
 
-    def __init__(self, here: World, redis: RedisServer | None, issuer: KeyServer | None) -> None:
+    def __init__(self, here: ActivatorWorld, redis: RedisServer | None, issuer: KeyServer | None) -> None:
         self.here = here
         self.redis = redis
         self.issuer = issuer
@@ -40,7 +40,7 @@ async def replica(taken: Taken) -> None:
     await taken.here.replica("b")
     await taken.here.replicas[0].kill()
     async with asyncio.timeout(30):
-        while not await taken.here.figure("kelvin_retries_total"):  # which of the two is asked first is drawn
+        while not await taken.here.metric_value("kelvin_retries_total"):  # which of the two is asked first is drawn
             assert (await taken.here.post()).status == 200
 
 
@@ -49,13 +49,13 @@ async def receipts(taken: Taken) -> None:
     taken.here.replicas[0].deaf = True
     for _ in range(8):
         assert (await taken.here.post()).status == 200
-    assert len(await taken.here.control.until_records(8)) == 8
+    assert len(await taken.here.control.wait_for_records(8)) == 8
 
 
 async def feed(taken: Taken) -> None:
     """The last word stands."""
     taken.here.control.fall_silent("/internal/v1/feed")
-    await taken.here.until_figure("kelvin_feed_connected", 0)
+    await taken.here.wait_for_metric("kelvin_feed_connected", 0)
 
 
 async def stats(taken: Taken) -> None:
@@ -67,9 +67,9 @@ async def ledger(taken: Taken) -> None:
     """Records wait, and are there when it is back."""
     taken.here.control.refuse_usage = True
     assert (await taken.here.post()).status == 200
-    await taken.here.until_figure("kelvin_spool_backlog_records", 1)
+    await taken.here.wait_for_metric("kelvin_spool_backlog_records", 1)
     taken.here.control.refuse_usage = False
-    await taken.here.control.until_records(1)
+    await taken.here.control.wait_for_records(1)
 
 
 async def key_uses(taken: Taken) -> None:
@@ -114,16 +114,16 @@ async def redis(taken: Taken) -> None:
     assert taken.redis is not None
     await taken.here.limit(rpm=1_000_000)
     assert (await taken.here.post()).status == 200
-    assert await taken.here.figure("kelvin_redis_connected") == 1
+    assert await taken.here.metric_value("kelvin_redis_connected") == 1
     taken.redis.pause()
     assert (await taken.here.post()).status == 200
-    await taken.here.until_figure("kelvin_redis_connected", 0)
+    await taken.here.wait_for_metric("kelvin_redis_connected", 0)
 
 
 async def firewall(taken: Taken) -> None:
     """Nobody listens, and what nobody speaks of may pass."""
     assert (await taken.here.post()).status == 200
-    assert await taken.here.figure("kelvin_firewall_total") > 0
+    assert await taken.here.metric_value("kelvin_firewall_total") > 0
 
 
 async def spool(taken: Taken) -> None:
@@ -162,13 +162,13 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 }
 
 
-def _unavailable(got: Got) -> None:
+def _unavailable(got: ReceivedResponse) -> None:
     assert got.status == 503
     assert b"unavailable" in got.body
 
 
 @pytest.mark.parametrize("dependency", SERVING, ids=lambda each: each.name)
-async def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
+async def test_dependency_outage_behaves_as_declared(tmp_path: Path, dependency: Dependency) -> None:
     """What the table says holds; and while it is away, and after it, requests are answered."""
 
     with RedisServer() if dependency.name == "redis" else nullcontext() as server:
@@ -195,6 +195,6 @@ async def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
         assert (await here.post()).status != 200
 
 
-def test_each_has_its_scenario() -> None:
+def test_each_dependency_has_an_outage_scenario() -> None:
     """And there is none for what is no dependency."""
     assert set(SCENARIOS) == {each.name for each in SERVING}

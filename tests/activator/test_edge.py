@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.activator.replica import Call, endless, hello
-from tests.activator.world import World, http, world
+from tests.activator.replica import ReceivedRequest, endless, hello
+from tests.activator.world import ActivatorWorld, http, world
 
 HOST = b"Host: localhost\r\n"
 SHORT_S = 4.0  # what ends after 0.3 s is given as much on a busy machine; by default it has 5 s or more
 
 
-async def _slowly(call: Call) -> None:
+async def _slowly(call: ReceivedRequest) -> None:
     """What comes behind the request is read before its answer."""
     await asyncio.sleep(0.2)
     await hello(call)
 
 
-async def _say(here: World, raw: bytes) -> bytes:
+async def _say(here: ActivatorWorld, raw: bytes) -> bytes:
     """Send bytes, return all that comes until the end, or for two seconds after the head."""
     reader, writer = await here.raw(raw)
     got = b""
@@ -80,7 +80,7 @@ async def test_what_is_malformed_or_too_large_is_refused(tmp_path: Path) -> None
         assert "Invalid HTTP request" not in (here.data / "log").read_text(), "a stranger fills no log"
 
 
-async def test_trailers_are_nobodys_headers(tmp_path: Path) -> None:
+async def test_trailers_are_not_read_as_headers(tmp_path: Path) -> None:
     """What comes behind a body changes nothing of its request, as in the head it does; extensions are bounded."""
 
     async with world(tmp_path) as here:
@@ -98,7 +98,7 @@ async def test_trailers_are_nobodys_headers(tmp_path: Path) -> None:
         assert (await _say(here, padded)).startswith(b"HTTP/1.1 400"), "an extension of 400 kB"
 
 
-async def test_what_is_no_request_behind_one_does_not_reach_into_its_answer(tmp_path: Path) -> None:
+async def test_garbage_after_a_request_does_not_change_its_response(tmp_path: Path) -> None:
     """The first is answered whole, and alone; the connection closes."""
 
     async with world(tmp_path) as here:
@@ -119,7 +119,7 @@ async def test_the_certificate_is_chosen_by_name(tmp_path: Path) -> None:
         assert certificate is not None
         return {str(pair[1]) for pair in certificate["subjectAltName"]}
 
-    async def shown(here: World, name: str) -> set[str]:
+    async def shown(here: ActivatorWorld, name: str) -> set[str]:
         lax = ssl.create_default_context(cafile=str(here.data / "ca.pem"))
         lax.check_hostname = False
         _, writer = await asyncio.open_connection("127.0.0.1", here.port, ssl=lax, server_hostname=name)
@@ -161,7 +161,7 @@ async def test_the_host_names_model_and_tenant(tmp_path: Path) -> None:
         writer.transport.abort()
 
 
-async def test_a_connection_that_says_too_little_is_ended(tmp_path: Path) -> None:
+async def test_slow_or_idle_connection_is_closed(tmp_path: Path) -> None:
     """No handshake, no head, half a head, half a body: each has its time; an idle connection that asked has longer."""
 
     async def until_closed(reader: asyncio.StreamReader) -> float:
@@ -233,7 +233,7 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
             writer.transport.abort()
 
 
-async def test_heads_alone_and_invitations_are_sent(tmp_path: Path) -> None:
+async def test_head_and_100_continue_are_answered(tmp_path: Path) -> None:
     """HEAD is answered without a body; `Expect: 100-continue` is invited before the body, and not by a bad key."""
 
     async with world(tmp_path) as here:
@@ -253,7 +253,7 @@ async def test_heads_alone_and_invitations_are_sent(tmp_path: Path) -> None:
         writer.transport.abort()
 
 
-async def test_http_1_0_is_answered_as_it_can_read(tmp_path: Path) -> None:
+async def test_http_1_0_response_is_not_chunked(tmp_path: Path) -> None:
     """A stream comes without chunks and ends with its connection; `Expect` is not heard (RFC 9110, 10.1.1)."""
 
     async with world(tmp_path) as here:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from activator.edge_cycle import READ_AHEAD, Cycle
+from activator.edge_cycle import READ_AHEAD, RequestResponseCycle
 from activator.exchange import NAMED
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -38,14 +38,14 @@ class FakeWire:
         if self.said and self.said[-1] == "pause":
             self.said.append("resume")
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         self.said.append("drained")
         self.is_full = False
 
-    def answered(self) -> None:
+    def response_completed(self) -> None:
         self.said.append("answered")
 
-    def left(self) -> None:
+    def task_ended(self) -> None:
         self.said.append("left")
 
 
@@ -71,7 +71,7 @@ def _scope(method: str, version: str = "1.1") -> Scope:
 
 async def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
     wire = FakeWire()
-    cycle = Cycle(wire, _scope(method, version), keep_alive=keep_alive, invites=False)
+    cycle = RequestResponseCycle(wire, _scope(method, version), keep_alive=keep_alive, expects_continue=False)
     await cycle.run(app)
     return wire
 
@@ -92,7 +92,7 @@ LENGTH = (b"content-length", b"2")
     pytest.param("GET", [_start(599), _body(b"")], [b"HTTP/1.1 599 \r\n" + CHUNKED + b"\r\n0\r\n\r\n"],
                  id="a status without a name"),
 ])  # fmt: skip
-async def test_what_is_written(method: str, messages: list[Message], want: list[bytes]) -> None:
+async def test_response_is_written_in_few_writes(method: str, messages: list[Message], want: list[bytes]) -> None:
     """In as few writes as can be; the connection stays."""
     wire = await _served(_says(messages), method)
     assert wire.written == want
@@ -135,7 +135,7 @@ async def test_a_connection_that_may_not_stay_says_so_once() -> None:
     pytest.param([_start(200, LENGTH)], b"HTTP/1.1 500 ", id="a head without a body, which was not sent"),
     pytest.param([], b"HTTP/1.1 500 ", id="no answer"),
 ])  # fmt: skip
-async def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: bytes) -> None:
+async def test_application_failure_ends_the_connection(messages: list[Message], begins: bytes) -> None:
     """With a 500 where nothing was sent, else cut: nobody takes half an answer for a whole one."""
     wire = await _served(_says(messages))
     assert wire.written[0].startswith(begins)
@@ -144,16 +144,16 @@ async def test_what_is_wrong_ends_the_connection(messages: list[Message], begins
     assert wire.said == ["end", "left"]
 
 
-def _posted(*, invites: bool = False) -> tuple[Cycle, FakeWire]:
+def _posted(*, expects_continue: bool = False) -> tuple[RequestResponseCycle, FakeWire]:
     wire = FakeWire()
-    return Cycle(wire, _scope("POST"), keep_alive=True, invites=invites), wire
+    return RequestResponseCycle(wire, _scope("POST"), keep_alive=True, expects_continue=expects_continue), wire
 
 
 async def test_a_body_is_received_as_it_comes() -> None:
     """What has come at once, and its end once; then only that the client has gone."""
     cycle, wire = _posted()
-    cycle.take(b"a")
-    cycle.take(b"b")
+    cycle.add_body(b"a")
+    cycle.add_body(b"b")
     assert await cycle.receive() == {"type": "http.request", "body": b"ab", "more_body": True}
     waiting = asyncio.create_task(cycle.receive())
     await asyncio.sleep(0)
@@ -163,7 +163,7 @@ async def test_a_body_is_received_as_it_comes() -> None:
     waiting = asyncio.create_task(cycle.receive())
     await asyncio.sleep(0)
     assert not waiting.done()
-    cycle.lost()
+    cycle.mark_disconnected()
     assert await waiting == {"type": "http.disconnect"}
     await cycle.send(_start())
     assert not wire.written, "nobody is there"
@@ -173,9 +173,9 @@ async def test_a_body_is_received_as_it_comes() -> None:
 async def test_a_body_that_nobody_takes_is_read_no_further() -> None:
     """Until it is taken."""
     cycle, wire = _posted()
-    cycle.take(b"x" * READ_AHEAD)
+    cycle.add_body(b"x" * READ_AHEAD)
     assert wire.said == []
-    cycle.take(b"x")
+    cycle.add_body(b"x")
     assert wire.said == ["pause"]
     assert len((await cycle.receive())["body"]) == READ_AHEAD + 1
     assert wire.said == ["pause", "resume"]
@@ -183,20 +183,20 @@ async def test_a_body_that_nobody_takes_is_read_no_further() -> None:
 
 async def test_a_body_is_invited_once_and_only_when_it_is_wanted() -> None:
     """An answer instead of an invitation takes it back."""
-    cycle, wire = _posted(invites=True)
-    cycle.take(b"a")
+    cycle, wire = _posted(expects_continue=True)
+    cycle.add_body(b"a")
     await cycle.receive()
     cycle.body_ended()
     await cycle.receive()
     assert wire.written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
-    cycle, wire = _posted(invites=True)
+    cycle, wire = _posted(expects_continue=True)
     await cycle.send(_start(403))
     await cycle.send(_body(b""))
     assert (await cycle.receive())["type"] == "http.disconnect"
     assert b"100 Continue" not in b"".join(wire.written)
 
 
-async def test_a_wire_that_is_full_is_waited_for() -> None:
+async def test_full_connection_delays_the_next_write() -> None:
     """Before anything more is written."""
     cycle, wire = _posted()
     await cycle.send(_start())
@@ -206,7 +206,7 @@ async def test_a_wire_that_is_full_is_waited_for() -> None:
     assert wire.said == ["drained", "answered"]
 
 
-@pytest.mark.parametrize(("parts", "ended", "invites", "lost", "want"), [
+@pytest.mark.parametrize(("parts", "ended", "expects_continue", "is_gone", "want"), [
     pytest.param([b"a"], True, False, False, b"a", id="all of it has come"),
     pytest.param([b"a" * READ_AHEAD, b"b"], True, False, False, b"a" * READ_AHEAD + b"b", id="in parts"),
     pytest.param([], True, False, False, b"", id="it is empty"),
@@ -214,17 +214,17 @@ async def test_a_wire_that_is_full_is_waited_for() -> None:
     pytest.param([b"a"], True, True, False, None, id="its sender is to be told first that it may"),
     pytest.param([b"a"], True, False, True, None, id="its sender has gone"),
 ])  # fmt: skip
-def test_a_body_that_is_here_is_had_at_once(
-    parts: list[bytes], ended: bool, invites: bool, lost: bool, want: bytes | None
+def test_complete_body_is_returned_at_once(
+    parts: list[bytes], ended: bool, expects_continue: bool, is_gone: bool, want: bytes | None
 ) -> None:
     """And once; a socket that was paused for it is read again. What is not had so is waited for."""
-    cycle, wire = _posted(invites=invites)
+    cycle, wire = _posted(expects_continue=expects_continue)
     for part in parts:
-        cycle.take(part)
+        cycle.add_body(part)
     if ended:
         cycle.body_ended()
-    if lost:
-        cycle.lost()
+    if is_gone:
+        cycle.mark_disconnected()
     assert cycle.try_body() == want
     assert want is None or cycle.try_body() is None
     assert wire.said == (["pause", "resume"] if len(parts) == 2 else [])

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 
-from activator.edge_http import HttpProtocol
-from tests.activator.memory_edge import Delivered, MemoryEdge
+from activator.edge_http import Http1Protocol
+from tests.activator.memory_edge import DeliveredRequest, MemoryConnection
 from tests.virtual_loop import run_virtually
 
 Headers = list[tuple[bytes, bytes]]
@@ -226,8 +226,8 @@ STRICTER: Final[dict[str, Rule]] = {
 }
 
 
-async def _delivered(sent: Sent, protocol: type[HttpProtocol]) -> tuple[list[Delivered], bool]:
-    edge = MemoryEdge(protocol)
+async def _delivered(sent: Sent, protocol: type[Http1Protocol]) -> tuple[list[DeliveredRequest], bool]:
+    edge = MemoryConnection(protocol)
     for read in sent.reads:
         await edge.feed(read)
     is_closed = edge.socket.closing
@@ -245,7 +245,7 @@ def _path(target: bytes) -> bytes:
     return re.sub(rb"\Ahttps?://[^/]*(?=/)", b"", target)
 
 
-def check(sent: Sent, protocol: type[HttpProtocol] = HttpProtocol) -> None:
+def check(sent: Sent, protocol: type[Http1Protocol] = Http1Protocol) -> None:
     """Raise AssertionError where the edge delivers what h11 does not see, or refuses without a named difference."""
     seen = seen_by_h11(sent.raw)
     delivered, is_closed = run_virtually(_delivered(sent, protocol))
@@ -327,7 +327,7 @@ class _BlindParser(httptools.HttpRequestParser):
         return False
 
 
-class _WithoutRepair(HttpProtocol):
+class _WithoutRepair(Http1Protocol):
     """The edge as it would be if it served a request with Upgrade as the parser delivers it."""
 
     def _new_parser(self) -> httptools.HttpRequestParser:

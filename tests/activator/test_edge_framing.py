@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tests.activator.memory_edge import MemoryEdge, MemoryServer
+from tests.activator.memory_edge import MemoryConnection, MemoryServer
 from tests.virtual_loop import run_virtually
 
 HOST = b"Host: localhost\r\n"
@@ -71,8 +71,8 @@ REFUSED = {
 CUTS = {"in one read": 1 << 20, "byte by byte": 1, "in sevens": 7}
 
 
-async def _feed(raw: bytes, size: int, behind: bytes = b"") -> MemoryEdge:
-    edge = MemoryEdge()
+async def _feed(raw: bytes, size: int, behind: bytes = b"") -> MemoryConnection:
+    edge = MemoryConnection()
     for start in range(0, len(raw), size):
         await edge.feed(raw[start : start + size])
     await edge.feed(behind)
@@ -82,7 +82,7 @@ async def _feed(raw: bytes, size: int, behind: bytes = b"") -> MemoryEdge:
 
 @pytest.mark.parametrize("size", CUTS.values(), ids=CUTS.keys())
 @pytest.mark.parametrize("raw", DELIVERED.values(), ids=DELIVERED.keys())
-def test_body_stays_a_body(raw: bytes, size: int) -> None:
+def test_body_is_delivered_as_one_request(raw: bytes, size: int) -> None:
     """One request is delivered, with all of its body, and one answer is written."""
     edge = run_virtually(_feed(raw, size))
     (only,) = edge.delivered
@@ -92,7 +92,7 @@ def test_body_stays_a_body(raw: bytes, size: int) -> None:
 
 @pytest.mark.parametrize("size", CUTS.values(), ids=CUTS.keys())
 @pytest.mark.parametrize("raw", DELIVERED.values(), ids=DELIVERED.keys())
-def test_next_request_begins_behind_the_body(raw: bytes, size: int) -> None:
+def test_next_request_starts_after_the_body(raw: bytes, size: int) -> None:
     """A connection goes on to serve: the request behind is the one that was sent behind."""
     edge = run_virtually(_feed(raw, size, b"GET /third HTTP/1.1\r\n" + HOST + b"\r\n"))
     assert [each.target for each in edge.delivered] == [b"/x", b"/third"]
@@ -111,7 +111,7 @@ def test_ambiguous_head_is_refused(raw: bytes, size: int) -> None:
 @pytest.mark.parametrize("answers_early", [False, True])
 async def test_close_in_a_trailer_ends_the_connection(answers_early: bool) -> None:
     """The parser ignores all bytes behind it, so that a client on an open connection would wait for ever."""
-    edge = MemoryEdge(answers_early=answers_early)
+    edge = MemoryConnection(answers_early=answers_early)
     await edge.feed(POST + CHUNKED + b"\r\n3\r\nabc\r\n")
     await edge.feed(b"0\r\nConnection: close\r\n\r\n")
     await edge.close()
@@ -121,7 +121,7 @@ async def test_close_in_a_trailer_ends_the_connection(answers_early: bool) -> No
 
 async def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
     """An application may answer before the body has ended. What is pipelined behind that end is not served."""
-    edge = MemoryEdge(answers_early=True)
+    edge = MemoryConnection(answers_early=True)
     await edge.feed(POST + b"Content-Length: 3\r\n\r\na")
     await edge.feed(b"bc" + SECOND)
     await edge.close()
@@ -150,7 +150,7 @@ def test_empty_lines_behind_a_request_do_not_cut_its_answer(behind: bytes) -> No
         await asyncio.sleep(30)
         was_closing = socket.closing
         connection.connection_lost(None)
-        await server.tasks_end()
+        await server.run_tasks_to_end()
         return was_closing, socket.written
 
     was_closing, written = run_virtually(scenario())
@@ -177,8 +177,8 @@ async def test_carriage_returns_behind_a_request_are_not_kept() -> None:
         connection.data_received(b"\r" * 1000)
     assert len(connection._request_line) <= 1000
     may_end.set()
-    await server.tasks_end()
+    await server.run_tasks_to_end()
     connection.data_received(POST + b"Content-Length: 2\r\n\r\n{}")
-    await server.tasks_end()
+    await server.run_tasks_to_end()
     connection.connection_lost(None)
     assert socket.written.count(b"HTTP/1.1 200") == 2

@@ -18,7 +18,7 @@ async def test_client_that_does_not_read_is_cut(reads: bool) -> None:
     server = MemoryServer(Application())
     protocol, socket = server.http1()
     protocol.data_received(REQUEST)
-    await server.tasks_end()
+    await server.run_tasks_to_end()
     socket.waiting = 1
     protocol.pause_writing()
     protocol.data_received(REQUEST)

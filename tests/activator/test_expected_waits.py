@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 
 from activator.keys import VersionKey
-from activator.policy.ask import Rank
-from activator.policy.expected import LEAST, UNKNOWN, Outlook
+from activator.policy.ask import PriorityClass
+from activator.policy.expected import MIN_ANSWERS, UNKNOWN, WaitEstimate
 from contracts.control import Feed
 from contracts.deadline import Deadline
 from contracts.forecast import Forecast, StartRow
@@ -34,10 +34,10 @@ async def _refused(here: SlotWorld, seconds: float) -> DeadlineTooShort | None:
 
 
 def _left(here: SlotWorld) -> float | None:
-    return here.throttler.outlook(KEY, ASK, Deadline(200.0)).remaining_s
+    return here.throttler.wait_estimate(KEY, ASK, Deadline(200.0)).remaining_s
 
 
-async def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
+async def test_waiting_request_reports_the_forecast_time() -> None:
     """Less and less, never below zero; nothing once a replica is there, or the start failed."""
 
     clock = Clock(100.0)
@@ -74,33 +74,38 @@ async def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
     assert await _refused(here, 1.0) == DeadlineTooShort(1.5, 1.0, True)
     here.feed(READY)
     assert not here.bell.nudged
-    assert repr(here.throttler.slots) == "<Slots versions=1 running=0 queued=0>"
+    assert repr(here.throttler.slots) == "<SlotAllocator versions=1 running=0 queued=0>"
     here.throttler.check_integrity()
 
 
-async def test_what_one_more_would_wait() -> None:
+async def test_estimate_wait_of_a_new_request() -> None:
     """For a start, as long as it is not known to fail; else for what its tenant has waiting, as urgent or more."""
 
-    clock = Clock(100.0 - 2 * LEAST)
+    clock = Clock(100.0 - 2 * MIN_ANSWERS)
     here = SlotWorld(clock=clock)
-    wait_of, want = here.throttler.wait_of, here.throttler.want
-    assert wait_of(KEY, "default", Rank.BATCH) == (None, True)
+    estimate_wait, want = here.throttler.estimate_wait, here.throttler.wake_for
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
     here.throttler.apply(STANDING)
-    assert wait_of(KEY, "default", Rank.BATCH) == (9.0, True)
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (9.0, True)
     want(KEY, 9.0)
     assert here.bell.nudged == {KEY: 9.0}
     here.feed(failures=(FAILED,))
-    assert wait_of(KEY, "default", Rank.BATCH) == (None, True), "somebody has to find out"
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True), "somebody has to find out"
     here.feed(READY)
     want(KEY, 9.0)
     assert not here.bell.nudged, "it is there"
     await here.measure(clock)
-    asks = [ASK, ASK, msgspec.structs.replace(ASK, rank=Rank.BATCH), msgspec.structs.replace(ASK, tenant="other")]
+    asks = [
+        ASK,
+        ASK,
+        msgspec.structs.replace(ASK, priority_class=PriorityClass.BATCH),
+        msgspec.structs.replace(ASK, tenant="other"),
+    ]
     tasks = [await here.ask(ask) for ask in asks]
-    assert wait_of(KEY, "default", Rank.INTERACTIVE) == (2.0, False), "one runs, one waits"
-    assert wait_of(KEY, "default", Rank.BATCH) == (4.0, False)
-    assert wait_of(KEY, "other", Rank.STANDARD) == (2.0, False)
-    assert wait_of(KEY, "nobody", Rank.BATCH) == (0.0, False)
+    assert estimate_wait(KEY, "default", PriorityClass.INTERACTIVE) == (2.0, False), "one runs, one waits"
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (4.0, False)
+    assert estimate_wait(KEY, "other", PriorityClass.STANDARD) == (2.0, False)
+    assert estimate_wait(KEY, "nobody", PriorityClass.BATCH) == (0.0, False)
     await here.leave(*tasks)
 
 
@@ -117,7 +122,7 @@ async def test_a_start_that_failed_is_asked_for_no_more() -> None:
 async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
     """By the pace of one slot: ten tokens in two seconds. Only who is served first counts: not who has more time."""
 
-    clock = Clock(100.0 - 2 * LEAST)
+    clock = Clock(100.0 - 2 * MIN_ANSWERS)
     here = SlotWorld(READY, clock=clock)
     await here.measure(clock)
     assert clock.now_s == 100.0
@@ -125,7 +130,7 @@ async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
     assert await _refused(here, 0.1) is None, "nobody waits before it"
     waiting = [await here.ask(in_s=3.0) for _ in range(3)]
     later = await here.ask(in_s=300.0)
-    assert here.throttler.outlook(KEY, ASK, Deadline(110.0)) == Outlook(6.0)
+    assert here.throttler.wait_estimate(KEY, ASK, Deadline(110.0)) == WaitEstimate(6.0)
     assert await _refused(here, 5.0) == DeadlineTooShort(8.0, 5.0, False)
     assert await _refused(here, 7.5) is not None, "its answer takes two seconds, too"
     assert await _refused(here, 8.5) is None
@@ -136,9 +141,9 @@ async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
     await here.leave(*waiting[1:], later)
 
 
-def test_a_version_is_known_by_all_of_its_name() -> None:
+def test_forecasts_are_kept_per_model_and_version() -> None:
     """Another model of the same version has starts of its own."""
     here = SlotWorld(clock=Clock(100.0))
     here.throttler.apply(STANDING)
     other = VersionKey("default", "n", VERSION)
-    assert here.throttler.outlook(other, ASK, Deadline(200.0)) == UNKNOWN
+    assert here.throttler.wait_estimate(other, ASK, Deadline(200.0)) == UNKNOWN

@@ -21,6 +21,6 @@ async def test_failing_loop_leaves_the_activator_serving_and_not_ready(tmp_path:
         assert b"key uses" in ready.body
         assert (await here.own("/healthz")).status == 200
         assert (await here.post()).status == 200
-        assert await here.figure("kelvin_loop_errors_total", loop="key uses") > 0
-        assert await here.figure("kelvin_loops_failing") == 1
+        assert await here.metric_value("kelvin_loop_errors_total", loop="key uses") > 0
+        assert await here.metric_value("kelvin_loops_failing") == 1
         (here.data / "log").write_text("")  # its tracebacks are expected

@@ -10,7 +10,7 @@ from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Internal, LimitExceeded
 from contracts.frames import FrameKind
 from tests.activator.control import VERSION
-from tests.activator.replica import Call, chunk, cut, refuses
+from tests.activator.replica import ReceivedRequest, chunk, cut, refuses
 from tests.activator.world import CHAT, STREAM, world
 
 
@@ -22,14 +22,14 @@ async def test_a_refusal_of_the_runtime_keeps_its_status(tmp_path: Path) -> None
         got = await here.post(body=STREAM)
         assert (got.status, got.code) == (400, "context_length_exceeded")
         assert got.json["error"]["param"] == "max_tokens"  # type: ignore[index]
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.status) == ("context_length_exceeded", 400)
 
 
 async def test_a_failure_of_the_runtime_ends_the_stream(tmp_path: Path) -> None:
     """A FAILED frame after tokens becomes the terminal event; the tokens before it were delivered and are counted."""
 
-    async def fail(call: Call) -> None:
+    async def fail(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
         await call.fail(Internal(), 2)
 
@@ -38,14 +38,14 @@ async def test_a_failure_of_the_runtime_ends_the_stream(tmp_path: Path) -> None:
         got = await here.post(body=STREAM)
         assert got.status == 200
         assert b"event: error" in got.body
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.completion_tokens) == ("internal", 1)
 
 
 async def test_a_replica_killed_mid_stream_is_told_not_hidden(tmp_path: Path) -> None:
     """The kill becomes a terminal event and a record of what was delivered; no clean end pretends to be whole."""
 
-    async def cut_within(call: Call) -> None:
+    async def cut_within(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
         await call.data(chunk("y"), 2)
         await asyncio.sleep(0.1)
@@ -56,14 +56,14 @@ async def test_a_replica_killed_mid_stream_is_told_not_hidden(tmp_path: Path) ->
         got = await here.post(body=STREAM)
         assert got.status == 200
         assert json.loads(got.body.split(b"data: ")[-1])["error"]["code"] == "replica_lost"
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.completion_tokens, record.runtime_id) == ("replica_lost", 2, "a")
 
 
 async def test_a_clean_end_without_the_last_frame_is_no_end(tmp_path: Path) -> None:
     """A body that ends in order but without END is a lost replica: silent truncation is what we do not do."""
 
-    async def truncate(call: Call) -> None:
+    async def truncate(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
 
     async with world(tmp_path) as here:
@@ -84,16 +84,16 @@ async def test_a_replica_lost_before_its_first_byte_is_replaced(tmp_path: Path) 
         got = await asked
         assert got.status == 200
         assert b"[DONE]" in got.body
-        records = await here.control.until_records(1)
+        records = await here.control.wait_for_records(1)
         assert [(record.outcome, record.runtime_id) for record in records] == [("ok", "b")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_was_said_from_damaged_weights_is_said_anew(tmp_path: Path, stream: bool) -> None:
+async def test_unsent_response_of_damaged_weights_is_retried(tmp_path: Path, stream: bool) -> None:
     """Where the client has none of it: another replica answers, and what the first one computed is not charged."""
 
-    async def spoil(call: Call) -> None:
-        await call.write(FrameKind.BEAT, tokens=1)
+    async def spoil(call: ReceivedRequest) -> None:
+        await call.write(FrameKind.HEARTBEAT, tokens=1)
         if not stream:
             await call.data(b'{"wrong": ', 2)
         await call.fail(WeightsDamaged(VERSION), 2)
@@ -105,16 +105,16 @@ async def test_what_was_said_from_damaged_weights_is_said_anew(tmp_path: Path, s
         await here.replica("b")
         got = await asked
         assert (got.status, b"wrong" in got.body, b"error" in got.body) == (200, False, False)
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
         assert record.device_us == 20, "of the replica that answered"
-        assert await here.figure("kelvin_breaker_openings_total", of="replica", why="weights_damaged") == 1
+        assert await here.metric_value("kelvin_breaker_openings_total", of="replica", why="weights_damaged") == 1
 
 
-async def test_what_a_client_has_of_damaged_weights_is_told(tmp_path: Path) -> None:
+async def test_control_sent_response_of_damaged_weights_fails(tmp_path: Path) -> None:
     """Its control: no other replica can take that back, so the stream ends with the error."""
 
-    async def spoil(call: Call) -> None:
+    async def spoil(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
         await call.fail(WeightsDamaged(VERSION), 2)
 
@@ -123,5 +123,5 @@ async def test_what_a_client_has_of_damaged_weights_is_told(tmp_path: Path) -> N
         got = await here.post(body=STREAM)
         assert json.loads(got.body.split(b"data: ")[-1])["error"]["code"] == "weights_damaged"
         assert b"[DONE]" not in got.body
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.completion_tokens) == ("weights_damaged", 1)

@@ -8,13 +8,13 @@ import pytest
 from aiohttp import web
 
 from activator import feed
-from activator.feed import FeedClient, from_afar
+from activator.feed import FeedClient, with_remote_addresses
 from contracts.control import Feed
 from contracts.wire import encode
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.activator.control import replica_row
-from tests.listening import Listening
+from tests.listening import StubServer
 
 FULL = encode(Feed(revision=1, full=True)) + b"\n"
 CHANGE = encode(Feed(revision=2)) + b"\n"
@@ -43,7 +43,7 @@ async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tu
     directory = SocketDirectory(tmp_path)
     app = web.Application()
     app.router.add_get("/internal/v1/feed", serve)
-    listening = Listening(app)
+    listening = StubServer(app)
     await listening.start(tmp_path / "control.sock")
     control = ServiceClient(directory, "control.sock", "the control plane")
     seen: list[int] = []
@@ -67,11 +67,11 @@ async def _follow(tmp_path: Path, scripts: list[list[bytes]], wanted: int) -> tu
     return seen, client
 
 
-def test_from_another_host_a_replica_is_where_it_says() -> None:
+def test_remote_activator_uses_replica_urls() -> None:
     """One that says nothing of it can't be reached; all else stands."""
     there = msgspec.structs.replace(replica_row("a"), url="https://10.0.0.3:7")
     line = Feed(revision=3, replicas=(there, replica_row("b")), removed_replicas=("c",))
-    seen = from_afar(line)
+    seen = with_remote_addresses(line)
     assert [(row.runtime_id, row.address) for row in seen.replicas] == [("a", "https://10.0.0.3:7")]
     assert msgspec.structs.replace(seen, replicas=()) == msgspec.structs.replace(line, replicas=())
 
@@ -88,23 +88,21 @@ def test_from_another_host_a_replica_is_where_it_says() -> None:
         pytest.param([b""], [1], id="nothing at all"),
     ],
 )
-async def test_it_starts_again_from_a_snapshot(tmp_path: Path, first: list[bytes], want: list[int]) -> None:
+async def test_feed_reconnects_with_a_snapshot(tmp_path: Path, first: list[bytes], want: list[int]) -> None:
     """The second connection brings the snapshot."""
     seen, client = await _follow(tmp_path, [first, [FULL]], len(want))
     assert seen == want
     assert client.synced.is_set()
 
 
-async def test_silence_is_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_feed_is_reconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that says nothing for three heartbeats is given up."""
     monkeypatch.setattr(feed, "SILENCE_S", 0.1)
     seen, _ = await _follow(tmp_path, [[FULL]], 2)
     assert seen == [1, 1]
 
 
-async def test_who_takes_the_call_and_does_not_answer_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unanswered_feed_call_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been stopped before the head of its answer, or its host be gone with the connection."""
     monkeypatch.setattr(feed, "SILENCE_S", 0.1)
     seen, _ = await _follow(tmp_path, [[], [FULL]], 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.activator.control import KEY
-from tests.activator.world import Got, World, http, world
+from tests.activator.world import ActivatorWorld, ReceivedResponse, http, world
 from tests.eventually import eventually
 
 PATIENT = 10_000  # ms: longer than any busy machine takes
@@ -65,7 +65,9 @@ class FakeFirewall:
 
 
 @asynccontextmanager
-async def guarded(tmp_path: Path, script: Script, **settings: object) -> AsyncIterator[tuple[World, FakeFirewall]]:
+async def guarded(
+    tmp_path: Path, script: Script, **settings: object
+) -> AsyncIterator[tuple[ActivatorWorld, FakeFirewall]]:
     """An activator that asks one, with a replica behind it."""
     wall = FakeFirewall(script)
     path = tmp_path / "waf.sock"
@@ -81,7 +83,7 @@ async def guarded(tmp_path: Path, script: Script, **settings: object) -> AsyncIt
         server.close()
 
 
-async def test_it_is_told_names_and_sizes_and_nothing_else(tmp_path: Path) -> None:
+async def test_firewall_receives_only_names_and_sizes(tmp_path: Path) -> None:
     """Before any key is looked at; no value of a header, no query, no byte of the body is in what it reads."""
     async with guarded(tmp_path, lambda _: ALLOW) as (here, wall):
         body = {"model": "m", "messages": [{"role": "user", "content": SECRET}]}
@@ -100,7 +102,7 @@ async def test_it_is_told_names_and_sizes_and_nothing_else(tmp_path: Path) -> No
         assert SECRET.encode() in json.dumps(body).encode(), "the control: it would be found"
 
 
-async def test_its_word(tmp_path: Path) -> None:
+async def test_firewall_verdict_is_applied(tmp_path: Path) -> None:
     """Allowed, a request is served as without it; refused, it is 403 in the path's form, with whatever key."""
 
     def script(question: dict[str, Any]) -> bytes:
@@ -118,12 +120,12 @@ async def test_its_word(tmp_path: Path) -> None:
         for _ in range(8):
             assert (await here.post()).status == 200
         assert wall.connections == 1, "it is kept"
-        assert await here.figure("kelvin_firewall_total", verdict="refuse") == 3
-        assert await here.figure("kelvin_firewall_total", verdict="allow") >= 9
-        assert await here.figure("kelvin_refusals_total", outcome="firewall_refused", status="403") == 3
+        assert await here.metric_value("kelvin_firewall_total", verdict="refuse") == 3
+        assert await here.metric_value("kelvin_firewall_total", verdict="allow") >= 9
+        assert await here.metric_value("kelvin_refusals_total", outcome="firewall_refused", status="403") == 3
 
 
-async def test_what_it_was_told_of_is_refused_by_that_name(tmp_path: Path) -> None:
+async def test_refusal_has_the_request_id_the_firewall_saw(tmp_path: Path) -> None:
     """Also by the edge, of a body that does not come: the log of a firewall is found by what its caller has."""
     async with guarded(tmp_path, lambda _: ALLOW, head_s=0.3) as (here, wall):
         reader, writer = await here.raw(http(b"x" * 100)[:-50])
@@ -149,27 +151,27 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
-async def test_without_an_answer(tmp_path: Path, unanswered: str, status: int) -> None:
+async def test_missing_verdict_follows_the_setting(tmp_path: Path, unanswered: str, status: int) -> None:
     """Whatever it says that is no verdict, or that it says nothing and ends: as the setting has it, and counted."""
     answers = [*GARBAGE.values()]
 
-    def check(got: Got) -> None:
+    def check(got: ReceivedResponse) -> None:
         assert got.status == status
         assert status == 200 or got.code == "unavailable"
 
     async with guarded(tmp_path, lambda _: ALLOW, waf_unanswered=unanswered) as (here, wall):
-        before = await here.figure("kelvin_firewall_total", verdict="garbage")
+        before = await here.metric_value("kelvin_firewall_total", verdict="garbage")
         wall.script = lambda _: answers.pop(0)
         for _ in range(len(GARBAGE)):
             check(await here.post())
         assert answers == []
-        assert await here.figure("kelvin_firewall_total", verdict="garbage") - before == len(GARBAGE)
+        assert await here.metric_value("kelvin_firewall_total", verdict="garbage") - before == len(GARBAGE)
         wall.script = lambda _: ALLOW
         assert (await here.post()).status == 200, "it is asked again, as before"
 
 
 @pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
-async def test_one_that_is_silent(tmp_path: Path, unanswered: str, status: int) -> None:
+async def test_silent_firewall_times_out(tmp_path: Path, unanswered: str, status: int) -> None:
     """Its time is over: a request waits no longer, and the next one is asked anew."""
     wall = FakeFirewall(lambda _: None)
     path = tmp_path / "silent.sock"
@@ -178,18 +180,18 @@ async def test_one_that_is_silent(tmp_path: Path, unanswered: str, status: int) 
         got = await here.get("/v1/models")
         assert got.status == status
         assert status == 200 or got.code == "unavailable"
-        assert await here.figure("kelvin_firewall_total", verdict="late") == 1
+        assert await here.metric_value("kelvin_firewall_total", verdict="late") == 1
         assert len(wall.questions) == 1
     server.close()
 
 
-async def test_one_that_is_gone_and_comes_back(tmp_path: Path) -> None:
+async def test_firewall_outage_ends_when_it_returns(tmp_path: Path) -> None:
     """Refused at once while nobody listens, however much time it has; served again once somebody does."""
     path = tmp_path / "waf.sock"
     async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
         got = await here.get("/v1/models")
         assert (got.status, got.code) == (503, "unavailable")
-        assert await here.figure("kelvin_firewall_total", verdict="away") == 1
+        assert await here.metric_value("kelvin_firewall_total", verdict="away") == 1
         for _ in range(2):
             wall = FakeFirewall(lambda _: ALLOW)
             server = await asyncio.start_unix_server(wall.serve, path)

@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 
 from activator import slots as module
-from activator.policy.ask import Ask
-from activator.policy.bounds import Bound
+from activator.policy.ask import QueuedRequest
+from activator.policy.bounds import QueueLimit
 from activator.policy.fair import FairQueue
 from activator.policy.slot_shares import SlotShares
 from tests.activator.control import replica_row
@@ -31,7 +31,7 @@ async def _flooded(slots: int, loud_tokens: int, every_s: float) -> SlotWorld:
     names = ("a", "b")[: min(2, slots)]
     rows = (replica_row(name, slots // len(names)) for name in names)
     here = SlotWorld(*rows, limits=queue_limits(wait_s=LATER_S))
-    loud, quiet = Ask("loud", 10, loud_tokens), Ask("quiet", 10, 100)
+    loud, quiet = QueuedRequest("loud", 10, loud_tokens), QueuedRequest("quiet", 10, 100)
     flood = (here.serve(loud, SERVICE_S, LATER_S) for _ in range(FLOOD))
     times_s = (number * every_s for number in range(ASKS))
     await asyncio.gather(*flood, here.arrivals(quiet, times_s, SERVICE_S, LATER_S))
@@ -56,11 +56,11 @@ async def test_a_flood_costs_the_other_tenant_one_service_time(slots: int, loud_
     assert here.clock() <= (FLOOD + ASKS) / slots * SERVICE_S + 1
 
 
-def _first_come(shared: object, bound: Bound) -> object:
+def _first_come(shared: object, bound: QueueLimit) -> object:
     return Arrivals(shared, bound)  # type: ignore[arg-type]
 
 
-def _one_tenant(shared: object, bound: Bound) -> object:
+def _one_tenant(shared: object, bound: QueueLimit) -> object:
     """All are one tenant to it, as they were one version's."""
     return _Blind(shared, bound)  # type: ignore[arg-type]
 
@@ -68,21 +68,21 @@ def _one_tenant(shared: object, bound: Bound) -> object:
 class _Blind(FairQueue[object]):
     """Does not know tenants apart."""
 
-    asks: ClassVar[dict[object, Ask]] = {}
+    asks: ClassVar[dict[object, QueuedRequest]] = {}
 
-    def put(self, entry: object, ask: Ask, deadline_s: float) -> None:
+    def put(self, entry: object, ask: QueuedRequest, deadline_s: float) -> None:
         self.asks[entry] = ask
-        super().put(entry, Ask("all", ask.nbytes, ask.tokens, ask.rank), deadline_s)
+        super().put(entry, QueuedRequest("all", ask.nbytes, ask.tokens, ask.priority_class), deadline_s)
 
-    def take(self, may_take: Callable[[str], bool] = lambda _: True) -> tuple[object, Ask] | None:
+    def take(self, may_take: Callable[[str], bool] = lambda _: True) -> tuple[object, QueuedRequest] | None:
         found = super().take(may_take)
         return None if found is None else (found[0], self.asks.pop(found[0]))
 
-    def settle(self, ask: Ask, tokens: int) -> None:
-        super().settle(Ask("all", ask.nbytes, ask.tokens, ask.rank), tokens)
+    def settle(self, ask: QueuedRequest, tokens: int) -> None:
+        super().settle(QueuedRequest("all", ask.nbytes, ask.tokens, ask.priority_class), tokens)
 
-    def pass_by(self, ask: Ask) -> None:
-        super().pass_by(Ask("all", ask.nbytes, ask.tokens, ask.rank))
+    def charge_immediate(self, ask: QueuedRequest) -> None:
+        super().charge_immediate(QueuedRequest("all", ask.nbytes, ask.tokens, ask.priority_class))
 
 
 class _NoShares(SlotShares):
@@ -94,7 +94,9 @@ class _NoShares(SlotShares):
 
 @pytest.mark.parametrize("queue", [_first_come, _one_tenant])
 @pytest.mark.virtual_time
-async def test_another_order_would_be_seen(monkeypatch: pytest.MonkeyPatch, queue: Callable[..., object]) -> None:
+async def test_control_unfair_orders_are_detected(
+    monkeypatch: pytest.MonkeyPatch, queue: Callable[..., object]
+) -> None:
     """Negative control: first come first served, and a queue that does not know tenants apart, are red."""
 
     monkeypatch.setattr(module, "FairQueue", queue)

@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 
 from activator import shared_answers, shared_quotas, shared_rates, shared_store
-from activator.asking import Away, Full
+from activator.asking import StoreFull, StoreUnavailable
 from activator.policy.once import ENTRY_BYTES
 from activator.shared_store import RedisStore, open_store
 from tests.activator.redis_server import RedisServer
@@ -52,7 +52,7 @@ async def test_full_redis_stays_connected_and_keeps_no_answers(redis: RedisServe
         _fill(redis)
         await store.beat()
         assert store.is_up
-        with pytest.raises(Full):
+        with pytest.raises(StoreFull):
             await store.keep(shared_answers.PUBLISH, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
         assert store.is_up
         assert store.write_refusal is None
@@ -66,7 +66,7 @@ async def test_read_only_redis_is_away_for_a_named_reason(caplog: pytest.LogCapt
     """A Redis that answers and takes no write can't count: limits are shares, and log and metric name the reason."""
     async with open_store(redis.url, "one") as store:
         redis.ask("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(Away):
+        with pytest.raises(StoreUnavailable):
             await store.ask(shared_rates.TAKE, ("kelvin:{a}:requests",), 60, 0, 1, 1)
         assert _state(store) == (False, "READONLY")
         assert "redis refuses writes (READONLY)" in caplog.text

@@ -40,10 +40,10 @@ async def test_a_refused_request_waits_and_is_answered(tmp_path: Path) -> None:
         for _ in range(2):
             credits.leave("other")
         assert [each.status for each in await asyncio.gather(*asked)] == [200] * 3
-        assert await here.figure("kelvin_retries_total") == 0
-        assert await here.figure("kelvin_breaker_openings_total", of="replica") == 0
-        assert await here.figure("kelvin_replica_refusals_total") == replica.refused
-        records = await here.control.until_records(3)
+        assert await here.metric_value("kelvin_retries_total") == 0
+        assert await here.metric_value("kelvin_breaker_openings_total", of="replica") == 0
+        assert await here.metric_value("kelvin_replica_refusals_total") == replica.refused
+        records = await here.control.wait_for_records(3)
         assert [record.outcome for record in records] == ["ok"] * 3
 
 
@@ -91,7 +91,7 @@ async def test_a_caller_that_leaves_while_it_is_refused(tmp_path: Path) -> None:
         await replica.until(lambda each: each.refused >= 2)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        await here.until_figure("kelvin_requests_inside", 0)
+        await here.wait_for_metric("kelvin_requests_inside", 0)
         credits.leave("other")
         assert (await here.post()).status == 200
 

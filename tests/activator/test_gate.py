@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.activator.world import CHAT, World, http, world
+from tests.activator.world import CHAT, ActivatorWorld, http, world
 
 ABUSER, OTHER = "127.0.0.2", "127.0.0.3"
 OURS = "127.0.0.1"
 ASK = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def _is_let_in(here: World, source: str) -> asyncio.StreamWriter | None:
+async def _is_let_in(here: ActivatorWorld, source: str) -> asyncio.StreamWriter | None:
     try:
         _, writer = await here.raw(source=source)
     except (ConnectionError, ssl.SSLError):
@@ -25,7 +25,7 @@ async def _is_let_in(here: World, source: str) -> asyncio.StreamWriter | None:
     return writer
 
 
-async def _until_busy(here: World, path: bytes) -> bytes:
+async def _until_busy(here: ActivatorWorld, path: bytes) -> bytes:
     """Ask on one connection until the answer is 429; all of that answer."""
     async with asyncio.timeout(30):
         while True:
@@ -45,7 +45,7 @@ async def _until_busy(here: World, path: bytes) -> bytes:
             return got
 
 
-async def test_an_address_has_its_own_places(tmp_path: Path) -> None:
+async def test_connections_per_address_are_bounded(tmp_path: Path) -> None:
     """The third connection of two is cut, another address' and a trusted one are not; a place comes back."""
 
     async with world(tmp_path, trusted_addresses=OURS, address_connections=2) as here:
@@ -57,7 +57,7 @@ async def test_an_address_has_its_own_places(tmp_path: Path) -> None:
         kept.append(await _is_let_in(here, OTHER))
         assert kept[-1] is not None
         assert (await here.get("/v1/models")).status == 200
-        assert await here.figure("kelvin_connections_refused_total", limit="address") == 1
+        assert await here.metric_value("kelvin_connections_refused_total", limit="address") == 1
         assert kept[0] is not None
         kept[0].transport.abort()
         async with asyncio.timeout(10):
@@ -68,7 +68,7 @@ async def test_an_address_has_its_own_places(tmp_path: Path) -> None:
                 writer.transport.abort()
 
 
-async def test_an_address_asks_no_more_often_than_it_may(tmp_path: Path) -> None:
+async def test_requests_per_address_are_rate_limited(tmp_path: Path) -> None:
     """Beyond its rate it is 429 `address_busy`, and the one beside notices nothing."""
 
     async with world(tmp_path, trusted_addresses=OURS, address_rate=1) as here:
@@ -79,14 +79,14 @@ async def test_an_address_asks_no_more_often_than_it_may(tmp_path: Path) -> None
         assert f"\r\nx-request-id: {error['request_id']}\r\n".encode() in head
         for _ in range(30):
             assert (await here.get("/v1/models")).status == 200
-        assert await here.figure("kelvin_refusals_total", outcome="address_busy", status="429") == 1
+        assert await here.metric_value("kelvin_refusals_total", outcome="address_busy", status="429") == 1
 
 
 @pytest.mark.deep
-async def test_opening_connections_is_asking(tmp_path: Path) -> None:
+async def test_opening_connections_counts_as_requests(tmp_path: Path) -> None:
     """Who only shakes hands, again and again, is cut before the next; without the bound the same is let in."""
 
-    async def opened(here: World) -> int:
+    async def opened(here: ActivatorWorld) -> int:
         count = 0
         for _ in range(40):
             if (writer := await _is_let_in(here, ABUSER)) is not None:
@@ -106,7 +106,7 @@ async def test_opening_connections_is_asking(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rate", [pytest.param(200, id="bounded"), pytest.param(0, id="control: no bound", marks=pytest.mark.deep)]
 )
-async def test_a_body_that_hardly_comes_is_ended(tmp_path: Path, rate: int) -> None:
+async def test_slow_body_is_cut(tmp_path: Path, rate: int) -> None:
     """A byte now and then keeps a place for one window, not for the whole time of a body; a quick one is served."""
 
     async with world(tmp_path, head_s=0.5, body_rate=rate) as here:
@@ -129,7 +129,7 @@ async def test_a_body_that_hardly_comes_is_ended(tmp_path: Path, rate: int) -> N
 
 
 @pytest.mark.deep
-async def test_a_body_that_we_do_not_want_yet_is_not_late(tmp_path: Path) -> None:
+async def test_uninvited_body_is_not_late(tmp_path: Path) -> None:
     """Who waits to be invited while a guesser's answer is held back sends nothing, and is told why it was refused."""
 
     async with world(tmp_path, head_s=0.2, body_rate=1e6) as here:

@@ -10,12 +10,12 @@ import pytest
 from contracts.control import ModelRow, Scope, TenantRow
 from tests.activator.control import KEY, OTHER, STRANGER, VERSION, key_row
 from tests.activator.replica import Held
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 
 NARROW = "kv-narrownarrow-" + "n" * 43
 
 
-async def grant(here: World, *grantees: str) -> None:
+async def grant(here: ActivatorWorld, *grantees: str) -> None:
     """The owner's model, from now on for these."""
     row = ModelRow(
         tenant="default", model="m", aliases={"prod": VERSION, "next": OTHER}, created_at_s=7, grantees=grantees
@@ -23,7 +23,7 @@ async def grant(here: World, *grantees: str) -> None:
     await here.publish(models=(row,))
 
 
-def _ids(got: Got) -> list[Any]:
+def _ids(got: ReceivedResponse) -> list[Any]:
     found: Any = got.json["data"]
     return [(row["id"], row["owned_by"]) for row in found]
 
@@ -37,7 +37,7 @@ def _ids(got: Got) -> list[Any]:
         pytest.param("/v1/chat/completions", "default/m@" + VERSION[:12], id="a version of it"),
     ],
 )
-async def test_a_granted_model_answers(tmp_path: Path, path: str, model: str) -> None:
+async def test_granted_model_is_callable_until_revoked(tmp_path: Path, path: str, model: str) -> None:
     """404 before, an answer with the grant, 404 after it. The record is the caller's, under the name that tells whose
     model it is; the replica is told whose request it is, for the record that it may have to write.
     """
@@ -50,7 +50,7 @@ async def test_a_granted_model_answers(tmp_path: Path, path: str, model: str) ->
         await grant(here, "stranger")
         got = await here.post(path, body, STRANGER)
         assert got.status == 200, got
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.tenant, record.model, record.key_id) == ("stranger", "default/m", "k3")
         assert (record.version, record.runtime_id, record.outcome) == (VERSION, "a", "ok")
         assert replica.calls[0].headers["x-kelvin-guest"] == "stranger"
@@ -67,7 +67,7 @@ async def test_a_granted_model_answers(tmp_path: Path, path: str, model: str) ->
         assert len(replica.calls) == 2
 
 
-async def test_lists_have_it(tmp_path: Path) -> None:
+async def test_granted_model_is_listed(tmp_path: Path) -> None:
     """After the own ones, by its full name; a key that is held to some models sees and calls those alone."""
 
     async with world(tmp_path) as here:
@@ -112,7 +112,7 @@ async def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("loud", "quiet"), [(KEY, STRANGER), (STRANGER, KEY)], ids=["the owner's", "the guest's"])
-async def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) -> None:
+async def test_flood_of_guest_requests_delays_only_the_guest(tmp_path: Path, loud: str, quiet: str) -> None:
     """Twenty of one tenant wait at the replica of one slot; the other tenant's request, which came last, is next."""
 
     held = Held()
@@ -120,7 +120,7 @@ async def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) ->
     async with world(tmp_path) as here:
         replica = await here.replica("a", held, max_streams=1)
         await grant(here, "stranger")
-        sent: list[asyncio.Task[Got]] = []
+        sent: list[asyncio.Task[ReceivedResponse]] = []
 
         def send(key: str, name: str) -> None:
             body = CHAT | {"model": "m" if key == KEY else "default/m", "user": name}
@@ -130,15 +130,15 @@ async def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) ->
         await replica.until(lambda r: len(r.calls) == 1)
         for _ in range(20):
             send(loud, "loud")
-        await here.until_queued(20)
+        await here.wait_for_queued(20)
         send(quiet, "quiet")
-        await here.until_queued(21)
+        await here.wait_for_queued(21)
         held.release()
         assert {got.status for got in await asyncio.gather(*sent)} == {200}
         assert [call.wanted["user"] for call in replica.calls].index("quiet") == 1
 
 
-async def test_a_kept_answer_is_its_callers(tmp_path: Path) -> None:
+async def test_kept_answer_is_private_to_its_caller(tmp_path: Path) -> None:
     """Owner and guest send one `Idempotency-Key` with the same request: each is answered for itself, and once."""
 
     async with world(tmp_path) as here:
@@ -154,7 +154,7 @@ async def test_a_kept_answer_is_its_callers(tmp_path: Path) -> None:
         assert got.status == 404
 
 
-async def test_a_suspended_owners_model_is_not_there(tmp_path: Path) -> None:
+async def test_model_of_a_suspended_owner_is_not_found(tmp_path: Path) -> None:
     """It runs for nobody; the guest is told no more than of what is not granted."""
 
     async with world(tmp_path) as here:

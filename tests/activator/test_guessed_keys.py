@@ -15,8 +15,8 @@ import pytest
 
 from activator.authenticate import Authenticator
 from activator.key_uses import KeyUses
-from activator.policy.guesses import Guesses, GuessLimits
-from activator.table import Table
+from activator.policy.guesses import FailedAuthLimiter, FailedAuthLimits
+from activator.table import RoutingTable
 from contracts.control import Scope
 from contracts.errors import Refused
 from service.client import ServiceClient
@@ -24,7 +24,7 @@ from tests.activator.control import KEY, snapshot
 from tests.activator.exchanges import exchange
 
 GUESSES = 100_000
-LIMITS = GuessLimits(leak_s=1e9, first_s=1e9, longest_s=1e9)
+LIMITS = FailedAuthLimits(leak_s=1e9, first_s=1e9, longest_s=1e9)
 TIMES = 10  # what a guess may cost at the most, in what a good key costs; some 1.5 as measured
 
 
@@ -33,7 +33,7 @@ class Flood:
     """What came of them."""
 
     authenticator: Authenticator
-    guesses: Guesses
+    failed_auth_limiter: FailedAuthLimiter
     codes: Counter[str] = field(default_factory=Counter)
     held: list[Coroutine[object, None, str]] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -44,7 +44,7 @@ class Flood:
         try:
             await self.authenticator.authenticate(asked, Scope.INFER)
         except Refused as refused:
-            return type(refused.failure).__name__ + (", and it ends" if asked.last else "")
+            return type(refused.failure).__name__ + (", and it ends" if asked.closes_connection else "")
         return "in"
 
     def flood(self, count: int, addresses: int, *, key: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Flood:
     @property
     def known(self) -> int:
         """Sources of which anything is kept."""
-        found = re.search(r"sources=(\d+)", repr(self.guesses))
+        found = re.search(r"sources=(\d+)", repr(self.failed_auth_limiter))
         assert found is not None
         return int(found[1])
 
@@ -73,27 +73,27 @@ def _address(number: int) -> str:
 
 
 @asynccontextmanager
-async def _door(limits: GuessLimits = LIMITS) -> AsyncIterator[Flood]:
-    table, guesses = Table(), Guesses(limits)
+async def _door(limits: FailedAuthLimits = LIMITS) -> AsyncIterator[Flood]:
+    table, failed_auth_limiter = RoutingTable(), FailedAuthLimiter(limits)
     table.apply(snapshot())
     uses = KeyUses(cast(ServiceClient, None))  # nothing is told while `run` is not
-    flood = Flood(Authenticator(table, uses, guesses=guesses), guesses)
+    flood = Flood(Authenticator(table, uses, failed_auth_limiter=failed_auth_limiter), failed_auth_limiter)
     try:
         yield flood
     finally:
-        flood.guesses.check_integrity()
+        flood.failed_auth_limiter.check_integrity()
         for asked in flood.held:
             asked.close()
-        assert flood.guesses.held_in_all == 0
+        assert flood.failed_auth_limiter.total_held == 0
 
 
-async def test_from_few_addresses() -> None:
+async def test_guesses_from_few_addresses_are_held_back() -> None:
     """Of each the first are told at once, a few wait, and all others are sent away; a good key from there is let in."""
 
     async with _door() as door:
         door.flood(GUESSES, addresses=100)
         held = min(LIMITS.held, 100 * LIMITS.held_of_one)
-        assert len(door.held) == door.guesses.held_in_all == held
+        assert len(door.held) == door.failed_auth_limiter.total_held == held
         ended = GUESSES - 100 * LIMITS.burst - held
         assert door.codes == {"Unauthenticated": 100 * LIMITS.burst, "TooManyFailures, and it ends": ended}
         assert await door.ask(KEY, _address(0)) == "in"
@@ -103,7 +103,7 @@ async def test_from_few_addresses() -> None:
     pytest.param(LIMITS, True, id="bounded"),
     pytest.param(replace(LIMITS, sources=1 << 20), False, id="control: no bound"),
 ])  # fmt: skip
-async def test_from_many_addresses(limits: GuessLimits, is_bounded: bool) -> None:
+async def test_guesses_from_many_addresses_use_bounded_memory(limits: FailedAuthLimits, is_bounded: bool) -> None:
     """Five from each of five thousand: all are told at once, and only as many addresses are remembered as may be."""
 
     async with _door(limits) as door:

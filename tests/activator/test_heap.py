@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from activator.heap import GROWN_BYTES, LOOK_S, MAX_PAUSE, HeapTrimmer
-from tests.activator.world import World, world
+from tests.activator.world import ActivatorWorld, world
 
 HANDSHAKES = int(os.environ.get("KELVIN_TEST_HANDSHAKES", "20000"))
 AT_ONCE = 500
@@ -40,11 +40,11 @@ def test_heap_is_trimmed_after_growth_only() -> None:
     process = _Process()
     trimmer = HeapTrimmer(process.resident, process.trim)
     process.free = GROWN_BYTES
-    trimmer.look()
+    trimmer.trim_if_grown()
     assert process.trims == 0
     process.free += 1
     for _ in range(3):
-        trimmer.look()
+        trimmer.trim_if_grown()
     assert (process.trims, process.free) == (1, 0)
 
 
@@ -55,12 +55,12 @@ def test_heap_is_trimmed_again_after_a_burst() -> None:
     process.in_use += 2 * GROWN_BYTES
     trims = []
     for _ in range(16):
-        trimmer.look()
+        trimmer.trim_if_grown()
         trims.append(process.trims)
     assert trims == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 5]
     process.in_use, process.free = process.in_use - 2 * GROWN_BYTES, 2 * GROWN_BYTES
     for _ in range(16):
-        trimmer.look()
+        trimmer.trim_if_grown()
     assert (process.trims, process.free) == (6, 0)
 
 
@@ -70,13 +70,13 @@ def test_pause_between_trims_is_bounded_and_ends_with_growth() -> None:
     trimmer = HeapTrimmer(process.resident, process.trim)
     process.in_use += 2 * GROWN_BYTES
     for _ in range(4 * MAX_PAUSE):
-        trimmer.look()
+        trimmer.trim_if_grown()
     before = process.trims
     for _ in range(MAX_PAUSE):
-        trimmer.look()
+        trimmer.trim_if_grown()
     assert process.trims == before + 1
     process.in_use += GROWN_BYTES + 1
-    trimmer.look()
+    trimmer.trim_if_grown()
     assert process.trims == before + 2
 
 
@@ -92,7 +92,7 @@ def _resident_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
-async def _abort(here: World, hello: bytes, count: int) -> None:
+async def _abort(here: ActivatorWorld, hello: bytes, count: int) -> None:
     """Begin handshakes, AT_ONCE at a time, and reset them in the middle."""
     for _ in range(count // AT_ONCE):
         opened = []

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from activator.line import Replica
-from activator.policy.breaker import State
+from activator.policy.breaker import BreakerState
 from activator.policy.hedge import HedgeLimits
 from activator.policy.retries import RetryLimits
 from activator.throttler import Throttler
@@ -19,8 +19,8 @@ from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.frames import FrameKind, NoCredit
 from tests.activator.control import replica_row
-from tests.activator.hedging import AT_ONCE, Asked, Ground, ground, outcome
-from tests.activator.replica import DONE, Call, FakeReplica, Held, Script, chunk, cut, decline, refuses
+from tests.activator.hedging import AT_ONCE, HedgeWorld, SentRequest, ground, outcome
+from tests.activator.replica import DONE, FakeReplica, Held, ReceivedRequest, Script, chunk, cut, decline, refuses
 
 OK = None
 
@@ -28,19 +28,19 @@ full = refuses(NoCredit(8, 8))
 bad = refuses(InvalidRequest("n", "2", "must be 1"))
 
 
-async def beat(call: Call) -> None:
+async def beat(call: ReceivedRequest) -> None:
     """A 200 and a heartbeat: the request is counted, and no token is there."""
-    await call.write(FrameKind.BEAT)
+    await call.write(FrameKind.HEARTBEAT)
 
 
-async def damaged(call: Call) -> None:
+async def damaged(call: ReceivedRequest) -> None:
     await call.fail(WeightsDamaged("v"))
 
 
 def says(name: str) -> Script:
     """An answer that tells whose it is."""
 
-    async def script(call: Call) -> None:
+    async def script(call: ReceivedRequest) -> None:
         for tokens, text in enumerate((name, name, name), 1):
             await call.data(chunk(text), tokens)
             await asyncio.sleep(0)
@@ -50,17 +50,17 @@ def says(name: str) -> Script:
     return script
 
 
-def heard(asked: Asked) -> str:
+def heard(asked: SentRequest) -> str:
     """Whose words, as often as they came."""
     lines = asked.ear.heard.split(b"\n\n")
     found = [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
     return "".join(each["choices"][0]["delta"]["content"] for each in found)
 
 
-async def late(here: Ground, first: Script, second: Script) -> tuple[Asked, FakeReplica, FakeReplica]:
+async def late(here: HedgeWorld, first: Script, second: Script) -> tuple[SentRequest, FakeReplica, FakeReplica]:
     """A request that was late at `a`, where all go first, and has been sent to `b` as well."""
     at_a, at_b = await here.replica("a"), await here.replica("b")
-    await here.known()
+    await here.warm_up()
     at_a.script, at_b.script = first, second
     asked = here.ask()
     await at_b.until(lambda replica: any(call.request_id == asked.name for call in replica.calls))
@@ -68,7 +68,7 @@ async def late(here: Ground, first: Script, second: Script) -> tuple[Asked, Fake
 
 
 @pytest.mark.parametrize("first", [pytest.param(None, id="not a word"), pytest.param(beat, id="heartbeats")])
-async def test_the_second_is_heard_where_it_begins_first(tmp_path: Path, first: Script | None) -> None:
+async def test_second_attempt_wins_when_it_starts_first(tmp_path: Path, first: Script | None) -> None:
     """All of it and nothing else; the first is told, before it has ended, and frees its slot."""
 
     async with ground(tmp_path) as here:
@@ -76,7 +76,7 @@ async def test_the_second_is_heard_where_it_begins_first(tmp_path: Path, first: 
         assert await outcome(asked) is OK
         assert heard(asked) == "bbb"
         assert asked.call.account.runtime_id == "b"
-        assert (asked.call.account.hedged, here.came()) == ("second", {"second": 1})
+        assert (asked.call.account.hedged, here.hedge_outcomes()) == ("second", {"second": 1})
         assert asked.call.upstream is not None
         asked.call.upstream.recorded()
         await at_b.until(lambda replica: replica.recorded == [asked.name])
@@ -85,7 +85,7 @@ async def test_the_second_is_heard_where_it_begins_first(tmp_path: Path, first: 
 
 
 @pytest.mark.parametrize("second", [pytest.param(None, id="not a word"), pytest.param(beat, id="heartbeats")])
-async def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: Script | None) -> None:
+async def test_first_attempt_wins_when_it_starts_first(tmp_path: Path, second: Script | None) -> None:
     """Late as it was."""
 
     async with ground(tmp_path) as here:
@@ -93,7 +93,7 @@ async def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: 
         first.release()
         assert await outcome(asked) is OK
         assert heard(asked) == "aaa"
-        assert (asked.call.account.runtime_id, here.came()) == ("a", {"first": 1})
+        assert (asked.call.account.runtime_id, here.hedge_outcomes()) == ("a", {"first": 1})
         await at_b.until(lambda replica: replica.disowned == [asked.name])
 
 
@@ -107,7 +107,7 @@ async def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: 
         pytest.param(damaged, id="its weights are damaged"),
     ],
 )
-async def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) -> None:
+async def test_failed_second_attempt_is_ignored(tmp_path: Path, second: Script) -> None:
     """The first one is waited for, as if there had been no other."""
 
     async with ground(tmp_path) as here:
@@ -115,7 +115,7 @@ async def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) 
         await at_b.until(lambda replica: replica.running == 0)
         first.release()
         assert await outcome(asked) is OK
-        assert (heard(asked), here.came()) == ("aaa", {"first": 1})
+        assert (heard(asked), here.hedge_outcomes()) == ("aaa", {"first": 1})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) 
         pytest.param(cut, beat, "replica_lost", id="it is lost once it has counted the request"),
     ],
 )
-async def test_a_first_that_fails_leaves_it_to_the_second(
+async def test_failed_first_attempt_leaves_the_second(
     tmp_path: Path, first: Script, begun: Script | None, want: str
 ) -> None:
     """Without a retry, which was paid for already; unless no other replica's record could make up for it."""
@@ -149,7 +149,7 @@ async def test_a_first_that_fails_leaves_it_to_the_second(
             assert (refused.failure.code, heard(asked)) == (want, "")
 
 
-async def test_where_both_fail_it_is_sent_again(tmp_path: Path) -> None:
+async def test_request_is_retried_when_both_attempts_fail(tmp_path: Path) -> None:
     """To whoever is there then, under its one name; neither of both remembers it."""
 
     async with ground(tmp_path) as here:
@@ -161,7 +161,7 @@ async def test_where_both_fail_it_is_sent_again(tmp_path: Path) -> None:
         assert heard(asked) == "ccc"
 
 
-async def test_where_both_are_full_it_waits(tmp_path: Path) -> None:
+async def test_request_waits_when_both_replicas_are_full(tmp_path: Path) -> None:
     """No retry is spent, neither replica rests, and it is sent again at once where there is a stream."""
 
     async with ground(tmp_path, retries=RetryLimits(tries=0)) as here:
@@ -173,11 +173,11 @@ async def test_where_both_are_full_it_waits(tmp_path: Path) -> None:
         at_b.script = says("b")
         assert await outcome(asked) is OK
         assert heard(asked) == "bbb"
-        assert not here.throttler.resting.openings
-        assert not here.counted("kelvin_retries_total")
+        assert not here.throttler.replica_breakers.openings
+        assert not here.counter_values("kelvin_retries_total")
 
 
-async def test_whoever_leaves_ends_both(tmp_path: Path) -> None:
+async def test_client_disconnect_cancels_both_attempts(tmp_path: Path) -> None:
     """The first is cancelled for the caller's record, the second records itself."""
 
     async with ground(tmp_path) as here:
@@ -185,35 +185,35 @@ async def test_whoever_leaves_ends_both(tmp_path: Path) -> None:
         await at_a.until(lambda replica: replica.calls[-1].answer is not None)
         asked.task.cancel()
         await asyncio.wait((asked.task,))
-        assert here.came() == {"neither": 1}
+        assert here.hedge_outcomes() == {"neither": 1}
         assert (at_a.deleted, at_a.disowned) == ([asked.name], [])
         await at_b.until(lambda replica: replica.disowned == [asked.name])
 
 
-async def _busy(here: Ground) -> None:
+async def _busy(here: HedgeWorld) -> None:
     here.slots.feed(replica_row("b", 0))
 
 
-async def _draining(here: Ground) -> None:
+async def _draining(here: HedgeWorld) -> None:
     here.slots.feed(replica_row("b", draining=True))
 
 
-async def _resting(here: Ground) -> None:
+async def _resting(here: HedgeWorld) -> None:
     here.throttler.report_failed(here.slots.replica("b"))
 
 
-async def _tried(here: Ground) -> None:
+async def _tried(here: HedgeWorld) -> None:
     await _resting(here)
     breaker = here.slots.replica("b").breaker
     assert breaker is not None
-    assert breaker.state(time.monotonic() + 60.0) is State.HALF_OPEN
+    assert breaker.state(time.monotonic() + 60.0) is BreakerState.HALF_OPEN
 
 
-async def _gone(here: Ground) -> None:
+async def _gone(here: HedgeWorld) -> None:
     here.slots.feed(removed_replicas=("b",))
 
 
-async def _nothing(here: Ground) -> None:
+async def _nothing(here: HedgeWorld) -> None:
     return
 
 
@@ -231,31 +231,31 @@ async def _nothing(here: Ground) -> None:
         pytest.param(_nothing, AT_ONCE, False, False, id="the budget is spent"),
     ],
 )
-async def test_who_is_sent_to_one_replica_only(
-    tmp_path: Path, change: Callable[[Ground], Awaitable[None]], limits: HedgeLimits, cold: bool, budget: bool
+async def test_request_without_second_replica_is_not_hedged(
+    tmp_path: Path, change: Callable[[HedgeWorld], Awaitable[None]], limits: HedgeLimits, cold: bool, budget: bool
 ) -> None:
     """However late. Its control is any test above: nothing is changed, and both are asked."""
 
     retries = RetryLimits() if budget else RetryLimits(share=0.0, per_s=0.0)
     async with ground(tmp_path, limits, retries) as here:
         at_a, at_b = await here.replica("a"), await here.replica("b")
-        await here.known()
+        await here.warm_up()
         await change(here)
         at_a.script = first = Held(says("a"))
         asked = here.ask(cold=cold)
         await at_a.until(lambda replica: replica.running == 1)
         await asyncio.sleep(0.05)  # long enough for most that would be wrong
-        while not (budget or here.came()):
+        while not (budget or here.hedge_outcomes()):
             await asyncio.sleep(0.001)
         assert len(at_b.calls) == 0
         first.release()
         assert await outcome(asked) is OK
-        assert here.came() == ({} if budget else {"withheld": 1})
+        assert here.hedge_outcomes() == ({} if budget else {"withheld": 1})
 
 
-async def begun(call: Call) -> None:
+async def begun(call: ReceivedRequest) -> None:
     """A token of an answer that is told when it is whole: it is heard of, and can be taken back."""
-    await call.write(FrameKind.BEAT, tokens=1)
+    await call.write(FrameKind.HEARTBEAT, tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ async def begun(call: Call) -> None:
         pytest.param(begun, None, "first", {"a": 1}, id="the first, which had begun"),
     ],
 )
-async def test_each_is_blamed_once(
+async def test_each_failed_replica_is_reported_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     first: Script | None,
@@ -289,7 +289,7 @@ async def test_each_is_blamed_once(
     async with ground(tmp_path) as here:
         begins = asyncio.Event()
 
-        async def at_first(call: Call) -> None:
+        async def at_first(call: ReceivedRequest) -> None:
             await begins.wait()
             if first is not None:
                 await first(call)
@@ -299,7 +299,7 @@ async def test_each_is_blamed_once(
         await here.replica("c", says("c"))
         begins.set()
         async with asyncio.timeout(30):
-            while came != "neither" and here.came() != {came: 1}:
+            while came != "neither" and here.hedge_outcomes() != {came: 1}:
                 await asyncio.sleep(0.001)
         gone = tuple({"a", "b"} - blamed.keys())  # else it could be sent to who was outrun
         here.slots.feed(removed_replicas=gone)
@@ -307,8 +307,8 @@ async def test_each_is_blamed_once(
         one.release()
         assert await outcome(asked) is OK
         assert heard(asked) == "ccc"
-        assert (dict(counted), here.came()) == (blamed, {came: 1})
-        retries = {labels[-2:]: count for labels, count in here.counted("kelvin_retries_total").items()}
+        assert (dict(counted), here.hedge_outcomes()) == (blamed, {came: 1})
+        retries = {labels[-2:]: count for labels, count in here.counter_values("kelvin_retries_total").items()}
         assert retries == {("weights_damaged", "again"): 1}
 
 
@@ -327,7 +327,7 @@ def erratic(name: str, chance: random.Random) -> Script:
     async def moment() -> None:
         await asyncio.sleep(chance.choice((0, 0, 0.001, 0.004, 0.012)) * chance.random())
 
-    async def script(call: Call) -> None:
+    async def script(call: ReceivedRequest) -> None:
         fate = chance.random() if name != "d" else 0.5  # one is there always: nobody waits for a start
         await moment()
         if fate < 0.1:
@@ -337,7 +337,7 @@ def erratic(name: str, chance: random.Random) -> Script:
             call.cut()
             return
         if fate < 0.6:
-            await call.write(FrameKind.BEAT)
+            await call.write(FrameKind.HEARTBEAT)
             await moment()
             if fate < 0.25:
                 call.cut()
@@ -347,7 +347,7 @@ def erratic(name: str, chance: random.Random) -> Script:
     return script
 
 
-async def _one(here: Ground, chance: random.Random) -> tuple[Asked, str]:
+async def _one(here: HedgeWorld, chance: random.Random) -> tuple[SentRequest, str]:
     """What became of it."""
     asked = here.ask()
     if chance.random() < 0.4:
@@ -373,7 +373,7 @@ async def test_nothing_is_left_of_requests_that_come_and_go(tmp_path: Path, seed
             await here.replica(name, erratic(name, chance), max_streams=3)
         many = asyncio.Semaphore(AT_A_TIME)
 
-        async def bounded() -> tuple[Asked, str]:
+        async def bounded() -> tuple[SentRequest, str]:
             async with many:
                 return await _one(here, chance)
 
@@ -383,4 +383,4 @@ async def test_nothing_is_left_of_requests_that_come_and_go(tmp_path: Path, seed
             if end == "answered":
                 assert heard(asked) == 3 * str(asked.call.account.runtime_id)
         assert sum(end == "answered" for _, end in ends) > REQUESTS / 4
-        assert here.came(), "nobody was late"
+        assert here.hedge_outcomes(), "nobody was late"

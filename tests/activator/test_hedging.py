@@ -4,8 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.activator.replica import Call, hello
-from tests.activator.world import World, world
+from tests.activator.replica import ReceivedRequest, hello
+from tests.activator.world import ActivatorWorld, world
 from tests.eventually import eventually
 
 SAMPLES = 100
@@ -18,18 +18,18 @@ class SlowOnce:
         self.gate = asyncio.Event()
         self.holds = False
 
-    async def __call__(self, call: Call) -> None:
+    async def __call__(self, call: ReceivedRequest) -> None:
         if self.holds:
             self.holds = False
             await self.gate.wait()
         await hello(call)
 
 
-async def _hedged(here: World) -> dict[str, float]:
+async def _hedged(here: ActivatorWorld) -> dict[str, float]:
     return {labels["first"]: value for labels, value in await here.series("kelvin_hedged_requests_total")}
 
 
-async def _known(here: World, script: SlowOnce) -> None:
+async def _known(here: ActivatorWorld, script: SlowOnce) -> None:
     """Enough to say what is late; then one request will be."""
     for name in "ab":
         await here.replica(name, script)
@@ -49,7 +49,7 @@ async def test_a_late_request_is_answered_by_another_replica_and_billed_once(tmp
         got = await here.post()
         assert got.status == 200
         assert await _hedged(here) == {"second": 1}
-        records = await here.control.until_records(SAMPLES + 1)
+        records = await here.control.wait_for_records(SAMPLES + 1)
         (record,) = [each for each in records if each.request_id == got.headers["x-request-id"]]
         assert (record.outcome, record.completion_tokens) == ("ok", 2)
         quick, slow = here.replicas if record.runtime_id == "a" else reversed(here.replicas)
@@ -63,7 +63,7 @@ async def test_a_late_request_is_answered_by_another_replica_and_billed_once(tmp
         assert (line["request_id"], line["hedged"]) == (record.request_id, "second")
 
 
-async def test_switched_off_it_waits_for_its_replica(tmp_path: Path) -> None:
+async def test_control_disabled_hedging_waits_for_one_replica(tmp_path: Path) -> None:
     """`KELVIN_HEDGE_REQUESTS=off`: no other one hears of it, however late it is. Its control is the test above."""
 
     async with world(tmp_path, hedge_requests="off") as here:

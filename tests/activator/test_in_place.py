@@ -15,7 +15,7 @@ from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.pod import FakePod
 from tests.activator.replica import DONE
 from tests.activator.test_citizen import NAME, REVISION, row_of
-from tests.activator.world import CHAT, STREAM, Got, World, world
+from tests.activator.world import CHAT, STREAM, ActivatorWorld, ReceivedResponse, world
 
 TO = {"Knative-Serving-Namespace": REVISION.namespace, "Knative-Serving-Revision": REVISION.name}
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -28,17 +28,17 @@ class Path8012:
         self._session = session
         self._url = url
 
-    async def ask(self, path: str = "/v1/chat/completions", body: object = None, **headers: str) -> Got:
+    async def ask(self, path: str = "/v1/chat/completions", body: object = None, **headers: str) -> ReceivedResponse:
         """POST where there is a body, else GET."""
         data = None if body is None else json.dumps(body).encode()
         async with self._session.request(
             "GET" if data is None else "POST", self._url + path, data=data, headers=headers
         ) as got:
-            return Got(got.status, {k.lower(): v for k, v in got.headers.items()}, await got.read())
+            return ReceivedResponse(got.status, {k.lower(): v for k, v in got.headers.items()}, await got.read())
 
 
 @asynccontextmanager
-async def in_place(tmp_path: Path) -> AsyncIterator[tuple[World, Path8012, FakePod, StrictAutoscaler]]:
+async def in_place(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, Path8012, FakePod, StrictAutoscaler]]:
     """A version whose pod is ready; its Revision is told."""
     autoscaler, pod, port = StrictAutoscaler(NAME), FakePod(), free_port()
     await autoscaler.start()
@@ -59,7 +59,7 @@ async def in_place(tmp_path: Path) -> AsyncIterator[tuple[World, Path8012, FakeP
     assert autoscaler.wrong == []
 
 
-async def test_a_request_by_its_revision(tmp_path: Path) -> None:
+async def test_request_is_served_by_its_revision(tmp_path: Path) -> None:
     """Served as by the door, whole and streamed, of whoever has a key for it; the model may be named, no other."""
 
     async with in_place(tmp_path) as (here, path, pod, _):
@@ -70,7 +70,7 @@ async def test_a_request_by_its_revision(tmp_path: Path) -> None:
         streamed = await path.ask(body=STREAM, **TO, **BEARER)
         assert streamed.body.endswith(DONE)
         assert len(pod.replica.calls) == 3
-        for record in await here.control.until_records(3):
+        for record in await here.control.wait_for_records(3):
             assert record.version == REVISION.version
         other = await path.ask(body={**CHAT, "model": "x"}, **TO, **BEARER)
         assert (other.status, other.code) == (400, "invalid_request")
@@ -81,7 +81,7 @@ async def test_a_request_by_its_revision(tmp_path: Path) -> None:
         assert len(pod.replica.calls) == 3
 
 
-async def test_a_revision_that_is_not_ours(tmp_path: Path) -> None:
+async def test_unknown_revision_is_404(tmp_path: Path) -> None:
     """Never told, told no more, or not named: 404, as Knative has it."""
 
     async with in_place(tmp_path) as (_, path, pod, __):
@@ -94,7 +94,7 @@ async def test_a_revision_that_is_not_ours(tmp_path: Path) -> None:
         assert not pod.replica.calls
 
 
-async def test_probes(tmp_path: Path) -> None:
+async def test_knative_probes_are_answered(tmp_path: Path) -> None:
     """By name, by hash, and the kubelet's, which fail while the autoscaler does not hear us."""
 
     async with in_place(tmp_path) as (_, path, __, autoscaler):

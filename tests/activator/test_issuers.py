@@ -25,7 +25,7 @@ def _read(path: Path, text: str) -> object:
     return read_settings({"KELVIN_DATA": "/x", "KELVIN_OIDC": str(path)}).issuers
 
 
-def test_a_good_file(tmp_path: Path) -> None:
+def test_valid_issuers_file_is_read(tmp_path: Path) -> None:
     """What is not said has its default; no file trusts nobody."""
     path = tmp_path / "issuers.toml"
     path.write_text(GOOD)
@@ -66,7 +66,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         pytest.param(GOOD, "", "issuer", id="an empty file"),
     ],
 )
-def test_refusals(tmp_path: Path, before: str, after: str, says: str) -> None:
+def test_invalid_issuers_file_is_refused(tmp_path: Path, before: str, after: str, says: str) -> None:
     """With the setting, the file and what is wrong."""
     assert before in GOOD
     path = tmp_path / "issuers.toml"
@@ -76,7 +76,7 @@ def test_refusals(tmp_path: Path, before: str, after: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_issuers_file_is_named(tmp_path: Path) -> None:
     """Is named."""
     with pytest.raises(BadSetting, match="No such file"):
         read_settings({"KELVIN_DATA": "/x", "KELVIN_OIDC": str(tmp_path / "no.toml")})

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from activator import jwks
-from activator.issuers import Source
+from activator.issuers import KeySetSource
 from activator.jwks import KeySet
 from contracts.errors import Refused
 from tests.activator.identity import KeyServer, Signer, key_server
@@ -28,7 +28,7 @@ async def fetching(
     """A server that publishes ONE, and its keys, fetched again only when one is missing."""
     async with key_server(scratch, ONE) as server, aiohttp.ClientSession() as session:
         tls = server.tls if is_believed else ssl.create_default_context()
-        keys = KeySet(session, Source(server.url, tls, 3600.0, max_age_s), frozenset({"ES256"}))
+        keys = KeySet(session, KeySetSource(server.url, tls, 3600.0, max_age_s), frozenset({"ES256"}))
         task = asyncio.create_task(keys.run())
         try:
             async with asyncio.timeout(30):
@@ -87,7 +87,7 @@ async def test_unknown_keys_cost_one_fetch_a_pause(
         pytest.param(200, b" " * (jwks.MAX_BYTES + 1), id="too much"),
     ],
 )
-async def test_the_last_keys_stand(
+async def test_last_keys_stay_valid_during_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes | None
 ) -> None:
     """While the issuer does not say which are its own; once it does, its new keys are found."""
@@ -107,7 +107,7 @@ async def test_the_last_keys_stand(
         assert await keys.find(OTHER) is not None
 
 
-async def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_keys_expire_at_their_max_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing is known of any token: its bearer is told to come back, and is known when the issuer is there."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
@@ -130,7 +130,7 @@ async def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.Monke
         await known(keys)
 
 
-async def test_an_issuer_that_was_never_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_issuer_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No token of it is called wrong; nor is a server believed that can't show who it is."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
@@ -154,7 +154,7 @@ async def test_tokens_that_wait_for_an_issuer_are_bounded(monkeypatch: pytest.Mo
     """Their senders are not authenticated yet. One more is refused at once, until a waiting one leaves."""
     monkeypatch.setattr(jwks, "MAX_WAITING", 2)
     async with aiohttp.ClientSession() as session:
-        keys = KeySet(session, Source("https://unused", ssl.create_default_context(), 3600.0, 1.0), frozenset())
+        keys = KeySet(session, KeySetSource("https://unused", ssl.create_default_context(), 3600.0, 1.0), frozenset())
         waiting = [asyncio.create_task(keys.find(NAME)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(Refused, match="the issuer of the token is not available"):

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from activator.once_key import ensure_once_key
+from activator.once_key import ensure_idempotency_secret
 from tests.activator.keeping import (
     BODIES,
     KEYS,
     MODELS,
     VERSIONS,
-    Ask,
     Busy,
+    ConcurrentRequests,
     Deploy,
     Grant,
-    Keeping,
-    Leaked,
+    IsolationWorld,
     Step,
-    Together,
+    TenantLeak,
+    TenantRequest,
 )
 from tests.activator.redis_server import RedisServer
 from tests.activator.world import world
@@ -35,7 +35,7 @@ STORES = [pytest.param(False, id="in process"), pytest.param(True, id="in a Redi
 
 _models = st.sampled_from((MODELS[0], MODELS[0], *MODELS))
 _questions = st.builds(
-    Ask,
+    TenantRequest,
     who=st.just(""),
     model=_models,
     named=st.sampled_from(("", "", "next")),
@@ -57,7 +57,7 @@ def _plays(draw: st.DrawFn) -> list[Step]:
         never=st.sampled_from((False, False, False, True)),
         door=st.integers(0, 1),
     )
-    together = st.builds(Together, st.lists(asks, min_size=1, max_size=3).map(tuple))
+    together = st.builds(ConcurrentRequests, st.lists(asks, min_size=1, max_size=3).map(tuple))
     change = st.one_of(
         st.builds(Busy, st.booleans()),
         st.builds(Deploy, _models, st.sampled_from(("prod", "next")), st.sampled_from(VERSIONS)),
@@ -72,21 +72,23 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @contextmanager
-def kept(tmp_path: Path, shared: bool, program: str = "activator", **given: object) -> Iterator[tuple[Keeping, Run]]:
+def kept(
+    tmp_path: Path, shared: bool, program: str = "activator", **given: object
+) -> Iterator[tuple[IsolationWorld, Run]]:
     """One activator, or two with one Redis; and what plays a sequence at them, once it is told to."""
     with asyncio.Runner() as runner:
 
-        async def start(ladder: AsyncExitStack) -> Keeping:
+        async def start(ladder: AsyncExitStack) -> IsolationWorld:
             doors = []
             if shared:
                 given["redis"] = ladder.enter_context(RedisServer()).url
-            secret = ensure_once_key(tmp_path / "once.key")
+            secret = ensure_idempotency_secret(tmp_path / "once.key")
             for name in ("a", "b") if shared else ("a",):
                 (tmp_path / name / "data").mkdir(parents=True)
                 (tmp_path / name / "data" / "once.key").write_text(secret.hex())
                 here = world(tmp_path / name, program=program, **given)  # type: ignore[arg-type]
                 doors.append(await ladder.enter_async_context(here))
-            made = Keeping(doors)
+            made = IsolationWorld(doors)
             await made.start()
             return made
 
@@ -98,7 +100,7 @@ def kept(tmp_path: Path, shared: bool, program: str = "activator", **given: obje
             runner.run(ladder.aclose())
 
 
-def play_many(here: Keeping, run: Run, examples: int, phases: tuple[Phase, ...]) -> None:
+def play_many(here: IsolationWorld, run: Run, examples: int, phases: tuple[Phase, ...]) -> None:
     """So many random sequences, the same ones each time. Raises Leaked."""
 
     @settings(
@@ -122,19 +124,19 @@ def test_no_answer_reaches_another_tenant(tmp_path: Path, shared: bool) -> None:
 
 def test_models_of_one_version_are_told_apart(tmp_path: Path) -> None:
     """Where the URL alone names the model: its answer says which one it is of."""
-    asks = [Ask("default", model) for model in ("default/m", "default/twin", "default/m")]
+    asks = [TenantRequest("default", model) for model in ("default/m", "default/twin", "default/m")]
     with kept(tmp_path, shared=False) as (here, run):
-        run(here.play([Together((ask,)) for ask in asks]))
+        run(here.play([ConcurrentRequests((ask,)) for ask in asks]))
         assert here.seen == {"cache": 1}
 
 
 @pytest.mark.parametrize("shared", STORES)
-def test_a_store_without_tenants_is_found(tmp_path: Path, shared: bool) -> None:
+def test_control_store_without_tenants_is_detected(tmp_path: Path, shared: bool) -> None:
     """Negative control: of each store, of the same sequences, where its names leave the tenant out."""
     leaks = tmp_path / "leaks"
     leaks.write_text("")
     with kept(tmp_path, shared, "tests.activator.leaking", leaks=leaks) as (here, run):
         for store in ("once", "cache", "ladder"):
             leaks.write_text(store)
-            with pytest.raises(Leaked):
-                play_many(here, run, 20, (Phase.generate,))
+            with pytest.raises(TenantLeak):
+                play_many(here, run, 100, (Phase.generate,))

@@ -10,12 +10,12 @@ import pytest
 
 from contracts.control import ModelRow, Scope
 from contracts.forecast import StartRow
-from contracts.ladder import CapOutput, Fallback, Rung
+from contracts.ladder import CapOutput, DegradationStep, Fallback
 from tests.activator.control import KEY, OTHER, STRANGER, VERSION, key_row, replica_row, version_row
 from tests.activator.replica import FakeReplica, hello, silent
 from tests.activator.test_breakers import failure
 from tests.activator.test_grants import NARROW
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 
 CAP = CapOutput(tokens=16)
 SMALL = Fallback(model="small")
@@ -23,13 +23,13 @@ NEVER = {"x-kelvin-degrade": "never"}
 TOLD = "x-kelvin-degraded"
 
 
-def row(model: str, *steps: Rung, grantees: tuple[str, ...] = ()) -> ModelRow:
+def row(model: str, *steps: DegradationStep, grantees: tuple[str, ...] = ()) -> ModelRow:
     """A model of the default tenant's."""
     aliases = {"prod": VERSION} | ({"next": OTHER} if model == "m" else {})
     return ModelRow(tenant="default", model=model, aliases=aliases, created_at_s=7, ladder=steps, grantees=grantees)
 
 
-async def small(here: World, *steps: Rung, name: str = "small") -> FakeReplica:
+async def small(here: ActivatorWorld, *steps: DegradationStep, name: str = "small") -> FakeReplica:
     """Another model, and a replica of it."""
     replica = await here.replica(name, model=name, settles=False)
     here.control.publish(
@@ -39,17 +39,17 @@ async def small(here: World, *steps: Rung, name: str = "small") -> FakeReplica:
     return replica
 
 
-async def set_ladder(here: World, *steps: Rung, grantees: tuple[str, ...] = ()) -> None:
+async def set_ladder(here: ActivatorWorld, *steps: DegradationStep, grantees: tuple[str, ...] = ()) -> None:
     """Of the model `m`."""
     await here.publish(models=(row("m", *steps, grantees=grantees),))
 
 
 @asynccontextmanager
-async def full(tmp_path: Path) -> AsyncIterator[tuple[World, asyncio.Task[Got]]]:
+async def full(tmp_path: Path) -> AsyncIterator[tuple[ActivatorWorld, asyncio.Task[ReceivedResponse]]]:
     """One waits for `m`, which is at zero: there is room for no other."""
     async with world(tmp_path, queue_requests=1) as here:
         waiting = asyncio.create_task(here.post())
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         try:
             yield here, waiting
         finally:
@@ -70,14 +70,14 @@ async def test_another_model_answers_instead_of_a_refusal(tmp_path: Path, stream
         assert (got.status, got.headers[TOLD]) == (200, "fallback=small")
         assert replica.calls[0].wanted == body
         assert replica.calls[0].headers["x-kelvin-gave-up"] == "fallback-of=m", "for the record of an orphan"
-        found = {each.request_id: each for each in await here.control.until_records(2)}
+        found = {each.request_id: each for each in await here.control.wait_for_records(2)}
         record = found[got.headers["x-request-id"]]
         assert (record.model, record.runtime_id, record.outcome) == ("small", "small", "ok")
         assert (record.degraded, record.completion_tokens) == ("fallback-of=m", 2)
-        assert await here.figure("kelvin_degraded_total", step="fallback", tenant="default", model="m") == 1
+        assert await here.metric_value("kelvin_degraded_total", step="fallback", tenant="default", model="m") == 1
 
 
-async def test_whose_caller_forbids_it_is_refused(tmp_path: Path) -> None:
+async def test_caller_can_forbid_degradation(tmp_path: Path) -> None:
     """By a header, which can say nothing else; nor does a ladder hold for another alias, or a version."""
 
     async with full(tmp_path) as (here, _):
@@ -106,7 +106,7 @@ async def test_a_capped_answer_fits_into_a_queue_full_of_tokens(tmp_path: Path) 
         refused = await here.post(**NEVER)
         assert (refused.status, refused.code) == (503, "overloaded")
         waiting = asyncio.create_task(here.post())
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         replica.script = hello
         holder.cancel()
         got = await waiting
@@ -115,13 +115,13 @@ async def test_a_capped_answer_fits_into_a_queue_full_of_tokens(tmp_path: Path) 
         free = await here.post()
         assert TOLD not in free.headers
         assert not {"x-kelvin-cap-tokens", "x-kelvin-gave-up"} & set(replica.calls[2].headers)
-        records = {each.request_id: each for each in await here.control.until_records(4)}
+        records = {each.request_id: each for each in await here.control.wait_for_records(4)}
         record = records[got.headers["x-request-id"]]
         assert (record.model, record.degraded) == ("m", "cap-output=16")
         assert records[free.headers["x-request-id"]].degraded is msgspec.UNSET
 
 
-async def test_who_would_wait_for_a_start_is_answered_meanwhile(tmp_path: Path) -> None:
+async def test_cold_model_falls_back_while_it_starts(tmp_path: Path) -> None:
     """By what was said of it: 9 s are more than 5. The model is woken all the same; whose step asks for more waits."""
 
     async with world(tmp_path) as here:
@@ -134,15 +134,15 @@ async def test_who_would_wait_for_a_start_is_answered_meanwhile(tmp_path: Path) 
         async with asyncio.timeout(30):
             # Without its request the decider might take it for what is left of before a stop.
             while not [each for each in here.control.stats if each.model == "m" and each.requests == 1]:
-                await here.control.until_stat(count=len(here.control.stats) + 1)
+                await here.control.wait_for_stat(count=len(here.control.stats) + 1)
         await set_ladder(here, Fallback(model="small", wait_s=10))
         waiting = asyncio.create_task(here.post())
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         await here.replica("a")
         assert TOLD not in (await waiting).headers
 
 
-async def test_who_would_wait_in_a_queue_steps_down(tmp_path: Path) -> None:
+async def test_long_queue_triggers_a_degradation_step(tmp_path: Path) -> None:
     """Once it is known how fast the model serves: any wait is more than a microsecond. With no queue nobody does."""
 
     async with world(tmp_path) as here:
@@ -155,7 +155,7 @@ async def test_who_would_wait_in_a_queue_steps_down(tmp_path: Path) -> None:
         holder = asyncio.create_task(here.post())
         await replica.until(lambda r: r.running == 1)
         waiting = asyncio.create_task(here.post())
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         assert (await here.post()).headers[TOLD] == "fallback=small"
         replica.script = hello
         holder.cancel()
@@ -179,7 +179,7 @@ async def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> No
         got = await here.post(body=body, key=STRANGER)
         assert (got.status, got.headers[TOLD]) == (200, "fallback=default/small")
         assert replica.calls[0].headers["x-kelvin-guest"] == "stranger"
-        records = {each.request_id: each for each in await here.control.until_records(3)}
+        records = {each.request_id: each for each in await here.control.wait_for_records(3)}
         record = records[got.headers["x-request-id"]]
         assert (record.tenant, record.model, record.degraded) == (
             "stranger",
@@ -188,7 +188,7 @@ async def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> No
         )
 
 
-async def test_a_step_that_is_no_help_is_passed_over(tmp_path: Path) -> None:
+async def test_useless_degradation_step_is_skipped(tmp_path: Path) -> None:
     """The other model is full, too: its own ladder is not gone down. The refusal, and its record, are of the first."""
 
     async with full(tmp_path) as (here, _):
@@ -200,10 +200,10 @@ async def test_a_step_that_is_no_help_is_passed_over(tmp_path: Path) -> None:
         holding = asyncio.create_task(here.post(body=CHAT | {"model": "small"}))
         await other.until(lambda r: r.running == 1)
         waiting = asyncio.create_task(here.post(body=CHAT | {"model": "small"}, **NEVER))
-        await here.until_queued(2)
+        await here.wait_for_queued(2)
         got = await here.post()
         assert (got.status, got.code) == (503, "overloaded")
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.model, record.degraded) == ("m", msgspec.UNSET)
         assert not third.calls
         await set_ladder(here, SMALL, Fallback(model="third"))
@@ -213,7 +213,7 @@ async def test_a_step_that_is_no_help_is_passed_over(tmp_path: Path) -> None:
         await asyncio.wait((holding, waiting))
 
 
-async def test_a_start_that_fails_and_one_that_is_not_tried(tmp_path: Path) -> None:
+async def test_failed_start_falls_back(tmp_path: Path) -> None:
     """Who waited for it, and who finds its breaker open, are answered by the other model; a stream whose head has left
     has no way to say so, and is told the failure.
     """
@@ -224,7 +224,7 @@ async def test_a_start_that_fails_and_one_that_is_not_tried(tmp_path: Path) -> N
         waiting = asyncio.create_task(here.post())
         url, key = here.url + "/v1/chat/completions", {"authorization": f"Bearer {KEY}"}
         async with here.client.post(url, json=CHAT | {"stream": True}, headers=key) as stream:
-            await here.until_queued(2)
+            await here.wait_for_queued(2)
             here.control.publish(failures=(failure("chunk_corrupt"),))
             assert (await waiting).headers[TOLD] == "fallback=small"
             assert b"chunk_corrupt" in await stream.read()
@@ -237,7 +237,7 @@ async def test_a_start_that_fails_and_one_that_is_not_tried(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("tokens", "want"), [(1024, 200), (1025, 503)])
-async def test_the_other_models_limits_hold(tmp_path: Path, tokens: int, want: int) -> None:
+async def test_fallback_respects_the_other_models_limits(tmp_path: Path, tokens: int, want: int) -> None:
     """More than it may answer is not asked of it."""
 
     async with full(tmp_path) as (here, _):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.listener import listen
-from tests.activator.kept_alive import Load
+from tests.activator.kept_alive import KeepAliveClients
 from tests.activator.world import CHAT, http, world
 
 CLIENTS = 16
@@ -32,27 +32,27 @@ async def _failures(tmp_path: Path, number: signal.Signals, rounds: int) -> list
                     async with asyncio.timeout(60):
                         assert await old.wait() == 0
 
-            load = Load(here.raw, [POST, GET])
-            await load.during(CLIENTS, change)
+            load = KeepAliveClients(here.raw, [POST, GET])
+            await load.run_during(CLIENTS, change)
             return load.failures
     finally:
         listener.close()
 
 
 @pytest.mark.deep
-async def test_no_request_fails_while_the_door_is_changed(tmp_path: Path) -> None:
+async def test_no_request_fails_during_a_hot_restart(tmp_path: Path) -> None:
     """16 connections, kept alive; each learns from an answer that its connection ends, or finds it open."""
     assert await _failures(tmp_path, signal.SIGUSR1, 1) == []
 
 
 @pytest.mark.deep
-async def test_nor_over_many_changes(tmp_path: Path) -> None:
+async def test_no_request_fails_over_many_hot_restarts(tmp_path: Path) -> None:
     """The same, over 4 of them."""
     assert await _failures(tmp_path, signal.SIGUSR1, 4) == []
 
 
 @pytest.mark.deep
-async def test_control_without_a_lame_duck_some_fail(tmp_path: Path) -> None:
+async def test_control_requests_fail_without_lame_duck(tmp_path: Path) -> None:
     """A door that is stopped as ever cuts what is idle: the same load sees it."""
     assert await _failures(tmp_path, signal.SIGTERM, 2)
 
@@ -71,7 +71,7 @@ async def test_a_connection_that_stays_idle_is_ended_in_its_time(tmp_path: Path)
         writer.transport.abort()
 
 
-async def test_a_listener_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_invalid_listener_fd_is_refused(tmp_path: Path) -> None:
     """By the setting's name."""
 
     with (tmp_path / "file").open("wb") as file:

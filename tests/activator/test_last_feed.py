@@ -11,7 +11,7 @@ import pytest
 from activator import last_feed
 from activator.feed import FeedClient
 from activator.last_feed import NAME, LastFeed
-from activator.table import Table
+from activator.table import RoutingTable
 from contracts.control import Feed, KeyRow, RevisionRow, Scope
 from service.client import ServiceClient
 from service.unix import SocketDirectory
@@ -42,20 +42,20 @@ def clocks() -> _Clocks:
     return _Clocks()
 
 
-def _last(run: Path, clocks: _Clocks, table: Table | None = None) -> LastFeed:
+def _last(run: Path, clocks: _Clocks, table: RoutingTable | None = None) -> LastFeed:
     directory = SocketDirectory(run)
-    return LastFeed(directory, table or Table(), MAX_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
+    return LastFeed(directory, table or RoutingTable(), MAX_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
 
 
 def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
     """The file, once an activator heard these lines."""
 
     async def main() -> None:
-        table = Table()
+        table = RoutingTable()
         last = _last(run, clocks, table)
         for line in lines:
             table.apply(line)
-            last.heard(line)
+            last.record_heard_line(line)
         task = asyncio.create_task(last.run())
         try:
             await eventually(lambda: (run / NAME).exists())
@@ -67,7 +67,7 @@ def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
     return (run / NAME).read_bytes()
 
 
-def test_it_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -> None:
+def test_feed_file_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -> None:
     """All changes in it, digests only, for nobody else's eyes; an activator that reads it knows as much."""
     more: tuple[KeyRow, ...] = (
         msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=99),
@@ -80,7 +80,7 @@ def test_it_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -> None:
     content = _write(tmp_path, clocks, snapshot(), changes)
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
     assert not [key for key in (KEY, ADMIN, STRANGER, "kv-late") if key.encode() in content]
-    first, second = Table(), Table()
+    first, second = RoutingTable(), RoutingTable()
     for line in (snapshot(), changes):
         first.apply(line)
     found = _last(tmp_path, clocks).try_load()
@@ -117,7 +117,7 @@ def test_replicas_on_other_hosts_are_kept(tmp_path: Path, clocks: _Clocks) -> No
         pytest.param(0, 61, False, False, id="after another boot, a clock that was set back: the age is unknown"),
     ],
 )
-def test_when_it_counts(
+def test_feed_file_is_valid_up_to_its_max_age(
     tmp_path: Path,
     clocks: _Clocks,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,13 +133,13 @@ def test_when_it_counts(
     if not same_boot:
         monkeypatch.setattr(last_feed, "boot_id", lambda: "another")
     last = _last(tmp_path, clocks)
-    assert not last.counts()
-    assert (last.try_load() is not None) == last.counts() == counts
+    assert not last.is_fresh()
+    assert (last.try_load() is not None) == last.is_fresh() == counts
     if counts:
         clocks.s += MAX_AGE_S + 1
-        assert not last.counts()
-        last.heard(Feed(revision=1))
-        assert last.counts()
+        assert not last.is_fresh()
+        last.record_heard_line(Feed(revision=1))
+        assert last.is_fresh()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_when_it_counts(
         pytest.param(lambda content: content.replace(b'"heard_at_s":', b'"heard_at_s":-'), id="no time"),
     ],
 )
-def test_what_does_not_count(tmp_path: Path, clocks: _Clocks, spoil: Callable[[bytes], bytes]) -> None:
+def test_invalid_feed_file_is_ignored(tmp_path: Path, clocks: _Clocks, spoil: Callable[[bytes], bytes]) -> None:
     """As if there were none; the next snapshot replaces it."""
     content = _write(tmp_path, clocks, snapshot())
     assert spoil(content) != content
@@ -173,7 +173,7 @@ def test_replicas_that_listen_no_more_are_left_out(tmp_path: Path, clocks: _Cloc
     assert [row.runtime_id for row in found.replicas] == ["a"]
 
 
-async def test_it_is_written_for_changes_and_now_and_then(
+async def test_feed_file_is_written_on_change_and_periodically(
     tmp_path: Path, clocks: _Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for each word that nothing changed; what could not be written is tried again."""
@@ -185,29 +185,29 @@ async def test_it_is_written_for_changes_and_now_and_then(
         if len(written) == 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(last_feed, "write_whole", write)
+    monkeypatch.setattr(last_feed, "write_atomic", write)
 
-    table = Table()
+    table = RoutingTable()
     last = _last(tmp_path, clocks, table)
     task = asyncio.create_task(last.run())
     table.apply(snapshot())
-    last.heard(snapshot())
+    last.record_heard_line(snapshot())
     await eventually(lambda: len(written) == 2)
     for _ in range(20):
-        last.heard(Feed(revision=1))
+        last.record_heard_line(Feed(revision=1))
         await asyncio.sleep(0)
     assert not last._due.is_set()
     clocks.s += last_feed.AGAIN_S
-    last.heard(Feed(revision=1))
+    last.record_heard_line(Feed(revision=1))
     await eventually(lambda: len(written) == 3)
-    last.heard(Feed(revision=2, removed_keys=("k1",)))
+    last.record_heard_line(Feed(revision=2, removed_keys=("k1",)))
     await eventually(lambda: len(written) == 4)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("speaks", [False, True])
-async def test_the_control_planes_own_word_goes_first(
+async def test_live_feed_takes_precedence_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
     """What was kept is looked at only where it says nothing for a moment."""
@@ -220,7 +220,7 @@ async def test_the_control_planes_own_word_goes_first(
     if speaks:
         feed.synced.set()
     kept = Feed(revision=1, full=True)
-    await feed.begin_without(lambda: kept, seen.append)
+    await feed.start_from_last_feed(lambda: kept, seen.append)
     assert feed.synced.is_set()
     assert seen == ([] if speaks else [kept])
     await control.close()
@@ -229,7 +229,7 @@ async def test_the_control_planes_own_word_goes_first(
 
 def test_versions_of_one_model_stay_together() -> None:
     """The snapshot of a table is one of the feed's: nothing is asked twice, nothing is lost."""
-    table = Table()
+    table = RoutingTable()
     table.apply(snapshot())
     names = [(row.model, row.version) for row in table.rows().versions if row.tenant == "default"]
     assert names == [("m", "aa" * 32), ("m", OTHER)]

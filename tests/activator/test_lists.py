@@ -7,12 +7,12 @@ import pytest
 
 from activator.authenticate import Authenticator
 from activator.exchange import Exchange
-from activator.lists import KEPT, Lists
+from activator.lists import LIST_CACHE_SIZE, LookupRoutes
 from activator.routes import ListModels, Target
-from activator.shares import Room
-from activator.table import Table
+from activator.shares import SharedCapacity
+from activator.table import RoutingTable
 from activator.timelines import Timelines
-from activator.under_way import UnderWay
+from activator.under_way import InFlightRequests
 from contracts.control import Feed, ModelRow, Principal, Scope
 from contracts.wire import encode
 from service.client import ServiceClient
@@ -34,11 +34,13 @@ def _model(tenant: str, model: str, *grantees: str) -> Feed:
     return Feed(revision=1, models=(row,))
 
 
-async def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_model_list_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a model or a grant changes it; a key that is held to some models has its own; few are kept."""
     made: list[object] = []
-    table, who = Table(), Believing()
-    door = Lists(who, table, Timelines(), cast(ServiceClient, None), UnderWay(), Room(8, "places"))
+    table, who = RoutingTable(), Believing()
+    door = LookupRoutes(
+        who, table, Timelines(), cast(ServiceClient, None), InFlightRequests(), SharedCapacity(8, "places")
+    )
 
     def counted(value: object) -> bytes:
         made.append(value)
@@ -63,7 +65,7 @@ async def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     table.apply(_model("b", "theirs", "a"))
     assert [await listed() for _ in range(3)] == [["one", "two", "b/theirs"]] * 3
     assert len(made) == 4
-    for number in range(KEPT):
+    for number in range(LIST_CACHE_SIZE):
         assert await listed(f"other{number}") == []
     made.clear()
     assert await listed("other1") == []

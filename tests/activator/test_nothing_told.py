@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.activator.replica import lost
-from tests.activator.world import World, http, world
+from tests.activator.world import ActivatorWorld, http, world
 
 MARK = "xyzzy4711"
 
@@ -16,7 +16,7 @@ def chat(**more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": MARK}], **more}
 
 
-async def ask_all(here: World) -> None:
+async def ask_all(here: ActivatorWorld) -> None:
     """Requests with the mark in each place that takes something, served and refused in every way that there is."""
     replica = await here.replica("a")
     headers = {"X_Mark": MARK, "Cookie": f"a={MARK}", "User_Agent": MARK, "Idempotency_Key": MARK, MARK: "1"}
@@ -66,12 +66,12 @@ async def searched(tmp_path: Path, **settings: object) -> list[str]:
     return places(here.data)
 
 
-async def test_nothing_of_it_is_kept(tmp_path: Path) -> None:
+async def test_secrets_and_content_are_never_logged(tmp_path: Path) -> None:
     """At the level `debug`, of good requests and of bad ones: not in the log, the spool, or on the page of metrics."""
     assert await searched(tmp_path) == []
 
 
 @pytest.mark.parametrize("tells", ["headers", "query", "body"])
-async def test_one_that_tells_is_found(tmp_path: Path, tells: str) -> None:
+async def test_control_leaking_activator_is_detected(tmp_path: Path, tells: str) -> None:
     """Negative control: an activator that logs one of them is."""
     assert await searched(tmp_path, program="tests.activator.telling", tells=tells) == ["log"]

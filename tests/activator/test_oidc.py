@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 from activator import jwks, oidc
 from activator.issuers import read_issuers
-from activator.oidc import Tokens, open_tokens
+from activator.oidc import TokenVerifier, open_token_verifier
 from activator.policy.claims import Token
 from contracts.control import Scope, TenantRow
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from tests.activator.control import key_row
 from tests.activator.identity import KeyServer, Signer, claims, forged, hmac_of, key_server
-from tests.activator.world import World, world
+from tests.activator.world import ActivatorWorld, world
 
 ONE, TWO = Signer("one"), Signer("two", ed25519.Ed25519PrivateKey.generate())
 STRANGER = Signer("one")  # another key of that name
@@ -29,11 +29,11 @@ INFER = 'scopes = ["infer", "push"]\n'
 
 
 @asynccontextmanager
-async def verifying(scratch: Path) -> AsyncIterator[tuple[KeyServer, Tokens]]:
+async def verifying(scratch: Path) -> AsyncIterator[tuple[KeyServer, TokenVerifier]]:
     """An issuer's server, and what verifies its tokens."""
     async with key_server(scratch, ONE, TWO) as server:
         trusted = read_issuers(server.file(scratch / "issuers.toml", INFER))
-        async with open_tokens(trusted, Page("activator")) as tokens:
+        async with open_token_verifier(trusted, MetricsPage("activator")) as tokens:
             assert tokens is not None
             task = asyncio.create_task(tokens.run())
             try:
@@ -78,7 +78,7 @@ def _bad_tokens() -> dict[str, str]:
     }
 
 
-async def test_what_is_not_good(tmp_path: Path) -> None:
+async def test_invalid_tokens_are_refused(tmp_path: Path) -> None:
     """Everything that is not signed by a key of the issuer's for what its file says; a good one beside them is."""
     async with verifying(tmp_path) as (_, tokens):
         for signer in (ONE, TWO):
@@ -89,7 +89,7 @@ async def test_what_is_not_good(tmp_path: Path) -> None:
             assert await tokens.principal(token) is None, name
 
 
-async def test_it_is_the_signature_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_unsigned_token_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without it a stranger's token is good."""
     monkeypatch.setattr(oidc, "_is_signed", lambda *_: True)
 
@@ -107,7 +107,7 @@ async def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.Monk
         return is_signed(text, token, key)
 
     monkeypatch.setattr(oidc, "_is_signed", counted)
-    monkeypatch.setattr(oidc, "KEPT", 2)
+    monkeypatch.setattr(oidc, "MAX_VERIFIED_TOKENS", 2)
 
     async with verifying(tmp_path) as (_, tokens):
         now_s = time.time()
@@ -138,23 +138,23 @@ async def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypat
         assert await tokens.principal(second) is not None
 
 
-async def _opens(here: World, signer: Signer) -> None:
+async def _opens(here: ActivatorWorld, signer: Signer) -> None:
     """A replica's answer, the models, what is behind `/push`; not what is behind `/admin`."""
     token = signer.token(claims(time.time()))
     answered = await here.post(key=token)
     assert answered.status == 200
-    (record,) = await here.control.until_records(1)
+    (record,) = await here.control.wait_for_records(1)
     assert (record.tenant, record.outcome) == ("default", "ok")
     assert re.fullmatch("j[0-9a-f]{11}", record.key_id)
     timeline = await here.get(f"/v1/requests/{answered.headers['x-request-id']}/timeline", token)
     assert timeline.status == 200
     doors = ("/v1/models", "/push/v1/plans", "/admin/v1/status")
     assert [(await here.get(door, token)).status for door in doors] == [200, 503, 403]  # nobody listens behind /push
-    await here.control.until_used("k4")
+    await here.control.wait_for_used("k4")
     assert record.key_id not in here.control.used_at_s, "what is no key has no last use"
 
 
-async def _refuses(here: World) -> None:
+async def _refuses(here: ActivatorWorld) -> None:
     """As a bad key: the same answer for each, and none of it says why."""
     gone = ONE.token(claims(time.time(), tenant="gone"))  # the issuer may name it, and there is none
     answers = []
@@ -172,13 +172,13 @@ async def _refuses(here: World) -> None:
     await here.publish(tenants=(TenantRow(tenant="default", suspended=False),))
 
 
-async def _counts(here: World) -> None:
+async def _counts(here: ActivatorWorld) -> None:
     page = await here.page()
     assert 'kelvin_tokens_refused_total{process="activator",why="signature"}' in page
     assert 'kelvin_issuer_keys_age_seconds{process="activator",issuer="https://idp.example.com/"}' in page
 
 
-async def test_what_a_token_opens(tmp_path: Path) -> None:
+async def test_token_opens_its_scopes_and_tenant(tmp_path: Path) -> None:
     """Inference and push as keys with those scopes do, in its tenant; keys go on beside it."""
     async with key_server(tmp_path / "idp", ONE, TWO) as server:
         file = server.file(tmp_path / "issuers.toml", INFER)

@@ -9,7 +9,7 @@ import pytest
 from contracts.traffic_errors import Overloaded
 from tests.activator.control import KEY
 from tests.activator.once import ASK, KEYED, same, sent
-from tests.activator.replica import DONE, Call, chunk, halves, hello, refuses, unfiltered
+from tests.activator.replica import DONE, ReceivedRequest, chunk, halves, hello, refuses, unfiltered
 from tests.activator.world import CHAT, STREAM, world
 
 
@@ -29,18 +29,18 @@ async def test_a_repeat_gets_the_same_bytes_and_no_charge(tmp_path: Path, body: 
         assert again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
         assert again.headers["x-request-id"] != first.headers["x-request-id"]
         assert len(replica.calls) == 1
-        records = await here.control.until_records(2)
+        records = await here.control.wait_for_records(2)
         assert sent(records) == [("ok", 200, 2, True), ("replayed", 200, 0, False)]
         assert records[1].runtime_id is None
         assert replica.calls[0].headers["x-kelvin-once"] == records[0].once
         await here.post(body=body)
         await here.post(body=body, **{"idempotency-key": "order-8"})
         assert len(replica.calls) == 3
-        assert await here.figure("kelvin_repeats_total", answer="replayed") == 1
-        assert await here.figure("kelvin_kept_answers") == 2
+        assert await here.metric_value("kelvin_repeats_total", answer="replayed") == 1
+        assert await here.metric_value("kelvin_kept_answers") == 2
 
 
-async def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+async def test_failed_response_is_not_replayed(tmp_path: Path) -> None:
     """Neither of the replica, nor before any work; and such a record is one with nothing: it costs nothing."""
 
     async with world(tmp_path) as here:
@@ -51,7 +51,7 @@ async def test_a_failure_is_not_kept(tmp_path: Path) -> None:
         assert (await here.post(body=CHAT | {"model": "m@none"}, **ASK)).status == 404
         served = await here.post(**ASK)
         assert (served.status, "x-kelvin-repeat-of" in served.headers) == (200, False)
-        assert [bool(each.once) for each in await here.control.until_records(3)] == [False, False, True]
+        assert [bool(each.once) for each in await here.control.wait_for_records(3)] == [False, False, True]
 
 
 async def test_answer_that_passed_unfiltered_is_not_kept_for_its_key(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_answer_that_passed_unfiltered_is_not_kept_for_its_key(tmp_path: P
         third = await here.post(**ASK)
         assert third.headers["x-kelvin-repeat-of"] == again.headers["x-request-id"]
         assert len(replica.calls) == 2
-        records = await here.control.until_records(3)
+        records = await here.control.wait_for_records(3)
         assert records[0].once == records[1].once
         assert [record.outcome for record in records] == ["ok", "ok", "replayed"]
 
@@ -104,7 +104,7 @@ async def test_a_key_belongs_to_one_request(tmp_path: Path) -> None:
         pytest.param([b"one", b"two"], b"exactly one", id="two of them"),
     ],
 )
-async def test_what_is_no_key_is_refused(tmp_path: Path, lines: list[bytes], rule: bytes) -> None:
+async def test_malformed_idempotency_key_is_refused(tmp_path: Path, lines: list[bytes], rule: bytes) -> None:
     """400 with the rule, without what was sent; no replica is asked."""
 
     async with world(tmp_path) as here:
@@ -122,7 +122,7 @@ async def test_what_is_no_key_is_refused(tmp_path: Path, lines: list[bytes], rul
         assert replica.calls == []
 
 
-async def test_the_openai_client_s_way(tmp_path: Path) -> None:
+async def test_openai_client_sends_idempotency_keys(tmp_path: Path) -> None:
     """Its option for a key is this header."""
     openai = pytest.importorskip("openai")
 
@@ -150,7 +150,7 @@ async def test_the_openai_client_s_way(tmp_path: Path) -> None:
 async def test_slow_readers_of_a_kept_answer_hold_a_part_of_the_room(tmp_path: Path) -> None:
     """Each holds the whole answer. Beyond its part of KELVIN_ONCE_BYTES a tenant is told to come again."""
 
-    async def large(call: Call) -> None:
+    async def large(call: ReceivedRequest) -> None:
         for tokens in range(1, 41):
             await call.data(chunk("x" * 95_000), tokens)
         await call.data(DONE, 40)
@@ -162,10 +162,10 @@ async def test_slow_readers_of_a_kept_answer_hold_a_part_of_the_room(tmp_path: P
         _, writer = await here.raw()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(KEYED)
-        await here.until_figure("kelvin_repeats_total", 1, answer="replayed")
+        await here.wait_for_metric("kelvin_repeats_total", 1, answer="replayed")
         refused = await here.post(body=STREAM, **ASK)
         assert refused.status == 503
         assert refused.code == Overloaded.code
         writer.transport.abort()
-        await here.until_figure("kelvin_requests_inside", 0)
+        await here.wait_for_metric("kelvin_requests_inside", 0)
         assert same(await here.post(body=STREAM, **ASK), first)

@@ -8,11 +8,11 @@ import pytest
 
 from contracts.errors import Internal, LimitExceeded
 from tests.activator.control import KEY, STRANGER
-from tests.activator.replica import Call, chunk, hello, refuses
-from tests.activator.world import World, world
+from tests.activator.replica import ReceivedRequest, chunk, hello, refuses
+from tests.activator.world import ActivatorWorld, world
 
 
-def _client(here: World, key: str = KEY, path: str = "/v1") -> openai.AsyncOpenAI:
+def _client(here: ActivatorWorld, key: str = KEY, path: str = "/v1") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=here.url + path,
         api_key=key,
@@ -56,7 +56,7 @@ async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) 
             return [event.choices[0].delta.content async for event in stream]
 
         asked = asyncio.create_task(ask())
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         await asyncio.sleep(1.3)
         await here.replica("a", settles=False)
         assert await asked == ["hel", "lo"]
@@ -65,7 +65,7 @@ async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) 
 async def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
     """Each refusal raises the class that its users already catch."""
 
-    async def breaks(call: Call) -> None:
+    async def breaks(call: ReceivedRequest) -> None:
         await call.data(chunk("x"), 1)
         await call.fail(Internal())
 

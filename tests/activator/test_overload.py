@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from tests.activator.control import KEY, STRANGER
-from tests.activator.replica import DONE, Call, chunk, halves, hello, silent
-from tests.activator.world import CHAT, STREAM, Got, World, http, world
+from tests.activator.replica import DONE, ReceivedRequest, chunk, halves, hello, silent
+from tests.activator.world import CHAT, STREAM, ActivatorWorld, ReceivedResponse, http, world
 
 
-async def test_bodies_have_room_in_all(tmp_path: Path) -> None:
+async def test_total_body_bytes_are_bounded(tmp_path: Path) -> None:
     """A body that would not fit beside the others is refused before it is read; alone it fits."""
 
     async with world(tmp_path, body_bytes_in_all=60_000) as here:
@@ -25,12 +25,12 @@ async def test_bodies_have_room_in_all(tmp_path: Path) -> None:
         assert (got.status, got.code) == (503, "overloaded")
         first.cancel()
         await replica.until(lambda r: len(r.deleted) == 1)
-        await here.control.until_records(1)
+        await here.control.wait_for_records(1)
         replica.script = hello
         assert (await here.post(body=large)).status == 200
 
 
-async def _unmeasured(here: World, goes_on: asyncio.Event | None = None) -> Got:
+async def _unmeasured(here: ActivatorWorld, goes_on: asyncio.Event | None = None) -> ReceivedResponse:
     """A request whose length nobody is told; what follows its first bytes comes once it `goes_on`."""
 
     async def parts() -> AsyncIterator[bytes]:
@@ -42,7 +42,7 @@ async def _unmeasured(here: World, goes_on: asyncio.Event | None = None) -> Got:
 
     headers = {"authorization": f"Bearer {KEY}"}
     async with here.client.post(here.url + "/v1/chat/completions", data=parts(), headers=headers) as answer:
-        return Got(answer.status, dict(answer.headers), await answer.read())
+        return ReceivedResponse(answer.status, dict(answer.headers), await answer.read())
 
 
 async def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request
         await asyncio.gather(*answers, return_exceptions=True)
 
 
-async def test_a_tenants_own_limits(tmp_path: Path) -> None:
+async def test_tenant_limits_override_the_installations(tmp_path: Path) -> None:
     """Requests at once and bytes of a body, as the feed says: 429 and 413 for that tenant, nothing for another; what
     the feed says later holds later.
     """
@@ -153,7 +153,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> Non
     async with world(tmp_path) as here:
         got = await here.post(x_kelvin_deadline_ms="200")
         assert (got.status, got.code) == (504, "deadline_exceeded")
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.status) == ("deadline_exceeded", 504)
 
 
@@ -185,7 +185,7 @@ async def test_warm_models_serve_while_the_control_plane_is_away(tmp_path: Path)
             assert (await here.post()).status == 200
         assert here.control.records == []
         await here.control.start(here.data / "run")
-        records = await here.control.until_records(5)
+        records = await here.control.wait_for_records(5)
         assert sorted(record.sequence for record in records) == [1, 2, 3, 4, 5]
         await here.settled()
         assert (await here.post()).status == 200
@@ -206,7 +206,7 @@ async def test_records_outlive_a_killed_activator(tmp_path: Path) -> None:
         assert any(request_id.encode() in path.read_bytes() for path in found)
         here.control.refuse_usage = False
         await here.restart()
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.request_id, record.outcome) == (request_id, "ok")
 
 
@@ -217,7 +217,7 @@ async def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> 
     event = chunk("x" * 4000)
     total = 8000  # 32 MB
 
-    async def flood(call: Call) -> None:
+    async def flood(call: ReceivedRequest) -> None:
         nonlocal written
         for number in range(total):
             await call.data(event, number + 1)
@@ -238,7 +238,7 @@ async def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> 
             while await reader.read(1 << 20):
                 if written == total:
                     break
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         grown = process.memory_info().rss - before
         assert grown < 16 << 20, grown
         if reads:
@@ -249,7 +249,7 @@ async def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> 
         writer.transport.abort()
 
 
-async def _until_refused(here: World) -> None:
+async def _until_refused(here: ActivatorWorld) -> None:
     while True:
         try:
             _, other = await here.raw()

@@ -17,12 +17,12 @@ from contracts.control import Principal, Scope
 from contracts.errors import Refused, Unavailable
 from service.client import ServiceClient
 from service.listener import listen
-from service.way import HostWay
+from service.way import HostConnector
 from tests.activator.control import ADMIN, KEY, FakeControl, key_row
 from tests.activator.exchanges import exchange
-from tests.activator.world import World, world
+from tests.activator.world import ActivatorWorld, world
 from tests.eventually import eventually
-from tests.listening import Listening
+from tests.listening import StubServer
 
 PUSHER = "kv-pusherpusher-" + "p" * 43
 
@@ -34,7 +34,7 @@ def _problem(body: bytes) -> str:
     return code
 
 
-async def test_the_caller_is_told_by_us_alone(tmp_path: Path) -> None:
+async def test_principal_header_is_set_by_the_activator_only(tmp_path: Path) -> None:
     """The principal comes from the key; a client's own claim, its key and hop-by-hop headers stay outside."""
 
     async with world(tmp_path) as here:
@@ -138,7 +138,7 @@ async def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
         await snapshotter.stop()
 
 
-async def _snapshotter(here: World) -> FakeControl:
+async def _snapshotter(here: ActivatorWorld) -> FakeControl:
     """The same echo, as the other service."""
     run = here.data / "run"
     (run / "control.sock").rename(run / "kept.sock")
@@ -185,7 +185,7 @@ async def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", hold)
-        snapshotter = Listening(app)
+        snapshotter = StubServer(app)
         await snapshotter.start(here.data / "run" / "snapshotter.sock")
         try:
             key = {"key": PUSHER, "x_kelvin_deadline_ms": "200"}
@@ -216,8 +216,8 @@ async def test_host_without_tls_handshake_is_unavailable(monkeypatch: pytest.Mon
     monkeypatch.setattr(passthrough, "CONNECT_S", {"admin": 0.05})
     limits = read_settings({"KELVIN_DATA": "/unused"}).request
     with closing(listen("127.0.0.1", 0)) as listener:
-        way = HostWay(f"https://127.0.0.1:{listener.getsockname()[1]}", ssl.create_default_context())
-        service = ServiceClient.by(way, "the control plane", limit=0)
+        way = HostConnector(f"https://127.0.0.1:{listener.getsockname()[1]}", ssl.create_default_context())
+        service = ServiceClient.from_connector(way, "the control plane", limit=0)
         try:
             with pytest.raises(Refused) as refused:
                 await Passthrough(_Admin(), {"admin": service}, limits).serve(exchange(), "admin")

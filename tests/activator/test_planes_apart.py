@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.activator.control import KEY, OTHER, STRANGER
-from tests.activator.world import CHAT, World, world
+from tests.activator.world import CHAT, ActivatorWorld, world
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.deep
 
 
-async def _until_kept(here: World, what: str) -> None:
+async def _until_kept(here: ActivatorWorld, what: str) -> None:
     """The file says this."""
     path = here.data / "run" / "feed"
     await eventually(lambda: path.exists() and what.encode() in path.read_bytes())
 
 
-async def _cut_off(here: World, path: str = "/readyz") -> None:
+async def _cut_off(here: ActivatorWorld, path: str = "/readyz") -> None:
     """The control plane is gone, and the activator another."""
     await here.control.stop()
     here.process.kill()
@@ -44,7 +44,7 @@ async def test_ready_models_serve(tmp_path: Path) -> None:
         assert await here.series("kelvin_feed_age_seconds")
         assert here.control.records == []
         await here.control.start(here.data / "run")
-        records = await here.control.until_records(3)
+        records = await here.control.wait_for_records(3)
         assert sorted(record.sequence for record in records) == [1, 2, 3]
         await here.settled()
         await here.publish(removed_keys=("k1",))
@@ -52,7 +52,7 @@ async def test_ready_models_serve(tmp_path: Path) -> None:
         assert (await here.own("/readyz")).json["feed"] == "live"
 
 
-async def test_without_the_file_nobody_is_known(tmp_path: Path) -> None:
+async def test_control_without_feed_file_nobody_is_authenticated(tmp_path: Path) -> None:
     """Negative control: it is the file that serves."""
 
     async with world(tmp_path) as here:
@@ -69,7 +69,7 @@ async def test_without_the_file_nobody_is_known(tmp_path: Path) -> None:
         assert (ready.status, ready.json) == (503, {"feed": "none", "age_s": None, "autoscaler": None})
 
 
-async def test_past_its_age_nobody_is_let_in(tmp_path: Path) -> None:
+async def test_expired_feed_authenticates_nobody(tmp_path: Path) -> None:
     """By an activator that ran all the time as by one that starts: a revocation can't be missed for longer."""
 
     async with world(tmp_path, feed_max_age_s=3) as here:
@@ -98,8 +98,8 @@ async def test_a_version_at_zero_waits_for_who_wakes_it(tmp_path: Path) -> None:
         await _until_kept(here, OTHER)
         await _cut_off(here)
         asked = asyncio.create_task(here.post())
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         await here.control.start(here.data / "run")
-        await here.control.until_stat()
+        await here.control.wait_for_stat()
         await here.replica("a")
         assert (await asked).status == 200

@@ -9,22 +9,22 @@ import msgspec
 import pytest
 
 from contracts.control import Priority
-from contracts.ladder import Rung
+from contracts.ladder import DegradationStep
 from tests.activator.control import KEY, STRANGER, limited
 from tests.activator.replica import Held
 from tests.activator.test_grants import grant
 from tests.activator.test_ladder import SMALL, TOLD, full, row, small
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.world import CHAT, ActivatorWorld, ReceivedResponse, world
 
 
-async def _order(here: World, *sent: tuple[str, str, str]) -> list[str]:
+async def _order(here: ActivatorWorld, *sent: tuple[str, str, str]) -> list[str]:
     """Requests by name, key and priority come one after the other while a guest's holds the slot, which is standard;
     one of batch was before it. How they were served.
     """
     replica = await here.replica("a", max_streams=1)
     await grant(here, "stranger")
 
-    def ask(name: str, key: str, priority: str) -> asyncio.Task[Got]:
+    def ask(name: str, key: str, priority: str) -> asyncio.Task[ReceivedResponse]:
         body = CHAT | {"model": "default/m" if key == STRANGER else "m", "user": name, "max_tokens": 10}
         return asyncio.create_task(here.post(body=body, key=key, x_kelvin_priority=priority))
 
@@ -34,7 +34,7 @@ async def _order(here: World, *sent: tuple[str, str, str]) -> list[str]:
     await replica.until(lambda r: len(r.calls) == 2)
     for count, each in enumerate(sent, 1):
         tasks.append(ask(*each))
-        await here.until_queued(count)
+        await here.wait_for_queued(count)
     held.release()
     assert {got.status for got in await asyncio.gather(*tasks)} == {200}
     return [str(call.wanted["user"]) for call in replica.calls[2:]]
@@ -47,7 +47,7 @@ async def _order(here: World, *sent: tuple[str, str, str]) -> list[str]:
         pytest.param("interactive", ["own", "guest"], id="the control: nobody's is"),
     ],
 )
-async def test_a_plan_of_batch_is_batch_whatever_is_said(tmp_path: Path, highest: Priority, want: list[str]) -> None:
+async def test_plan_caps_the_priority_class(tmp_path: Path, highest: Priority, want: list[str]) -> None:
     """It says that it is interactive, and waits for one that is standard, as batch was given more than that."""
 
     async with world(tmp_path) as here:
@@ -62,7 +62,7 @@ async def test_a_plan_of_batch_is_batch_whatever_is_said(tmp_path: Path, highest
         pytest.param(3, range(4, 7), id="three for one"),
     ],
 )
-async def test_weights(tmp_path: Path, weight: int | None, want: range) -> None:
+async def test_slots_follow_the_plan_weights(tmp_path: Path, weight: int | None, want: range) -> None:
     """Three of the owner's and seven of the guest's wait, all standard: how many of the guest's are served before the
     owner's last. The guest has a weight, and had a request more.
     """
@@ -84,8 +84,12 @@ async def test_weights(tmp_path: Path, weight: int | None, want: range) -> None:
         pytest.param((SMALL,), (), None, "fallback=small", id="which is nobody else's"),
     ],
 )
-async def test_a_plan_has_steps_of_its_own(
-    tmp_path: Path, of_all: tuple[Rung, ...], of_free: tuple[Rung, ...], plan: str | None, told: str | None
+async def test_plan_has_its_own_degradation_steps(
+    tmp_path: Path,
+    of_all: tuple[DegradationStep, ...],
+    of_free: tuple[DegradationStep, ...],
+    plan: str | None,
+    told: str | None,
 ) -> None:
     """In the place of those that all others have."""
 

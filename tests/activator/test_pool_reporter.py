@@ -7,14 +7,14 @@ import pytest
 
 from activator import shared_store
 from activator.autoscaler_link import AutoscalerLink
-from activator.counting import open_rates
+from activator.counting import open_limit_counters
 from activator.pool_reporter import PoolReporter
 from activator.reporter import PERIOD_S
 from activator.revisions import Revisions
 from activator.shared_store import open_store
 from activator.stat_wire import RevisionStat
 from contracts.control import ConcurrencyStat, Feed, PoolRow
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.redis_server import RedisServer
 from tests.activator.test_autoscaler_link import ROWS, UNKNOWN, M, stat
@@ -39,20 +39,20 @@ class Heard:
         self.stats.extend(stats)
         return self.takes
 
-    async def tell(self, told: Iterable[RevisionStat]) -> bool:
+    async def send_revision_stats(self, told: Iterable[RevisionStat]) -> bool:
         now = round(asyncio.get_running_loop().time(), 3)
         self.told.extend((now, each) for each in told)
         return self.takes
 
 
 @pytest.mark.virtual_time
-async def test_who_is_told_of_a_version() -> None:
+async def test_stats_go_to_knative_or_the_control_plane() -> None:
     """Knative of what has a Revision, the control plane of what has none; without pools all of it is Knative's to hear.
     What one of them doesn't take is not taken.
     """
 
     link, control, pools = Heard(), Heard(), [POOL]
-    reporter = PoolReporter(link, link.tell, control, ROWS.get, lambda: tuple(pools), lambda: None)
+    reporter = PoolReporter(link, link.send_revision_stats, control, ROWS.get, lambda: tuple(pools), lambda: None)
     own, shared = stat(M, 1.0), stat(UNKNOWN, 2.0)
     assert await reporter.send((own, shared))
     assert (link.stats, control.stats) == ([own], [shared])
@@ -75,7 +75,7 @@ async def test_pods_are_told_each_second() -> None:
     """What the feed said last, whether or not it still says anything; nothing where there is no pool."""
 
     link, seen = Heard(), Revisions()
-    reporter = PoolReporter(link, link.tell, Heard(), seen.of, lambda: seen.pools, lambda: None)
+    reporter = PoolReporter(link, link.send_revision_stats, Heard(), seen.of, lambda: seen.pools, lambda: None)
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(1.5)
     assert link.told == []
@@ -90,17 +90,19 @@ async def test_pods_are_told_each_second() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_of_one_that_died_the_others_say_its_share() -> None:
+async def test_live_activators_report_a_dead_ones_share() -> None:
     """Who is alive is known or not: with it the whole is reported while the control plane says nothing new. The
     control: without it what was said last, by as many as there were then.
     """
 
-    link, alive = Heard(), list[int | None]((None,))
-    reporter = PoolReporter(link, link.tell, Heard(), ROWS.get, lambda: (POOL,), lambda: alive[-1])
+    link, activator_count = Heard(), list[int | None]((None,))
+    reporter = PoolReporter(
+        link, link.send_revision_stats, Heard(), ROWS.get, lambda: (POOL,), lambda: activator_count[-1]
+    )
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(PERIOD_S / 2)  # between two reports
     for now in (None, 2, 1, None):
-        alive.append(now)
+        activator_count.append(now)
         await asyncio.sleep(PERIOD_S)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -111,34 +113,34 @@ async def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyP
     """One that is silent counts no more; nobody says how many there are without a Redis, or while it is away."""
     monkeypatch.setattr(shared_store, "SILENT_S", 1.0)
 
-    async with open_rates(None, "one", Page("activator")) as alone:
-        assert alone.alive() is None
-    async with asyncio.timeout(60), open_rates(redis.url, "one", Page("activator")) as one:
+    async with open_limit_counters(None, "one", MetricsPage("activator")) as alone:
+        assert alone.activator_count() is None
+    async with asyncio.timeout(60), open_limit_counters(redis.url, "one", MetricsPage("activator")) as one:
         assert one.store is not None
-        assert one.alive() == 1
+        assert one.activator_count() == 1
         async with open_store(redis.url, "two") as two:
             await two.beat()
             await one.store.beat()
-            assert one.alive() == 2
-        while one.alive() != 1:
+            assert one.activator_count() == 2
+        while one.activator_count() != 1:
             await one.store.beat()
             await asyncio.sleep(0.01)
         redis.kill()
         await one.store.beat()
-        assert one.alive() is None
+        assert one.activator_count() is None
 
 
-async def test_the_autoscaler_hears_it() -> None:
+async def test_autoscaler_receives_pool_stats() -> None:
     """As it hears of a version's Revision; while it is away nobody does, and nothing is kept."""
 
     server = StrictAutoscaler("ns/pool-1")
     await server.start()
     link = AutoscalerLink(server.url, "activator-7", ROWS.get)
     told = [RevisionStat(POOL.namespace, POOL.name, POOL.share, 0)]
-    assert not await link.tell(told)
+    assert not await link.send_revision_stats(told)
     running = asyncio.create_task(link.run())
     await eventually(lambda: link.is_open)
-    assert await link.tell(told)
+    assert await link.send_revision_stats(told)
     await eventually(lambda: bool(server.stats))
     assert [each[1:] for each in server.stats] == [(0, "ns/pool-1", "activator-7", 2.5, 0.0)]
     running.cancel()

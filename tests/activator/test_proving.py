@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator import proving
-from activator.proving import Proving, pause_s
-from activator.upstream_http import Answer, Client, Fields
+from activator.proving import ReadinessProber, pause_s
+from activator.upstream_http import Client, Fields, UpstreamResponse
 from contracts.control import Feed, ReplicaRow
 from service.unix import SocketDirectory
-from service.way import Ways
-from telemetry.policy.instruments import Page
+from service.way import ConnectorFactory
+from telemetry.policy.instruments import MetricsPage
 from tests.activator.control import replica_row
 from tests.activator.pod import FakePod
 
@@ -26,11 +26,13 @@ class Told:
 
     def __init__(self, run: Path) -> None:
         self.directory = SocketDirectory(run)
-        self.page = Page("activator")
+        self.page = MetricsPage("activator")
         self.used: dict[str, ReplicaRow] = {}
         self.news = asyncio.Event()
-        self.proving = Proving(
-            Ways(self.directory, pods=True), lambda row: self.act(Feed(revision=0, replicas=(row,))), self.page
+        self.proving = ReadinessProber(
+            ConnectorFactory(self.directory, pods=True),
+            lambda row: self.act(Feed(revision=0, replicas=(row,))),
+            self.page,
         )
 
     def hear(self, line: Feed) -> None:
@@ -77,7 +79,7 @@ async def placed(run: Path, *, listens: bool = True) -> AsyncIterator[tuple[Told
         yield told, pod
     finally:
         await told.proving.close()
-        assert repr(told.proving).startswith("<Proving asking=0 ")
+        assert repr(told.proving).startswith("<ReadinessProber asking=0 ")
         told.directory.close()
         await pod.stop()
     assert pod.wrong == []
@@ -92,7 +94,7 @@ async def asked(pod: FakePod, more: int = 1) -> None:
             await pod.probed.wait()
 
 
-async def test_it_is_used_from_its_first_right_answer_on(tmp_path: Path) -> None:
+async def test_pod_is_used_after_its_first_valid_probe(tmp_path: Path) -> None:
     """Not before; then as a ready one, and asked no more. What the feed says of it meanwhile counts."""
     async with placed(tmp_path) as (told, pod):
         told.hear(heard(row_of(pod)))
@@ -108,10 +110,10 @@ async def test_it_is_used_from_its_first_right_answer_on(tmp_path: Path) -> None
         assert told.used["p"] == row_of(pod, unproven=False, max_streams=4), "it was proven already"
         told.hear(heard(row_of(pod), full=True))
         assert told.used["p"].max_streams == 8
-        assert repr(told.proving) == "<Proving asking=0 proven=1 used=1>"
+        assert repr(told.proving) == "<ReadinessProber asking=0 proven=1 used=1>"
 
 
-async def test_nobody_listens_yet(tmp_path: Path) -> None:
+async def test_refused_probe_is_repeated(tmp_path: Path) -> None:
     """A container that has not begun refuses connections: asked on, at the same place."""
     async with placed(tmp_path, listens=False) as (told, pod):
         told.hear(heard(row_of(pod)))
@@ -121,7 +123,7 @@ async def test_nobody_listens_yet(tmp_path: Path) -> None:
         await told.until_used("p")
 
 
-async def test_an_answer_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within its time, then it is asked anew."""
     monkeypatch.setattr(proving, "TIMEOUT_S", 0.05)
 
@@ -135,7 +137,7 @@ async def test_an_answer_that_never_comes_is_not_waited_for(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("body", [b"", b"queued", b"activator", b"queue" * 10_000])
-async def test_another_word_proves_nothing(tmp_path: Path, body: bytes) -> None:
+async def test_wrong_probe_response_is_not_ready(tmp_path: Path, body: bytes) -> None:
     """Whoever answers 200 to everything is no pod of ours that takes requests."""
     async with placed(tmp_path) as (told, pod):
         pod.is_ready, pod.body = True, body
@@ -153,7 +155,9 @@ async def test_another_word_proves_nothing(tmp_path: Path, body: bytes) -> None:
         pytest.param(lambda pod: heard(row_of(pod, draining=True)), False, id="it ends"),
     ],
 )
-async def test_asking_ends(tmp_path: Path, line: Callable[[FakePod], Feed], is_used: bool) -> None:
+async def test_probing_ends_when_the_feed_decides(
+    tmp_path: Path, line: Callable[[FakePod], Feed], is_used: bool
+) -> None:
     """With the feed's own word, whatever that is; what it is told last holds."""
     async with placed(tmp_path) as (told, pod):
         told.hear(heard(row_of(pod)))
@@ -183,7 +187,7 @@ async def test_one_that_is_ready_no_more_is_proven_anew(tmp_path: Path) -> None:
         assert told.used["p"].draining, "what it has it finishes"
 
 
-async def test_another_address_is_another_pod(tmp_path: Path) -> None:
+async def test_changed_address_is_probed_again(tmp_path: Path) -> None:
     """What was proven was proven of the place."""
     async with placed(tmp_path) as (told, pod):
         other = FakePod()
@@ -211,7 +215,7 @@ async def test_one_that_can_t_be_reached_so_is_never_used(tmp_path: Path) -> Non
     """Where pods are not spoken to plainly, an http:// is not followed."""
     async with placed(tmp_path) as (told, pod):
         pod.is_ready = True
-        strict = Proving(Ways(told.directory), told.used.setdefault, Page("activator"))  # type: ignore[arg-type]
+        strict = ReadinessProber(ConnectorFactory(told.directory), told.used.setdefault, MetricsPage("activator"))  # type: ignore[arg-type]
         strict.take(heard(row_of(pod)))
         await asyncio.sleep(0.05)
         assert not told.used
@@ -224,7 +228,9 @@ async def test_an_answer_that_nobody_foresaw_ends_the_asking(tmp_path: Path, mon
     """It is asked anew when the feed tells of it again, and used once it answers rightly."""
     send, raised = Client.send, list[int]()
 
-    async def garbled(client: Client, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> Answer:
+    async def garbled(
+        client: Client, method: str, target: str, body: bytes = b"", fields: Fields = ()
+    ) -> UpstreamResponse:
         if not raised:
             raised.append(1)
             raise ValueError("no such answer")
@@ -253,7 +259,7 @@ async def test_an_answer_that_nobody_foresaw_ends_the_asking(tmp_path: Path, mon
         pytest.param(3600.0, 1.0, id="once a second, however long"),
     ],
 )
-def test_pauses(asked_s: float, want_s: float) -> None:
+def test_probe_pause_grows_with_time(asked_s: float, want_s: float) -> None:
     """By how long it has been asked."""
     assert pause_s(asked_s) == pytest.approx(want_s)
 

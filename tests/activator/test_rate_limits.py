@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidRequest, LimitExceeded
-from contracts.frames import ENCODED
+from contracts.frames import ENCODED_TOKENS_HEADER
 from tests.activator.control import STRANGER
 from tests.activator.replica import Held, hello, refuses
 from tests.activator.world import CHAT, http, world
@@ -16,7 +16,7 @@ SMALL = CHAT | {"max_tokens": 10}
 TOLD = ("limit", "remaining", "reset")
 
 
-async def test_requests_a_minute(tmp_path: Path) -> None:
+async def test_requests_per_minute_are_limited(tmp_path: Path) -> None:
     """Each answer says where the tenant stands; the one beyond is 429 before its body is read, with a time to come
     back, and no record; another tenant, and this one without a limit, are told nothing.
     """
@@ -41,7 +41,7 @@ async def test_requests_a_minute(tmp_path: Path) -> None:
         assert b'"code":"rate_limit_exceeded"' in answer
         assert b'"type":"rate_limit_error"' in answer
         writer.close()
-        records = await here.control.until_records(2)
+        records = await here.control.wait_for_records(2)
         assert [record.outcome for record in records] == ["ok", "ok"]
         theirs = await here.post(body=CHAT | {"model": "nothing"}, key=STRANGER)
         assert theirs.status == 404
@@ -50,7 +50,7 @@ async def test_requests_a_minute(tmp_path: Path) -> None:
         assert (await here.post()).status == 200
 
 
-async def test_tokens_a_minute(tmp_path: Path) -> None:
+async def test_tokens_per_minute_are_limited(tmp_path: Path) -> None:
     """An estimate is held while a request runs, the truth is charged when it ends: others may have the rest at once."""
     held = Held()  # 3 tokens in, 2 out
 
@@ -69,7 +69,7 @@ async def test_tokens_a_minute(tmp_path: Path) -> None:
         assert (await first).status == 200
         got = await here.post(body=CHAT | {"max_tokens": 900})
         assert (got.status, len(replica.calls)) == (200, 2)
-        records = await here.control.until_records(3)
+        records = await here.control.wait_for_records(3)
         assert sorted(record.outcome for record in records) == ["ok", "ok", "rate_limit_exceeded"]
 
 
@@ -78,10 +78,10 @@ async def test_what_never_ran_costs_no_tokens(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.limit(tpm=1000)
         leaving = asyncio.create_task(here.post(body=CHAT | {"max_tokens": 950}))
-        await here.control.until_stat(1.0)
+        await here.control.wait_for_stat(1.0)
         assert (await here.post(body=CHAT | {"max_tokens": 950})).status == 429
         leaving.cancel()
-        await here.control.until_records(2)
+        await here.control.wait_for_records(2)
         replica = await here.replica("a", refuses(InvalidRequest("n", "2", "only 1 is supported")))
         assert (await here.post(body=CHAT | {"max_tokens": 950})).status == 400
         replica.script = hello
@@ -107,7 +107,7 @@ async def test_prompt_that_the_replica_encoded_in_vain_counts(
         long = CHAT | {"messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 10}
         refused = await here.post(body=long)
         assert refused.code == "context_length_exceeded"
-        assert ENCODED not in refused.headers
+        assert ENCODED_TOKENS_HEADER not in refused.headers
         replica.script = hello
         got = await here.post(body=SMALL)
         assert low < int(got.headers["x-ratelimit-remaining-tokens"]) < high

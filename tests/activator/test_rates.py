@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from activator.policy.token_block import QUIET_S
-from activator.rates import Counting, InProcess, Reservation
-from activator.shared_rates import Shared
+from activator.rates import LocalRateCounter, RateCounter, TokenReservation
+from activator.shared_rates import RedisRateCounter
 from activator.shared_store import open_store
 from tests.activator.clock import Clock
 from tests.activator.redis_server import RedisServer
@@ -18,7 +18,7 @@ from tests.activator.redis_server import RedisServer
 class Ground:
     """A place, and how time passes there."""
 
-    counting: Counting
+    counting: RateCounter
     clock: Clock = field(default_factory=Clock)
 
     async def take(self, tenant: str, limit: int, units: int) -> float | None:
@@ -32,7 +32,7 @@ class Ground:
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Ground]:
     clock = Clock()
-    yield Ground(InProcess(clock), clock)
+    yield Ground(LocalRateCounter(clock), clock)
 
 
 @asynccontextmanager
@@ -40,7 +40,7 @@ async def over_redis() -> AsyncIterator[Ground]:
     clock = Clock()
     with RedisServer() as server:
         async with open_store(server.url, "one", 20.0) as store:
-            shared = Shared(store, "requests", clock)
+            shared = RedisRateCounter(store, "requests", clock)
             yield Ground(shared, clock)
             await shared.close()
 
@@ -50,7 +50,7 @@ Opened = Callable[[], AbstractAsyncContextManager[Ground]]
 
 
 @PLACES
-async def test_a_minutes_worth_and_no_more(opened: Opened) -> None:
+async def test_rate_limit_allows_one_minutes_worth(opened: Opened) -> None:
     """Of one tenant; another one has its own."""
 
     async with opened() as ground:
@@ -69,11 +69,11 @@ async def test_a_reservation_is_settled_once(opened: Opened) -> None:
         counting = ground.counting
         assert (await counting.hold("a", 100, 90)).wait_s is None
         assert (await counting.hold("a", 100, 20)).wait_s is not None
-        reservation = Reservation(counting, "a", 100, 90)
+        reservation = TokenReservation(counting, "a", 100, 90)
         reservation.settle(10)
         reservation.settle(10)
         ground.clock.now_s += QUIET_S  # after a refusal the shared one is not asked for so long
         found = await counting.hold("a", 100, 89)
         assert (found.wait_s, found.limit) == (None, 100)
         counting.settle("a", 100, 89, 0)
-        assert 89 <= counting.standing("a", 100).remaining <= 92
+        assert 89 <= counting.rate_status("a", 100).remaining <= 92

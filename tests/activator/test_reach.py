@@ -2,16 +2,16 @@
 
 import pytest
 
-from activator.table import Table, reach
+from activator.table import RoutingTable, authorize_model
 from contracts.control import Feed, ModelRow, Principal, Scope
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
 from contracts.names import parse_address
 from tests.activator.control import VERSION, snapshot, version_row
 
 
-def _table() -> Table:
+def _table() -> RoutingTable:
     """`default` lets `stranger` call m, and has another model; `stranger` has an m of its own."""
-    table = Table()
+    table = RoutingTable()
     table.apply(snapshot())
 
     def model(tenant: str, name: str, *grantees: str) -> ModelRow:
@@ -47,21 +47,23 @@ def _caller(tenant: str, *models: str) -> Principal:
         pytest.param(_caller("stranger"), "stranger", "default/m", InvalidRequest, id="two tenants"),
     ],
 )
-def test_reach(caller: Principal, in_url: str | None, named: str, want: str | type) -> None:
+def test_caller_reaches_own_and_granted_models(
+    caller: Principal, in_url: str | None, named: str, want: str | type
+) -> None:
     """Whose model it is, or why not."""
     reference = parse_address(named)
     if isinstance(want, str):
-        entry = reach(_table(), caller, in_url, reference)
+        entry = authorize_model(_table(), caller, in_url, reference)
         assert (entry.tenant, entry.model) == (want, "m")
         return
     with pytest.raises(Refused) as refused:
-        reach(_table(), caller, in_url, reference)
+        authorize_model(_table(), caller, in_url, reference)
     assert isinstance(refused.value.failure, want)
 
 
 @pytest.mark.parametrize("named", ["secret", "nothing"])
-def test_what_is_there_looks_as_what_is_not(named: str) -> None:
+def test_unauthorized_model_looks_like_a_missing_one(named: str) -> None:
     """But for the name that the caller itself wrote, the same words."""
     with pytest.raises(Refused) as refused:
-        reach(_table(), _caller("stranger"), None, parse_address(f"default/{named}"))
+        authorize_model(_table(), _caller("stranger"), None, parse_address(f"default/{named}"))
     assert refused.value.failure == ModelNotFound(f"default/{named}@prod")

@@ -7,15 +7,15 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from activator.door import Door
+from activator.door import FrontDoorApp
 from activator.edge_connection import EXTENSION
 from activator.exchange import ARRIVED, NAMED, Exchange, RequestLimits, arrival
-from activator.meters import Meters
-from activator.refusal import closing
+from activator.meters import RequestMetrics
+from activator.refusal import closing_response
 from activator.routes import ListModels
 from contracts.errors import Refused, Unauthenticated
 from contracts.traffic_errors import AddressBusy
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from tests.activator.exchanges import FakeConnection
 
 
@@ -28,9 +28,9 @@ from tests.activator.exchanges import FakeConnection
         pytest.param(b"/v2/models/m", b"application/json", ("code",), id="the Open Inference Protocol's"),
     ],
 )
-def test_closing(path: bytes, kind: bytes, said: tuple[str, ...]) -> None:
+def test_raw_error_response_closes_its_connection(path: bytes, kind: bytes, said: tuple[str, ...]) -> None:
     """A whole answer that ends its connection."""
-    head, _, body = closing(AddressBusy(2.5), path, "req_1").partition(b"\r\n\r\n")
+    head, _, body = closing_response(AddressBusy(2.5), path, "req_1").partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     assert first == b"HTTP/1.1 429 Too Many Requests"
     assert set(lines) == {
@@ -63,10 +63,10 @@ class Broken:
 )
 async def test_every_refusal_at_the_door_is_counted(error: BaseException, want: tuple[str, str]) -> None:
     """By its code and its status."""
-    page, said = Page("test"), list[Message]()
+    page, said = MetricsPage("test"), list[Message]()
     limits = RequestLimits(1, 1, 1, 1.0, 1.0, 1.0, requests=1)
     none = cast(Any, None)
-    door = Door(none, cast(Any, Broken(error)), none, none, "kelvin.localhost", limits, Meters(page))
+    door = FrontDoorApp(none, cast(Any, Broken(error)), none, none, "kelvin.localhost", limits, RequestMetrics(page))
 
     async def send(message: Message) -> None:
         said.append(message)

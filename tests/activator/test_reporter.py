@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from activator.keys import VersionKey
-from activator.reporter import Reporter
+from activator.reporter import LoadReporter
 from activator.wake import Waker
 from contracts.control import ConcurrencyStat
 
@@ -43,12 +43,12 @@ class Decider:
 
 
 @asynccontextmanager
-async def reporting(kind: str) -> AsyncIterator[tuple[Decider, Reporter, Waker]]:
+async def reporting(kind: str) -> AsyncIterator[tuple[Decider, LoadReporter, Waker]]:
     """From a quarter of a second on."""
     decider = Decider(kind)
     clock = asyncio.get_running_loop().time
-    reporter = Reporter(decider, clock=clock)
-    waker = Waker(reporter.poke, clock=clock)
+    reporter = LoadReporter(decider, clock=clock)
+    waker = Waker(reporter.send_wake, clock=clock)
     running = asyncio.create_task(reporter.run())
     try:
         await asyncio.sleep(0.25)
@@ -66,12 +66,12 @@ both = pytest.mark.parametrize("kind", [ALONE, HEARD])
 async def test_a_request_at_a_ready_version(kind: str) -> None:
     """The first is told at once, then each second what the second was, less what was told; a zero, and no more."""
     async with reporting(kind) as (decider, reporter, _):
-        reporter.began(M, lambda key: False)
+        reporter.begin_request(M, lambda key: False)
         await asyncio.sleep(1.0)
-        reporter.began(M, lambda key: False)
+        reporter.begin_request(M, lambda key: False)
         await asyncio.sleep(1.25)
-        reporter.ended(M)
-        reporter.ended(M)
+        reporter.end_request(M)
+        reporter.end_request(M)
         await asyncio.sleep(10)
     assert decider.told == [
         (0.25, "m", 1.0, 1),
@@ -87,22 +87,22 @@ async def test_the_next_request_after_the_zero_is_a_first_one(kind: str) -> None
     """It was forgotten; so it is told at once again."""
     async with reporting(kind) as (decider, reporter, _):
         for _again in range(2):
-            reporter.began(M, lambda key: False)
-            reporter.ended(M)
+            reporter.begin_request(M, lambda key: False)
+            reporter.end_request(M)
             await asyncio.sleep(3)
     assert [each[:3] for each in decider.told] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 0.0), (3.25, "m", 1.0), (4.0, "m", 0.0), (5.0, "m", 0.0),
     ]  # fmt: skip
 
 
-async def test_who_hears_each_second_is_poked_once() -> None:
+async def test_connected_decider_gets_one_wake_call() -> None:
     """Reports of one second add where they are heard: while somebody waits there is one a second, and no other."""
     async with reporting(HEARD) as (decider, reporter, waker):
-        reporter.began(M, lambda key: True)
-        waker.ensure(M)
+        reporter.begin_request(M, lambda key: True)
+        waker.start_wake(M)
         await asyncio.sleep(4.5)
-        waker.rest(M)
-        reporter.ended(M)
+        waker.stop_wake(M)
+        reporter.end_request(M)
         await asyncio.sleep(3)
     assert decider.told == [
         (0.25, "m", 1.0, 1), (1.0, "m", 0.0, 0), (2.0, "m", 1.0, 0), (3.0, "m", 1.0, 0), (4.0, "m", 1.0, 0),
@@ -110,11 +110,11 @@ async def test_who_hears_each_second_is_poked_once() -> None:
     ]  # fmt: skip
 
 
-async def test_who_is_posted_to_is_poked_again() -> None:
+async def test_control_posted_wake_calls_repeat() -> None:
     """Negative control of the last: a post each stands for itself, and is taken off the next."""
     async with reporting(ALONE) as (decider, reporter, waker):
-        reporter.began(M, lambda key: True)
-        waker.ensure(M)
+        reporter.begin_request(M, lambda key: True)
+        waker.start_wake(M)
         await asyncio.sleep(3)
     assert [each[:3] for each in decider.told] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
@@ -122,24 +122,24 @@ async def test_who_is_posted_to_is_poked_again() -> None:
 
 
 @both
-async def test_a_poke_waits_for_who_is_away(kind: str) -> None:
+async def test_wake_call_is_retried_until_taken(kind: str) -> None:
     """It is repeated ten times a second until it is taken; what could not be told is not told late, nor taken off."""
     async with reporting(kind) as (decider, reporter, waker):
         decider.is_there = False
         for _ in range(3):
-            reporter.began(M, lambda key: True)
-        waker.ensure(M)
+            reporter.begin_request(M, lambda key: True)
+        waker.start_wake(M)
         await asyncio.sleep(2.5)
         decider.is_there = True
         await asyncio.sleep(1.5)
     assert decider.told == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 1), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
 
 
-async def test_a_poke_is_told_again_to_who_has_forgotten() -> None:
+async def test_wake_call_is_repeated_in_a_new_session() -> None:
     """Another connection is another session: whoever waits is told of anew."""
     async with reporting(HEARD) as (decider, reporter, waker):
-        reporter.began(M, lambda key: True)
-        waker.ensure(M)
+        reporter.begin_request(M, lambda key: True)
+        waker.start_wake(M)
         await asyncio.sleep(1.5)
         decider.restart()
         await asyncio.sleep(1.4)
@@ -153,8 +153,8 @@ async def test_each_poke_counts_the_request_that_waits() -> None:
     first. A report without a request may be about one that an earlier replica still serves.
     """
     async with reporting(ALONE) as (decider, reporter, waker):
-        reporter.began(M, lambda key: True)
-        waker.ensure(M)
+        reporter.begin_request(M, lambda key: True)
+        waker.start_wake(M)
         await asyncio.sleep(0.5)
         decider.is_there = False
         await asyncio.sleep(3.0)
@@ -178,19 +178,19 @@ class Slow(Decider):
     pytest.param("it is forgotten", True, id="so is one whose version was forgotten before it was taken"),
     pytest.param("nothing", False, id="the control: one that was taken is not"),
 ])  # fmt: skip
-async def test_what_poke_is_told_again(meanwhile: str, want: bool) -> None:
+async def test_untaken_wake_call_is_repeated(meanwhile: str, want: bool) -> None:
     """A version is told of where its poke was taken, and not before: else who waits next would be heard by nobody."""
     decider = Slow(HEARD)
-    reporter = Reporter(decider, clock=asyncio.get_running_loop().time)
-    poke = asyncio.create_task(reporter.poke(M))
+    reporter = LoadReporter(decider, clock=asyncio.get_running_loop().time)
+    send_wake = asyncio.create_task(reporter.send_wake(M))
     await asyncio.sleep(0.05)
     if meanwhile == "it is cancelled":
-        poke.cancel()
+        send_wake.cancel()
     elif meanwhile == "it is forgotten":
         assert [stat.concurrency for stat in reporter.take_reports()] == [0.0]
-    await asyncio.gather(poke, return_exceptions=True)
+    await asyncio.gather(send_wake, return_exceptions=True)
     before = len(decider.told)
-    assert await reporter.poke(M)
+    assert await reporter.send_wake(M)
     assert (len(decider.told) > before) == want
 
 
@@ -198,7 +198,7 @@ async def test_a_first_request_that_nobody_heard_of_is_in_the_next_report() -> N
     """The announcement was lost: nothing is taken off for it."""
     async with reporting(HEARD) as (decider, reporter, _):
         decider.is_there = False
-        reporter.began(M, lambda key: False)
+        reporter.begin_request(M, lambda key: False)
         await asyncio.sleep(0.25)
         decider.is_there = True
         await asyncio.sleep(1.0)
@@ -209,13 +209,13 @@ async def test_a_first_request_that_nobody_heard_of_is_in_the_next_report() -> N
 async def test_who_could_not_wait_leaves_a_zero_behind(kind: str, zeros: list[float]) -> None:
     """Somebody wants it for three seconds, and nobody is inside: each poke ends with a zero where that is heard."""
     async with reporting(kind) as (decider, _, waker):
-        waker.nudge(M, 3.0)
+        waker.start_wake_for(M, 3.0)
         await asyncio.sleep(6)
     pokes = [(0.25, "m", 1.0, 1), (2.25, "m", 1.0, 1)]
     assert decider.told == sorted([*pokes, *((at_s, "m", 0.0, 0) for at_s in zeros)])
 
 
-async def test_all_versions_are_told_together() -> None:
+async def test_all_versions_share_one_report() -> None:
     """One telling a second, however many there are."""
     tellings: list[int] = []
 
@@ -224,11 +224,11 @@ async def test_all_versions_are_told_together() -> None:
             tellings.append(len(stats))
             return True
 
-    reporter = Reporter(Counting(HEARD), clock=asyncio.get_running_loop().time)
+    reporter = LoadReporter(Counting(HEARD), clock=asyncio.get_running_loop().time)
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(0.25)
-    reporter.began(M, lambda key: False)
-    reporter.began(N, lambda key: False)
+    reporter.begin_request(M, lambda key: False)
+    reporter.begin_request(N, lambda key: False)
     await asyncio.sleep(2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

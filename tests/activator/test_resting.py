@@ -7,11 +7,11 @@ import pytest
 
 from activator.line import Replica
 from activator.policy.affinity import read_affinity
-from activator.policy.ask import Ask
+from activator.policy.ask import QueuedRequest
 from activator.throttler import NoSlotInTime
 from tests.activator.clock import Clock
 from tests.activator.control import replica_row
-from tests.activator.slot_world import KEY, SlotWorld, turns
+from tests.activator.slot_world import KEY, SlotWorld, run_loop
 
 
 class Ground(SlotWorld):
@@ -24,7 +24,7 @@ class Ground(SlotWorld):
 
     async def lose(self, name: str) -> None:
         """With a request, and what it was resting for has passed."""
-        taken: list[tuple[Ask, Replica]] = []
+        taken: list[tuple[QueuedRequest, Replica]] = []
         while not taken or taken[-1][1].row.runtime_id != name:
             ask = ask_of()
             taken.append((ask, await self.take(ask)))
@@ -38,14 +38,14 @@ class Ground(SlotWorld):
         replica.breaker.state(self.now.now_s)
 
 
-def ask_of(prefix: int | None = None) -> Ask:
+def ask_of(prefix: int | None = None) -> QueuedRequest:
     """Of one request: no other one is the same."""
     affinity = None if prefix is None else read_affinity("default", None, str(prefix).encode())
-    return Ask("default", 10, 10, affinity=affinity)
+    return QueuedRequest("default", 10, 10, affinity=affinity)
 
 
 @pytest.mark.parametrize("affine", [False, True])
-async def test_one_request_tries_it_and_the_others_go_elsewhere(affine: bool) -> None:
+async def test_one_request_tries_a_failed_replica(affine: bool) -> None:
     """Also those that belong there; an answer lets them in again, and a second loss is twice as long."""
 
     ground = Ground("a", "b", "c", "d")
@@ -60,7 +60,7 @@ async def test_one_request_tries_it_and_the_others_go_elsewhere(affine: bool) ->
     assert replica.breaker is None
 
 
-async def test_who_tries_and_leaves_makes_room() -> None:
+async def test_abandoned_trial_of_a_replica_makes_room() -> None:
     """Whoever had a slot of it before is not the one who tries."""
 
     ground = Ground("a")
@@ -71,7 +71,7 @@ async def test_who_tries_and_leaves_makes_room() -> None:
     replica = await ground.take(first)
     waiting = await ground.ask(second)
     ground.release(replica, before)
-    await turns()
+    await run_loop()
     assert not waiting.done(), "one tries still"
     ground.release(replica, first, 0)
     assert await waiting is replica
@@ -85,7 +85,7 @@ async def test_who_tries_and_leaves_makes_room() -> None:
         pytest.param((), True, False, id="it drains, likewise"),
     ],
 )
-async def test_who_may_wait_for_so_long_is_told(removed: tuple[str, ...], draining: bool, is_told: bool) -> None:
+async def test_request_with_bounded_wait_is_refused(removed: tuple[str, ...], draining: bool, is_told: bool) -> None:
     """And leaves nothing behind. Who waits for a start goes on waiting in its place, until it is granted."""
 
     ground = Ground("a")
@@ -94,7 +94,7 @@ async def test_who_may_wait_for_so_long_is_told(removed: tuple[str, ...], draini
     ground.release(replica, ask, 0)
     ground.feed(*([replica_row("a", 4, draining=True)] if draining else []), removed_replicas=removed)
     waiting = asyncio.create_task(ground.take(ask_of(), again_by_s=ground.now.now_s))
-    await turns(10)
+    await run_loop(10)
     assert waiting.done() == is_told
     assert ground.throttler.queued(KEY) == (not is_told)
     ground.throttler.check_integrity()

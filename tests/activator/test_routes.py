@@ -3,16 +3,16 @@
 import pytest
 
 from activator.routes import (
-    Asked,
     CancelRequest,
-    Complete,
-    Inward,
     ListModels,
+    NoRoute,
+    PassthroughRoute,
+    RequestRoute,
+    RunInference,
     ShowPredictor,
     ShowServer,
     ShowTimeline,
     Target,
-    Wrong,
     host_of,
     route,
     speaks_open_inference,
@@ -26,16 +26,17 @@ TM = Target("t", "m")
 @pytest.mark.parametrize(
     ("method", "path", "host", "want"),
     [
-        pytest.param("POST", "/v1/chat/completions", "x", Complete("/v1/chat/completions", NONE), id="chat"),
-        pytest.param("POST", "/t/m/v1/completions", "x", Complete("/v1/completions", TM), id="text by path"),
-        pytest.param("POST", "/t/m@next/v1/completions", "x", Complete("/v1/completions", Target("t", "m@next")),
+        pytest.param("POST", "/v1/chat/completions", "x", RunInference("/v1/chat/completions", NONE), id="chat"),
+        pytest.param("POST", "/t/m/v1/completions", "x", RunInference("/v1/completions", TM), id="text by path"),
+        pytest.param("POST", "/t/m@next/v1/completions", "x", RunInference("/v1/completions", Target("t", "m@next")),
                      id="an alias in the path"),
-        pytest.param("POST", "/t/m%40next/v1/completions", "x", Complete("/v1/completions", Target("t", "m@next")),
+        pytest.param("POST", "/t/m%40next/v1/completions", "x", RunInference("/v1/completions", Target("t", "m@next")),
                      id="an escaped alias"),
-        pytest.param("POST", "/v1/completions", "m.t.d.e", Complete("/v1/completions", TM), id="text by host"),
-        pytest.param("POST", "/v1/completions", "a.m.t.d.e", Complete("/v1/completions", NONE), id="a label too many"),
-        pytest.param("POST", "/v1/completions", "t.d.e", Complete("/v1/completions", NONE), id="a label too few"),
-        pytest.param("POST", "/t/m/v1/embeddings", "x", Complete("/v1/embeddings", TM), id="embeddings"),
+        pytest.param("POST", "/v1/completions", "m.t.d.e", RunInference("/v1/completions", TM), id="text by host"),
+        pytest.param("POST", "/v1/completions", "a.m.t.d.e", RunInference("/v1/completions", NONE),
+                     id="a label too many"),
+        pytest.param("POST", "/v1/completions", "t.d.e", RunInference("/v1/completions", NONE), id="a label too few"),
+        pytest.param("POST", "/t/m/v1/embeddings", "x", RunInference("/v1/embeddings", TM), id="embeddings"),
         pytest.param("GET", "/v1/models", "x", ListModels(NONE), id="models"),
         pytest.param("GET", "/v1/models/m@x", "x", ListModels(NONE, "m@x"), id="one model"),
         pytest.param("GET", "/v1/requests/req_1/timeline", "x", ShowTimeline("req_1", NONE), id="a timeline"),
@@ -51,14 +52,14 @@ TM = Target("t", "m")
         pytest.param("GET", "/v2/models/m@next/ready", "x", ShowPredictor(NONE, "m@next", True), id="a model is ready"),
         pytest.param("GET", "/v2/models/m/versions/next/ready", "m.t.d.e", ShowPredictor(TM, "m@next", True),
                      id="a version is ready"),
-        pytest.param("POST", "/v2/models/m/infer", "x", Complete("/v2/infer", NONE, "m"), id="a prediction"),
-        pytest.param("POST", "/t/m/v2/models/m/versions/next/infer", "x", Complete("/v2/infer", TM, "m@next"),
+        pytest.param("POST", "/v2/models/m/infer", "x", RunInference("/v2/infer", NONE, "m"), id="a prediction"),
+        pytest.param("POST", "/t/m/v2/models/m/versions/next/infer", "x", RunInference("/v2/infer", TM, "m@next"),
                      id="a prediction by path"),
-        pytest.param("PUT", "/push/v1/plans/1/chunks/2", "x", Inward("push"), id="push"),
-        pytest.param("GET", "/admin/v1/status", "x", Inward("admin"), id="admin"),
+        pytest.param("PUT", "/push/v1/plans/1/chunks/2", "x", PassthroughRoute("push"), id="push"),
+        pytest.param("GET", "/admin/v1/status", "x", PassthroughRoute("admin"), id="admin"),
     ],
 )  # fmt: skip
-def test_route(method: str, path: str, host: str, want: Asked) -> None:
+def test_known_paths_are_routed(method: str, path: str, host: str, want: RequestRoute) -> None:
     """What there is."""
     assert route(method, path.encode(), host, "d.e") == want
 
@@ -86,10 +87,10 @@ def test_route(method: str, path: str, host: str, want: Asked) -> None:
         pytest.param("GET", "/v2/models/m/versions/", NotFound, id="no version"),
     ],
 )
-def test_what_there_is_not(method: str, path: str, kind: type) -> None:
+def test_unknown_paths_and_methods_are_refused(method: str, path: str, kind: type) -> None:
     """Unknown paths are 404, known ones with another method 405."""
     asked = route(method, path.encode(), "x", "d.e")
-    assert isinstance(asked, Wrong)
+    assert isinstance(asked, NoRoute)
     assert isinstance(asked.failure, kind)
 
 
@@ -115,7 +116,7 @@ def test_what_there_is_not(method: str, path: str, kind: type) -> None:
 def test_unknown_route_names_the_likely_one(path: str, hint: str | None) -> None:
     """A base URL of another form is the usual mistake of a client that moves."""
     asked = route("POST", path.encode(), "x", "d.e")
-    assert isinstance(asked, Wrong)
+    assert isinstance(asked, NoRoute)
     message = asked.failure.message
     assert message.endswith("does not exist") if hint is None else hint in message
 
@@ -133,7 +134,7 @@ def test_unknown_route_names_the_likely_one(path: str, hint: str | None) -> None
         (b"/t/m/v1/nothing", False),
     ],
 )
-def test_whose_errors(path: bytes, want: bool) -> None:
+def test_error_form_follows_the_path(path: bytes, want: bool) -> None:
     """The protocol's own paths have its form, also where there is nothing."""
     assert speaks_open_inference(path) == want
 
@@ -147,7 +148,7 @@ def test_whose_errors(path: bytes, want: bool) -> None:
         pytest.param([b"a", b"a"], None, id="two, even the same"),
     ],
 )
-def test_host_of(values: list[bytes], want: str | None) -> None:
+def test_exactly_one_host_header_is_required(values: list[bytes], want: str | None) -> None:
     """Exactly one Host."""
     found = host_of(values)
     assert found == want if want is not None else isinstance(found, InvalidRequest)

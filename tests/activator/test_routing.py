@@ -8,7 +8,7 @@ import msgspec
 from activator.policy.affinity import PREFIX_BYTES
 from tests.activator.control import OTHER, VERSION, replica_row, snapshot
 from tests.activator.replica import Held
-from tests.activator.world import CHAT, World, world
+from tests.activator.world import CHAT, ActivatorWorld, world
 
 PROMPT = "x" * 2 * PREFIX_BYTES
 
@@ -17,11 +17,11 @@ def _long(ending: str) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": ending}]}
 
 
-def _served(here: World) -> list[int]:
+def _served(here: ActivatorWorld) -> list[int]:
     return [len(replica.calls) for replica in here.replicas]
 
 
-async def test_sessions_and_beginnings_meet_at_one_replica(tmp_path: Path) -> None:
+async def test_sessions_and_prefixes_keep_their_replica(tmp_path: Path) -> None:
     """One after another, of four: each session at one, likewise what begins alike; with the replica gone, at another.
 
     The control: requests that have nothing in common do not.
@@ -60,7 +60,7 @@ async def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
     """
     row = snapshot().models[0]
 
-    async def answering(here: World, name: str = "m", **headers: str) -> str:
+    async def answering(here: ActivatorWorld, name: str = "m", **headers: str) -> str:
         got = await here.post(body=CHAT | {"model": name}, **headers)
         assert got.status == 200
         return got.headers["x-kelvin-version"]
@@ -79,7 +79,7 @@ async def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
         assert {await answering(here, x_kelvin_session=session) for session in sessions} == {VERSION}
 
 
-async def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Path) -> None:
+async def test_previous_version_answers_until_the_new_is_ready(tmp_path: Path) -> None:
     """While it has no replica, or no slot, the one before it answers; what names it by its digest waits for it. Both
     being full the new one has who waits. The control: told of none before it, the door has all wait for it.
     """
@@ -95,16 +95,16 @@ async def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Pat
         got = await here.post()
         assert (got.status, got.headers["x-kelvin-version"]) == (200, VERSION)
         pinned = asyncio.create_task(here.post(body=CHAT | {"model": "m@" + OTHER[:12]}))
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         await here.publish(replica_row("new", version=OTHER, max_streams=1))
-        await here.until_queued(0)
+        await here.wait_for_queued(0)
         assert (await here.post()).headers["x-kelvin-version"] == VERSION
 
         old.script = held
         others = [asyncio.create_task(here.post()) for _ in range(2)]
         await old.until(lambda replica: len(replica.calls) == 4)
         waiting = asyncio.create_task(here.post())
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         held.release()
         assert (await waiting).headers["x-kelvin-version"] == OTHER
         assert {(await each).headers["x-kelvin-version"] for each in others} == {VERSION}
@@ -113,5 +113,5 @@ async def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Pat
 
         await here.publish(models=(named,), removed=("new",))
         late = asyncio.create_task(here.post())
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         late.cancel()

@@ -7,13 +7,13 @@ import ssl
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from activator.gate import Gate, Porch
-from activator.meters import Meters
+from activator.gate import ListenerState, RequestStarter
+from activator.meters import RequestMetrics
 from activator.server import serve_plain
 from activator.settings import read_settings
 from service.listener import listen
 from service.run import Stop
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from tests.eventually import eventually
 
 CALLERS = 30
@@ -39,18 +39,18 @@ class Ended:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Stuck(Porch):
+class Stuck(RequestStarter):
     """Of a loop that is so far behind that nobody's turn comes after the first ones'; until it is freed."""
 
     def __init__(self, first: int) -> None:
         super().__init__(first)
         self.is_stuck = True
 
-    def _next_round(self) -> None:
+    def _next_tick(self) -> None:
         if self.is_stuck:
-            asyncio.get_running_loop().call_later(0.01, self._next_round)
+            asyncio.get_running_loop().call_later(0.01, self._next_tick)
         else:
-            super()._next_round()
+            super()._next_tick()
 
 
 async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
@@ -58,21 +58,28 @@ async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
     `frees` their turn comes then, and the answers with it.
     """
     edge = read_settings({"KELVIN_DATA": "/x"}).edge
-    porch = Stuck(first)
-    gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=porch)
+    request_starter = Stuck(first)
+    listener_state = ListenerState(
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        edge,
+        RequestMetrics(MetricsPage("activator")),
+        request_starter=request_starter,
+    )
     app, stop, listener = Ended(), Stop(), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     async with asyncio.timeout(FOREVER):
-        serving = asyncio.create_task(serve_plain(app, gate, listener, stop, 20 if frees else 1))
+        serving = asyncio.create_task(serve_plain(app, listener_state, listener, stop, 20 if frees else 1))
         lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CALLERS)]
         for number, (_, writer) in enumerate(lines):
             writer.write(ASKED % number)
-        await eventually(lambda: repr(porch) == f"<Porch waiting={CALLERS - first}>" and app.begun >= first)
+        await eventually(
+            lambda: repr(request_starter) == f"<RequestStarter waiting={CALLERS - first}>" and app.begun >= first
+        )
         stop.set()
         if frees:
             while listener.fileno() >= 0:  # the drain has begun
                 await asyncio.sleep(0.005)
-            porch.is_stuck = False
+            request_starter.is_stuck = False
             await eventually(lambda: app.begun >= CALLERS)
             app.release.set()
         await serving
@@ -82,7 +89,7 @@ async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
     return heard, app.begun
 
 
-async def test_a_drain_waits_for_who_stands_in_the_porch() -> None:
+async def test_drain_serves_requests_that_wait_to_start() -> None:
     """Their turn comes as ever: each of them is served, and its connection ends."""
     heard, begun = await drained(3, frees=True)
     assert [answer[:12] for answer in heard] == [b"HTTP/1.1 204"] * CALLERS
@@ -90,7 +97,7 @@ async def test_a_drain_waits_for_who_stands_in_the_porch() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 3])
-async def test_whose_turn_has_not_come_in_time_is_told(first: int) -> None:
+async def test_drain_timeout_refuses_unstarted_requests(first: int) -> None:
     """With the drain's time those who have begun are ended, and the others refused: a 503 that may be tried again, in
     the API's form, of what nothing has seen.
     """

@@ -39,7 +39,7 @@ def test_defaults_need_only_the_data_directory() -> None:
         pytest.param("KELVIN_SUBSETS", "on", id="subsets that are neither automatic nor off"),
     ],
 )
-def test_refusals(name: str, value: str) -> None:
+def test_invalid_settings_are_refused_with_their_value(name: str, value: str) -> None:
     """The text names both."""
     with pytest.raises(BadSetting, match=f"{name}={value}"):
         read_settings({"KELVIN_DATA": "/x", name: value})

@@ -10,20 +10,20 @@ import pytest
 from activator.policy.held_quota import BUDGETS
 from contracts.control import Feed
 from contracts.spending import SpendingRow
-from contracts.traffic_errors import BudgetAway, BudgetSpent
-from tests.activator.redis_server import RedisServer, until_up
-from tests.activator.spending import END_US, TENANT, Door, Ledger, alone, door, over_redis
+from contracts.traffic_errors import BudgetSpent, BudgetUnavailable
+from tests.activator.redis_server import RedisServer, wait_until_up
+from tests.activator.spending import END_US, TENANT, BudgetActivator, Ledger, alone, door, over_redis
 
 BUDGET = 1000
 PARTS, QUIET_S = BUDGETS.parts, BUDGETS.quiet_s
 KEY = f"kelvin:{{{TENANT}}}:budget:2026-11"
 
 EACH = pytest.mark.parametrize("opened", [alone, over_redis])
-Opened = Callable[[], AbstractAsyncContextManager[Door]]
+Opened = Callable[[], AbstractAsyncContextManager[BudgetActivator]]
 
 
 @EACH
-async def test_up_to_the_budget(opened: Opened) -> None:
+async def test_shared_budget_is_spent_up_to_its_limit(opened: Opened) -> None:
     """At the most that requests may cost while they run, at what they did cost once they ended; also what the ledger
     has, once, and a budget that was raised.
     """
@@ -49,7 +49,7 @@ async def test_up_to_the_budget(opened: Opened) -> None:
 
 
 @EACH
-async def test_before_the_ledger_said_anything(opened: Opened) -> None:
+async def test_requests_are_free_before_the_first_ledger_row(opened: Opened) -> None:
     """Nothing costs anything; a budget of nothing lets nobody in all the same."""
     async with opened() as here:
         assert await here.use(1, 600, 0) is None
@@ -57,7 +57,7 @@ async def test_before_the_ledger_said_anything(opened: Opened) -> None:
 
 
 @EACH
-async def test_a_new_month(opened: Opened) -> None:
+async def test_leases_restart_in_a_new_month(opened: Opened) -> None:
     """It begins with what is under way; of what was leased and spent nothing is left."""
     async with opened() as here:
         here.tell(Ledger(spent=900).row())
@@ -75,7 +75,7 @@ async def test_a_new_month(opened: Opened) -> None:
 
 
 @EACH
-async def test_who_comes_at_once(opened: Opened) -> None:
+async def test_concurrent_requests_get_covered_units_only(opened: Opened) -> None:
     """Ten at once of which five are covered; nothing is held for who gave up while it waited."""
     async with opened() as here:
         here.tell(Ledger().row())
@@ -217,7 +217,7 @@ async def test_tenant_that_is_removed_meanwhile_holds_no_lease(redis: RedisServe
         before = asyncio.create_task(one.try_hold(100, 10))
         await asyncio.sleep(0)
         one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
-        assert await before == BudgetAway(1.0)
+        assert await before == BudgetUnavailable(1.0)
         assert "tenants=0" in repr(one.shared)
 
 
@@ -244,32 +244,32 @@ async def test_tenant_that_comes_back_meanwhile_is_served(redis: RedisServer) ->
         one.tell(Ledger().row())
         after = asyncio.create_task(one.try_hold(100, 10))
         assert await after is None
-        assert await before in (None, BudgetAway(1.0))
+        assert await before in (None, BudgetUnavailable(1.0))
 
 
-async def test_few_requests_ask(redis: RedisServer) -> None:
+async def test_few_requests_query_the_budget_store(redis: RedisServer) -> None:
     """One after another, of which each may cost a thousandth of the budget: a tenth, and the renewals. Beyond it: once
     in a while. The control's cost as much as is leased ahead: each asks.
     """
     async with asyncio.timeout(60), door(redis) as here:
         here.tell(Ledger().row())
         assert await here.use(BUDGET * PARTS, 1, 1) is None  # from now on the script is known there
-        before = redis.scripts_run()
+        before = redis.count_scripts()
         for _ in range(300):
             assert await here.use(BUDGET * PARTS, BUDGET // 10, BUDGET // 10) is None
-        assert 0 < redis.scripts_run() - before <= 30
-        before = redis.scripts_run()
+        assert 0 < redis.count_scripts() - before <= 30
+        before = redis.count_scripts()
         for _ in range(300):
             assert await here.use(BUDGET, BUDGET, 0) is not None
-        assert redis.scripts_run() - before <= 1
-        before = redis.scripts_run()
+        assert redis.count_scripts() - before <= 1
+        before = redis.count_scripts()
         for _ in range(30):
             await here.use(BUDGET * PARTS, BUDGET, BUDGET)
-        assert redis.scripts_run() - before >= 10
+        assert redis.count_scripts() - before >= 10
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-async def test_without_redis(fault: str, redis: RedisServer) -> None:
+async def test_budget_ends_with_its_lease_without_redis(fault: str, redis: RedisServer) -> None:
     """What is leased, until it is used or its time is over; then nobody enters, nobody waits for it twice, and who is
     refused is told to come back. When Redis is there again it is told what was spent.
     """
@@ -280,21 +280,21 @@ async def test_without_redis(fault: str, redis: RedisServer) -> None:
         assert await here.use(BUDGET, 90, 90) is None
         redis.kill() if fault == "killed" else redis.pause()
         assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
-        assert await here.try_hold(BUDGET, 6) == BudgetAway(1.0)
+        assert await here.try_hold(BUDGET, 6) == BudgetUnavailable(1.0)
         assert await here.use(BUDGET, 5, 4) is None, "of the last lease"
         here.clock.now_s += BUDGETS.good_s
         commands = here.store.commands
-        assert await here.try_hold(BUDGET, 1) == BudgetAway(1.0)
+        assert await here.try_hold(BUDGET, 1) == BudgetUnavailable(1.0)
         assert here.store.commands == commands
         redis.start() if fault == "killed" else redis.resume()
-        await until_up(here.store)
+        await wait_until_up(here.store)
         await here.tend()
         assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS + 1) is not None
         other.clock.now_s += QUIET_S
         assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS) is None
 
 
-async def test_who_is_silent_loses_its_lease(redis: RedisServer) -> None:
+async def test_silent_activator_loses_its_budget_lease(redis: RedisServer) -> None:
     """After its time, and not before; who ends gives back what it did not use, and keeps what the ledger lacks."""
     async with asyncio.timeout(60), door(redis) as here, door(redis, "two") as other:
         for each in (here, other):

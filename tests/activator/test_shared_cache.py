@@ -5,35 +5,35 @@ from pathlib import Path
 
 import pytest
 
-from activator.cache import Answers
-from activator.errands import Errands
-from activator.kept_answers import OwnAnswers
-from activator.once_key import Content
-from activator.policy.once import ENTRY_BYTES, Asked, OnceLimits, asked
-from activator.shared_answers import SharedAnswers
+from activator.cache import SealedAnswerStore
+from activator.errands import BackgroundTasks
+from activator.kept_answers import LocalAnswerStore
+from activator.once_key import StoredResponse
+from activator.policy.once import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, derive_answer_key
+from activator.shared_answers import RedisAnswerStore
 from activator.shared_store import open_store
 from tests.activator.once import pair, same
-from tests.activator.redis_server import RedisServer, until_up
+from tests.activator.redis_server import RedisServer, wait_until_up
 from tests.activator.test_cache import ALLOW, GREEDY
 from tests.activator.test_shared_answers import EACH, Opened, until
-from tests.activator.world import Got, World
+from tests.activator.world import ActivatorWorld, ReceivedResponse
 
-LIMITS = OnceLimits(ttl_s=300.0, answer_bytes=10, tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES)
+LIMITS = AnswerStoreLimits(ttl_s=300.0, answer_bytes=10, tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES)
 
 
-def ask(what: str, tenant: str = "acme") -> Asked:
-    return asked(b"s" * 32, tenant, None, [what.encode()])
+def ask(what: str, tenant: str = "acme") -> AnswerKey:
+    return derive_answer_key(b"s" * 32, tenant, None, [what.encode()])
 
 
 @EACH
-async def test_it_is_opened_by_its_tenant_alone(opened: Opened) -> None:
+async def test_cached_answer_opens_only_for_its_tenant(opened: Opened) -> None:
     """What lies there says nothing of itself; of another installation's secret, or too large, it is a miss."""
     async with opened(LIMITS) as kept:
-        errands = Errands()
-        ours, theirs = (Answers(secret * 32, LIMITS, kept, errands) for secret in (b"s", b"t"))
-        answer = Content("req_1", 200, [], b"hello")
+        background_tasks = BackgroundTasks()
+        ours, theirs = (SealedAnswerStore(secret * 32, LIMITS, kept, background_tasks) for secret in (b"s", b"t"))
+        answer = StoredResponse("req_1", 200, [], b"hello")
         ours.put(ask("x"), answer)
-        await errands.close()
+        await background_tasks.close()
         found = await ours.find(ask("x"))
         assert found is not None
         assert found[0] == answer
@@ -41,16 +41,16 @@ async def test_it_is_opened_by_its_tenant_alone(opened: Opened) -> None:
         assert lies is not None
         assert b"hello" not in lies.sealed
         assert await theirs.find(ask("x")) is None
-        ours.put(ask("y"), Content("req_1", 200, [], b"x" * 11))
-        await errands.close()
+        ours.put(ask("y"), StoredResponse("req_1", 200, [], b"x" * 11))
+        await background_tasks.close()
         assert await ours.find(ask("y")) is None
 
 
-async def test_an_answer_has_an_age() -> None:
+async def test_cached_answer_reports_its_age() -> None:
     """Of the one that is kept by now, to the moment at which it ends."""
 
     now_s = 0.0
-    kept = OwnAnswers(OnceLimits(ttl_s=5), lambda: now_s)
+    kept = LocalAnswerStore(AnswerStoreLimits(ttl_s=5), lambda: now_s)
     await kept.publish(ask("x"), None, b"sealed")
     for now_s in (0.0, 3.0):
         found = await kept.find(ask("x"))
@@ -64,7 +64,7 @@ async def test_an_answer_has_an_age() -> None:
 async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> None:
     """Nor kept; once that is known, it is not asked. What was kept in one that only fell silent is found again."""
     async with asyncio.timeout(120), open_store(redis.url, "one", answer_s=2.0) as store:
-        kept = SharedAnswers(store, "cache", LIMITS)
+        kept = RedisAnswerStore(store, "cache", LIMITS)
         await kept.publish(ask("1"), None, b"sealed")
         await until(kept, ask("1"), b"sealed")
         getattr(redis, how)()
@@ -78,7 +78,7 @@ async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> N
             redis.start()
         else:
             redis.resume()
-        await until_up(store)
+        await wait_until_up(store)
         await until(kept, ask("1"), None if how == "kill" else b"sealed")
         assert await kept.find(ask("2")) is None
         await kept.publish(ask("2"), None, b"sealed")
@@ -88,7 +88,7 @@ async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> N
 async def test_two_activators_have_one_cache(tmp_path: Path, redis: RedisServer) -> None:
     """What one answered the other one gives again, byte for byte; without Redis each runs it, and says so."""
 
-    async def until_hit(here: World, body: object) -> Got:
+    async def until_hit(here: ActivatorWorld, body: object) -> ReceivedResponse:
         async with asyncio.timeout(60):
             while (got := await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] != "hit":
                 assert got.status == 200

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from activator.policy.held_quota import PLACES
-from activator.shared_quotas import SharedPlaces
+from activator.shared_quotas import SharedConcurrencyLimiter
 from activator.shared_store import open_store
-from activator.shares import Place
+from activator.shares import Permit
 from contracts.errors import Refused
 from tests.activator.clock import Clock
-from tests.activator.redis_server import RedisServer, is_up, until_up
+from tests.activator.redis_server import RedisServer, is_up, wait_until_up
 from tests.activator.test_shares import over, refused, settled
 from tests.activator.world import world
 
@@ -23,32 +23,34 @@ LIMIT = 12
 
 @pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
 @pytest.mark.parametrize("seed", range(4))
-async def test_together_never_more_than_the_limit(redis: RedisServer, shared: bool, seed: int) -> None:
+async def test_activators_never_exceed_the_shared_limit(redis: RedisServer, shared: bool, seed: int) -> None:
     """Whoever comes, leaves, renews, in whatever order; and what one does not use is the other's."""
     draw = random.Random(seed)
     with RedisServer() as other:
         async with over(redis) as one, over(redis if shared else other, "two") as two:
-            inside: list[tuple[SharedPlaces, Place]] = []
+            inside: list[tuple[SharedConcurrencyLimiter, Permit]] = []
             most = 0
 
-            async def come(entrance: SharedPlaces) -> None:
+            async def come(concurrency_limiter: SharedConcurrencyLimiter) -> None:
                 nonlocal most
                 try:
-                    place = await entrance.enter("a", LIMIT)
+                    place = await concurrency_limiter.enter("a", LIMIT)
                 except Refused:
                     return
                 place.__enter__()
-                inside.append((entrance, place))
+                inside.append((concurrency_limiter, place))
                 most = max(most, len(inside))
 
             for _ in range(60):
-                entrance, many = draw.choice((one, two)), draw.randrange(1, 6)
-                tending = [entrance.tend()] if draw.random() < 0.3 else []
-                await asyncio.gather(*(come(entrance) for _ in range(many)), *tending)
+                concurrency_limiter, many = draw.choice((one, two)), draw.randrange(1, 6)
+                tending = [concurrency_limiter.tend()] if draw.random() < 0.3 else []
+                await asyncio.gather(*(come(concurrency_limiter) for _ in range(many)), *tending)
                 for _ in range(draw.randrange(0, 6) if inside else 0):
                     if inside:
                         inside.pop(draw.randrange(len(inside)))[1].__exit__()
-            await asyncio.gather(*(come(entrance) for entrance in (one, two) for _ in range(LIMIT)))
+            await asyncio.gather(
+                *(come(concurrency_limiter) for concurrency_limiter in (one, two) for _ in range(LIMIT))
+            )
             assert (most <= LIMIT) == shared
             for _, place in inside:
                 place.__exit__()
@@ -61,39 +63,39 @@ async def test_together_never_more_than_the_limit(redis: RedisServer, shared: bo
                 assert await refused(two, "a", LIMIT) is not None
 
 
-async def test_few_requests_ask(redis: RedisServer) -> None:
+async def test_few_requests_query_the_concurrency_store(redis: RedisServer) -> None:
     """One after another: the first, and the renewals. Beyond the limit: once in a while. All at once: together."""
     async with over(redis) as one:
         await refused(one, "c", LIMIT)  # from now on the script is known there
-        before = redis.scripts_run()
+        before = redis.count_scripts()
         for _ in range(300):
             assert await refused(one, "a", LIMIT) is None
-        assert redis.scripts_run() - before == 1
+        assert redis.count_scripts() - before == 1
         await one.tend()
-        assert redis.scripts_run() - before == 3  # of both tenants
+        assert redis.count_scripts() - before == 3  # of both tenants
         with ExitStack() as stack:
             for place in await asyncio.gather(*(one.enter("b", LIMIT) for _ in range(LIMIT))):
                 stack.enter_context(place)
-            assert redis.scripts_run() - before <= 5
+            assert redis.count_scripts() - before <= 5
 
 
 @pytest.mark.parametrize(("holder", "asks"), [("one", 0), ("two", 1)])
-async def test_beyond_the_limit_it_is_not_asked_each_time(holder: str, asks: int, redis: RedisServer) -> None:
+async def test_store_is_not_queried_per_refusal(holder: str, asks: int, redis: RedisServer) -> None:
     """By a clock that stands still: never where the requests inside are this activator's own."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store, over(redis, "two") as two:
-        one = SharedPlaces(store, Clock())
+        one = SharedConcurrencyLimiter(store, Clock())
         with await {"one": one, "two": two}[holder].enter("a", 1):
-            before = redis.scripts_run()
+            before = redis.count_scripts()
             for _ in range(100):
                 assert await refused(one, "a", 1) is not None
-            assert redis.scripts_run() - before == asks
+            assert redis.count_scripts() - before == asks
         await one.close()
 
 
 async def test_renewal_refuses_nobody_while_places_are_free(redis: RedisServer) -> None:
     """By a clock that stands still: it renews what is used, and whoever comes then or meanwhile asks for more."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
-        one = SharedPlaces(store, Clock())
+        one = SharedConcurrencyLimiter(store, Clock())
         assert await refused(one, "a", LIMIT) is None
         await one.tend()
         assert (await asyncio.gather(one.tend(), refused(one, "a", LIMIT)))[1] is None
@@ -108,21 +110,21 @@ async def test_a_lowered_limit_holds_for_all_together(redis: RedisServer) -> Non
     """Two that are busy give up the places that they leased of the old one, though they used them a moment ago."""
     async with over(redis) as one, over(redis, "two") as two:
         with ExitStack() as stack:
-            for entrance in (one, two):
+            for concurrency_limiter in (one, two):
                 for _ in range(3):
-                    stack.enter_context(await entrance.enter("a", 10))
-                assert await refused(entrance, "a", 10) is None
-            for entrance in (one, two):
-                await refused(entrance, "a", 5)
-                await entrance.tend()
-            for entrance in (one, two):
-                assert await refused(entrance, "a", 5) is not None
+                    stack.enter_context(await concurrency_limiter.enter("a", 10))
+                assert await refused(concurrency_limiter, "a", 10) is None
+            for concurrency_limiter in (one, two):
+                await refused(concurrency_limiter, "a", 5)
+                await concurrency_limiter.tend()
+            for concurrency_limiter in (one, two):
+                assert await refused(concurrency_limiter, "a", 5) is not None
 
 
-async def test_who_is_silent_loses_its_places(redis: RedisServer) -> None:
+async def test_silent_activator_loses_its_permits(redis: RedisServer) -> None:
     """After its time, and not before; who ends gives them back at once."""
     async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
-        one = SharedPlaces(store, terms=replace(PLACES, leased_s=0.5))
+        one = SharedConcurrencyLimiter(store, terms=replace(PLACES, leased_s=0.5))
         with await one.enter("a", 1):
             async with over(redis, "two") as two:
                 assert int(redis.ask("PTTL", "kelvin:{a}:places")[1:]) <= 500
@@ -135,14 +137,14 @@ async def test_who_is_silent_loses_its_places(redis: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-async def test_without_redis(fault: str, redis: RedisServer) -> None:
+async def test_concurrency_falls_back_to_a_share_without_redis(fault: str, redis: RedisServer) -> None:
     """What is leased until its time is over, then this activator's share; nobody waits for it twice. When it is back it
     is told who is inside.
     """
 
     clock = Clock()
     async with asyncio.timeout(60), open_store(redis.url, "one", 2.0) as store, over(redis, "two") as two:
-        one = SharedPlaces(store, clock)
+        one = SharedConcurrencyLimiter(store, clock)
         await store.beat()
         assert store.members == 2
         with ExitStack() as stack:
@@ -157,7 +159,7 @@ async def test_without_redis(fault: str, redis: RedisServer) -> None:
             assert await refused(one, "a", 6) is not None
             assert store.commands == commands
             redis.start() if fault == "killed" else redis.resume()
-            await until_up(store)
+            await wait_until_up(store)
             clock.now_s += 1
             await one.tend()
             places = await asyncio.gather(*(two.enter("a", 6) for _ in range(3)))

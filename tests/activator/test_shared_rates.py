@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from activator.policy.token_block import LEASE_S, QUIET_S, block_of
-from activator.shared_rates import Shared
+from activator.shared_rates import RedisRateCounter
 from activator.shared_store import RedisStore, open_store
 from tests.activator.clock import Clock
-from tests.activator.redis_server import RedisServer, is_up, until_up
+from tests.activator.redis_server import RedisServer, is_up, wait_until_up
 from tests.activator.world import world
 
 LIMIT = 600
@@ -24,7 +24,7 @@ class Member:
     """One activator's view. Its clock stands still unless it is set; Redis has its own."""
 
     store: RedisStore
-    shared: Shared
+    shared: RedisRateCounter
     clock: Clock
 
     async def take(self, units: int = 1, limit: int = LIMIT) -> float | None:
@@ -47,7 +47,7 @@ async def member(server: RedisServer, name: str = "one", answer_s: float = 20.0)
     """A busy machine may answer late: only who asks a paused Redis should find it away."""
     clock = Clock()
     async with asyncio.timeout(120), open_store(server.url, name, answer_s) as store:
-        shared = Shared(store, "requests", clock)
+        shared = RedisRateCounter(store, "requests", clock)
         yield Member(store, shared, clock)
         await shared.close()
 
@@ -57,26 +57,26 @@ async def test_one_request_in_ten_touches_redis(redis: RedisServer) -> None:
     are as large as a block, asks each time: the control.
     """
     async with member(redis) as one:
-        before = redis.scripts_run()
+        before = redis.count_scripts()
         for _ in range(300):
             assert await one.take() is None
             one.clock.now_s += 0.1
-        assert 0 < redis.scripts_run() - before <= 30
+        assert 0 < redis.count_scripts() - before <= 30
         await one.take_all(LIMIT)
-        before = redis.scripts_run()
+        before = redis.count_scripts()
         for _ in range(300):
             await one.take()
             one.clock.now_s += 0.1
-        assert redis.scripts_run() - before <= 31
+        assert redis.count_scripts() - before <= 31
         one.clock.now_s += QUIET_S
-        before = redis.scripts_run()
+        before = redis.count_scripts()
         for _ in range(30):
             await one.shared.hold("b", 20_000, 1000)
-        assert redis.scripts_run() - before >= 10
+        assert redis.count_scripts() - before >= 10
 
 
 @pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
-async def test_two_never_use_more_than_the_limit(redis: RedisServer, shared: bool) -> None:
+async def test_two_activators_never_exceed_the_rate_limit(redis: RedisServer, shared: bool) -> None:
     """Together, in whatever order: a minute's worth, what flowed in meanwhile, and nothing more, since a block is taken
     before it is used. What one leaves is the other's when its time is over.
     """
@@ -100,7 +100,7 @@ async def test_two_never_use_more_than_the_limit(redis: RedisServer, shared: boo
             assert float(redis.ask("PTTL", "kelvin:{b}:requests")[1:]) <= 100
 
 
-async def test_what_a_request_took_is_told(redis: RedisServer) -> None:
+async def test_actual_token_use_is_reported_to_redis(redis: RedisServer) -> None:
     """More than it held is owed, and told when the time comes; less is used by the next one, here or elsewhere."""
     async with member(redis) as one, member(redis, "two") as two:
         assert (await one.shared.hold("a", LIMIT, 500)).wait_s is None
@@ -120,7 +120,7 @@ async def test_what_a_request_took_is_told(redis: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-async def test_without_redis(fault: str, redis: RedisServer) -> None:
+async def test_rate_limit_falls_back_to_a_share_without_redis(fault: str, redis: RedisServer) -> None:
     """The block until its time is over; then this activator's share of the limit, beginning with a block of it; who
     asks waits a fraction of a second at most once. When Redis is back it is told what was used.
     """
@@ -141,7 +141,7 @@ async def test_without_redis(fault: str, redis: RedisServer) -> None:
         one.clock.now_s += 10.0
         assert await one.take_all(LIMIT) == LIMIT // 2 / 6
         redis.start() if fault == "killed" else redis.resume()
-        await until_up(one.store)
+        await wait_until_up(one.store)
         one.clock.now_s += QUIET_S
         assert await one.take() is None
         left = (await one.shared.hold("a", LIMIT, 1)).remaining
@@ -151,7 +151,7 @@ async def test_without_redis(fault: str, redis: RedisServer) -> None:
             assert left < LIMIT - 40
 
 
-async def test_a_redis_that_was_never_there(caplog: pytest.LogCaptureFixture, redis: RedisServer) -> None:
+async def test_rate_limit_works_if_redis_never_answers(caplog: pytest.LogCaptureFixture, redis: RedisServer) -> None:
     """Alone, from the beginning, and the log says so once; it is found when it comes."""
     redis.kill()
     async with member(redis) as one:
@@ -160,7 +160,7 @@ async def test_a_redis_that_was_never_there(caplog: pytest.LogCaptureFixture, re
         assert caplog.text.count("redis does not answer") == 1
         assert await one.take_all(LIMIT) == block_of(LIMIT)
         redis.start()
-        await until_up(one.store)
+        await wait_until_up(one.store)
         assert await one.take_all(LIMIT) >= LIMIT - 2 * block_of(LIMIT)
 
 
@@ -265,4 +265,4 @@ async def test_an_activator_counts_in_redis(tmp_path: Path, redis: RedisServer) 
         async with asyncio.timeout(60):
             while (await here.post()).status != 200:
                 await asyncio.sleep(0.1)
-        await here.until_figure("kelvin_redis_connected", 0)
+        await here.wait_for_metric("kelvin_redis_connected", 0)

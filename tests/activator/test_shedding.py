@@ -11,17 +11,17 @@ from activator import shedding
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.policy.admission import QueueLimits
-from activator.policy.ask import Ask, Rank
+from activator.policy.ask import PriorityClass, QueuedRequest
 from activator.policy.shed import Reason
 from contracts.errors import Refused
-from contracts.traffic_errors import DeadlineTooShort, Displaced, Overloaded, OverShare
+from contracts.traffic_errors import DeadlineTooShort, Overloaded, ShedByFairShare, ShedByPriority
 from tests.activator.clock import Clock
 from tests.activator.control import STRANGER, VERSION, replica_row
-from tests.activator.slot_world import KEY, SlotWorld, failure_of, queue_limits, turns
-from tests.activator.world import CHAT, Got, world
+from tests.activator.slot_world import KEY, SlotWorld, failure_of, queue_limits, run_loop
+from tests.activator.world import CHAT, ReceivedResponse, world
 
 OTHER = VersionKey("default", "other", VERSION)
-ASK, BATCH = Ask("t", 10, 10), Ask("t", 10, 10, Rank.BATCH)
+ASK, BATCH = QueuedRequest("t", 10, 10), QueuedRequest("t", 10, 10, PriorityClass.BATCH)
 
 
 class Ground(SlotWorld):
@@ -38,7 +38,7 @@ class Ground(SlotWorld):
         return await self.take(ASK)
 
 
-async def test_who_is_lowest_makes_way() -> None:
+async def test_full_queue_sheds_the_lowest_request() -> None:
     """Two may wait: batch goes for an interactive one, then a newcomer of batch is refused as it always was, and of
     two tenants the one that holds both places gives one up.
     """
@@ -46,13 +46,14 @@ async def test_who_is_lowest_makes_way() -> None:
     ground = Ground(queue_limits(version=2))
     batch, stays = await ground.ask(BATCH), await ground.ask(ASK)
     newest = await ground.ask(ASK)
-    assert failure_of(batch) == Displaced("batch", 1.0)
+    assert failure_of(batch) == ShedByPriority("batch", 1.0)
     assert isinstance(failure_of(await ground.ask(BATCH)), Overloaded)
-    other = await ground.ask(Ask("u", 10, 10))
-    assert failure_of(newest) == OverShare(1.0)
+    other = await ground.ask(QueuedRequest("u", 10, 10))
+    assert failure_of(newest) == ShedByFairShare(1.0)
     counts = ground.throttler.shedding.counts
     assert counts == {
-        (Reason.DISPLACED, Rank.BATCH): 1, (Reason.FULL, Rank.BATCH): 1, (Reason.OVER_SHARE, Rank.INTERACTIVE): 1,
+        (Reason.DISPLACED, PriorityClass.BATCH): 1, (Reason.FULL, PriorityClass.BATCH): 1, (Reason.OVER_SHARE,
+        PriorityClass.INTERACTIVE): 1,
     }  # fmt: skip
     await ground.leave(stays, other)
 
@@ -72,7 +73,7 @@ def test_what_was_refused_while_it_waited_is_gone_at_once() -> None:
     async def scenario() -> None:
         ground = Ground(queue_limits(version=1))
         batch = asyncio.create_task(refused(ground))
-        await turns()
+        await run_loop()
         stays = await ground.ask(ASK)
         assert (await batch)() is None
         await ground.leave(stays)
@@ -91,12 +92,12 @@ async def test_who_makes_way_for_another_version_is_wanted_no_more() -> None:
     batch = await ground.ask(BATCH, key=OTHER)
     assert ground.bell.ringing == {OTHER}
     stays = await ground.ask(ASK)
-    assert failure_of(batch) == Displaced("batch", 1.0)
+    assert failure_of(batch) == ShedByPriority("batch", 1.0)
     assert ground.bell.ringing == {KEY}
     await ground.leave(stays)
 
 
-async def test_who_was_given_a_slot_is_not_shed() -> None:
+async def test_request_with_a_slot_is_not_shed() -> None:
     """Not even in the moment before it knows."""
 
     ground = Ground(queue_limits(version=1))
@@ -117,14 +118,14 @@ async def test_one_that_just_gave_up_makes_way_and_is_not_counted() -> None:
     batch = await ground.ask(BATCH)
     batch.cancel()
     stays = asyncio.create_task(ground.take(ASK))
-    await turns()
+    await run_loop()
     assert batch.cancelled()
     assert not stays.done()
     assert not ground.throttler.shedding.counts
     await ground.leave(stays)
 
 
-async def test_who_can_not_be_in_time_makes_nobody_leave() -> None:
+async def test_request_that_is_too_late_displaces_nobody() -> None:
     """It is refused for that, before anybody makes way for it."""
 
     ground = Ground(queue_limits(version=2))
@@ -142,7 +143,7 @@ async def test_a_retry_is_worth_its_while_when_the_queue_is_empty() -> None:
     await ground.paced()
     batch = await ground.ask(BATCH)
     stay = [await ground.ask(ASK) for _ in range(3)]
-    assert failure_of(batch) == Displaced("batch", 6.0)
+    assert failure_of(batch) == ShedByPriority("batch", 6.0)
     await ground.leave(*stay)
 
 
@@ -154,15 +155,15 @@ async def _overtaken(ground: Ground) -> list["asyncio.Task[Replica]"]:
     assert not second.done()
     ground.now.now_s += 1.0
     ground.release(holding, ASK)
-    await turns(2)
+    await run_loop(2)
     assert first.done()
     assert not second.done()  # who has a slot goes first
-    await turns()
+    await run_loop()
     return [second, third]
 
 
 @pytest.mark.parametrize("sweeps", [pytest.param(True, id="as it is"), pytest.param(False, id="rarely: the control")])
-async def test_who_was_overtaken_is_told_while_it_waits(sweeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overtaken_request_is_shed_before_its_deadline(sweeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when its deadline passes; the control looks too rarely for that."""
     if not sweeps:
         monkeypatch.setattr(shedding, "SWEEP_S", 1e9)
@@ -172,7 +173,7 @@ async def test_who_was_overtaken_is_told_while_it_waits(sweeps: bool, monkeypatc
     if sweeps:
         assert isinstance(failure := failure_of(second), DeadlineTooShort)
         assert failure.expected_s > failure.remaining_s == 5.5
-        assert ground.throttler.shedding.counts == {(Reason.LATE, Rank.INTERACTIVE): 1}
+        assert ground.throttler.shedding.counts == {(Reason.LATE, PriorityClass.INTERACTIVE): 1}
     await ground.leave(*(task for task in (second, third) if not task.done()))
 
 
@@ -183,31 +184,31 @@ async def _told_by_rounds(ground: Ground) -> list[int]:
     holding = await ground.paced()
     tasks = [await ground.ask(ASK, in_s=20.0 - 0.1 * number) for number in range(30)]
     ground.release(holding, ASK)
-    await turns(2)
+    await run_loop(2)
     ground.throttler.check_integrity()
     late = 29 - ground.throttler.loads.in_all.entries - 1  # nobody who is told later stands there
     tasks[1].cancel()
-    told = [ground.throttler.shedding.counts[Reason.LATE, Rank.INTERACTIVE]]
+    told = [ground.throttler.shedding.counts[Reason.LATE, PriorityClass.INTERACTIVE]]
     while told[-1] < late and len(told) < late:
         await asyncio.sleep(0)
-        told.append(ground.throttler.shedding.counts[Reason.LATE, Rank.INTERACTIVE])
-    await turns()
+        told.append(ground.throttler.shedding.counts[Reason.LATE, PriorityClass.INTERACTIVE])
+    await run_loop()
     assert sum(task.done() and not task.cancelled() and task.exception() is not None for task in tasks) == late
     await ground.leave(*(task for task in tasks if not task.done()))
     return told
 
 
-async def test_many_who_are_late_are_told_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_requests_are_shed_a_few_per_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who stands in the loop's way for a moment only: a slot that comes free meanwhile is given on. The control tells
     them all at once.
     """
     assert await _told_by_rounds(Ground()) == [8, 16, 18]
-    monkeypatch.setattr(shedding, "TOLD", 1000)
+    monkeypatch.setattr(shedding, "REFUSALS_PER_TICK", 1000)
     assert await _told_by_rounds(Ground()) == [19]
 
 
 @pytest.mark.parametrize("another", [pytest.param(True, id="another waits"), pytest.param(False, id="nobody else")])
-async def test_a_slot_goes_to_who_can_end_in_time(another: bool) -> None:
+async def test_slot_goes_to_a_request_that_can_finish_in_time(another: bool) -> None:
     """One whose answer takes two seconds has a bit more left after it waited for two: another one has the slot; alone
     it may try.
     """
@@ -218,7 +219,7 @@ async def test_a_slot_goes_to_who_can_end_in_time(another: bool) -> None:
     patient = [await ground.ask(ASK)] if another else []
     ground.now.now_s += 2.0
     ground.release(holding, ASK)
-    await turns()
+    await run_loop()
     if another:
         assert isinstance(failure_of(hasty), DeadlineTooShort)
         assert patient[0].result() is holding
@@ -227,20 +228,20 @@ async def test_a_slot_goes_to_who_can_end_in_time(another: bool) -> None:
     ground.throttler.check_integrity()
 
 
-async def test_it_is_so_from_outside(tmp_path: Path) -> None:
+async def test_shed_requests_get_503_with_retry_after(tmp_path: Path) -> None:
     """A batch that waits is told by 503 and `Retry-After` when an interactive one comes; a tenant that holds the whole
     queue by 429 when another one comes. Each has its record, the metric says why.
     """
 
     async with world(tmp_path, queue_requests_in_all=2, queue_requests=2) as here:
 
-        def send(**headers: str) -> asyncio.Task[Got]:
+        def send(**headers: str) -> asyncio.Task[ReceivedResponse]:
             return asyncio.create_task(here.post(body=CHAT, **headers))
 
         batch = send(x_kelvin_priority="batch")
-        await here.until_queued(1)
+        await here.wait_for_queued(1)
         first = send()
-        await here.until_queued(2)
+        await here.wait_for_queued(2)
         second = send()
         got = await batch
         assert (got.status, got.code, got.headers["retry-after"]) == (503, "displaced", "1")
@@ -257,7 +258,7 @@ async def test_it_is_so_from_outside(tmp_path: Path) -> None:
         await here.replica("a")
         assert (await first).status == 200
         theirs.cancel()
-        records = await here.control.until_records(4)
+        records = await here.control.wait_for_records(4)
         assert [record.outcome for record in records[:4]] == ["displaced", "overloaded", "over_share", "ok"]
 
 
@@ -276,13 +277,13 @@ async def test_version_without_open_replicas_keeps_its_queue(away: str) -> None:
         ground.throttler.report_failed(holding)
     ground.now.now_s += 1.0  # beyond the next sweep
     ground.release(holding, ASK, 0)
-    await turns(4)
+    await run_loop(4)
     assert not stays.done()
     newcomer = await ground.ask(ASK)
-    assert failure_of(batch) == Displaced("batch", 1.0)
+    assert failure_of(batch) == ShedByPriority("batch", 1.0)
     assert isinstance(failure_of(await ground.ask(BATCH)), Overloaded)
     ground.feed(replica_row("b", 1))
-    await turns()
+    await run_loop()
     assert stays.result().row.runtime_id == "b"
     await ground.leave(newcomer)
 
@@ -297,7 +298,7 @@ async def test_error_while_entering_leaves_no_entry_in_the_queue(step: str, monk
     if step == "shed":
         batch = await ground.ask(BATCH)
         monkeypatch.setattr(shedding, "wait_s", _fail)
-    monkeypatch.setattr(ground.bell, "ensure", _fail)
+    monkeypatch.setattr(ground.bell, "start_wake", _fail)
     if step == "breaker":
         monkeypatch.setattr(ground.throttler.breakers, "enter", _fail)
     broken = await ground.ask(ASK)

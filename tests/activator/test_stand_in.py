@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from activator.keys import VersionKey
-from activator.stand_in import PATIENCE_S, StandIn
+from activator.stand_in import WAKE_PATIENCE_S, FallbackScaler
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.control import Feed
 from contracts.jobs import RuntimeState
 from contracts.machine import Machine
 from contracts.timeline import Stage
-from service.decider import hold, try_hold
+from service.decider import acquire_standby_lock, try_acquire_standby_lock
 from service.unix import SocketDirectory
-from telemetry.telemetry import local
-from tests.activator.parked import Parked
+from telemetry.telemetry import open_without_traces
+from tests.activator.parked import FakeStandby
 from tests.eventually import eventually
 
 KEY, OTHER = (VersionKey("t", model, "a" * 64) for model in ("m", "n"))
 
 
 @dataclass
-class World:
+class FallbackScalerWorld:
     """A stand-in between a decider that is away, or there, and what is parked."""
 
     directory: SocketDirectory
@@ -33,38 +33,38 @@ class World:
     machine: Machine | None = field(default_factory=lambda: Machine(slots=2, cores=4, threads_cap=2, kv_bytes=1 << 20))
     now_s: float = 100.0
     told: list[Feed] = field(default_factory=list)
-    parked: list[Parked] = field(default_factory=list)
+    parked: list[FakeStandby] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.stand_in = StandIn(
-            self.poke, self.directory, is_heard=lambda: self.is_heard, machine=lambda: self.machine,
-            tell=self.told.append, asked_us=lambda _: int((self.now_s - 3) * 1e6), page=local("activator").page,
-            clock=lambda: self.now_s,
+        self.stand_in = FallbackScaler(
+            self.send_wake, self.directory, is_heard=lambda: self.is_heard, machine=lambda: self.machine,
+            publish_line=self.told.append, asked_us=lambda _: int((self.now_s - 3) * 1e6),
+            page=open_without_traces("activator").page, clock=lambda: self.now_s,
         )  # fmt: skip
 
-    async def poke(self, key: VersionKey) -> bool:
+    async def send_wake(self, key: VersionKey) -> bool:
         return self.is_taken
 
-    async def park(self, name: str) -> Parked:
-        parked = Parked(self.directory.path, name)
+    async def park(self, name: str) -> FakeStandby:
+        parked = FakeStandby(self.directory.path, name)
         await parked.start()
         self.parked.append(parked)
         return parked
 
     async def wait_patiently(self) -> None:
         """Until it would act."""
-        assert not await self.stand_in.poke(KEY)
-        self.now_s += PATIENCE_S
+        assert not await self.stand_in.send_wake(KEY)
+        self.now_s += WAKE_PATIENCE_S
 
     async def settled(self) -> None:
         await eventually(lambda: "starting=0" in repr(self.stand_in))
 
 
 @asynccontextmanager
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[FallbackScalerWorld]:
     (tmp_path / "meters").mkdir()
     with closing(SocketDirectory(tmp_path)) as directory:
-        here = World(directory)
+        here = FallbackScalerWorld(directory)
         try:
             yield here
         finally:
@@ -75,17 +75,17 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                 await parked.stop()
 
 
-async def test_a_version_is_woken_once(tmp_path: Path) -> None:
+async def test_fallback_scaler_starts_a_version_once(tmp_path: Path) -> None:
     """Not before the patience is over, then on one standby, however often it is asked for; the row says what it is."""
     async with world(tmp_path) as here:
         one, two = [await here.park(name) for name in ("r1", "r2")]
-        assert not await here.stand_in.poke(KEY)
-        here.now_s += PATIENCE_S - 0.01
-        assert not await here.stand_in.poke(KEY)
+        assert not await here.stand_in.send_wake(KEY)
+        here.now_s += WAKE_PATIENCE_S - 0.01
+        assert not await here.stand_in.send_wake(KEY)
         assert one.binds == 0
         here.now_s += 0.01
         for _ in range(3):
-            assert await here.stand_in.poke(KEY)
+            assert await here.stand_in.send_wake(KEY)
         await eventually(lambda: one.state is RuntimeState.RESTORING)
         assert here.told == []
         one.release.set()
@@ -97,14 +97,14 @@ async def test_a_version_is_woken_once(tmp_path: Path) -> None:
         assert [span.after_us for span in row.restore] == [3_000_000, 3_000_000, 3_000_009]
         assert one.bound is not None
         assert (one.bound.threads, one.bound.device_class, one.bound.kv_bytes) == (2, "cpu-2", 64 << 20)
-        assert await here.stand_in.poke(KEY)  # by one who has not heard of it
+        assert await here.stand_in.send_wake(KEY)  # by one who has not heard of it
         await here.settled()
         assert [len(line.replicas) for line in here.told] == [1, 1]
         assert (one.binds, two.binds) == (1, 0)
 
 
 @pytest.mark.parametrize("why", ["is_taken", "is_heard", "is_held", "no machine", "is_away"])
-async def test_never_beside_another_decider(tmp_path: Path, why: str) -> None:
+async def test_fallback_scaler_never_acts_beside_another_decider(tmp_path: Path, why: str) -> None:
     """Who takes the poke, who is heard, who holds the lock though it hangs; nor by a feed that counts no more.
     Negative control: with nobody else it is woken.
     """
@@ -112,11 +112,11 @@ async def test_never_beside_another_decider(tmp_path: Path, why: str) -> None:
         standby = await here.park("r1")
         standby.release.set()
         await here.wait_patiently()
-        held = try_hold(here.directory) if why == "is_held" else None
+        held = try_acquire_standby_lock(here.directory) if why == "is_held" else None
         here.is_taken, here.is_heard = why == "is_taken", why == "is_heard"
         if why == "no machine":
             here.machine = None
-        assert await here.stand_in.poke(KEY) == (why in ("is_taken", "is_away"))
+        assert await here.stand_in.send_wake(KEY) == (why in ("is_taken", "is_away"))
         await here.settled()
         if held is not None:
             held.close()
@@ -128,17 +128,17 @@ async def test_the_lock_is_held_until_the_standby_is_taken_and_no_longer(tmp_pat
     async with world(tmp_path) as here:
         standby = await here.park("r1")
         await here.wait_patiently()
-        assert await here.stand_in.poke(KEY)
-        assert try_hold(here.directory) is None
+        assert await here.stand_in.send_wake(KEY)
+        assert try_acquire_standby_lock(here.directory) is None
         await eventually(lambda: standby.state is RuntimeState.RESTORING)
-        (await hold(here.directory, 30)).close()
+        (await acquire_standby_lock(here.directory, 30)).close()
         here.is_heard = True  # and says itself what it has adopted
         standby.release.set()
         await here.settled()
         assert here.told == []
 
 
-async def test_never_over_the_slots(tmp_path: Path) -> None:
+async def test_fallback_scaler_never_exceeds_device_slots(tmp_path: Path) -> None:
     """Two slots, three standbys: the third version waits, also while a process that listens no more holds its slot."""
     async with world(tmp_path) as here:
         one, two, three = [await here.park(name) for name in ("r1", "r2", "r3")]
@@ -146,32 +146,32 @@ async def test_never_over_the_slots(tmp_path: Path) -> None:
         for key in (KEY, OTHER, KEY._replace(model="o")):
             for parked in (one, two, three):
                 parked.release.set()
-            assert await here.stand_in.poke(key)
+            assert await here.stand_in.send_wake(key)
             await here.settled()
         assert [parked.binds for parked in (one, two, three)] == [1, 1, 0]
         (here.directory.path / "rt-r1.sock").unlink()
-        assert await here.stand_in.poke(KEY)
+        assert await here.stand_in.send_wake(KEY)
         await here.settled()
         assert three.binds == 0
         next((here.directory.path / "meters").glob("*.r1")).unlink()  # its supervisor has buried it
-        assert await here.stand_in.poke(KEY)
+        assert await here.stand_in.send_wake(KEY)
         await here.settled()
         assert three.binds == 1
 
 
-async def test_a_failure_is_told_to_who_waits(tmp_path: Path) -> None:
+async def test_failed_own_start_refuses_waiting_requests(tmp_path: Path) -> None:
     """Of the bytes; one that was merely lost is followed by the next."""
     async with world(tmp_path) as here:
         one, two = [await here.park(name) for name in ("r1", "r2")]
         one.failure = ChunkCorrupt("c" * 64, "nvme")
         one.release.set()
         await here.wait_patiently()
-        assert await here.stand_in.poke(KEY)
+        assert await here.stand_in.send_wake(KEY)
         await here.settled()
         ((failure,),) = (line.failures for line in here.told)
         assert (failure.code, failure.tenant, failure.version) == ("chunk_corrupt", KEY.tenant, KEY.version)
         two.state = RuntimeState.STANDBY
-        assert await here.stand_in.poke(KEY)
+        assert await here.stand_in.send_wake(KEY)
         await eventually(lambda: two.state is RuntimeState.RESTORING)
         await two.stop()  # it is killed
         here.parked.remove(two)
@@ -179,14 +179,14 @@ async def test_a_failure_is_told_to_who_waits(tmp_path: Path) -> None:
         assert len(here.told) == 1
 
 
-async def test_nobody_is_parked(tmp_path: Path) -> None:
+async def test_missing_standby_is_checked_again(tmp_path: Path) -> None:
     """It is looked at again each time that it is told, and nothing is said."""
     async with world(tmp_path) as here:
         await here.wait_patiently()
-        assert await here.stand_in.poke(KEY)
+        assert await here.stand_in.send_wake(KEY)
         await here.settled()
         standby = await here.park("r1")
         standby.release.set()
-        assert await here.stand_in.poke(KEY)
+        assert await here.stand_in.send_wake(KEY)
         await here.settled()
         assert [len(line.replicas) for line in here.told] == [1]

@@ -75,7 +75,7 @@ def _stat(**fields: object) -> bytes:
         pytest.param(WSMsgType.BINARY, _stat(proxied_request_count=1.0), "queue-proxy", id="what isn't ours to say"),
     ],
 )
-def test_what_the_real_one_drops_is_found(kind: WSMsgType, data: bytes | str, fault: str | None) -> None:
+def test_control_fake_autoscaler_detects_dropped_stats(kind: WSMsgType, data: bytes | str, fault: str | None) -> None:
     """Negative controls of the tests' own autoscaler."""
     found = faults(WSMessage(kind, data, None), {"default/m-00001"})
     assert not found if fault is None else any(fault in each for each in found), found

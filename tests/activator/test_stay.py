@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from activator.edge_connection import EdgeConnection
-from activator.exchange import ClientGone, Stay
+from activator.edge_connection import ClientConnection
+from activator.exchange import ClientCancelScope, ClientGone
 from tests.activator.exchanges import FakeConnection
 
 
 class Watched(FakeConnection):
     """Knows who watches it."""
 
-    watch, unwatch = EdgeConnection.watch, EdgeConnection.unwatch
-    _went = EdgeConnection._went
+    watch, unwatch = ClientConnection.watch, ClientConnection.unwatch
+    _client_left = ClientConnection._client_left
     _gone: Callable[[], None] | None = None
     _is_open = True
 
@@ -36,7 +36,7 @@ async def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[
     client = Watched()
 
     async def stay() -> None:
-        with Stay(client, within_s):
+        with ClientCancelScope(client, within_s):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(stay())
@@ -58,7 +58,7 @@ async def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[
     pytest.param(60.0, lambda client, task: (client.leave(), task.cancel()), asyncio.CancelledError,
                  id="somebody else beside a client that leaves"),
 ])  # fmt: skip
-async def test_what_ends_it(
+async def test_scope_ends_on_disconnect_timeout_or_cancellation(
     within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None], want: type[BaseException]
 ) -> None:
     """Each with its own exception."""
@@ -69,9 +69,9 @@ async def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
     """Neither its timer nor its watcher outlives it; what it raises goes through."""
 
     client = Watched()
-    with Stay(client, 0.0):
+    with ClientCancelScope(client, 0.0):
         pass
-    with pytest.raises(KeyError), Stay(client, 0.0):
+    with pytest.raises(KeyError), ClientCancelScope(client, 0.0):
         raise KeyError
     await asyncio.sleep(0.001)
     assert client.gone is None
@@ -81,11 +81,11 @@ async def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
 async def test_the_end_of_one_leaves_the_next_on_its_connection_alone(ends: str) -> None:
     """A request's task may end after the next request has come: that one's time, and its client, still end it."""
     client = Watched()
-    before = Stay(client, 60.0)
+    before = ClientCancelScope(client, 60.0)
     before.__enter__()
 
     async def after() -> None:
-        with Stay(client, 0.05 if ends == "its time" else 60.0):
+        with ClientCancelScope(client, 0.05 if ends == "its time" else 60.0):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(after())
@@ -102,8 +102,8 @@ async def test_a_client_that_has_gone_already_ends_a_block() -> None:
     """It may have left while something else was waited for. A block that waits for nothing is not ended."""
     client = Watched()
     client._is_open = False
-    with Stay(client, None):
+    with ClientCancelScope(client, None):
         pass
     await asyncio.sleep(0)
-    with pytest.raises(ClientGone), Stay(client, None):
+    with pytest.raises(ClientGone), ClientCancelScope(client, None):
         await asyncio.wait_for(asyncio.Event().wait(), 30)

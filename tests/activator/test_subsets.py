@@ -9,10 +9,10 @@ import pytest
 
 from activator.line import Replica
 from activator.policy.affinity import Affinity
-from activator.policy.ask import Ask
+from activator.policy.ask import QueuedRequest
 from activator.policy.subsets import REVIEW_S
 from activator.shared_store import open_store
-from activator.slots import Peers
+from activator.slots import ActivatorPeers
 from tests.activator.clock import Clock
 from tests.activator.control import replica_row
 from tests.activator.redis_server import RedisServer
@@ -26,21 +26,23 @@ MANY = "abcdefghijklmnop"
 FEW = "abcdef"  # of four activators, where two share a replica: three each
 
 
-class Door(SlotWorld):
+class SimulatedActivator(SlotWorld):
     """One activator. The replicas tell it that it may have all their slots."""
 
     def __init__(self, number: int, members: list[str], replicas: str, *, prefer: bool = True) -> None:
         self.now = Clock()
-        peers = Peers(f"door-{number}", lambda: tuple(members), prefer)
+        peers = ActivatorPeers(f"door-{number}", lambda: tuple(members), prefer)
         rows = (replica_row(name, SLOTS) for name in replicas)
         super().__init__(*rows, clock=self.now, draw=random.Random(number).randrange, peers=peers)
         self.inside: list[Replica] = []
 
     @property
     def preferred(self) -> set[str]:
-        return {name for name, each in self.throttler.slots.line_of(KEY).replicas.items() if each.is_preferred}
+        return {
+            name for name, each in self.throttler.slots.ensure_version_queue(KEY).replicas.items() if each.is_preferred
+        }
 
-    async def come(self, many: int = 1, ask: Ask = ASK) -> set[str]:
+    async def come(self, many: int = 1, ask: QueuedRequest = ASK) -> set[str]:
         """So many requests, which stay inside; where they are."""
         found = [await asyncio.wait_for(self.take(ask), 10) for _ in range(many)]
         for replica in found:
@@ -55,7 +57,7 @@ class Door(SlotWorld):
             self.release(replica, ASK, 10)
         del self.inside[:many]
 
-    async def one_by_one(self, many: int, ask: Ask = ASK) -> set[str]:
+    async def one_by_one(self, many: int, ask: QueuedRequest = ASK) -> set[str]:
         """So many requests, each after the one before, over three seconds: where they were in the last one."""
         for _ in range(3):
             self.now.now_s += REVIEW_S
@@ -66,10 +68,10 @@ class Door(SlotWorld):
         return found
 
 
-def doors(count: int, replicas: str, *, prefer: bool = True) -> tuple[list[Door], list[str]]:
+def doors(count: int, replicas: str, *, prefer: bool = True) -> tuple[list[SimulatedActivator], list[str]]:
     """So many, and the names that they know."""
     members = [f"door-{number}" for number in range(count)]
-    return [Door(number, members, replicas, prefer=prefer) for number in range(count)], members
+    return [SimulatedActivator(number, members, replicas, prefer=prefer) for number in range(count)], members
 
 
 @pytest.mark.parametrize("prefer", [pytest.param(True, id="with"), pytest.param(False, id="without: the control")])
@@ -101,7 +103,7 @@ async def test_nobody_waits_while_there_is_a_slot_elsewhere() -> None:
     assert len(one.preferred) == 3
 
 
-async def test_one_that_has_many_at_once_prefers_none() -> None:
+async def test_busy_activator_prefers_no_subset() -> None:
     """As many as there are replicas, for as long as it has them."""
 
     (one, *_), _ = doors(4, FEW)
@@ -121,24 +123,24 @@ async def test_one_that_has_many_at_once_prefers_none() -> None:
     assert await settled() == 3
 
 
-async def test_what_belongs_to_a_replica_goes_there() -> None:
+async def test_affinity_overrides_the_preferred_subset() -> None:
     """Whichever activator it comes by, and whoever prefers that one."""
 
     every, _ = doors(4, FEW)
     for number in range(8):
-        ask = Ask("default", 10, 10, affinity=Affinity(f"s{number}".encode(), True))
+        ask = QueuedRequest("default", 10, 10, affinity=Affinity(f"s{number}".encode(), True))
         found = [await door.one_by_one(2, ask) for door in every]
         assert found == [found[0]] * 4
         assert len(found[0]) == 1
     assert all(len(door.preferred) == 3 for door in every)
 
 
-async def test_they_follow_who_comes_and_goes() -> None:
+async def test_subsets_follow_activators_and_replicas() -> None:
     """Replicas, activators: within a second. Each replica is preferred by somebody all the time."""
 
     every, members = doors(4, FEW)
 
-    async def settled(many: list[Door]) -> list[int]:
+    async def settled(many: list[SimulatedActivator]) -> list[int]:
         for door in many:
             await door.one_by_one(1)
         return [len(door.preferred) for door in many]
@@ -168,11 +170,11 @@ async def test_an_activator_prefers_some(tmp_path: Path, redis: RedisServer, set
             store = await stack.enter_async_context(open_store(redis.url, f"other-{number}", 20.0))
             stack.callback(asyncio.ensure_future(store.run()).cancel)
         here = await stack.enter_async_context(world(tmp_path, redis=redis.url, subsets=setting))
-        await here.until_figure("kelvin_redis_members", 4)
+        await here.wait_for_metric("kelvin_redis_members", 4)
         replicas = [await here.replica(name, held, max_streams=4) for name in FEW]
         asked = [asyncio.create_task(here.post()) for _ in range(2)]
         await eventually(lambda: sum(len(replica.calls) for replica in replicas) == 2)
-        assert await here.figure("kelvin_shared_replicas", preferred="yes") == want
-        assert await here.figure("kelvin_shared_replicas", preferred="no") == 6 - want
+        assert await here.metric_value("kelvin_shared_replicas", preferred="yes") == want
+        assert await here.metric_value("kelvin_shared_replicas", preferred="no") == 6 - want
         held.release()
         assert [each.status for each in await asyncio.gather(*asked)] == [200] * 2

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from activator.keys import VersionKey
-from activator.table import Table
+from activator.table import RoutingTable
 from contracts.control import Feed, ModelRow, RevisionRow, Scope, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.wire import decode, encode
 from tests.activator.control import KEY, OTHER, VERSION, key_row, replica_row, snapshot, version_row
 
 
-def _table() -> Table:
-    table = Table()
+def _table() -> RoutingTable:
+    table = RoutingTable()
     table.apply(snapshot())
     return table
 
@@ -28,9 +28,9 @@ def test_a_snapshot_replaces_everything() -> None:
     table.check_integrity()
 
 
-def test_nobody_is_known_before_the_first_line() -> None:
+def test_table_is_unavailable_before_the_first_feed_line() -> None:
     """A right key is not called wrong by a door that has just opened: its caller is told to come back."""
-    table = Table()
+    table = RoutingTable()
     with pytest.raises(Refused) as caught:
         table.principal(KEY, 0)
     assert caught.value.failure.retryable
@@ -38,7 +38,7 @@ def test_nobody_is_known_before_the_first_line() -> None:
     assert table.principal(KEY, 0) is not None
 
 
-def test_changes_add_up() -> None:
+def test_feed_changes_are_applied_in_any_order() -> None:
     """A new version and a moved alias leave the rest alone; order of arrival doesn't matter."""
     table = _table()
     new = "00" * 32
@@ -111,24 +111,24 @@ def _granting(*grantees: str) -> Feed:
         pytest.param(Feed(revision=3, full=True, tenants=snapshot().tenants), id="a snapshot that knows none"),
     ],
 )
-def test_a_grant_lasts_until(end: Feed) -> None:
+def test_grant_ends_by_revocation_removal_or_suspension(end: Feed) -> None:
     """Until then the grantee has the model in its list, after its own, and nobody else does."""
     table = _table()
-    assert table.callable("stranger", "default", "m") is None
+    assert table.find_callable_model("stranger", "default", "m") is None
     table.apply(_granting("stranger"))
     table.apply(Feed(revision=2, versions=(version_row("default", "m", "00" * 32),)))  # a version changes nothing of it
     table.check_integrity()
     assert [entry.name_for("stranger") for entry in table.models("stranger")] == ["theirs", "default/m"]
-    assert table.callable("stranger", "default", "m") is table.callable("default", "default", "m")
-    assert table.callable("third", "default", "m") is None
-    assert table.callable("default", "stranger", "theirs") is None
-    assert table.callable("stranger", "default", "other") is None
-    kept = Table()
+    assert table.find_callable_model("stranger", "default", "m") is table.find_callable_model("default", "default", "m")
+    assert table.find_callable_model("third", "default", "m") is None
+    assert table.find_callable_model("default", "stranger", "theirs") is None
+    assert table.find_callable_model("stranger", "default", "other") is None
+    kept = RoutingTable()
     kept.apply(msgspec.structs.replace(table.rows(), full=True))
     assert kept.rows() == table.rows()
     table.apply(end)
     table.check_integrity()
-    assert table.callable("stranger", "default", "m") is None
+    assert table.find_callable_model("stranger", "default", "m") is None
     assert "default/m" not in [entry.name_for("stranger") for entry in table.models("stranger")]
 
 
@@ -139,7 +139,7 @@ def test_a_model_that_comes_again_is_granted_to_nobody() -> None:
     table.apply(Feed(revision=3, removed_models=(("default", "m"),)))
     table.apply(_granting())
     table.check_integrity()
-    assert table.callable("stranger", "default", "m") is None
+    assert table.find_callable_model("stranger", "default", "m") is None
 
 
 def test_a_key_is_revoked_and_rotated() -> None:
@@ -261,7 +261,7 @@ def test_what_an_idle_model_takes() -> None:
     )
     tracemalloc.start()
     try:
-        table = Table()
+        table = RoutingTable()
         table.apply(decode(raw, Feed))
         table.rows()
         taken = tracemalloc.get_traced_memory()[0] / count

@@ -5,61 +5,63 @@ import asyncio
 import pytest
 
 from activator.exchange import ClientGone
-from activator.tape import PIECE, Room, Tape
+from activator.tape import PIECE, ByteBudget, ResponseBroadcast
 
 
 class Told:
     """What a tape said to its owner."""
 
-    def __init__(self, keep_bytes: int = 100, room: Room | None = None) -> None:
+    def __init__(self, keep_bytes: int = 100, room: ByteBudget | None = None) -> None:
         self.said: list[str] = []
-        self.room = room or Room(1 << 20)
-        self.tape = Tape(keep_bytes, self.room, ended=self._ended, deserted=lambda: self.said.append("deserted"))
+        self.room = room or ByteBudget(1 << 20)
+        self.broadcast = ResponseBroadcast(
+            keep_bytes, self.room, ended=self._ended, on_abandoned=lambda: self.said.append("deserted")
+        )
 
     async def _ended(self) -> None:
-        assert not self.tape.ended, "nobody has heard the end"
-        self.said.append(f"ended {len(self.tape.content()) if self.tape.is_whole else 0}")
+        assert not self.broadcast.ended, "nobody has heard the end"
+        self.said.append(f"ended {len(self.broadcast.content()) if self.broadcast.is_whole else 0}")
 
-    async def say(self, data: bytes, *, more: bool = True) -> None:
-        await self.tape.send({"type": "http.response.body", "body": data, "more_body": more})
+    async def say(self, data: bytes, *, next_piece: bool = True) -> None:
+        await self.broadcast.send({"type": "http.response.body", "body": data, "more_body": next_piece})
 
     async def head(self) -> None:
         headers = [(b"a", b"b"), (b"x-ratelimit-limit-tokens", b"9")]
-        await self.tape.send({"type": "http.response.start", "status": 201, "headers": headers})
+        await self.broadcast.send({"type": "http.response.start", "status": 201, "headers": headers})
 
 
-async def test_each_hears_it_from_the_start() -> None:
+async def test_each_client_reads_from_the_first_byte() -> None:
     """Who comes late, too; where a tenant stands with its limits is not part of it."""
     told = Told()
-    tape = told.tape
-    with tape.listening() as one:
+    broadcast = told.broadcast
+    with broadcast.listening() as one:
         await told.head()
         await told.say(b"he")
         assert (await one.head()).headers == [(b"a", b"b")]
-        assert await one.more() == (b"he", False)
-        one.took(2)
-        with tape.listening() as two:
-            await told.say(b"llo", more=False)
-            assert await one.more() == (b"llo", True)
-            assert await two.more() == (b"hello", True)
-        assert tape.content() == b"hello"
+        assert await one.next_piece() == (b"he", False)
+        one.record_taken(2)
+        with broadcast.listening() as two:
+            await told.say(b"llo", next_piece=False)
+            assert await one.next_piece() == (b"llo", True)
+            assert await two.next_piece() == (b"hello", True)
+        assert broadcast.content() == b"hello"
     assert told.said == ["ended 5"]
 
 
-async def test_delivered_is_what_the_quickest_has() -> None:
+async def test_delivered_bytes_follow_the_fastest_client() -> None:
     """And the writer waits for that one alone."""
     told = Told()
-    tape = told.tape
-    with tape.listening(), tape.listening() as quick:
+    broadcast = told.broadcast
+    with broadcast.listening(), broadcast.listening() as quick:
         await told.head()
         await told.say(b"12")
-        assert not tape.is_accepted()
-        accepted = asyncio.create_task(tape.accepted())
+        assert not broadcast.is_accepted()
+        accepted = asyncio.create_task(broadcast.accepted())
         await asyncio.sleep(0)
         assert not accepted.done()
-        quick.took(2)
+        quick.record_taken(2)
         assert await accepted
-        assert tape.is_accepted()
+        assert broadcast.is_accepted()
 
 
 @pytest.mark.parametrize(
@@ -70,92 +72,92 @@ async def test_delivered_is_what_the_quickest_has() -> None:
         pytest.param(True, True, ["ended 0"], id="it is over"),
     ],
 )
-async def test_when_the_last_one_leaves(watched: bool, ended: bool, want: list[str]) -> None:
+async def test_run_is_abandoned_when_the_last_client_leaves(watched: bool, ended: bool, want: list[str]) -> None:
     """Not when the last but one does."""
     told = Told()
-    tape = told.tape
-    with tape.listening():
-        with tape.listening():
-            tape.watch(lambda: told.said.append("gone"))
+    broadcast = told.broadcast
+    with broadcast.listening():
+        with broadcast.listening():
+            broadcast.watch(lambda: told.said.append("gone"))
             if not watched:
-                tape.unwatch()
+                broadcast.unwatch()
         assert told.said == []
         if ended:
-            await told.say(b"", more=False)
-    assert not await tape.accepted()
+            await told.say(b"", next_piece=False)
+    assert not await broadcast.accepted()
     assert told.said == want
 
 
-async def test_a_run_that_begins_when_all_have_left_is_told() -> None:
+async def test_run_started_after_all_left_is_abandoned() -> None:
     """At once."""
     told = Told()
     gone = asyncio.Event()
-    told.tape.watch(gone.set)
+    told.broadcast.watch(gone.set)
     await gone.wait()
 
 
 async def test_a_broken_answer_ends_for_all() -> None:
     """After what they could still hear; one that is whole can't be broken."""
     told = Told()
-    with told.tape.listening() as one, told.tape.listening() as two:
+    with told.broadcast.listening() as one, told.broadcast.listening() as two:
         await told.head()
         await told.say(b"he")
         waiting = asyncio.create_task(two.head())
-        told.tape.abort()
+        told.broadcast.abort()
         assert (await waiting).status == 201
-        assert await one.more() == (b"he", False)
-        one.took(2)
+        assert await one.next_piece() == (b"he", False)
+        one.record_taken(2)
         with pytest.raises(ClientGone):
-            await one.more()
-        assert not await told.tape.accepted()
+            await one.next_piece()
+        assert not await told.broadcast.accepted()
     whole = Told()
-    with whole.tape.listening() as three:
-        await whole.say(b"x", more=False)
-        whole.tape.abort()
-        assert await three.more() == (b"x", True)
+    with whole.broadcast.listening() as three:
+        await whole.say(b"x", next_piece=False)
+        whole.broadcast.abort()
+        assert await three.next_piece() == (b"x", True)
     assert told.said == []
 
 
-async def test_a_large_answer_is_forgotten_as_it_is_heard() -> None:
+async def test_large_response_is_trimmed_as_it_is_read() -> None:
     """As far as the slowest has it: memory is that of the distance between listeners; it is not whole any more."""
     told = Told()
-    tape = told.tape
-    with tape.listening() as slow, tape.listening() as quick:
+    broadcast = told.broadcast
+    with broadcast.listening() as slow, broadcast.listening() as quick:
         for _ in range(50):
             await told.say(b"x" * 10)
-            quick.took(10)
-        held = [(tape.is_whole, len(tape._bytes))]
-        slow.took(450)
-        held.append((tape.is_whole, len(tape._bytes)))
+            quick.record_taken(10)
+        held = [(broadcast.is_whole, len(broadcast._bytes))]
+        slow.record_taken(450)
+        held.append((broadcast.is_whole, len(broadcast._bytes)))
         assert held == [(True, 500), (False, 50)]
-        assert await slow.more() == (b"x" * 50, False)
+        assert await slow.next_piece() == (b"x" * 50, False)
 
 
-async def test_all_tapes_share_their_room() -> None:
+async def test_broadcasts_share_one_byte_budget() -> None:
     """Where there is none a tape keeps what is not heard yet, and no more; what ends gives its room back."""
-    told = Told(room=Room(25))
+    told = Told(room=ByteBudget(25))
     other = Told(room=told.room)
     await other.say(b"x" * 20)
-    with told.tape.listening() as one:
+    with told.broadcast.listening() as one:
         await told.say(b"x" * 10)
-        one.took(10)
-        assert not told.tape.is_whole
+        one.record_taken(10)
+        assert not told.broadcast.is_whole
         assert told.room.used_bytes == 20
-        other.tape.close()
-        other.tape.close()
+        other.broadcast.close()
+        other.broadcast.close()
         assert told.room.used_bytes == 0
-        await told.say(b"y", more=False)
-        assert await one.more() == (b"y", True)
-    told.tape.close()
+        await told.say(b"y", next_piece=False)
+        assert await one.next_piece() == (b"y", True)
+    told.broadcast.close()
     assert told.room.used_bytes == 0
 
 
 async def test_pieces_are_bounded() -> None:
     """However far behind one is; the last is told as the last."""
     told = Told(PIECE * 2)
-    await told.say(b"x" * (PIECE + 1), more=False)
-    with told.tape.listening() as one:
-        data, is_last = await one.more()
+    await told.say(b"x" * (PIECE + 1), next_piece=False)
+    with told.broadcast.listening() as one:
+        data, is_last = await one.next_piece()
         assert (len(data), is_last) == (PIECE, False)
-        one.took(PIECE)
-        assert await one.more() == (b"x", True)
+        one.record_taken(PIECE)
+        assert await one.next_piece() == (b"x", True)

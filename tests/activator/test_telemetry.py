@@ -32,8 +32,8 @@ async def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode
                     await asyncio.sleep(0.05)
             assert (await here.post()).status == 200
             assert await here.series("kelvin_traces_total")
-            assert await here.figure("kelvin_traces_total", result="sent") == 0
-            await here.until_figure("kelvin_requests_total", 41, tenant="default", model="m", outcome="ok")
+            assert await here.metric_value("kelvin_traces_total", result="sent") == 0
+            await here.wait_for_metric("kelvin_requests_total", 41, tenant="default", model="m", outcome="ok")
             if mode == "refuse":
                 await asyncio.to_thread(collector.become, "take")
                 got = await here.post()

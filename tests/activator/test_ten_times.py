@@ -15,8 +15,8 @@ import pytest
 
 from activator.line import next_waiter
 from activator.policy import shed
-from activator.policy.ask import Ask, Rank
-from activator.shedding import Shedding
+from activator.policy.ask import PriorityClass, QueuedRequest
+from activator.shedding import LoadShedder
 from activator.throttler import Throttler
 from contracts.deadline import Deadline
 from contracts.errors import Refused
@@ -39,17 +39,17 @@ class Kind:
     """Who asks, how, and for which part of the capacity; a part of what is beyond one, with `rest`."""
 
     tenant: str
-    rank: Rank
+    priority_class: PriorityClass
     share: float
     rest: float
     patience_s: float = 8.0
 
 
 KINDS = (
-    Kind("paid", Rank.INTERACTIVE, 0.3, 0.0),
-    Kind("free", Rank.STANDARD, 0.2, 0.2),
-    Kind("hog", Rank.INTERACTIVE, 0.2, 0.4),
-    Kind("bulk", Rank.BATCH, 0.3, 0.4, patience_s=60.0),
+    Kind("paid", PriorityClass.INTERACTIVE, 0.3, 0.0),
+    Kind("free", PriorityClass.STANDARD, 0.2, 0.2),
+    Kind("hog", PriorityClass.INTERACTIVE, 0.2, 0.4),
+    Kind("bulk", PriorityClass.BATCH, 0.3, 0.4, patience_s=60.0),
 )
 
 
@@ -90,7 +90,9 @@ async def _asked(throttler: Throttler, kind: Kind, tokens: int, takes_s: float, 
     outcome = "late"
     try:
         async with asyncio.timeout_at(deadline_s):
-            async with throttler.slot(KEY, Ask(kind.tenant, 10, tokens, kind.rank), Deadline(deadline_s)):
+            async with throttler.slot(
+                KEY, QueuedRequest(kind.tenant, 10, tokens, kind.priority_class), Deadline(deadline_s)
+            ):
                 await asyncio.sleep(takes_s)
         outcome = "good"
         seen.good_tokens += takes_s * TOKENS_PER_S if seen.is_flooded else 0
@@ -147,8 +149,8 @@ def test_goodput_keeps_its_peak(size: Size) -> None:
 def test_without_a_look_at_deadlines_goodput_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: slots go to who ends too late."""
     monkeypatch.setattr(Throttler, "_check_time", lambda *_: None)
-    monkeypatch.setattr(Shedding, "sweep", lambda *_: None)
-    monkeypatch.setattr(Shedding, "next_in_time", lambda shedding, line, now: next_waiter(line))
+    monkeypatch.setattr(LoadShedder, "sweep", lambda *_: None)
+    monkeypatch.setattr(LoadShedder, "next_in_time", lambda shedding, line, now: next_waiter(line))
     peak = _peak()
     assert _run(10.0).good_tokens < 0.9 * peak
 
@@ -160,7 +162,7 @@ def test_without_a_margin_it_falls_where_answers_vary(monkeypatch: pytest.Monkey
     assert _run(10.0, _at_most).good_tokens < 0.9 * peak
 
 
-def test_without_the_order_who_pays_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_shed_order_interactive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: whoever comes to a full queue is."""
-    monkeypatch.setattr(Shedding, "try_enter", lambda *_: False)
+    monkeypatch.setattr(LoadShedder, "try_enter", lambda *_: False)
     assert _run(10.0).part("paid", "overloaded") > 0.2

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from activator.keys import VersionKey
 from activator.line import Replica
-from activator.policy.ask import Rank
-from activator.policy.traffic import Standing
+from activator.policy.ask import PriorityClass
+from activator.policy.traffic import Availability
 from activator.throttler import Throttler
 from contracts.control import ReplicaRow
 from contracts.deadline import Deadline
@@ -21,7 +21,7 @@ from contracts.forecast import Forecast, StartRow
 from contracts.traffic_errors import DeadlineExceeded
 from tests.activator.clock import Clock
 from tests.activator.control import OTHER, VERSION, replica_row, version_row
-from tests.activator.slot_world import ASK, FAILED, KEY, SlotWorld, failure_of, queue_limits, turns
+from tests.activator.slot_world import ASK, FAILED, KEY, SlotWorld, failure_of, queue_limits, run_loop
 
 AWAY = msgspec.structs.replace(FAILED, code="unavailable", status=503, retryable=True)
 
@@ -38,25 +38,25 @@ async def test_waiters_are_served_in_order_as_capacity_rises() -> None:
         return replica
 
     tasks = [asyncio.create_task(one(number)) for number in range(5)]
-    await turns()
+    await run_loop()
     assert here.bell.rung == [KEY]
     here.feed(replica_row("a", 2))
     assert KEY not in here.bell.ringing
-    await turns()
+    await run_loop()
     assert order == [0, 1]
     here.feed(replica_row("b", 1))
-    await turns()
+    await run_loop()
     assert order == [0, 1, 2]
     here.release(tasks[0].result())
-    await turns()
+    await run_loop()
     assert order == [0, 1, 2, 3]
     here.throttler.check_integrity()
     tasks[4].cancel()
-    await turns()
+    await run_loop()
     here.throttler.check_integrity()
 
 
-async def test_a_failed_start_tells_everyone_who_waits() -> None:
+async def test_failed_start_refuses_all_waiting_requests() -> None:
     """And only them: who comes later starts anew."""
 
     here = SlotWorld()
@@ -70,13 +70,13 @@ async def test_a_failed_start_tells_everyone_who_waits() -> None:
     await late
 
 
-async def test_who_waits_for_a_deleted_version_is_told() -> None:
+async def test_deleted_version_refuses_its_waiting_requests() -> None:
     """At once, that there is no such model; of another version nobody is."""
 
     here = SlotWorld()
     waiting = await here.ask()
     here.feed(removed_versions=((*KEY[:2], "0" * 64), ("other", *KEY[1:])))
-    await turns()
+    await run_loop()
     assert not waiting.done()
     here.feed(removed_versions=(KEY,))
     await asyncio.wait((waiting,))
@@ -95,7 +95,7 @@ async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> Non
     waiting, elsewhere = await here.ask(), await here.ask(key=other)
     if known == "a standing start":
         here.feed(starts=(StartRow(tenant="default", model="m", version=VERSION, start_ms=9000),))
-        here.bell.nudge(KEY, 9.0)
+        here.bell.start_wake_for(KEY, 9.0)
     if known == "a start under way":
         here.feed(forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000),))
     here.feed(full=True, versions=(version_row("default", "m", OTHER),))
@@ -104,7 +104,7 @@ async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> Non
     assert not elsewhere.done()
     assert here.bell.ringing == {other}
     assert not here.bell.nudged
-    assert here.throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True)
+    assert here.throttler.estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
     await here.leave(elsewhere)
 
 
@@ -148,7 +148,7 @@ async def test_a_replica_that_closes_takes_nobody(rows: list[ReplicaRow], line: 
     assert not waiting.done()
     assert here.bell.rung == [KEY]
     here.release(running)
-    await turns()
+    await run_loop()
     assert not waiting.done()
     here.feed(replica_row("b", 1))
     assert (await waiting).row.runtime_id == "b"
@@ -156,7 +156,7 @@ async def test_a_replica_that_closes_takes_nobody(rows: list[ReplicaRow], line: 
 
 
 @pytest.mark.virtual_time
-async def test_a_lost_replica_rests_for_a_moment() -> None:
+async def test_lost_replica_gets_no_requests_for_a_moment() -> None:
     """Nobody is sent to it until it is told otherwise, or a moment has passed."""
 
     here = SlotWorld(replica_row("a", 4))
@@ -181,7 +181,7 @@ async def test_end_of_a_removed_replica_is_not_that_of_the_next_of_its_name() ->
     assert second is not first
     here.throttler.report_ended(second)
     here.throttler.check_integrity()
-    assert not here.throttler.slots.line_of(KEY).replicas
+    assert not here.throttler.slots.ensure_version_queue(KEY).replicas
 
 
 async def test_the_less_loaded_of_two_is_taken() -> None:
@@ -204,8 +204,8 @@ async def test_refused_request_may_try_a_start_now() -> None:
         here.throttler.report_full(slot.replica, 1)
         here.feed(removed_replicas=("a",))
         clock.now_s += 2.0
-        exchanging = asyncio.create_task(slot.exchange())
-        await turns()
+        exchanging = asyncio.create_task(slot.requeue())
+        await run_loop()
         assert not exchanging.done()
         here.feed(replica_row("b", 1))
         await exchanging
@@ -246,15 +246,15 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
         elif what == "fail":
             here.feed(failures=(FAILED,))
         else:
-            await turns(1)
-        live = [r for line in here.throttler._lines.values() for r in line.replicas.values()]
+            await run_loop(1)
+        live = [r for line in here.throttler._version_queues.values() for r in line.replicas.values()]
         assert all(replica.running <= 2 for replica in live)
     for task in tasks:
         task.cancel()
     for task in tasks:
         with suppress(asyncio.CancelledError, Refused):
             here.release(await task)
-    await turns()
+    await run_loop()
     here.feed(full=True)
     here.feed(replica_row("last", 3))
     here.throttler.check_integrity()
@@ -278,7 +278,7 @@ async def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         holding, waiting = await here.take(), await here.ask()
         here.release(holding)
         waiting.cancel()
-        await turns()
+        await run_loop()
         return holding.running
 
     assert await kept() == 0
@@ -307,12 +307,12 @@ async def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() ->
 async def test_a_version_at_its_credit_has_no_room() -> None:
     """Its replica has free streams, which are for other activators."""
     here = SlotWorld(replica_row("a", 4))
-    assert here.throttler.standing(KEY) is Standing.ROOM
+    assert here.throttler.availability(KEY) is Availability.ROOM
     replica = await here.take()
-    replica.most = 1
-    assert here.throttler.standing(KEY) is Standing.FULL
+    replica.max_requests = 1
+    assert here.throttler.availability(KEY) is Availability.FULL
     here.release(replica)
-    assert here.throttler.standing(KEY) is Standing.ROOM
+    assert here.throttler.availability(KEY) is Availability.ROOM
 
 
 @pytest.mark.parametrize("is_refused", [True, False], ids=["after a refusal", "while an answer goes on"])
@@ -326,6 +326,6 @@ async def test_a_credit_that_has_ended_leaves_room(is_refused: bool) -> None:
         here.release(replica, tokens=0)
     else:
         here.throttler.report_began(replica, 1)
-    assert here.throttler.standing(KEY) is Standing.FULL
+    assert here.throttler.availability(KEY) is Availability.FULL
     clock.now_s += 3.0
-    assert here.throttler.standing(KEY) is Standing.ROOM
+    assert here.throttler.availability(KEY) is Availability.ROOM

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from activator.policy.ask import Ask, Rank, read_rank
+from activator.policy.ask import PriorityClass, QueuedRequest, read_priority_class
 from activator.throttler import Throttler
 from contracts.control import Priority
 from contracts.deadline import Deadline
 from contracts.errors import InvalidRequest, Refused
 from tests.activator.control import replica_row
 from tests.activator.replica import Held, Script, cut, hello, refuses
-from tests.activator.slot_world import FAILED, KEY, SlotWorld, turns
-from tests.activator.world import CHAT, Got, world
+from tests.activator.slot_world import FAILED, KEY, SlotWorld, run_loop
+from tests.activator.world import CHAT, ReceivedResponse, world
 
 LATER_S = 60.0
 
@@ -27,22 +27,22 @@ class Turns(SlotWorld):
         self.tasks: list[asyncio.Task[None]] = []
         self.free = asyncio.Semaphore(0)
 
-    async def _one(self, name: str, ask: Ask, deadline_s: float, tokens: int | None) -> None:
+    async def _one(self, name: str, ask: QueuedRequest, deadline_s: float, tokens: int | None) -> None:
         async with self.throttler.slot(KEY, ask, Deadline(deadline_s)) as slot:
             self.order.append(name)
             await self.free.acquire()
             slot.tokens = tokens
 
-    async def come(self, name: str, ask: Ask, in_s: float = LATER_S, tokens: int | None = None) -> None:
+    async def come(self, name: str, ask: QueuedRequest, in_s: float = LATER_S, tokens: int | None = None) -> None:
         """It holds the slot or waits. `tokens` is what it will have taken."""
         self.tasks.append(asyncio.create_task(self._one(name, ask, self.clock() + in_s, tokens)))
-        await turns()
+        await run_loop()
 
     async def end(self, count: int) -> None:
         """So many have ended, one after the other."""
         for _ in range(count):
             self.free.release()
-            await turns(6)
+            await run_loop(6)
         self.throttler.check_integrity()
 
 
@@ -51,8 +51,8 @@ async def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
 
     here = Turns()
     for number in range(21):
-        await here.come(f"loud{number}", Ask("loud", 10, 10))
-    await here.come("quiet", Ask("quiet", 10, 10))
+        await here.come(f"loud{number}", QueuedRequest("loud", 10, 10))
+    await here.come("quiet", QueuedRequest("quiet", 10, 10))
     await here.end(22)
     assert here.order[:2] == ["loud0", "quiet"]
     assert len(here.order) == 22
@@ -66,16 +66,16 @@ async def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
         pytest.param(5000, "waits", id="it took five times as much"),
     ],
 )
-async def test_what_was_taken_counts_not_what_was_thought(tokens: int | None, first: str) -> None:
+async def test_used_tokens_are_charged_not_estimates(tokens: int | None, first: str) -> None:
     """One tenant's large request has ended, the other's holds the slot; whose next is first?"""
 
     here = Turns()
-    await here.come("holds", Ask("quiet", 10, 500))
-    await here.come("large", Ask("loud", 10, 1000), tokens=tokens)
-    await here.come("waits", Ask("quiet", 10, 100))
+    await here.come("holds", QueuedRequest("quiet", 10, 500))
+    await here.come("large", QueuedRequest("loud", 10, 1000), tokens=tokens)
+    await here.come("waits", QueuedRequest("quiet", 10, 100))
     await here.end(1)
     assert here.order == ["holds", "large"]
-    await here.come("loud", Ask("loud", 10, 10))
+    await here.come("loud", QueuedRequest("loud", 10, 10))
     await here.end(1)
     assert here.order[2] == first
     await here.end(2)
@@ -85,9 +85,9 @@ async def test_the_earliest_deadline_is_next() -> None:
     """Of one tenant; those without one of their own in order of arrival."""
 
     here = Turns()
-    await here.come("holds", Ask("t", 10, 10))
-    await here.come("patient", Ask("t", 10, 10), in_s=50.0)
-    await here.come("hasty", Ask("t", 10, 10), in_s=40.0)
+    await here.come("holds", QueuedRequest("t", 10, 10))
+    await here.come("patient", QueuedRequest("t", 10, 10), in_s=50.0)
+    await here.come("hasty", QueuedRequest("t", 10, 10), in_s=40.0)
     await here.end(3)
     assert here.order == ["holds", "hasty", "patient"]
 
@@ -95,71 +95,71 @@ async def test_the_earliest_deadline_is_next() -> None:
 @pytest.mark.parametrize(
     ("header", "want"),
     [
-        pytest.param(None, Rank.INTERACTIVE, id="nothing is said"),
-        pytest.param(b"batch", Rank.BATCH, id="batch"),
-        pytest.param(b"Standard", Rank.STANDARD, id="in any case"),
-        pytest.param(b"interactive", Rank.INTERACTIVE, id="the highest"),
+        pytest.param(None, PriorityClass.INTERACTIVE, id="nothing is said"),
+        pytest.param(b"batch", PriorityClass.BATCH, id="batch"),
+        pytest.param(b"Standard", PriorityClass.STANDARD, id="in any case"),
+        pytest.param(b"interactive", PriorityClass.INTERACTIVE, id="the highest"),
         pytest.param(b"urgent", None, id="more than the highest"),
         pytest.param(b"\xff", None, id="no text"),
         pytest.param(b"", None, id="empty"),
     ],
 )
-def test_read_rank(header: bytes | None, want: Rank | None) -> None:
+def test_priority_header_sets_the_priority_class(header: bytes | None, want: PriorityClass | None) -> None:
     """The header, or a refusal that names it."""
     if want is not None:
-        assert read_rank(header) is want
+        assert read_priority_class(header) is want
         return
     with pytest.raises(Refused, match="x-kelvin-priority") as refused:
-        read_rank(header)
+        read_priority_class(header)
     assert isinstance(refused.value.failure, InvalidRequest)
 
 
 @pytest.mark.parametrize(
     ("header", "highest", "want"),
     [
-        pytest.param(None, "standard", Rank.STANDARD, id="the tenant's is the default"),
-        pytest.param(b"interactive", "standard", Rank.STANDARD, id="nobody raises itself"),
-        pytest.param(b"interactive", "batch", Rank.BATCH, id="not even from the lowest"),
-        pytest.param(b"batch", "standard", Rank.BATCH, id="it may be lower"),
-        pytest.param(b"standard", "interactive", Rank.STANDARD, id="also of the highest"),
+        pytest.param(None, "standard", PriorityClass.STANDARD, id="the tenant's is the default"),
+        pytest.param(b"interactive", "standard", PriorityClass.STANDARD, id="nobody raises itself"),
+        pytest.param(b"interactive", "batch", PriorityClass.BATCH, id="not even from the lowest"),
+        pytest.param(b"batch", "standard", PriorityClass.BATCH, id="it may be lower"),
+        pytest.param(b"standard", "interactive", PriorityClass.STANDARD, id="also of the highest"),
     ],
 )
-def test_nobody_is_above_the_tenants_highest(header: bytes | None, highest: Priority, want: Rank) -> None:
+def test_tenant_maximum_caps_the_priority_class(header: bytes | None, highest: Priority, want: PriorityClass) -> None:
     """A request can only lower itself."""
-    assert read_rank(header, highest) is want
+    assert read_priority_class(header, highest) is want
 
 
 def _given(throttler: Throttler, tenant: str) -> float:
-    return throttler._lines[KEY].waiting._lanes[Rank.INTERACTIVE].given.of(tenant)
+    return throttler._version_queues[KEY].waiting._priority_lanes[PriorityClass.INTERACTIVE].given.of(tenant)
 
 
 @pytest.mark.parametrize(
     "leaves_first", [pytest.param(True, id="before its turn"), pytest.param(False, id="in the moment of its turn")]
 )
-async def test_who_leaves_is_given_nothing(leaves_first: bool) -> None:
+async def test_cancelled_request_is_not_charged(leaves_first: bool) -> None:
     """Its task is cancelled, and has not run yet, when the slot comes free; or just after."""
 
     here = Turns()
     replica = await here.take()
-    await here.come("leaves", Ask("t", 10, 1000))
+    await here.come("leaves", QueuedRequest("t", 10, 1000))
     if leaves_first:
         here.tasks[0].cancel()
     here.release(replica)
     here.tasks[0].cancel()
-    await turns()
+    await run_loop()
     assert here.order == []
     assert replica.running == 0
     assert _given(here.throttler, "t") <= 1
 
 
-async def test_who_is_refused_is_given_nothing() -> None:
+async def test_refused_request_is_not_charged() -> None:
     """A start that failed, while another replica of the version ends."""
 
     here = Turns()
     here.feed(replica_row("a", draining=True))
-    await here.come("waits", Ask("t", 10, 1000))
+    await here.come("waits", QueuedRequest("t", 10, 1000))
     here.feed(failures=(FAILED,))
-    await turns()
+    await run_loop()
     assert isinstance(here.tasks[0].exception(), Refused)
     assert _given(here.throttler, "t") <= 1
 
@@ -175,7 +175,7 @@ _declined = refuses(InvalidRequest("temperature", "9", "must be 2 or less"))
         pytest.param(cut, 502, 1, marks=pytest.mark.deep, id="it was lost three times, and nobody asked for a while"),
     ],
 )
-async def test_priorities_by_what_they_took(tmp_path: Path, script: Script, status: int, times: int) -> None:
+async def test_priority_classes_share_by_used_tokens(tmp_path: Path, script: Script, status: int, times: int) -> None:
     """From outside. Three interactive attempts might have taken a thousand tokens each; a batch holds the slot; a batch
     waits, and then an interactive one, which is next. First come first served it would not be, nor if estimates stood:
     a sixteenth of three thousand is more than the batch was given.
@@ -186,7 +186,7 @@ async def test_priorities_by_what_they_took(tmp_path: Path, script: Script, stat
     async with world(tmp_path, breaker_s=1) as here:
         replica = await here.replica("a", script, max_streams=1)
 
-        async def holding() -> asyncio.Task[Got]:
+        async def holding() -> asyncio.Task[ReceivedResponse]:
             while True:
                 sent = send("holds", "batch", 1)
                 arrived = asyncio.create_task(replica.until(lambda r: len(r.calls) == 4))
@@ -196,7 +196,7 @@ async def test_priorities_by_what_they_took(tmp_path: Path, script: Script, stat
                 arrived.cancel()
                 assert sent.result().code == "breaker_open"
 
-        def send(name: str, priority: str, max_tokens: int) -> asyncio.Task[Got]:
+        def send(name: str, priority: str, max_tokens: int) -> asyncio.Task[ReceivedResponse]:
             body = CHAT | {"user": name, "max_tokens": max_tokens}
             return asyncio.create_task(here.post(body=body, x_kelvin_priority=priority))
 
@@ -207,7 +207,7 @@ async def test_priorities_by_what_they_took(tmp_path: Path, script: Script, stat
         sent = [await holding()]
         for count, (name, priority) in enumerate((("batch", "batch"), ("interactive", "interactive")), 1):
             sent.append(send(name, priority, 1))
-            await here.until_queued(count)
+            await here.wait_for_queued(count)
         held.release()
         assert [got.status for got in await asyncio.gather(*sent)] == [200, 200, 200]
         assert [call.wanted["user"] for call in replica.calls[3:]] == ["holds", "interactive", "batch"]

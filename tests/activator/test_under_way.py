@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from activator.account import Account
-from activator.under_way import Entry, UnderWay
+from activator.under_way import InFlightRequest, InFlightRequests
 from contracts.control import Principal, Scope
 from contracts.errors import Refused
 from contracts.timeline import Timeline
@@ -19,10 +19,10 @@ def account(request_id: str = "r1") -> Account:
     return Account(request_id, CALLER, "m", stream=False, started_at_us=0, timeline=Timeline(0))
 
 
-async def _run(entry: Entry) -> str:
+async def _run(entry: InFlightRequest) -> str:
     task = asyncio.current_task()
     assert task is not None
-    with pytest.raises(Refused) as caught, entry.on(task):
+    with pytest.raises(Refused) as caught, entry.bind_task(task):
         async with asyncio.timeout(30):
             await asyncio.Event().wait()
     assert caught.value.failure == Cancelled()
@@ -32,10 +32,10 @@ async def _run(entry: Entry) -> str:
 
 
 @pytest.mark.parametrize("name", ["r1", "mine"])
-async def test_by_either_name_and_twice(name: str) -> None:
+async def test_request_is_cancelled_by_either_id_idempotently(name: str) -> None:
     """It ends as cancelled, once; who asks again while it ends waits with the first."""
 
-    under_way = UnderWay()
+    under_way = InFlightRequests()
     entry = under_way.enter(account(), b"mine")
     task = asyncio.create_task(_run(entry))
     await asyncio.sleep(0)
@@ -43,38 +43,38 @@ async def test_by_either_name_and_twice(name: str) -> None:
     assert under_way.cancel(CALLER, name) == under_way.cancel(CALLER, name) == [entry]
     assert await task == "cancelled"
     under_way.check_integrity()
-    waiting = asyncio.create_task(entry.ended(30.0))
+    waiting = asyncio.create_task(entry.wait_ended(30.0))
     await asyncio.sleep(0)
     assert not waiting.done(), "its record is being written"
     under_way.leave(entry)
     assert await waiting
-    assert await entry.ended(0.0), "who asks when it is over is told so"
+    assert await entry.wait_ended(0.0), "who asks when it is over is told so"
     assert under_way.cancel(CALLER, name) == []
     assert under_way.cancel(OTHER, name) is None
     under_way.check_integrity()
-    assert repr(under_way) == "<UnderWay requests=0 named=0>"
+    assert repr(under_way) == "<InFlightRequests requests=0 named=0>"
 
 
 async def test_an_answer_whose_record_is_written_stands() -> None:
     """Else the caller would be told of an end that the record doesn't know."""
 
-    under_way = UnderWay()
+    under_way = InFlightRequests()
     settled = account()
     entry = under_way.enter(settled, None)
     task = asyncio.current_task()
     assert task is not None
-    with entry.on(task):
+    with entry.bind_task(task):
         settled.is_settled = True
         assert under_way.cancel(CALLER, "r1") == [entry]
         await asyncio.sleep(0)
     assert not entry.is_cancelled
-    assert not await entry.ended(0.0)
+    assert not await entry.wait_ended(0.0)
 
 
 async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
     """The drain's, or a client's that left."""
 
-    task = asyncio.create_task(_run(UnderWay().enter(account(), None)))
+    task = asyncio.create_task(_run(InFlightRequests().enter(account(), None)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -83,7 +83,7 @@ async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """The oldest name is forgotten first."""
-    under_way = UnderWay(remembered=2)
+    under_way = InFlightRequests(remembered=2)
     for request_id in ("r1", "r2", "r3"):
         entry = under_way.enter(account(request_id), None)
         under_way.cancel(CALLER, request_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from activator.upstream_http import BUFFER, LARGE, Client
-from service.way import SocketWay
+from service.way import SocketConnector
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -46,7 +46,7 @@ class Server:
 async def serving(tmp_path: Path, script: Script, keep_s: float = 30.0) -> AsyncIterator[tuple[Server, Client]]:
     """Both, ended in any case."""
     server, path = Server(script), str(tmp_path / "s.sock")
-    client = Client(SocketWay(path), keep_s=keep_s)
+    client = Client(SocketConnector(path), keep_s=keep_s)
     listening = await asyncio.start_unix_server(server.serve, path)
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -131,7 +131,7 @@ async def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[by
         pytest.param(says(OK + b"content-length: 1\r\n\r\na"), 0.0, id="waited for too long"),
     ],
 )
-async def test_a_connection_is_not_used_again_that(tmp_path: Path, script: Script, keep_s: float) -> None:
+async def test_unusable_connection_is_not_reused(tmp_path: Path, script: Script, keep_s: float) -> None:
     """The next request has another one, and the right answer."""
 
     async with serving(tmp_path, script, keep_s) as (server, client):
@@ -190,16 +190,16 @@ async def test_cancelling_ends_the_connection(tmp_path: Path) -> None:
         server.left.clear()
         server.script = says(CHUNKED + b"1\r\na\r\n")
         answer = await client.send("GET", "/v1/x")
-        assert (await answer.some(), answer.at_end) == (b"a", False)
+        assert (await answer.read_part(), answer.at_end) == (b"a", False)
         answer.release()
         await server.left.wait()
         assert repr(client).endswith("idle=0>")
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_unreachable_replica_raises_os_error(tmp_path: Path) -> None:
     """An OSError, as of a client that was closed."""
 
-    client = Client(SocketWay(str(tmp_path / "none.sock")))
+    client = Client(SocketConnector(str(tmp_path / "none.sock")))
     with pytest.raises(OSError, match="No such file"):
         await ask(client)
     client.close()

@@ -7,16 +7,16 @@ from types import FrameType
 
 import pytest
 
-from activator.policy.ask import Ask
+from activator.policy.ask import QueuedRequest
 from activator.policy.slot_shares import WINDOW_S, SlotShares
 from contracts.deadline import Deadline
 from tests.activator.control import replica_row
-from tests.activator.slot_world import KEY, SlotWorld, turns
+from tests.activator.slot_world import KEY, SlotWorld, run_loop
 
 SLOTS = 16
 ANSWER_S = 3.0  # that a slot is held for
 LATER_S = 1000.0
-OWNER, GUEST = Ask("default", 10, 100), Ask("guest", 10, 100)
+OWNER, GUEST = QueuedRequest("default", 10, 100), QueuedRequest("guest", 10, 100)
 
 
 def load() -> SlotWorld:
@@ -30,7 +30,7 @@ async def clients(here: SlotWorld, tenant: str, count: int, until_s: float, weig
     async def client(number: int) -> None:
         await asyncio.sleep(number * 0.37)
         while here.clock() < until_s:
-            await here.serve(Ask(tenant, 10, 100, weight=weight), ANSWER_S)
+            await here.serve(QueuedRequest(tenant, 10, 100, weight=weight), ANSWER_S)
             here.throttler.check_integrity()
 
     await asyncio.gather(*(client(number) for number in range(count)))
@@ -92,7 +92,7 @@ async def test_no_slot_idles_in_a_flood_of_guests() -> None:
 
     here = load()
     flood, owner = clients(here, "flood", 40, 205.0), clients(here, "default", 2, 205.0)
-    guests = (here.arrivals(Ask(f"g{n}", 10, 100), _now_and_then(4.0 + n), ANSWER_S) for n in range(8))
+    guests = (here.arrivals(QueuedRequest(f"g{n}", 10, 100), _now_and_then(4.0 + n), ANSWER_S) for n in range(8))
     await asyncio.gather(flood, owner, *guests)
     busy = sum(map(len, here.waits.values())) * ANSWER_S / SLOTS / here.clock()
     assert busy >= 0.97, busy
@@ -107,9 +107,9 @@ async def test_waiting_guest_leaves_the_owner_its_share_by_weight(weight: int, w
     here = load()
     owner = [asyncio.ensure_future(here.serve(OWNER, ANSWER_S)) for _ in range(SLOTS)]
     await asyncio.sleep(1.0)
-    waiting = [await here.ask(Ask("guest", 10, 100, weight=weight)) for _ in range(2 * SLOTS)]
+    waiting = [await here.ask(QueuedRequest("guest", 10, 100, weight=weight)) for _ in range(2 * SLOTS)]
     await asyncio.gather(*owner)
-    await turns()
+    await run_loop()
     assert sum(task.done() for task in waiting) == want
     here.throttler.check_integrity()
     for task in waiting:
@@ -143,10 +143,10 @@ async def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
     held = [await here.take(GUEST, LATER_S) for _ in range(2)]
     waiting = await here.ask(GUEST, LATER_S)
     await asyncio.sleep(3 * WINDOW_S)
-    owner = await here.ask(Ask("default", 10, 100, weight=weight), LATER_S)
+    owner = await here.ask(QueuedRequest("default", 10, 100, weight=weight), LATER_S)
     here.release(held[0], GUEST, 100)
     here.throttler.check_integrity()
-    await turns()
+    await run_loop()
     assert owner.done()
     assert not waiting.done()
     waiting.cancel()
@@ -154,7 +154,7 @@ async def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
 
 @pytest.mark.parametrize("ask", [OWNER, GUEST], ids=["default", "guest"])
 @pytest.mark.virtual_time
-async def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(ask: Ask) -> None:
+async def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(ask: QueuedRequest) -> None:
     """All replicas went, and others came: the new line has not heard of the tenant. No slot is left behind. The tenant
     is the owner or a guest.
     """
@@ -165,7 +165,7 @@ async def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(ask: 
         first = slot.replica
         here.feed(removed_replicas=("a", "b"))
         here.feed(replica_row("c", 2))
-        second = here.throttler.try_other(KEY, ask, deadline, first)
+        second = here.throttler.try_take_slot_elsewhere(KEY, ask, deadline, first)
         assert second is not None
         here.throttler.check_integrity()
         second.release()
@@ -181,7 +181,7 @@ async def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -
     """All share one version and wait. Frames of Python that one release enters, for each tenant that waits."""
 
     here = SlotWorld(replica_row("a", 256))
-    asks = [Ask(f"t{number}", 10, 100) for number in range(tenants)]
+    asks = [QueuedRequest(f"t{number}", 10, 100) for number in range(tenants)]
     waiting = [asyncio.ensure_future(here.take(asks[n % tenants])) for n in range(500)]
     await asyncio.sleep(0.01)
     replica = waiting[0].result()
@@ -211,7 +211,7 @@ async def test_owner_that_waits_again_counts() -> None:
     again = asyncio.create_task(
         here.throttler.take_again(KEY, replica, OWNER, Deadline.after(50.0, here.clock()), here.clock(), None)
     )
-    await turns()
+    await run_loop()
     here.feed(replica_row("b", SLOTS))
     await asyncio.wait((waiting, again))
     here.throttler.check_integrity()

@@ -20,45 +20,45 @@ class Decider:
         self.pokes = 0
         self.poked = asyncio.Event()
 
-    async def poke(self, key: VersionKey) -> bool:
+    async def send_wake(self, key: VersionKey) -> bool:
         self.pokes += 1
         self.poked.set()
         return self.is_there
 
 
-async def test_it_tells_at_once_and_once() -> None:
+async def test_wake_call_is_sent_once_and_at_once() -> None:
     """However many ask; resting ends it, and asking again starts anew at once."""
 
     decider = Decider()
-    waker = Waker(decider.poke)
+    waker = Waker(decider.send_wake)
     for _ in range(5):
-        waker.ensure(KEY)
-    began = waker.poked_us(KEY)
+        waker.start_wake(KEY)
+    began = waker.wake_sent_us(KEY)
     assert began is not None
     await asyncio.sleep(0)
     assert decider.pokes == 1
-    waker.rest(KEY)
-    assert waker.poked_us(KEY) is None
-    waker.ensure(KEY)
+    waker.stop_wake(KEY)
+    assert waker.wake_sent_us(KEY) is None
+    waker.start_wake(KEY)
     await asyncio.sleep(0)
     assert decider.pokes == 2
     await waker.close()
 
 
 @pytest.mark.parametrize("is_there", [pytest.param(True, id="taken"), pytest.param(False, id="not taken")])
-async def test_it_tells_again_while_somebody_waits(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wake_call_repeats_while_requests_wait(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon where nobody took it, later where somebody did; never again after it rests."""
     monkeypatch.setattr(wake, "AGAIN_S" if is_there else "RETRY_S", 0.01)
 
     decider = Decider()
     decider.is_there = is_there
-    waker = Waker(decider.poke)
-    waker.ensure(KEY)
+    waker = Waker(decider.send_wake)
+    waker.start_wake(KEY)
     async with asyncio.timeout(30):
         while decider.pokes < 3:
             decider.poked.clear()
             await decider.poked.wait()
-    waker.rest(KEY)
+    waker.stop_wake(KEY)
     told = decider.pokes
     await asyncio.sleep(0.05)
     assert decider.pokes == told
@@ -71,17 +71,17 @@ async def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> Non
     """An error while telling, such as no descriptor left, does not end the telling."""
 
     class Failing(Decider):
-        async def poke(self, key: VersionKey) -> bool:
-            if await super().poke(key) and self.pokes < 3:
+        async def send_wake(self, key: VersionKey) -> bool:
+            if await super().send_wake(key) and self.pokes < 3:
                 raise OSError(24, "too many open files")
             return True
 
     decider = Failing()
-    waker = Waker(decider.poke, clock=asyncio.get_running_loop().time)
+    waker = Waker(decider.send_wake, clock=asyncio.get_running_loop().time)
     if is_nudge:
-        waker.nudge(KEY, 9.0)
+        waker.start_wake_for(KEY, 9.0)
     else:
-        waker.ensure(KEY)
+        waker.start_wake(KEY)
     await asyncio.sleep(1.0)
     assert decider.pokes == 3
     await asyncio.sleep(60.0)
@@ -90,14 +90,14 @@ async def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> Non
     assert repr(waker) == "<Waker waking=0 nudging=0>"
 
 
-async def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timed_wake_repeats_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, again until the time is over, once for all who ask; then it is forgotten, and may be told anew."""
     monkeypatch.setattr(wake, "AGAIN_S", 0.001)
 
     decider, now_s = Decider(), 100.0
-    waker = Waker(decider.poke, clock=lambda: now_s)
+    waker = Waker(decider.send_wake, clock=lambda: now_s)
     for _ in range(5):
-        waker.nudge(KEY, 9.0)
+        waker.start_wake_for(KEY, 9.0)
     async with asyncio.timeout(30):
         while decider.pokes < 3:
             decider.poked.clear()
@@ -106,25 +106,25 @@ async def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.Monke
         now_s = 109.0
         await eventually(lambda: repr(waker) == "<Waker waking=0 nudging=0>")
     told = decider.pokes
-    waker.nudge(KEY, 9.0)
+    waker.start_wake_for(KEY, 9.0)
     await asyncio.sleep(0)
     assert decider.pokes == told + 1
     await waker.close()
 
 
-async def test_a_nudge_ends_with_the_start_and_not_with_a_wait() -> None:
+async def test_timed_wake_ends_with_the_start() -> None:
     """Who waits tells anyway; that its wait is over says nothing of who could not wait."""
 
     decider = Decider()
-    waker = Waker(decider.poke)
-    waker.ensure(KEY)
-    waker.nudge(KEY, 9.0)
+    waker = Waker(decider.send_wake)
+    waker.start_wake(KEY)
+    waker.start_wake_for(KEY, 9.0)
     assert repr(waker) == "<Waker waking=1 nudging=0>"
-    waker.rest(KEY)
-    waker.nudge(KEY, 9.0)
-    waker.rest(KEY)
-    waker.calm(KEY.tenant, "w" * 64)
+    waker.stop_wake(KEY)
+    waker.start_wake_for(KEY, 9.0)
+    waker.stop_wake(KEY)
+    waker.stop_timed_wakes(KEY.tenant, "w" * 64)
     assert repr(waker) == "<Waker waking=0 nudging=1>"
-    waker.calm(KEY.tenant, KEY.version)
+    waker.stop_timed_wakes(KEY.tenant, KEY.version)
     assert repr(waker) == "<Waker waking=0 nudging=0>"
     await waker.close()

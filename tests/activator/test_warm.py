@@ -26,7 +26,7 @@ async def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
             "routed", "dispatched", "tokenized", "prefilled", "first_token", "done",
         ]  # fmt: skip
         assert not timeline["cold"]
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert record.request_id == got.headers["x-request-id"]
         assert (record.outcome, record.status, record.version, record.runtime_id) == ("ok", 200, VERSION, "a")
         assert (record.prompt_tokens, record.completion_tokens, record.sequence) == (3, 2, 1)
@@ -41,17 +41,17 @@ async def test_a_whole_answer_is_timed_in_its_head(tmp_path: Path) -> None:
         assert got.status == 200
         assert got.json["choices"][0]["message"]["content"] == "hello"  # type: ignore[index]
         assert "prefilled;dur=" in got.headers["server-timing"]
-        (record,) = await here.control.until_records(1)
+        (record,) = await here.control.wait_for_records(1)
         assert (record.completion_tokens, record.stream, record.device_us) == (2, False, 20)
 
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 1), ("info", 0)])
-async def test_its_end_is_told_at_debug(tmp_path: Path, level: str, count: int) -> None:
+async def test_completion_is_logged_at_debug(tmp_path: Path, level: str, count: int) -> None:
     """Once, by its id, with what came of it, as it is one of many; and not at all by default."""
     async with world(tmp_path, log_level=level) as here:
         await here.replica("a")
         got = await here.post()
-        await here.control.until_records(1)
+        await here.control.wait_for_records(1)
         lines = [json.loads(line) for line in (here.data / "log").read_text().splitlines()]
         found = [line for line in lines if line["message"] == "a request ended"]
         assert [line["request_id"] for line in found] == [got.headers["x-request-id"]] * count

@@ -3,17 +3,17 @@
 import asyncio
 from pathlib import Path
 
-from activator.policy.expected import LEAST
+from activator.policy.expected import MIN_ANSWERS
 from contracts.control import ModelRow
 from tests.activator.control import VERSION, FakeControl
-from tests.activator.replica import Call, Held
-from tests.activator.world import World, world
+from tests.activator.replica import Held, ReceivedRequest
+from tests.activator.world import ActivatorWorld, world
 from tests.eventually import eventually
 
 TINY = 1e-6  # seconds: whatever is left of a request is more than a slot computes in it
 
 
-async def scaled_by(here: World, backlog_s: float) -> None:
+async def scaled_by(here: ActivatorWorld, backlog_s: float) -> None:
     """From now on."""
     aliases = {"prod": VERSION}
     row = ModelRow(tenant="default", model="m", aliases=aliases, created_at_s=7, backlog_s=backlog_s)
@@ -27,14 +27,14 @@ async def most_of(control: FakeControl, reports: int) -> float:
     return max(stat.concurrency for stat in control.stats[before:])
 
 
-async def test_what_is_left_of_two_requests_counts_as_many(tmp_path: Path) -> None:
+async def test_two_long_requests_report_higher_concurrency(tmp_path: Path) -> None:
     """Where the setting is on, once answers were measured, and only as long as it is."""
-    held = Held(first=Call.open)
+    held = Held(first=ReceivedRequest.open)
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
         await scaled_by(here, TINY)
-        for _ in range(LEAST):
+        for _ in range(MIN_ANSWERS):
             assert (await here.post()).status == 200
         await scaled_by(here, 0.0)
         replica.script = held

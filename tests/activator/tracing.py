@@ -16,12 +16,12 @@ ROOT: Final = Path(__file__).parents[2]
 def main() -> None:
     """Trace, and be the activator."""
     from activator import __main__
-    from activator.edge import Edge
-    from activator.edge_http import HttpProtocol
+    from activator.edge import TlsHandshakeProtocol
+    from activator.edge_http import Http1Protocol
 
     modules: dict[CodeType, str | None] = {}
     seen = set[str]()
-    begin, end = Edge.connection_made, HttpProtocol.connection_lost
+    begin, end = TlsHandshakeProtocol.connection_made, Http1Protocol.connection_lost
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         if frame.f_code not in modules:
@@ -29,18 +29,18 @@ def main() -> None:
         if (module := modules[frame.f_code]) is not None:
             seen.add(module)
 
-    def begun(self: Edge, transport: Any) -> None:
+    def begun(self: TlsHandshakeProtocol, transport: Any) -> None:
         seen.clear()
         sys.setprofile(look)
         begin(self, transport)
 
-    def ended(self: HttpProtocol, exc: Exception | None) -> None:
+    def ended(self: Http1Protocol, exc: Exception | None) -> None:
         end(self, exc)
         sys.setprofile(None)
         with Path(os.environ["KELVIN_TRACE"]).open("a") as trace:
             trace.write(json.dumps(sorted(seen)) + "\n")
 
-    Edge.connection_made, HttpProtocol.connection_lost = begun, ended  # type: ignore[method-assign]
+    TlsHandshakeProtocol.connection_made, Http1Protocol.connection_lost = begun, ended  # type: ignore[method-assign]
     __main__.main()
 
 

@@ -21,7 +21,7 @@ from coldstart_bench.installation import free_port
 from contracts.control import ReplicaRow
 from service.unix import SocketDirectory, peer_pid
 from tests.activator.control import KEY, MARKER, VERSION, FakeControl, limited, replica_row
-from tests.activator.hatching import Hatched
+from tests.activator.hatching import ForkedActivator
 from tests.activator.replica import FakeReplica, Script, hello
 
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
@@ -30,7 +30,7 @@ STREAM = CHAT | {"stream": True}
 
 
 @dataclass
-class Got:
+class ReceivedResponse:
     """A whole answer, as a client received it."""
 
     status: int
@@ -52,13 +52,13 @@ class Got:
 
 
 @dataclass
-class World:
+class ActivatorWorld:
     """Everything that one test needs."""
 
     data: Path
     port: int
     control: FakeControl
-    process: Hatched
+    process: ForkedActivator
     client: aiohttp.ClientSession
     tls: ssl.SSLContext
     environment: dict[str, str]
@@ -102,24 +102,28 @@ class World:
             while (await self.get(f"/v1/models/{marker}", MARKER)).status != 200:
                 await asyncio.sleep(0.005)
 
-    async def get(self, path: str, key: str = KEY, **headers: str) -> Got:
+    async def get(self, path: str, key: str = KEY, **headers: str) -> ReceivedResponse:
         """GET."""
         return await self.request("GET", path, None, key, **headers)
 
     async def post(
         self, path: str = "/v1/chat/completions", body: object = None, key: str = KEY, **headers: str
-    ) -> Got:
+    ) -> ReceivedResponse:
         """POST JSON."""
         payload = body if isinstance(body, bytes) else json.dumps(CHAT if body is None else body).encode()
         return await self.request("POST", path, payload, key, **headers)
 
-    async def request(self, method: str, path: str, payload: bytes | None, key: str, **headers: str) -> Got:
+    async def request(
+        self, method: str, path: str, payload: bytes | None, key: str, **headers: str
+    ) -> ReceivedResponse:
         """Send a request; return its whole answer."""
         own = {"authorization": f"Bearer {key}"} | {name.replace("_", "-"): value for name, value in headers.items()}
         url = URL(self.url + path, encoded=True)
         data = None if payload is None else io.BytesIO(payload)
         async with self.client.request(method, url, data=data, headers=own) as answer:
-            return Got(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
+            return ReceivedResponse(
+                answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read()
+            )
 
     async def raw(
         self, said: bytes = b"", *, source: str = "127.0.0.1"
@@ -131,11 +135,11 @@ class World:
         writer.write(said)
         return reader, writer
 
-    async def own(self, path: str) -> Got:
+    async def own(self, path: str) -> ReceivedResponse:
         """GET at the activator's own socket."""
         connector = aiohttp.UnixConnector(path=str(self.data / "run" / "activator.sock"))
         async with aiohttp.ClientSession(connector=connector) as own, own.get(f"http://activator{path}") as answer:
-            return Got(answer.status, dict(answer.headers), await answer.read())
+            return ReceivedResponse(answer.status, dict(answer.headers), await answer.read())
 
     async def page(self) -> str:
         """The activator's own metrics."""
@@ -146,29 +150,32 @@ class World:
         lines = re.findall(rf"^{name}{{(.*)}} (\S+)$", await self.page(), re.MULTILINE)
         return [(dict(_LABEL.findall(labels)), float(value)) for labels, value in lines]
 
-    async def figure(self, name: str, **labels: str) -> float:
+    async def metric_value(self, name: str, **labels: str) -> float:
         """The sum of the series with these labels."""
         return sum(value for found, value in await self.series(name) if labels.items() <= found.items())
 
-    async def until_figure(self, name: str, value: float, **labels: str) -> None:
-        """Wait until `figure` returns `value`."""
+    async def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
+        """Wait until `metric_value` returns `value`."""
         async with asyncio.timeout(30):
-            while await self.figure(name, **labels) != value:
+            while await self.metric_value(name, **labels) != value:
                 await asyncio.sleep(0.01)
 
-    async def until_queued(self, count: int) -> None:
+    async def wait_for_queued(self, count: int) -> None:
         """Wait until so many requests wait for a slot."""
-        await self.until_figure("kelvin_requests_queued", count)
+        await self.wait_for_metric("kelvin_requests_queued", count)
 
     async def restart(self, path: str = "/readyz") -> None:
         """Start another activator on the same data, after the first has ended. Its socket answers `path` on return."""
         assert self.process.returncode is not None
-        self.process = Hatched(self.program, self.environment, self.data / "log", self.listener)
+        self.process = ForkedActivator(self.program, self.environment, self.data / "log", self.listener)
         await _until_ready(self.data, self.process, path)
 
-    async def beside(self) -> Hatched:
+    async def beside(self) -> ForkedActivator:
         """Start another activator on the same data and listener beside the first. Return the first once it is ready."""
-        old, self.process = self.process, Hatched(self.program, self.environment, self.data / "log", self.listener)
+        old, self.process = (
+            self.process,
+            ForkedActivator(self.program, self.environment, self.data / "log", self.listener),
+        )
         directory = SocketDirectory(self.data / "run")
         try:
             async with asyncio.timeout(60):
@@ -204,7 +211,7 @@ async def world(
     program: str = "activator",
     listener: socket.socket | None = None,
     **settings: object,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[ActivatorWorld]:
     """Yield a running activator. It must exit with 0 at the end, and must not have logged a defect."""
     data = tmp_path / "data"
     (data / "run").mkdir(parents=True)
@@ -215,11 +222,11 @@ async def world(
     given = {f"KELVIN_{name.upper()}": str(value) for name, value in settings.items()}
     environment = {**os.environ, "KELVIN_DATA": str(data), **given}
     process, port = await _started(program, data, environment, "/readyz" if control_up else "/healthz", listener)
-    here: World | None = None
+    here: ActivatorWorld | None = None
     try:
         tls = ssl.create_default_context(cafile=str(data / "ca.pem"))
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as client:
-            here = World(data, port, control, process, client, tls, environment, program, listener)
+            here = ActivatorWorld(data, port, control, process, client, tls, environment, program, listener)
             yield here
             assert here.process.returncode is not None or await here.terminate() == 0
         said = (data / "log").read_text()
@@ -237,12 +244,12 @@ async def world(
 
 async def _started(
     program: str, data: Path, environment: dict[str, str], path: str, listener: socket.socket | None
-) -> tuple[Hatched, int]:
+) -> tuple[ForkedActivator, int]:
     """Return a ready activator and its port. Try another port if somebody took the first one."""
     while True:
         port = free_port() if listener is None else listener.getsockname()[1]
         environment["KELVIN_PORT"] = str(port)
-        process = Hatched(program, environment, data / "log", listener)
+        process = ForkedActivator(program, environment, data / "log", listener)
         try:
             await _until_ready(data, process, path)
         except BaseException as error:
@@ -256,7 +263,7 @@ async def _started(
         return process, port
 
 
-async def _until_ready(data: Path, process: Hatched, path: str) -> None:
+async def _until_ready(data: Path, process: ForkedActivator, path: str) -> None:
     connector = aiohttp.UnixConnector(path=str(data / "run" / "activator.sock"))
     async with asyncio.timeout(60), aiohttp.ClientSession(connector=connector) as own:
         while True:
@@ -270,4 +277,4 @@ async def _until_ready(data: Path, process: Hatched, path: str) -> None:
             await asyncio.sleep(0.02)
 
 
-__all__ = ["CHAT", "VERSION", "Got", "World", "http", "world"]
+__all__ = ["CHAT", "VERSION", "ActivatorWorld", "ReceivedResponse", "http", "world"]

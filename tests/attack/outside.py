@@ -30,7 +30,7 @@ SETTINGS: Final = {
 MIB: Final = 1 << 20
 
 
-def sentence(code: int, out: str, err: str) -> str:
+def failure_text(code: int, out: str, err: str) -> str:
     """Return what a command that failed says. Fails where it did not fail, or where it shows a traceback."""
     assert code != 0, out
     said = out + err
@@ -93,7 +93,7 @@ class Bystander:
             self._stop.wait(self._pause_s)
 
 
-def p95(seconds: Sequence[float]) -> float:
+def percentile_95(seconds: Sequence[float]) -> float:
     """Return the 95th percentile, the larger neighbour where it lies between two."""
     return sorted(seconds)[min(len(seconds) - 1, int(0.95 * len(seconds)))]
 
@@ -147,7 +147,7 @@ class MemoryWatch:
         return found
 
 
-class Wire:
+class RawTlsConnection:
     """One TLS connection on which raw bytes are sent, and answers are read one after another."""
 
     def __init__(self, up: Installation) -> None:

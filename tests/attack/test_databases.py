@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, run_command, running
+from coldstart_bench.installation import Installation, run_command, running_installation
 from tests.attack.outside import SETTINGS, Bystander
-from tests.controlplane.postgres_server import PostgresServer, name_of
+from tests.controlplane.postgres_server import PostgresServer, database_name
 from tests.e2e.calls import Answer, ask
 from tests.e2e.tenants import Tenant, make_tenant
 from tests.eventually import wait
@@ -47,11 +47,11 @@ def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
     """The model answers."""
     with PostgresServer() as postgres:
         place = postgres.database(migrated=False)
-        with running(scratch / "postgres", settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as up:
+        with running_installation(scratch / "postgres", settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as up:
             tenant = make_tenant(up, "acme", scratch)
             assert tenant.push(tiny)["exit"] == 0
             assert tenant.complete().status == 200
-            yield Ground(up, postgres, name_of(place), tenant)
+            yield Ground(up, postgres, database_name(place), tenant)
 
 
 def _cut(ground: Ground) -> None:

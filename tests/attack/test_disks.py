@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, run_command
+from coldstart_bench.installation import Installation, InstallationFailed, KelvinUpProcess, free_port, run_command
 from tests.attack import own_mounts
 from tests.attack.outside import MIB, SETTINGS, Bystander
 from tests.e2e.calls import ask
@@ -36,7 +36,7 @@ def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
     data, port = scratch / "disks", free_port()
     sizes = {own_mounts.DATA_BYTES: str(96 * MIB), own_mounts.STAGING_BYTES: str(4 * MIB)}
     settings = {**SETTINGS, **sizes, "KELVIN_NVME_BYTES": str(8 * MIB)}
-    with Up(data, port, settings, program="tests.attack.own_mounts") as process:
+    with KelvinUpProcess(data, port, settings, program="tests.attack.own_mounts") as process:
         assert "ready" in process.ready_line(), process.said()
         up = Installation(Path(f"/proc/{process.pid}/root{data}"), port, process.pid)
         default_tenant(up).push(tiny)

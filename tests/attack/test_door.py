@@ -19,9 +19,9 @@ from typing import Final, Self
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, run_command, running
+from coldstart_bench.installation import Installation, run_command, running_installation
 from tests.activator.identity import KeyServer, Signer, claims, key_server
-from tests.attack.outside import MIB, SETTINGS, Bystander, anonymous_bytes, metric, sentence
+from tests.attack.outside import MIB, SETTINGS, Bystander, anonymous_bytes, failure_text, metric
 from tests.e2e.calls import Answer, all_at_once, ask
 from tests.e2e.inside import is_recorded
 from tests.e2e.processes import command, services, supervisor
@@ -91,7 +91,7 @@ def door(scratch: Path, tiny: Path) -> Iterator[Door]:
     signer = Signer("one")
     with _issuer(scratch / "idp", signer) as issuer:
         file = issuer.file(scratch / "issuers.toml", 'scopes = ["infer"]\nrefresh_s = 10\n')
-        with running(scratch / "door", settings={**SETTINGS, "KELVIN_OIDC": str(file)}) as up:
+        with running_installation(scratch / "door", settings={**SETTINGS, "KELVIN_OIDC": str(file)}) as up:
             up.push(tiny, "m")
             up.admin.request("PUT", "/admin/v1/models/m/scale", {"max": 1})
             yield Door(up, issuer, signer, file)
@@ -152,7 +152,7 @@ def test_door_change_that_fails(door: Door) -> None:
     with Bystander(lambda: door.tenant.complete()) as bystander:
         door.settings.write_text("[[issuer]]\nissuer = 3\n")
         try:
-            said = sentence(*_restart(door))
+            said = failure_text(*_restart(door))
         finally:
             door.settings.write_text(good)
         assert said.strip()

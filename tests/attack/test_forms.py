@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, run_command, running
-from tests.attack.outside import SETTINGS, Bystander, Wire, request
+from coldstart_bench.installation import Installation, run_command, running_installation
+from tests.attack.outside import SETTINGS, Bystander, RawTlsConnection, request
 from tests.e2e.calls import ask
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
@@ -27,7 +27,7 @@ BODY: Final = {"model": "m", "prompt": "w1", "max_tokens": 2, "temperature": 0}
 @pytest.fixture(scope="module")
 def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
     """An installation with one model."""
-    with running(scratch / "forms", settings=SETTINGS) as up:
+    with running_installation(scratch / "forms", settings=SETTINGS) as up:
         up.push(tiny, "m")
         yield up
 
@@ -62,7 +62,7 @@ def test_upgrade_smuggles_no_request(
     else:
         first = request(up, inner, *upgrade)
     second = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
-    with Wire(up) as wire:
+    with RawTlsConnection(up) as wire:
         wire.send(first)
         refused = wire.answer()
         assert refused is not None
@@ -90,7 +90,7 @@ def test_ambiguous_form_is_refused(up: Installation, victim: Tenant, raw: bytes,
     """Two values where one is read, and codings that nobody undoes, are 400; nothing behind them is answered as a
     request of its own.
     """
-    with Wire(up) as wire:
+    with RawTlsConnection(up) as wire:
         wire.send(request(up, raw or BODY, *headers))
         answer = wire.answer()
         assert answer is not None
@@ -102,7 +102,7 @@ def test_ambiguous_form_is_refused(up: Installation, victim: Tenant, raw: bytes,
 @pytest.mark.parametrize("version", ["HTTP/2.0", "HTTP/1.2", "HTTP/0.9", "RTSP/1.0"])
 def test_other_versions_are_refused(up: Installation, victim: Tenant, version: str) -> None:
     """A request line with a version that we do not speak is 400."""
-    with Wire(up) as wire:
+    with RawTlsConnection(up) as wire:
         wire.send(request(up, BODY, version=version))
         answer = wire.answer()
         assert answer is not None
@@ -114,7 +114,7 @@ def test_trailers_are_dropped(up: Installation, victim: Tenant) -> None:
     raw = json.dumps(BODY).encode()
     trailers = b"Authorization: Bearer kv-0-0\r\nContent-Length: 3\r\nHost: elsewhere\r\nTransfer-Encoding: gzip\r\n"
     chunks = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(raw), raw, trailers)
-    with Wire(up) as wire:
+    with RawTlsConnection(up) as wire:
         for _ in range(2):
             wire.send(request(up, chunks, "Transfer-Encoding: chunked"))
             answer = wire.answer()
@@ -123,7 +123,7 @@ def test_trailers_are_dropped(up: Installation, victim: Tenant) -> None:
         assert wire.more(0.3) is None
 
 
-def test_hint_leads_somewhere(up: Installation, victim: Tenant, scratch: Path) -> None:
+def test_retry_hint_is_reachable(up: Installation, victim: Tenant, scratch: Path) -> None:
     """A request that may take more tokens than its tenant has in a minute is told so, and not to come back; one that
     fits is answered.
     """

@@ -16,8 +16,8 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, running
-from tests.attack.outside import ROOT, SETTINGS, Bystander, p95
+from coldstart_bench.installation import Installation, running_installation
+from tests.attack.outside import ROOT, SETTINGS, Bystander, percentile_95
 from tests.e2e.calls import all_at_once, ask, connect
 from tests.e2e.models import make_tiny
 from tests.e2e.processes import services
@@ -65,7 +65,7 @@ def _filtered(source: Path, directory: Path, policy: object) -> Path:
 @pytest.fixture(scope="module")
 def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
     """Eight device slots."""
-    with running(
+    with running_installation(
         scratch / "neighbours", settings={**SETTINGS, "KELVIN_FILTERS": "on", "KELVIN_DEVICE_SLOTS": "8"}
     ) as up:
         found = Ground(up, make_tenant(up, "attacker", scratch), make_tenant(up, "victim", scratch))
@@ -239,7 +239,7 @@ def _first_tokens(tenant: Tenant, model: str) -> float:
             answer.read()
     finally:
         connection.close()
-    return p95(found)
+    return percentile_95(found)
 
 
 @contextmanager

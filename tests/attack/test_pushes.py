@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from tests.attack.outside import MIB, SETTINGS, Bystander, MemoryWatch, metric
 from tests.e2e.calls import all_at_once
 from tests.e2e.models import make_tiny
@@ -44,7 +44,7 @@ class Ground:
 @pytest.fixture(scope="module")
 def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
     """The victim's model answers."""
-    with running(scratch / "pushes", settings=SETTINGS) as up:
+    with running_installation(scratch / "pushes", settings=SETTINGS) as up:
         found = Ground(up, make_tenant(up, "attacker", scratch), make_tenant(up, "victim", scratch))
         assert found.victim.push(tiny)["exit"] == 0
         assert found.victim.complete().status == 200

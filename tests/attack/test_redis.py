@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from tests.activator.redis_server import RedisServer
 from tests.attack.outside import MIB, SETTINGS, Bystander, metric
 from tests.e2e.calls import Answer, all_at_once, ask
@@ -42,7 +42,7 @@ def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
     """All limits of the second tenant are wide but its rate."""
     with RedisServer() as redis:
         settings = {**SETTINGS, "KELVIN_REDIS": redis.url}
-        with running(scratch / "redis", settings=settings) as up:
+        with running_installation(scratch / "redis", settings=settings) as up:
             limits = ("--budget-micros", "1000000000", "--tpm", "1000000", "--requests", "64")
             found = Ground(up, redis, make_tenant(up, "filler", scratch), make_tenant(up, "limited", scratch, *limits))
             for tenant in (found.filler, found.limited):
@@ -124,7 +124,7 @@ def test_foreign_keys_fill_redis(ground: Ground) -> None:
     ground.redis.ask("SETRANGE", "foreign", str(2 * ROOM_BYTES), "x")
     assert ground.redis.ask("SET", "another", "x").startswith(b"-OOM"), "the attack is too small"
     ground.redis.ask("DEL", "kelvin:members")
-    scripts = ground.redis.scripts_run()
+    scripts = ground.redis.count_scripts()
     with Bystander(ground.limited.complete) as bystander:
         bystander.wait_for(10)
         body = {"model": "m", "prompt": "w1", "max_tokens": 4, "temperature": 0}
@@ -132,7 +132,7 @@ def test_foreign_keys_fill_redis(ground: Ground) -> None:
         wait(lambda: ground.redis.ask("EXISTS kelvin:members") == b":1", "the activator is a member again")
         bystander.wait_for(10)
     assert bystander.failures == []
-    assert ground.redis.scripts_run() > scripts + 5  # twenty answers, some from one lease
+    assert ground.redis.count_scripts() > scripts + 5  # twenty answers, some from one lease
     assert ground.redis.ask("EXISTS", f"kelvin:{{{ground.limited.name}}}:tokens") == b":1"
 
 
@@ -196,7 +196,7 @@ def test_claims_of_a_flushed_redis(ground: Ground) -> None:
     assert ground.filler.report()["requests"]["ok"] == before + 2
 
 
-def test_hint_above_a_share_leads_somewhere(ground: Ground, scratch: Path, tiny: Path) -> None:
+def test_retry_hint_above_a_share_is_reachable(ground: Ground, scratch: Path, tiny: Path) -> None:
     """Redis dies while it knows of ten activators, so each has a tenth of every limit. A request that needs more than a
     tenth of its tenant's minute is answered by the time that its hints say; others are answered meanwhile.
     """

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coldstart_bench.endings import ANSWERED, CUT, Ending
+from coldstart_bench.endings import ANSWERED, CUT, RequestEnd
 from tests.drills.drill import kill
-from tests.drills.ground import SERVED, Ground
-from tests.drills.matrix import Process
+from tests.drills.ground import SERVED, DrillInstallation
+from tests.drills.matrix import VictimProcess
 from tests.e2e.models import make_tiny
 from tests.eventually import wait
 from tests.stopping import has_ended
@@ -19,23 +19,23 @@ from tests.stopping import has_ended
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
 
-def _kill_all(ground: Ground) -> None:
+def _kill_all(ground: DrillInstallation) -> None:
     ground.note_family()
     kill(ground.everything())
     ground.restart()
 
 
 @contextmanager
-def _fresh(data: Path) -> Iterator[Ground]:
+def _fresh(data: Path) -> Iterator[DrillInstallation]:
     """A data directory that nothing lies in; nothing of it runs after the block."""
-    ground = Ground(data, settings={"KELVIN_SCRUB_S": "0"})
+    ground = DrillInstallation(data, settings={"KELVIN_SCRUB_S": "0"})
     try:
         yield ground
     finally:
         ground.abandon()
 
 
-def _serve(ground: Ground, model: Path) -> None:
+def _serve(ground: DrillInstallation, model: Path) -> None:
     push = ground.push(model, SERVED)
     assert push.outcome() == ANSWERED, push.said()
     ground.ask("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
@@ -65,7 +65,7 @@ def test_killed_in_its_first_minute(scratch: Path, tiny: Path) -> None:
             assert ending.outcome == CUT
             assert push.outcome() == ANSWERED, push.said()
         ground.expect_answer()
-        assert ground.settle([Ending(CUT, limit=ending.limit, unread=ending.words)]) == []
+        assert ground.settle([RequestEnd(CUT, limit=ending.limit, unread=ending.words)]) == []
         for words in (("billing", "verify"), ("audit", "verify"), ("fsck",)):
             code, out, err = ground.kelvin(*words)
             assert code == 0, f"{words}: {out}{err}"
@@ -76,7 +76,7 @@ def test_hangup_drains(scratch: Path, tiny: Path) -> None:
     with _fresh(scratch / "hung-up") as ground:
         ground.start()
         _serve(ground, tiny)
-        supervisor = ground.process(Process.SUPERVISOR)
+        supervisor = ground.process(VictimProcess.SUPERVISOR)
         with ground.call(400) as call:
             call.wait_for(lambda: call.words > 5, "words come")
             for each in (supervisor, *supervisor.children()):  # a terminal tells its whole group

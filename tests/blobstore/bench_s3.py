@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from blobstore.s3 import S3Store
 from blobstore.s3_client import make_client
-from blobstore.s3_place import S3Place
+from blobstore.s3_place import S3Location
 
 CHUNK: Final = 8 << 20
 ROUNDS: Final = 5
@@ -27,7 +27,7 @@ class Bench:
     """One object, read into the same memory again and again."""
 
     def __init__(self, endpoint: str, bucket: str, key: str, mib: int) -> None:
-        self.place = S3Place(bucket, endpoint=endpoint, region="us-east-1", path_style=True)
+        self.place = S3Location(bucket, endpoint=endpoint, region="us-east-1", path_style=True)
         self.key = key
         self.memory = mmap.mmap(-1, mib << 20)
         self.memory.write(bytes(mib << 20))  # touched: pages are not part of it

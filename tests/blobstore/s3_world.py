@@ -10,7 +10,7 @@ from typing import Any
 from blobstore.retrying import Retry, RetryBudget, RetryingStore
 from blobstore.s3 import S3Store
 from blobstore.s3_client import make_client
-from blobstore.s3_place import S3Place, parse_place
+from blobstore.s3_place import S3Location, parse_s3_url
 from tests.faults.buckets import Buckets
 from tests.faults.proxy import FaultProxy
 
@@ -36,9 +36,9 @@ class World:
         self._stores: list[S3Store] = []
 
     @property
-    def place(self) -> S3Place:
+    def place(self) -> S3Location:
         """The bucket of this test, through the proxy."""
-        return parse_place(self.url())
+        return parse_s3_url(self.url())
 
     def url(self, **parameters: object) -> str:
         """Likewise, as a setting."""
@@ -88,7 +88,7 @@ class World:
 def worlds(buckets: Buckets) -> Iterator[World]:
     """With a proxy and a patient client until the block ends."""
     with FaultProxy(buckets.host, buckets.port) as proxy:
-        place = parse_place(buckets.url("any", port=proxy.port, read_s=60, connections=8))
+        place = parse_s3_url(buckets.url("any", port=proxy.port, read_s=60, connections=8))
         client = make_client(place)
         yield World(buckets, proxy, client)
         client.close()

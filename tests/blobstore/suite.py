@@ -52,7 +52,7 @@ class BlobStoreSuite(ABC):
         assert bytes(into) == bytes(8) + BODY[4096:4128] + bytes(24)
         assert (await store.stat("t/a")).size == len(BODY)
 
-    async def test_says_when(self, store: BlobStore) -> None:
+    async def test_stat_tells_the_time_of_the_put(self, store: BlobStore) -> None:
         """An object has the time of its put; a second put, which changes nothing, doesn't renew it."""
 
         before = time.time()

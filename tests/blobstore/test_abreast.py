@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from blobstore.abreast import abreast
+from blobstore.abreast import bounded_gather
 
 
 class Calls:
@@ -28,18 +28,18 @@ class Calls:
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 100])
-def test_results(count: int) -> None:
+def test_bounded_gather_keeps_order(count: int) -> None:
     """In order, however many there are; never more at once than the limit."""
     calls = Calls()
-    assert asyncio.run(abreast(calls, range(count), 4)) == [2 * n for n in range(count)]
+    assert asyncio.run(bounded_gather(calls, range(count), 4)) == [2 * n for n in range(count)]
     assert calls.most == min(4, count)
 
 
-async def test_failure() -> None:
+async def test_first_failure_ends_the_others() -> None:
     """Is raised as it was; nothing new begins, nothing runs on."""
     calls, tasks = Calls(failing=5), asyncio.all_tasks()
     with pytest.raises(KeyError):
-        await abreast(calls, range(100), 4)
+        await bounded_gather(calls, range(100), 4)
     assert calls.running == 0
     assert asyncio.all_tasks() == tasks
     assert calls.begun < 20
@@ -57,7 +57,7 @@ async def test_cancelled() -> None:
         finally:
             running -= 1
 
-    task = asyncio.create_task(abreast(hang, range(10), 4))
+    task = asyncio.create_task(bounded_gather(hang, range(10), 4))
     while running < 4:
         await asyncio.sleep(0)
     task.cancel()

@@ -20,11 +20,11 @@ from blobstore.packs import (
     file_pack,
     place,
 )
-from blobstore.places import Place, decode_index, read_place
+from blobstore.places import ChunkLocation, decode_index, read_chunk
 from blobstore.store import BlobShort
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Failure, Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 
 A, B, F = "a" * 64, "b" * 64, "f" * 64
 PACK = file_pack(F)
@@ -50,12 +50,15 @@ def test_round_trip() -> None:
     """What was written is read, with lengths in whole pages; a chunk that occurs again has its first place."""
     raw = encode_file_index(GOOD)
     assert decode_file_index(raw, PACK) == GOOD
-    assert GOOD.lengths == {A: 3 * PAGE, B: PAGE}
-    want = {A: Place(PACK, ((5000, 7), (73, 4097))), B: Place(PACK, ((4200, 1),))}
+    assert GOOD.lengths == {A: 3 * PAGE_BYTES, B: PAGE_BYTES}
+    want = {A: ChunkLocation(PACK, ((5000, 7), (73, 4097))), B: ChunkLocation(PACK, ((4200, 1),))}
     assert decode_index(raw, PACK) == want
-    assert want[A].length == 3 * PAGE
-    table = encode_table(place([(A, PAGE), (B, 2 * PAGE)]))
-    assert decode_index(table, F) == {A: Place(F, ((0, PAGE),)), B: Place(F, ((PAGE, 2 * PAGE),))}
+    assert want[A].length == 3 * PAGE_BYTES
+    table = encode_table(place([(A, PAGE_BYTES), (B, 2 * PAGE_BYTES)]))
+    assert decode_index(table, F) == {
+        A: ChunkLocation(F, ((0, PAGE_BYTES),)),
+        B: ChunkLocation(F, ((PAGE_BYTES, 2 * PAGE_BYTES),)),
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,12 +124,12 @@ def test_reading(lengths: list[int], gaps: list[int], order: object, gap_bytes: 
         spans.append((at + gap, length))
         at += gap + length
     order.shuffle(spans)  # type: ignore[attr-defined]
-    want = b"".join(body[offset : offset + length] + bytes(-length % PAGE) for offset, length in spans)
+    want = b"".join(body[offset : offset + length] + bytes(-length % PAGE_BYTES) for offset, length in spans)
 
     async def scenario() -> bytes:
         store = Counting()
         await store.put_if_absent("t/packs/p", body)
-        found = await read_place(store, "t/packs/p", Place("p", tuple(spans)))
+        found = await read_chunk(store, "t/packs/p", ChunkLocation("p", tuple(spans)))
         assert 1 <= store.reads <= len(spans)
         return found
 
@@ -140,8 +143,8 @@ async def test_neighbours_are_one_read() -> None:
     """Small tensors with their headers between cost one round trip, not one each; a file that is cut is told."""
     store = Counting()
     await store.put_if_absent("t/packs/p", bytes(50_000))
-    near = Place("p", tuple((n * 150, 32) for n in range(300)))
-    assert await read_place(store, "t/packs/p", near) == bytes(300 * PAGE)
+    near = ChunkLocation("p", tuple((n * 150, 32) for n in range(300)))
+    assert await read_chunk(store, "t/packs/p", near) == bytes(300 * PAGE_BYTES)
     assert store.reads == 1
     with pytest.raises(BlobShort):
-        await read_place(store, "t/packs/p", Place("p", ((49_000, 2000),)))
+        await read_chunk(store, "t/packs/p", ChunkLocation("p", ((49_000, 2000),)))

@@ -27,7 +27,7 @@ def files_under(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-async def test_nothing_stays_staged(tmp_path: Path) -> None:
+async def test_puts_leave_no_staged_file(tmp_path: Path) -> None:
     """Whether a put wins, loses or breaks, the staging directory is empty afterwards."""
     store = FileStore(tmp_path)
 

@@ -17,7 +17,7 @@ from blobstore.packs import (
 )
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Failure, Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 
 
 def digest(n: int) -> str:
@@ -31,16 +31,16 @@ def outcome(tail: bytes, size: int) -> tuple[PackEntry, ...] | Failure:
         return refused.failure
 
 
-CHUNKS = [(digest(1), 2 * PAGE), (digest(2), PAGE), (digest(3), 5 * PAGE)]
-BODY_BYTES = 8 * PAGE
+CHUNKS = [(digest(1), 2 * PAGE_BYTES), (digest(2), PAGE_BYTES), (digest(3), 5 * PAGE_BYTES)]
+BODY_BYTES = 8 * PAGE_BYTES
 
 
 @given(st.lists(st.integers(1, 2048), max_size=40))
 def test_round_trip(pages: list[int]) -> None:
     """Any run of chunks comes back as it was placed, from the footer and from the index object."""
-    entries = place((digest(n), count * PAGE) for n, count in enumerate(pages))
+    entries = place((digest(n), count * PAGE_BYTES) for n, count in enumerate(pages))
     footer = encode_footer(entries)
-    size = sum(pages) * PAGE + len(footer)
+    size = sum(pages) * PAGE_BYTES + len(footer)
     assert footer_bytes(footer[-TRAILER_BYTES:], size, "p") == len(footer)
     assert decode_footer(footer, size, "p") == entries
     assert decode_footer(b"chunk bytes" + footer, size, "p") == entries
@@ -77,7 +77,7 @@ FOOTER = encode_footer(place(CHUNKS))
         pytest.param(FOOTER[-TRAILER_BYTES:], TRAILER_BYTES, "claims", id="a table longer than the pack"),
     ],
 )
-def test_cut(tail: bytes, size: int, reason: str) -> None:
+def test_truncated_pack_is_refused(tail: bytes, size: int, reason: str) -> None:
     """Truncation is named."""
     with pytest.raises(Refused, match=reason):
         decode_footer(tail, size, "p")
@@ -86,12 +86,18 @@ def test_cut(tail: bytes, size: int, reason: str) -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        pytest.param([PackEntry(digest(1), 1, PAGE)], id="an offset off the page"),
+        pytest.param([PackEntry(digest(1), 1, PAGE_BYTES)], id="an offset off the page"),
         pytest.param([PackEntry(digest(1), 0, 100)], id="a length off the page"),
         pytest.param([PackEntry(digest(1), 0, 0)], id="an empty chunk"),
-        pytest.param([PackEntry(digest(1), 0, 2 * PAGE), PackEntry(digest(2), PAGE, PAGE)], id="an overlap"),
-        pytest.param([PackEntry(digest(1), PAGE, PAGE), PackEntry(digest(2), 0, PAGE)], id="out of order"),
-        pytest.param([PackEntry(digest(1), 0, PAGE), PackEntry(digest(1), PAGE, PAGE)], id="a chunk twice"),
+        pytest.param(
+            [PackEntry(digest(1), 0, 2 * PAGE_BYTES), PackEntry(digest(2), PAGE_BYTES, PAGE_BYTES)], id="an overlap"
+        ),
+        pytest.param(
+            [PackEntry(digest(1), PAGE_BYTES, PAGE_BYTES), PackEntry(digest(2), 0, PAGE_BYTES)], id="out of order"
+        ),
+        pytest.param(
+            [PackEntry(digest(1), 0, PAGE_BYTES), PackEntry(digest(1), PAGE_BYTES, PAGE_BYTES)], id="a chunk twice"
+        ),
     ],
 )
 def test_bad_entries(entries: list[PackEntry]) -> None:

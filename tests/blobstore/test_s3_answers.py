@@ -10,12 +10,12 @@ from botocore.exceptions import ClientError
 
 from blobstore.retrying import Retry, RetryBudget
 from blobstore.s3 import S3Store
-from blobstore.s3_place import parse_place
+from blobstore.s3_place import parse_s3_url
 from blobstore.store import BlobShort, BlobUnavailable, StoreFull
 from contracts.errors import CapacityExceeded
 from tests.eventually import PATIENCE_S
 
-PLACE = parse_place("s3://bucket/p")
+PLACE = parse_s3_url("s3://bucket/p")
 
 
 def refused(code: str, status: int) -> ClientError:

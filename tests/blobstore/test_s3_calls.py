@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blobstore import s3_reads
-from blobstore.s3_reads import Halt, Halted, RangeCalls
+from blobstore.s3_reads import CancelToken, RangeCalls, ReadCancelled
 
 
 class Endpoint:
     """Answers when it is told to: first the head, then the body. `written` is what the caller's memory has seen."""
 
-    def __init__(self, halt: Halt) -> None:
-        self.halt = halt
+    def __init__(self, cancel_token: CancelToken) -> None:
+        self.cancel_token = cancel_token
         self.head, self.body = threading.Event(), threading.Event()
         self.asked, self.reading = threading.Event(), threading.Event()
         self.written: list[str] = []
@@ -24,7 +24,7 @@ class Endpoint:
         """As `get_range` does it."""
         self.asked.set()
         assert self.head.wait(30)
-        with self.halt.over(self):
+        with self.cancel_token.read_body(self):
             self.reading.set()
             assert self.body.wait(30)
             self.written.append("body")
@@ -39,7 +39,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 async def given_up(calls: RangeCalls, endpoint: Endpoint, moment: threading.Event) -> asyncio.Task[list[str]]:
     """Cancelled once it is there."""
-    task = asyncio.create_task(calls.run([endpoint.get], endpoint.halt))
+    task = asyncio.create_task(calls.run([endpoint.get], endpoint.cancel_token))
     await asyncio.to_thread(moment.wait, 30)
     task.cancel()
     await asyncio.wait({task}, timeout=0.05)
@@ -50,38 +50,38 @@ async def test_results_and_errors(threads: ThreadPoolExecutor) -> None:
     """In order; the first error is raised, and halts the others."""
 
     calls = RangeCalls(threads)
-    assert await calls.run([lambda: 1, lambda: 2], Halt()) == [1, 2]
-    assert await calls.run([], Halt()) == []
-    halt = Halt()
-    endpoint = Endpoint(halt)
+    assert await calls.run([lambda: 1, lambda: 2], CancelToken()) == [1, 2]
+    assert await calls.run([], CancelToken()) == []
+    cancel_token = CancelToken()
+    endpoint = Endpoint(cancel_token)
 
     def fail() -> str:
         assert endpoint.asked.wait(30)
         raise KeyError("first")
 
     with pytest.raises(KeyError, match="first"):
-        await calls.run([endpoint.get, fail], halt)
+        await calls.run([endpoint.get, fail], cancel_token)
     endpoint.head.set()
 
 
-async def test_before_the_head(threads: ThreadPoolExecutor) -> None:
+async def test_cancel_before_the_head_ends_at_once(threads: ThreadPoolExecutor) -> None:
     """It ends at once, and the answer that comes later is not read."""
 
-    endpoint = Endpoint(Halt())
+    endpoint = Endpoint(CancelToken())
     task = await given_up(RangeCalls(threads), endpoint, endpoint.asked)
     assert task.cancelled()
     endpoint.head.set()
     endpoint.body.set()
     threads.shutdown()
     assert endpoint.written == []
-    with pytest.raises(Halted):
-        endpoint.halt.check()
+    with pytest.raises(ReadCancelled):
+        endpoint.cancel_token.check()
 
 
 async def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
     """It ends when the reading has."""
 
-    endpoint = Endpoint(Halt())
+    endpoint = Endpoint(CancelToken())
     endpoint.head.set()
     task = await given_up(RangeCalls(threads), endpoint, endpoint.reading)
     assert not task.done()
@@ -94,9 +94,9 @@ async def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
 
 async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a body that is read were left as well, its memory would change behind the caller's back."""
-    monkeypatch.setattr(Halt, "is_quiet", True)
+    monkeypatch.setattr(CancelToken, "is_quiet", True)
 
-    endpoint = Endpoint(Halt())
+    endpoint = Endpoint(CancelToken())
     endpoint.head.set()
     task = await given_up(RangeCalls(threads), endpoint, endpoint.reading)
     assert task.cancelled()
@@ -107,10 +107,10 @@ async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch:
 
 async def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take up threads: the next one waits, until one of them has ended."""
-    monkeypatch.setattr(s3_reads, "STRAYS", 1)
+    monkeypatch.setattr(s3_reads, "MAX_ABANDONED", 1)
 
     calls = RangeCalls(threads)
-    first, second, third = (Endpoint(Halt()) for _ in range(3))
+    first, second, third = (Endpoint(CancelToken()) for _ in range(3))
     assert (await given_up(calls, first, first.asked)).cancelled()
     waiting = await given_up(calls, second, second.asked)
     assert not waiting.done()

@@ -10,7 +10,7 @@ from blobstore import s3_reads
 from blobstore.s3 import S3Store
 from blobstore.store import BlobUnavailable
 from tests.blobstore.s3_world import World
-from tests.faults.faults import Cut, Exchange, Fault, Late
+from tests.faults.faults import DelayedAnswer, Exchange, Fault, TruncatedBody
 
 pytestmark = pytest.mark.deep
 
@@ -33,8 +33,8 @@ def read(store: S3Store, count: int = len(LARGE)) -> bytes:
 def test_a_cut_goes_on(world: World) -> None:
     """Each time after what had come, of the object that was begun; nobody above hears of it."""
     world.plant("t/a", LARGE)
-    world.proxy.inject(Cut(700 * KIB), method="GET")
-    world.proxy.inject(Cut(300 * KIB), method="GET")
+    world.proxy.inject(TruncatedBody(700 * KIB), method="GET")
+    world.proxy.inject(TruncatedBody(300 * KIB), method="GET")
     assert read(world.store()) == LARGE
     (first, none), (second, tag), (third, same) = ranges(world)
     assert (first, second, third) == (0, 700 * KIB, 1000 * KIB)
@@ -46,7 +46,7 @@ def test_a_cut_goes_on(world: World) -> None:
 def test_a_cut_that_brought_nothing_is_an_error(world: World) -> None:
     """As before: whoever retries counts it."""
     world.plant("t/a", LARGE)
-    with world.proxy.faulty(Cut(200 * KIB), method="GET"), pytest.raises(BlobUnavailable):
+    with world.proxy.faulty(TruncatedBody(200 * KIB), method="GET"), pytest.raises(BlobUnavailable):
         read(world.store())
     assert world.proxy.count("GET") == 1
 
@@ -75,7 +75,7 @@ def test_it_does_not_go_on_in_another_object(world: World) -> None:
 
 async def give_up(world: World, store: S3Store, into: bytearray, limit_s: float) -> bool:
     """Whether a read ends in time that is cancelled while its answer's head is late."""
-    world.proxy.inject(Late(), method="GET")
+    world.proxy.inject(DelayedAnswer(), method="GET")
     reading = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
     await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
     reading.cancel()
@@ -98,7 +98,7 @@ def test_given_up_before_the_head(world: World) -> None:
 
 def test_control_without_strays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no thread may be left to itself, it waits for as long as the endpoint is silent."""
-    monkeypatch.setattr(s3_reads, "STRAYS", 0)
+    monkeypatch.setattr(s3_reads, "MAX_ABANDONED", 0)
     world.plant("t/a", LARGE)
     assert not asyncio.run(give_up(world, world.store(), bytearray(len(LARGE)), 0.2))
 
@@ -106,7 +106,7 @@ def test_control_without_strays(world: World, monkeypatch: pytest.MonkeyPatch) -
 async def test_a_listing_that_is_given_up(world: World) -> None:
     """It ends at once, however long the endpoint is silent."""
     store = world.store()
-    world.proxy.inject(Late(), method="GET")
+    world.proxy.inject(DelayedAnswer(), method="GET")
     listing = asyncio.ensure_future(anext(store.list("t/"), None))
     await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
     listing.cancel()

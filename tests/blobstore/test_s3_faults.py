@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from blake3 import blake3
 
-from blobstore.s3_reads import Halt
+from blobstore.s3_reads import CancelToken
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
 from tests.blobstore.s3_world import BODY, PART, World
@@ -18,16 +18,16 @@ from tests.eventually import wait
 from tests.faults.faults import (
     CONFLICT,
     SLOW_DOWN,
-    Altered,
-    Cut,
+    AlteredBody,
+    ClosedConnection,
+    DelayedAnswer,
     Exchange,
     Fault,
-    Late,
-    Lost,
-    Refusal,
-    Refused,
-    Stale,
-    Stalled,
+    LostAnswer,
+    S3Error,
+    StaleAnswer,
+    StalledBody,
+    TruncatedBody,
     flipped,
     truncated,
 )
@@ -81,11 +81,11 @@ CALLS = {
 }
 LINE = {
     "slow down": SLOW_DOWN,
-    "an error of the server": Refusal(500, "InternalError"),
-    "a closed connection": Refused(),
-    "a lost answer": Lost(),
+    "an error of the server": S3Error(500, "InternalError"),
+    "a closed connection": ClosedConnection(),
+    "a lost answer": LostAnswer(),
 }
-BODIES = {"a body that is cut": Cut(100), "a body that is too short": truncated(100)}
+BODIES = {"a body that is cut": TruncatedBody(100), "a body that is too short": truncated(100)}
 TABLE = [pytest.param(CALLS[call], fault, id=f"{call}: {name}") for call in CALLS for name, fault in LINE.items()] + [
     pytest.param(CALLS[call], fault, id=f"{call}: {name}")
     for call in ("read", "read_into", "list")
@@ -142,7 +142,7 @@ def test_a_small_object_is_one_round_trip(world: World) -> None:
 
 def test_a_put_whose_answer_was_lost(world: World) -> None:
     """It is there, whole; that this call made it is not known any more."""
-    world.proxy.inject(Lost(), method="PUT")
+    world.proxy.inject(LostAnswer(), method="PUT")
     assert asyncio.run(world.retrying(world.store()).put_if_absent("t/a", BODY)) is False
     assert world.fetch("t/a") == BODY
 
@@ -181,8 +181,8 @@ def _saying(header: str, value: str) -> Fault:
         pytest.param(_without("range"), id="the whole object instead of a range"),
         pytest.param(_saying("content-range", f"bytes 1-100/{len(BODY)}"), id="another range"),
         pytest.param(_saying("content-range", "bytes of some kind"), id="a range that can't be read"),
-        pytest.param(Altered(lambda body: body + b"x"), id="more bytes than were asked for"),
-        pytest.param(Altered(lambda body: b""), id="none"),
+        pytest.param(AlteredBody(lambda body: body + b"x"), id="more bytes than were asked for"),
+        pytest.param(AlteredBody(lambda body: b""), id="none"),
     ],
 )
 def test_another_range_than_was_asked_for(world: World, fault: Fault) -> None:
@@ -210,9 +210,9 @@ def test_a_listing_that_makes_no_sense(world: World, change: Callable[[bytes], b
     for key in KEYS:
         world.plant(key)
     store = world.store()
-    with world.proxy.faulty(Altered(change), method="GET"), pytest.raises(BlobUnavailable):
+    with world.proxy.faulty(AlteredBody(change), method="GET"), pytest.raises(BlobUnavailable):
         asyncio.run(keys_of(store))
-    world.proxy.inject(Altered(change), method="GET")
+    world.proxy.inject(AlteredBody(change), method="GET")
     assert asyncio.run(keys_of(world.retrying(store))) == KEYS
 
 
@@ -248,7 +248,7 @@ def test_stale_reads(world: World) -> None:
     with pytest.raises(BlobNotFound):
         asyncio.run(store.stat("t/a"))
     asyncio.run(store.put_if_absent("t/a", BODY))
-    world.proxy.inject(Stale(), method="HEAD")
+    world.proxy.inject(StaleAnswer(), method="HEAD")
     with pytest.raises(BlobNotFound):
         asyncio.run(store.stat("t/a"))
     assert asyncio.run(store.stat("t/a")).size == len(BODY)
@@ -266,8 +266,8 @@ def test_wrong_bytes_are_for_the_layer_above(world: World) -> None:
     assert asyncio.run(VerifyingStore(store).read(key)) == BODY
 
 
-@pytest.mark.parametrize("fault", [Late(), Stalled(300)], ids=["no answer", "no more of it"])
-def test_silence_ends(world: World, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300)], ids=["no answer", "no more of it"])
+def test_silent_endpoint_is_unavailable(world: World, fault: Fault) -> None:
     """An endpoint that says nothing is unavailable after `read_s`."""
     world.plant("t/a")
     store = world.store(read_s=0.3)
@@ -282,7 +282,7 @@ async def test_a_cancelled_read_ends_at_once(world: World) -> None:
     into = bytearray(10_000)
 
     await store.stat("t/a")  # the ETag: all ranges at once
-    world.proxy.inject(Stalled(300), method="GET", times=None)
+    world.proxy.inject(StalledBody(300), method="GET", times=None)
     read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
     await asyncio.to_thread(world.proxy.wait_until_seen, 4, "GET")
     read.cancel()
@@ -296,11 +296,11 @@ async def test_a_cancelled_read_ends_at_once(world: World) -> None:
 
 async def test_control_without_the_halt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same read waits for as long as the client does."""
-    monkeypatch.setattr(Halt, "set", lambda halt: None)
+    monkeypatch.setattr(CancelToken, "set", lambda halt: None)
     world.plant("t/a")
     store = world.store()
 
-    world.proxy.inject(Stalled(300), method="GET", times=None)
+    world.proxy.inject(StalledBody(300), method="GET", times=None)
     read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(bytearray(1000))))
     await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
     read.cancel()
@@ -316,7 +316,7 @@ async def test_a_read_that_fails_ends_its_other_ranges(world: World) -> None:
     world.plant("t/a")
     store = world.store(read_bytes=2500)
     await store.stat("t/a")
-    world.proxy.inject(Stalled(300), method="GET", times=3)
+    world.proxy.inject(StalledBody(300), method="GET", times=3)
     world.proxy.inject(SLOW_DOWN, method="GET")
 
     with pytest.raises(BlobUnavailable, match="unavailable"):
@@ -329,7 +329,7 @@ async def test_no_connection_is_left(world: World) -> None:
     with FaultProxy(*world.proxy.upstream) as proxy:
         store = world.store(endpoint=proxy.url, connections=3, read_bytes=500)
 
-        for fault in (Cut(3), truncated(5), SLOW_DOWN, Refused()):
+        for fault in (TruncatedBody(3), truncated(5), SLOW_DOWN, ClosedConnection()):
             proxy.inject(fault, method="GET")
             with contextlib.suppress(BlobUnavailable):
                 await store.read("t/a")

@@ -2,38 +2,38 @@
 
 import pytest
 
-from blobstore.s3_place import S3Place, parse_place
+from blobstore.s3_place import S3Location, parse_s3_url
 from contracts.settings import BadSetting
 
 
 @pytest.mark.parametrize(
     ("url", "place"),
     [
-        pytest.param("s3://bucket", S3Place("bucket"), id="a bucket"),
-        pytest.param("s3://bucket/", S3Place("bucket"), id="a slash"),
-        pytest.param("s3://my.bucket-1/a/b", S3Place("my.bucket-1", "a/b/"), id="a prefix"),
-        pytest.param("s3://bucket/a/b/", S3Place("bucket", "a/b/"), id="the same with a slash"),
+        pytest.param("s3://bucket", S3Location("bucket"), id="a bucket"),
+        pytest.param("s3://bucket/", S3Location("bucket"), id="a slash"),
+        pytest.param("s3://my.bucket-1/a/b", S3Location("my.bucket-1", "a/b/"), id="a prefix"),
+        pytest.param("s3://bucket/a/b/", S3Location("bucket", "a/b/"), id="the same with a slash"),
         pytest.param(
             "s3://bucket/a?endpoint=http://minio:9000",
-            S3Place("bucket", "a/", "http://minio:9000", path_style=True),
+            S3Location("bucket", "a/", "http://minio:9000", path_style=True),
             id="an endpoint is asked by path",
         ),
         pytest.param(
             "s3://bucket?endpoint=https://s3.example.com&path_style=false",
-            S3Place("bucket", endpoint="https://s3.example.com"),
+            S3Location("bucket", endpoint="https://s3.example.com"),
             id="unless it is told otherwise",
         ),
-        pytest.param("s3://bucket?path_style=true", S3Place("bucket", path_style=True), id="Amazon by path"),
+        pytest.param("s3://bucket?path_style=true", S3Location("bucket", path_style=True), id="Amazon by path"),
         pytest.param(
             "s3://bucket?region=eu-central-1&connect_s=1.5&read_s=20&connections=32",
-            S3Place("bucket", region="eu-central-1", connect_s=1.5, read_s=20.0, connections=32),
+            S3Location("bucket", region="eu-central-1", connect_s=1.5, read_s=20.0, connections=32),
             id="all the rest",
         ),
     ],
 )
-def test_places(url: str, place: S3Place) -> None:
+def test_places(url: str, place: S3Location) -> None:
     """What a URL means."""
-    assert parse_place(url) == place
+    assert parse_s3_url(url) == place
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_places(url: str, place: S3Place) -> None:
 def test_refused(url: str, said: str) -> None:
     """One line with setting and rule."""
     with pytest.raises(BadSetting) as bad:
-        parse_place(url)
+        parse_s3_url(url)
     assert str(bad.value).startswith("KELVIN_STORE=s3://")
     assert said in str(bad.value)
 
@@ -78,5 +78,5 @@ def test_refused(url: str, said: str) -> None:
 def test_no_secret_is_repeated(url: str) -> None:
     """Whoever puts one where it does not belong is not betrayed by the refusal."""
     with pytest.raises(BadSetting) as bad:
-        parse_place(url)
+        parse_s3_url(url)
     assert "sesame" not in str(bad.value)

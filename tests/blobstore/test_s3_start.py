@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from blobstore.factory import open_store, opened
+from blobstore.factory import open_checked_store, open_store
 from blobstore.store import BlobStore, BlobUnavailable
 from contracts.settings import BadSetting
 from tests.blobstore.s3_world import BODY, World
 from tests.blobstore.suite import keys_of
 from tests.eventually import eventually, wait
-from tests.faults.faults import SLOW_DOWN, Exchange, Fault, Refusal, Refused
+from tests.faults.faults import SLOW_DOWN, ClosedConnection, Exchange, Fault, S3Error
 
 
 def start(url: str, *, writes: bool = True) -> None:
     """Open and close, as a process does."""
 
     async def scenario() -> None:
-        async with opened(url, writes=writes):
+        async with open_checked_store(url, writes=writes):
             pass
 
     asyncio.run(scenario())
@@ -37,17 +37,17 @@ def _overwriting(exchange: Exchange) -> None:
 @pytest.mark.parametrize(
     ("fault", "method", "said"),
     [
-        pytest.param(Refusal(404, "NoSuchBucket"), "GET", "the bucket does not exist", id="no bucket"),
-        pytest.param(Refusal(403, "AccessDenied"), "GET", "may not do this with the bucket", id="no right to list"),
-        pytest.param(Refusal(403, "AccessDenied"), "PUT", "may not do this with the bucket", id="no right to put"),
-        pytest.param(Refusal(403, "InvalidAccessKeyId"), "GET", "the access key is unknown", id="an unknown key"),
-        pytest.param(Refusal(403, "SignatureDoesNotMatch"), "GET", "the secret key is wrong", id="a wrong secret"),
-        pytest.param(Refusal(400, "AuthorizationHeaderMalformed"), "GET", "region", id="another region"),
-        pytest.param(Refusal(501, "NotImplemented"), "PUT", "lacks conditional puts", id="no conditions"),
+        pytest.param(S3Error(404, "NoSuchBucket"), "GET", "the bucket does not exist", id="no bucket"),
+        pytest.param(S3Error(403, "AccessDenied"), "GET", "may not do this with the bucket", id="no right to list"),
+        pytest.param(S3Error(403, "AccessDenied"), "PUT", "may not do this with the bucket", id="no right to put"),
+        pytest.param(S3Error(403, "InvalidAccessKeyId"), "GET", "the access key is unknown", id="an unknown key"),
+        pytest.param(S3Error(403, "SignatureDoesNotMatch"), "GET", "the secret key is wrong", id="a wrong secret"),
+        pytest.param(S3Error(400, "AuthorizationHeaderMalformed"), "GET", "region", id="another region"),
+        pytest.param(S3Error(501, "NotImplemented"), "PUT", "lacks conditional puts", id="no conditions"),
         pytest.param(_overwriting, "PUT", "overwrites objects", id="conditions that are ignored"),
     ],
 )
-def test_what_will_never_work(world: World, fault: Fault, method: str, said: str) -> None:
+def test_unusable_store_is_named_at_once(world: World, fault: Fault, method: str, said: str) -> None:
     """One line: setting, place, rule. Nothing is tried for long."""
     with world.proxy.faulty(fault, method=method), pytest.raises(BadSetting) as bad:
         start(world.url())
@@ -72,11 +72,11 @@ def test_no_such_profile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         start(world.url())
 
 
-@pytest.mark.parametrize("fault", [Refused(), SLOW_DOWN], ids=["closed", "slow down"])
-async def test_what_may_pass_is_waited_for(world: World, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("fault", [ClosedConnection(), SLOW_DOWN], ids=["closed", "slow down"])
+async def test_store_that_is_away_is_retried(world: World, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     """A store that is away is handed out, with a warning, and works when it is back."""
     world.proxy.inject(fault, times=None)
-    async with opened(world.url(), writes=False) as store:
+    async with open_checked_store(world.url(), writes=False) as store:
         with pytest.raises(BlobUnavailable):
             await store.read("t/a")
         world.proxy.lift()
@@ -93,7 +93,7 @@ def test_the_probe_is_nobodys_object(world: World) -> None:
     assert world.proxy.count("PUT") == 3  # twice at first, then once
 
     async def keys() -> list[str]:
-        async with opened(world.url(), writes=False) as store:
+        async with open_checked_store(world.url(), writes=False) as store:
             return await keys_of(store)
 
     assert asyncio.run(keys()) == []
@@ -104,7 +104,7 @@ def test_a_writer_clears_leftovers(world: World) -> None:
     world.begin_upload("t/a")
 
     async def scenario(*, writes: bool) -> AsyncIterator[None]:
-        async with opened(world.url(), writes=writes):
+        async with open_checked_store(world.url(), writes=writes):
             yield
 
     async def reader() -> None:
@@ -123,8 +123,8 @@ async def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: 
     """A full disk may refuse to abort uploads: that is logged, and ends nothing."""
     world.begin_upload("t/a")
 
-    world.proxy.inject(Refusal(507, "XMinioStorageFull"), method="DELETE")
-    async with opened(world.url(), writes=True) as store:
+    world.proxy.inject(S3Error(507, "XMinioStorageFull"), method="DELETE")
+    async with open_checked_store(world.url(), writes=True) as store:
         await eventually(lambda: "leftovers of uploads could not be aborted" in caplog.text)
         assert await keys_of(store) == []
 

@@ -11,13 +11,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from blobstore import s3_upload
-from blobstore.s3_place import S3Place
+from blobstore.s3_place import S3Location
 from blobstore.s3_upload import OBJECT_BYTES, PART_BYTES, Uploads, bytes_of_part
 from blobstore.store import BlobUnavailable
 from contracts.errors import CapacityExceeded, Refused
 from tests.blobstore.s3_world import BODY, PART, QUICK, World
 from tests.blobstore.suite import breaking, pieces
-from tests.faults.faults import CONFLICT, SLOW_DOWN, Altered, Exchange, Fault, Late, Lost, Refusal
+from tests.faults.faults import CONFLICT, SLOW_DOWN, AlteredBody, DelayedAnswer, Exchange, Fault, LostAnswer, S3Error
 
 PARTS = len(BODY) // PART
 
@@ -25,7 +25,7 @@ PARTS = len(BODY) // PART
 def test_parts_are_repeated_and_not_the_whole(world: World) -> None:
     """A part that is refused, and one whose answer is lost, go up again; the pieces came once."""
     world.proxy.inject(SLOW_DOWN, method="PUT", holding="partNumber=2")
-    world.proxy.inject(Lost(), method="PUT", holding="partNumber=5")
+    world.proxy.inject(LostAnswer(), method="PUT", holding="partNumber=5")
     assert asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
     assert world.fetch("t/a") == BODY
     assert world.proxy.count("PUT") == PARTS + 2
@@ -41,7 +41,7 @@ def test_parts_are_repeated_and_not_the_whole(world: World) -> None:
         pytest.param("POST", "uploadId", id="its completion"),
     ],
 )
-def test_what_fails_for_good_leaves_nothing(world: World, method: str, holding: str) -> None:
+def test_failed_upload_is_aborted(world: World, method: str, holding: str) -> None:
     """It is told, the upload is aborted, and the key may be put afterwards."""
     store = world.store(part_bytes=PART)
     with world.proxy.faulty(SLOW_DOWN, method=method, holding=holding), pytest.raises(BlobUnavailable):
@@ -62,7 +62,7 @@ def test_a_source_that_breaks_leaves_no_upload(world: World) -> None:
 async def test_cancelled_while_parts_are_on_their_way(world: World) -> None:
     """All of them end, and the upload with them."""
     store = world.store(part_bytes=PART)
-    world.proxy.inject(Late(), method="PUT", times=None)
+    world.proxy.inject(DelayedAnswer(), method="PUT", times=None)
 
     put = asyncio.create_task(store.put_if_absent("t/a", pieces()))
     await asyncio.to_thread(world.proxy.wait_until_seen, 3, "PUT")
@@ -86,7 +86,7 @@ async def test_few_parts_are_in_memory(world: World) -> None:
             given += 1
             yield bytes(PART)
 
-    world.proxy.inject(Late(), method="PUT", times=None)
+    world.proxy.inject(DelayedAnswer(), method="PUT", times=None)
     put = asyncio.create_task(store.put_if_absent("t/a", counted()))
     await asyncio.to_thread(world.proxy.wait_until_seen, 4, "PUT")
     for _ in range(100):  # were it to go on, it would now
@@ -108,7 +108,8 @@ def _first(act: Fault | None, world: World, body: bytes) -> Fault:
 
 
 @pytest.mark.parametrize(
-    "answer", [pytest.param(None, id="412"), pytest.param(CONFLICT, id="409"), pytest.param(Lost(), id="a lost 412")]
+    "answer",
+    [pytest.param(None, id="412"), pytest.param(CONFLICT, id="409"), pytest.param(LostAnswer(), id="a lost 412")],
 )
 def test_another_put_was_quicker(world: World, answer: Fault | None) -> None:
     """However S3 says so: it is lost, the other object stays, and no upload is left."""
@@ -128,7 +129,7 @@ def test_a_conflict_without_a_winner(world: World) -> None:
 
 def test_a_completion_whose_answer_was_lost(world: World) -> None:
     """The object is whole; whether this call made it, endpoints answer differently."""
-    world.proxy.inject(Lost(), method="POST", holding="uploadId")
+    world.proxy.inject(LostAnswer(), method="POST", holding="uploadId")
     asyncio.run(world.store(part_bytes=PART).put_if_absent("t/a", pieces()))
     assert world.fetch("t/a") == BODY
     assert world.uploads() == []
@@ -149,7 +150,7 @@ def test_a_large_payload_is_repeated_by_the_caller_alone(world: World) -> None:
 def _begun(when: datetime) -> Fault:
     """A listing of uploads that began then; moto's all began in 2010."""
     said = when.strftime("<Initiated>%Y-%m-%dT%H:%M:%S.000Z<").encode()
-    return Altered(lambda body: body.replace(b"<Initiated>2010-11-10T20:48:33.000Z<", said))
+    return AlteredBody(lambda body: body.replace(b"<Initiated>2010-11-10T20:48:33.000Z<", said))
 
 
 def test_leftovers_are_aborted(world: World) -> None:
@@ -168,7 +169,7 @@ def test_leftovers_are_aborted(world: World) -> None:
 @pytest.mark.parametrize(("status", "code"), [(500, "InternalError"), (507, "XMinioStorageFull")])
 def test_an_abort_that_fails_hides_nothing(world: World, status: int, code: str) -> None:
     """The error is the upload's own; what stays is a leftover."""
-    world.proxy.inject(Refusal(status, code), method="DELETE")
+    world.proxy.inject(S3Error(status, code), method="DELETE")
     with pytest.raises(ConnectionResetError):
         asyncio.run(world.store(part_bytes=2).put_if_absent("t/a", breaking(after=3)))
     assert world.uploads() == ["p/t/a"]
@@ -229,7 +230,7 @@ def test_more_than_fits_ten_thousand_equal_parts(threads: ThreadPoolExecutor) ->
     client = StrictS3()
     data = bytes(range(250)) * 800
     assert len(data) > 16 * PARTS_OF_S3
-    uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16)
+    uploads = Uploads(client, S3Location("bucket"), threads, QUICK, part_bytes=16)
     assert asyncio.run(uploads.put("t/a", _cut(data, 1000)))
     assert client.object == data
     sizes = [len(client.parts[number]) for number in sorted(client.parts)]
@@ -247,7 +248,7 @@ def test_the_largest_object_fits() -> None:
 def test_too_large_for_s3(threads: ThreadPoolExecutor) -> None:
     """It is refused by the limit, for good, and nothing stays; what is just as large goes."""
     client = StrictS3()
-    uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16, object_bytes=100)
+    uploads = Uploads(client, S3Location("bucket"), threads, QUICK, part_bytes=16, object_bytes=100)
     with pytest.raises(Refused) as caught:
         asyncio.run(uploads.put("t/a", _cut(bytes(101), 7)))
     assert caught.value.failure == CapacityExceeded("bytes of one object in S3", 101, 100)
@@ -272,7 +273,7 @@ async def test_a_large_part_is_alone_in_memory(threads: ThreadPoolExecutor, monk
             given += len(piece)
             yield piece
 
-    uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16)
+    uploads = Uploads(client, S3Location("bucket"), threads, QUICK, part_bytes=16)
     put = asyncio.create_task(uploads.put("t/a", counted()))
     await asyncio.to_thread(client.reached.wait, 30)
     for _ in range(100):  # were it to go on, it would now

@@ -57,7 +57,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ObjectRef:
     """What an answer is about: `services.serving.knative.dev "llama"`, or by its kind."""
 
     group: str
@@ -93,16 +93,16 @@ def refused(code: int, message: str, *, reason: str | None = "", details: Json |
     return Refused(code, failure(code, message, reason=reason, details=details))
 
 
-def not_found(about: Named) -> Refused:
+def not_found(about: ObjectRef) -> Refused:
     return refused(404, f'{about.resource} "{about.name}" not found', details=about.detailed(about.plural))
 
 
-def exists(about: Named) -> Refused:
+def exists(about: ObjectRef) -> Refused:
     text = f'{about.resource} "{about.name}" already exists'
     return refused(409, text, reason="AlreadyExists", details=about.detailed(about.plural))
 
 
-def modified(about: Named) -> Refused:
+def modified(about: ObjectRef) -> Refused:
     """Somebody else wrote since: the resource version is not the stored one."""
     text = (
         f'Operation cannot be fulfilled on {about.resource} "{about.name}": the object has been modified; '
@@ -111,19 +111,19 @@ def modified(about: Named) -> Refused:
     return refused(409, text, details=about.detailed(about.plural))
 
 
-def nobody(about: Named, uid: str) -> Refused:
+def nobody(about: ObjectRef, uid: str) -> Refused:
     """An apply says for which object it is, and there is none of that name: it makes none (tried on 1.36)."""
     why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
     text = f'Operation cannot be fulfilled on {about.resource} "{about.name}": {why}'
     return refused(409, text, details=about.detailed(about.plural))
 
 
-def precondition(about: Named, what: str, why: str) -> Refused:
+def precondition(about: ObjectRef, what: str, why: str) -> Refused:
     text = f'Operation cannot be fulfilled on {about.qualified} "{about.name}": {what}. {why}'
     return refused(409, text, details=about.detailed(about.kind))
 
 
-def invalid(about: Named, causes: list[Cause], *, by_resource: bool = False) -> Refused:
+def invalid(about: ObjectRef, causes: list[Cause], *, by_resource: bool = False) -> Refused:
     """422. The message says each cause once, the details all of them; an update names the resource, not the kind."""
     said = list(dict.fromkeys(f"{each.field}: {each.said or each.message}" for each in causes))
     shown = said[0] if len(said) == 1 else f"[{', '.join(said)}]"
@@ -134,7 +134,7 @@ def invalid(about: Named, causes: list[Cause], *, by_resource: bool = False) -> 
 
 def options(kind: str, cause: Cause) -> Refused:
     """A parameter of the request itself is wrong."""
-    return invalid(Named("meta.k8s.io", "", kind), [cause])
+    return invalid(ObjectRef("meta.k8s.io", "", kind), [cause])
 
 
 def unreadable(kind: str, version: str, why: str) -> Refused:

@@ -7,7 +7,7 @@ webhooks. `test_replay.py` holds it to recorded exchanges with a real one:
 - `store`, `watches`: lists and their pages, watches, expiry
 - `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation
 - `knative_webhook`: defaults and refusals of Services
-There is no kubelet, scheduler or controller of Knative: what those write, a test writes itself (`playing.Knative`).
+There is no kubelet, scheduler or controller of Knative: what those write, a test writes itself (`playing.FakeKnative`).
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from aiohttp import web
 
 from coldstart_bench.certificates import make_certificate
 from tests.cluster.answers import Json
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import ObjectStorage
 from tests.cluster.collector import collect
 from tests.cluster.deletions import Deletion, delete
-from tests.cluster.front import Fault, Front, Seen
+from tests.cluster.front import Fault, HttpFrontend, SeenRequest
 from tests.cluster.kinds import Kind, knative
 from tests.cluster.objects import Options
-from tests.loops import HOST, looping
+from tests.loops import HOST, running_loop_thread
 
 NAMESPACES: Final = ("default", "kube-system", "knative-serving")
 
@@ -41,8 +41,8 @@ class ApiServer:
     """The server while its block runs. Its methods may be called from any thread."""
 
     url: str
-    cluster: Cluster
-    front: Front
+    cluster: ObjectStorage
+    front: HttpFrontend
     trusted: bytes = b""  # the PEM of its certificate, where it speaks TLS
     features: dict[str, str] = field(init=False)
 
@@ -97,7 +97,7 @@ class ApiServer:
     # -- what befalls its clients
 
     @property
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[SeenRequest]:
         """Every request, in the order in which they came."""
         return self.front.seen
 
@@ -170,9 +170,9 @@ class ApiServer:
         return path
 
 
-def installed() -> Cluster:
+def installed() -> ObjectStorage:
     """A cluster with a few namespaces, and Knative Serving's definitions."""
-    cluster = Cluster()
+    cluster = ObjectStorage()
     for definition in knative():
         cluster.create(cluster.kinds.of("apiextensions.k8s.io/v1", "CustomResourceDefinition"), "", definition)
     spaces = cluster.kinds.of("v1", "Namespace")
@@ -184,7 +184,7 @@ def installed() -> Cluster:
 @contextmanager
 def serving(*, tls: Path | None = None) -> Iterator[ApiServer]:
     """The server on a port of this machine, on a loop in a thread of its own; with TLS if `tls`, where its key lies."""
-    front = Front(installed())
+    front = HttpFrontend(installed())
     context: ssl.SSLContext | None = None
     trusted, host = b"", HOST
     if tls is not None:
@@ -203,7 +203,7 @@ def serving(*, tls: Path | None = None) -> Iterator[ApiServer]:
             front.cut()
             await runner.cleanup()
 
-    with socket.create_server((HOST, 0)) as listener, looping(main):
+    with socket.create_server((HOST, 0)) as listener, running_loop_thread(main):
         scheme = "https" if context else "http"
         yield ApiServer(f"{scheme}://{host}:{listener.getsockname()[1]}", front.cluster, front, trusted)
 

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from tests.cluster import answers
 from tests.cluster.answers import Cause, Json, Refused, invalid, modified, not_found, refused
-from tests.cluster.fields import Undeclared
+from tests.cluster.fields import UndeclaredField
 from tests.cluster.kinds import Kind, Kinds
 from tests.cluster.knative_webhook import KnativeWebhook
 from tests.cluster.objects import PLAIN, Options, accept, decoded, now, tidy
 from tests.cluster.ownership import Manager, applied, bare, updated
 from tests.cluster.patches import Failed, merged, patched, strategic
 from tests.cluster.schemas import defaulted
-from tests.cluster.store import Asked, Store, number
+from tests.cluster.store import EventStore, ListQuery, number
 from tests.cluster.watches import Watch
 
 # Where an update must say which version it read.
@@ -40,10 +40,10 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Cluster:
+class ObjectStorage:
     """Objects under the rules of their kinds. `features` are Knative's flags (config-features)."""
 
-    store: Store = field(default_factory=Store)
+    store: EventStore = field(default_factory=EventStore)
     kinds: Kinds = field(default_factory=Kinds)
     lock: threading.RLock = field(default_factory=threading.RLock)
     webhook: KnativeWebhook = field(default_factory=KnativeWebhook)
@@ -56,7 +56,7 @@ class Cluster:
 
     def listed(self, kind: Kind, namespace: str | None, query: dict[str, str] | None = None) -> Json:
         with self.lock:
-            return copy.deepcopy(self.store.listed(kind, Asked.read(namespace, query or {})))
+            return copy.deepcopy(self.store.listed(kind, ListQuery.read(namespace, query or {})))
 
     def watch(self, kind: Kind, namespace: str | None, query: dict[str, str]) -> Watch:
         with self.lock:
@@ -211,7 +211,7 @@ class Cluster:
     def _applied(self, kind: Kind, old: Json, config: Json, who: Manager, options: Options) -> Json:
         try:
             return applied(kind.schema, old, config, who, force=options.force, now=now(), has_status=kind.has_status)
-        except Undeclared as error:
+        except UndeclaredField as error:
             metadata = config["metadata"]
             where = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}; {kind.api_version}, Kind={kind.kind}"
             listed = error.faults[0] if len(error.faults) == 1 else "\n  ".join(["errors:", *error.faults])

@@ -5,14 +5,14 @@ holds others is deleted in the foreground itself, as the real collector does whi
 """
 
 from tests.cluster.answers import Json
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import ObjectStorage
 from tests.cluster.deletions import Deletion, delete, finish
 from tests.cluster.kinds import Kind
 
 ROUNDS = 50
 
 
-def collect(cluster: Cluster) -> None:
+def collect(cluster: ObjectStorage) -> None:
     """Until nothing more is to be done. Everything that happens has happened when this returns."""
     with cluster.lock:
         for _ in range(ROUNDS):
@@ -21,7 +21,7 @@ def collect(cluster: Cluster) -> None:
         raise AssertionError("the garbage collector goes round in circles")
 
 
-def _round(cluster: Cluster) -> bool:
+def _round(cluster: ObjectStorage) -> bool:
     kinds = {each.stored: each for each in cluster.kinds.all()}
     objects = [(kinds[stored], obj) for stored, obj in cluster.store.every() if stored in kinds]
     owners = {obj["metadata"]["uid"]: obj for _, obj in objects}
@@ -42,7 +42,7 @@ def _round(cluster: Cluster) -> bool:
     return cluster.store.version != before
 
 
-def _foreground(cluster: Cluster, kind: Kind, obj: Json, dependents: dict[str, list[tuple[Kind, Json]]]) -> None:
+def _foreground(cluster: ObjectStorage, kind: Kind, obj: Json, dependents: dict[str, list[tuple[Kind, Json]]]) -> None:
     uid = obj["metadata"]["uid"]
     blocking = [
         (held, each)
@@ -56,13 +56,13 @@ def _foreground(cluster: Cluster, kind: Kind, obj: Json, dependents: dict[str, l
             _delete(cluster, held, each, "Foreground" if each["metadata"]["uid"] in dependents else "Background")
 
 
-def _delete(cluster: Cluster, kind: Kind, obj: Json, policy: str) -> None:
+def _delete(cluster: ObjectStorage, kind: Kind, obj: Json, policy: str) -> None:
     metadata = obj["metadata"]
     if cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"]) is not None:
         delete(cluster, kind, metadata.get("namespace", ""), metadata["name"], Deletion(policy))
 
 
-def _unfinalize(cluster: Cluster, kind: Kind, obj: Json, name: str) -> None:
+def _unfinalize(cluster: ObjectStorage, kind: Kind, obj: Json, name: str) -> None:
     metadata = obj["metadata"]
     now = cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"])
     if now is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.api_server import ApiServer, serving
-from tests.cluster.playing import FEATURES, Knative
+from tests.cluster.playing import FEATURES, FakeKnative
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def api_server() -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knative:
+def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKnative:
     """A cluster that allows what the settings ask for, and the way to it."""
     api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
     api_server.namespace("platform")
     monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
-    return Knative(api_server)
+    return FakeKnative(api_server)

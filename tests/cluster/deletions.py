@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.cluster import answers
 from tests.cluster.answers import Json
-from tests.cluster.cluster import Answer, Cluster
+from tests.cluster.cluster import Answer, ObjectStorage
 from tests.cluster.kinds import Kind
 from tests.cluster.objects import now, tidy
 
@@ -25,7 +25,7 @@ class Deletion:
 PLAIN: Final = Deletion()
 
 
-def delete(cluster: Cluster, kind: Kind, namespace: str, name: str, how: Deletion = PLAIN) -> Answer:
+def delete(cluster: ObjectStorage, kind: Kind, namespace: str, name: str, how: Deletion = PLAIN) -> Answer:
     """Gone, or marked to go where something holds it. Raises Refused: 404, 409 for a precondition."""
     with cluster.lock:
         old = cluster.stored(kind, namespace, name)
@@ -48,7 +48,7 @@ def delete(cluster: Cluster, kind: Kind, namespace: str, name: str, how: Deletio
         return Answer(200, copy.deepcopy(new))
 
 
-def finish(cluster: Cluster, kind: Kind, obj: Json) -> None:
+def finish(cluster: ObjectStorage, kind: Kind, obj: Json) -> None:
     """Gone at once: what held it has gone."""
     with cluster.lock:
         metadata = obj["metadata"]

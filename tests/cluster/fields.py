@@ -19,7 +19,7 @@ DEDUCED: Final[Schema] = {"x-kubernetes-preserve-unknown-fields": True}
 EMPTY: Final[Fields] = frozenset()
 
 
-class Undeclared(Exception):
+class UndeclaredField(Exception):
     """The object doesn't fit its schema; one line for each fault."""
 
     def __init__(self, faults: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from tests.cluster.answers import Cause, Refused, failure, options, refused
-from tests.cluster.cluster import STRATEGIC, Answer, Cluster
+from tests.cluster.cluster import STRATEGIC, Answer, ObjectStorage
 from tests.cluster.collector import collect
 from tests.cluster.deletions import Deletion, delete
 from tests.cluster.kinds import Kind
@@ -43,7 +43,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenRequest:
     """A request that came, and what was answered (0 while it was not)."""
 
     method: str  # "WATCH" for a watch
@@ -64,11 +64,11 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class Front:
+class HttpFrontend:
     """Runs on one loop; `fail`, `cut`, `book` and `awake` may be called from any thread."""
 
-    cluster: Cluster
-    seen: list[Seen] = field(default_factory=list)
+    cluster: ObjectStorage
+    seen: list[SeenRequest] = field(default_factory=list)
     pace: float = 1.0  # how long a second of a watch's life lasts
     gone_as_status: bool = False
     token: str = TOKEN  # another one, and who has the old is told 401
@@ -139,7 +139,7 @@ class Front:
         raw = await request.content.read()
         watched = request.method == "GET" and request.query.get("watch") in YES
         method, agent = "WATCH" if watched else request.method, request.headers.get("User-Agent", "")
-        seen = Seen(method, request.path, dict(request.query), json.loads(raw) if raw else None, agent)
+        seen = SeenRequest(method, request.path, dict(request.query), json.loads(raw) if raw else None, agent)
         self.seen.append(seen)
         fault = self._fault(seen)
         await asyncio.sleep(fault.delay_s)
@@ -154,7 +154,7 @@ class Front:
         seen.status = response.status
         return _hang_up(request) if fault.lost else response
 
-    def _fault(self, seen: Seen) -> Fault:
+    def _fault(self, seen: SeenRequest) -> Fault:
         with self.cluster.lock:
             for each in self.faults:
                 if each.method in ("", seen.method) and each.path in seen.path:
@@ -162,7 +162,7 @@ class Front:
                     return each
         return Fault()
 
-    async def _answer(self, request: web.BaseRequest, raw: bytes, seen: Seen) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, raw: bytes, seen: SeenRequest) -> web.StreamResponse:
         path = request.path
         with self.cluster.lock:
             found = self.cluster.kinds.discover(path)
@@ -219,7 +219,7 @@ class Front:
     # -- watches
 
     async def _watch(
-        self, request: web.BaseRequest, kind: Kind, namespace: str | None, seen: Seen
+        self, request: web.BaseRequest, kind: Kind, namespace: str | None, seen: SeenRequest
     ) -> web.StreamResponse:
         watch = self.cluster.watch(kind, namespace, seen.query)
         if watch.over and self.gone_as_status:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster.answers import Json, Named
+from tests.cluster.answers import Json, ObjectRef
 from tests.cluster.fields import Schema
 from tests.cluster.schemas import of_model, with_metadata
 
@@ -48,8 +48,8 @@ class Kind:
         """Versions of a kind are one storage."""
         return self.group, self.plural
 
-    def named(self, name: str = "") -> Named:
-        return Named(self.group, self.plural, self.kind, name)
+    def named(self, name: str = "") -> ObjectRef:
+        return ObjectRef(self.group, self.plural, self.kind, name)
 
     def listed(self) -> list[Json]:
         """As discovery has it."""

@@ -15,7 +15,7 @@ from tests.cluster.fields import (
     Fields,
     Path,
     Schema,
-    Undeclared,
+    UndeclaredField,
     check,
     difference,
     fields,
@@ -132,7 +132,7 @@ def applied(schema: Schema, live: Json, config: Json, who: Manager, *, force: bo
     Raises Undeclared if the schema doesn't have what is applied, Refused (409) where others own what would change.
     """
     if faults := check(schema, config):
-        raise Undeclared(faults)
+        raise UndeclaredField(faults)
     managers, times = read(live)
     base = bare(live)
     last = managers.get(who, EMPTY)

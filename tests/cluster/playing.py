@@ -9,11 +9,11 @@ from contracts.control import Feed
 from contracts.wire import encode
 from controlplane.policy.knative_service import service_name
 from controlplane.policy.labels import PART_OF
-from controlplane.policy.tenant_space import ENFORCE, RESTRICTED, Needs, render_namespace
+from controlplane.policy.tenant_space import ENFORCE, RESTRICTED, NamespaceRequirements, render_namespace
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.door import Door, FeedReader, knocking, program
+from tests.controlplane.door import ControlPlaneClient, FeedReader, connect_client, program
 from tests.eventually import eventually
 
 SERVING: Final = "serving.knative.dev/v1"
@@ -35,10 +35,10 @@ SETTINGS: Final = {
 
 
 # What SETTINGS ask of a tenant's namespace.
-NEEDS: Final = Needs(("inner", "store"), (), "privileged")
+NEEDS: Final = NamespaceRequirements(("inner", "store"), (), "privileged")
 
 
-def equip(server: ApiServer, tenant: str, needs: Needs = NEEDS) -> None:
+def make_tenant_namespace(server: ApiServer, tenant: str, needs: NamespaceRequirements = NEEDS) -> None:
     """Make a tenant's namespace, as an operator does. Rights are not played here."""
     for obj in render_namespace(tenant, needs, "platform"):
         if tenant.startswith("-"):  # of pods that wait: no tenant's
@@ -50,13 +50,13 @@ def equip(server: ApiServer, tenant: str, needs: Needs = NEEDS) -> None:
         server.create({"apiVersion": "v1", "kind": "Secret", "metadata": about})
 
 
-class Knative:
+class FakeKnative:
     """Plays what is not there."""
 
     def __init__(self, server: ApiServer) -> None:
         """With the namespace of the tenant `default`."""
         self.server = server
-        equip(server, "default")
+        make_tenant_namespace(server, "default")
 
     def services(self) -> set[str]:
         """Names of those that are there."""
@@ -129,14 +129,14 @@ def running(tmp_path: Path, **more: str) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def inside(tmp_path: Path) -> AsyncIterator[Door]:
+async def inside(tmp_path: Path) -> AsyncIterator[ControlPlaneClient]:
     """Its door, once it is open."""
     await eventually(lambda: (tmp_path / "data" / "run" / "control.sock").exists(), "the socket")
-    async with knocking(tmp_path / "data") as door:
+    async with connect_client(tmp_path / "data") as door:
         yield door
 
 
-async def register(door: Door, letter: str = "a") -> None:
+async def register(door: ControlPlaneClient, letter: str = "a") -> None:
     """As the snapshotter does."""
     assert (await door.ask("POST", "/internal/v1/versions", encode(registration("m", letter))))[0] == 201
 

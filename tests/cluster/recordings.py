@@ -32,7 +32,7 @@ def copied(name: str) -> list[Json]:
 
 
 @dataclass(slots=True)
-class Said:
+class Answered:
     """An answer of ours."""
 
     status: int
@@ -62,7 +62,7 @@ class Client:
             *lines, rest = (rest + piece).split(b"\n")
             yield from lines
 
-    def send(self, request: Json) -> Said:
+    def send(self, request: Json) -> Answered:
         """A recorded request. A body that is text is sent as it is."""
         query, body = request.get("query") or {}, request.get("body")
         path = request["path"] + (f"?{urllib.parse.urlencode(query)}" if query else "")
@@ -77,11 +77,11 @@ class Client:
         text = answer.read()
         found = {name.lower(): value for name, value in answer.getheaders()}
         is_json = "json" in found.get("content-type", "") and "transfer-encoding" not in found
-        return Said(answer.status, found, json.loads(text) if is_json else text.decode())
+        return Answered(answer.status, found, json.loads(text) if is_json else text.decode())
 
 
 @dataclass(slots=True)
-class Names:
+class NameMapping:
     """Which of ours took the place of which recorded uid, version or token."""
 
     ours: dict[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Names:
         return text
 
 
-def differences(want: Any, got: Any, names: Names, at: str = "", key: str = "") -> list[str]:
+def differences(want: Any, got: Any, names: NameMapping, at: str = "", key: str = "") -> list[str]:
     """What keeps ours from being the recorded one, path by path."""
     if isinstance(want, dict) and isinstance(got, dict):
         found = []
@@ -149,7 +149,7 @@ def _settled(text: str) -> str:
     return "\n".join(sorted(text.splitlines())) if text.startswith("failed to create typed") else text
 
 
-def compared(exchange: Json, said: Said, names: Names) -> list[str]:
+def compared(exchange: Json, said: Answered, names: NameMapping) -> list[str]:
     """What differs between a recorded answer and ours: status, body. Ours never warns."""
     want = exchange["response"]
     found = [] if want["status"] == said.status else [f"status {want['status']}, got {said.status}: {said.body}"]
@@ -158,16 +158,16 @@ def compared(exchange: Json, said: Said, names: Names) -> list[str]:
     return found + differences(want["body"], said.body, names)
 
 
-class Replay:
+class ExchangeReplay:
     """A server that nobody else writes to, and which of its names took the place of the recorded ones.
 
     `before`: what happened before an exchange.
     """
 
     def __init__(
-        self, server: ApiServer, client: Client, before: Mapping[str, Callable[["Replay"], None]] | None = None
+        self, server: ApiServer, client: Client, before: Mapping[str, Callable[["ExchangeReplay"], None]] | None = None
     ) -> None:
-        self.server, self.client, self.names = server, client, Names()
+        self.server, self.client, self.names = server, client, NameMapping()
         self._before = before or {}
 
     def all(self, exchanges: list[Json]) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ListQuery:
     """What a list or a watch is asked for, from its query."""
 
     namespace: str | None
@@ -39,7 +39,7 @@ class Asked:
     token: str = ""
 
     @classmethod
-    def read(cls, namespace: str | None, query: dict[str, str]) -> "Asked":
+    def read(cls, namespace: str | None, query: dict[str, str]) -> "ListQuery":
         """Raises Refused (400) for what is not imitated."""
         for name in ("fieldSelector", "resourceVersionMatch", "sendInitialEvents"):
             if query.get(name):
@@ -89,7 +89,7 @@ def opened(text: str) -> tuple[int, str]:
     return int(found["rv"]), str(found["start"]).removesuffix("\0")
 
 
-class Store:
+class EventStore:
     """All objects, and what became of each."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Store:
                 state[key] = entry.obj
         return [state[key] for key in sorted(state)]
 
-    def listed(self, kind: Kind, asked: Asked) -> Json:
+    def listed(self, kind: Kind, asked: ListQuery) -> Json:
         """A list as it is answered. Raises Refused: 410 for what expired."""
         version, start = self.version, ""
         if asked.token:
@@ -189,7 +189,7 @@ class Store:
         return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
 
 
-def _start(asked: Asked, obj: Json) -> str:
+def _start(asked: ListQuery, obj: Json) -> str:
     """Where in the order of keys an object lies, as continue tokens have it."""
     metadata = obj["metadata"]
     name = str(metadata["name"])

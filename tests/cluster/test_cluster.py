@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.answers import Json, Refused
 from tests.cluster.api_server import ApiServer
-from tests.cluster.recordings import Client, Said
+from tests.cluster.recordings import Answered, Client
 from tests.eventually import wait
 
 SERVING: Final = "serving.knative.dev/v1"
@@ -29,7 +29,7 @@ def config_map(name: str, **metadata: object) -> Json:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"a": "1"}}
 
 
-def ask(server: ApiServer, request: Json) -> Said:
+def ask(server: ApiServer, request: Json) -> Answered:
     with Client(server) as client:
         return client.send(request)
 
@@ -111,7 +111,7 @@ def test_an_apply_that_names_an_object_makes_none(api_server: ApiServer) -> None
     assert applied(uid) == (200, uid)
 
 
-def test_an_empty_slice_has_nulls(api_server: ApiServer) -> None:
+def test_empty_endpoint_slice_holds_nulls(api_server: ApiServer) -> None:
     """Of a private Service without pods (lifecycle/endpointslice.jsonl): who reads it has to expect that."""
     about = {"name": "llama-00001-private-x", "namespace": "default"}
     found: Json = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": about}
@@ -119,7 +119,7 @@ def test_an_empty_slice_has_nulls(api_server: ApiServer) -> None:
     assert (made["endpoints"], made["ports"]) == (None, None)
 
 
-def test_a_strategic_merge(api_server: ApiServer) -> None:
+def test_strategic_merge_patch_merges_by_key(api_server: ApiServer) -> None:
     """A condition is changed by its type, and the others stay; a merge patch would replace them all."""
     conditions = [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one", "namespace": "default"}}

@@ -18,8 +18,8 @@ from contracts.jobs import GateJob, SealJob
 from contracts.wire import encode
 from controlplane.policy.knative_service import (
     ZERO_INITIAL_SCALE,
-    Cluster,
-    Control,
+    ClusterSpec,
+    ControlEndpoints,
     PodVersion,
     service,
     service_name,
@@ -27,24 +27,24 @@ from controlplane.policy.knative_service import (
 from controlplane.policy.labels import ROLE
 from controlplane.scaling.knative.role_label import LEADER
 from tests.cluster.answers import Json
-from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, register, running, until
+from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, FakeKnative, inside, register, running, until
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.cluster_world import otherwise
-from tests.controlplane.door import Door, feed, program
-from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.cluster_world import differing_paths
+from tests.controlplane.door import ControlPlaneClient, feed, program
+from tests.controlplane.ground import RunDirectory, fake_zygote
 from tests.controlplane.probing import probing
 from tests.eventually import eventually
 
-CLUSTER: Final = Cluster(
+CLUSTER: Final = ClusterSpec(
     image=IMAGE, store_url="s3://models/prod", cores=2, secret="store", timeout_s=300,
     features=frozenset(FEATURES), node_selector={"gpu": "h100"},
     tolerations=({"key": "spot", "operator": "Exists"},), priority_class="models", device="nvidia.com/gpu",
     device_class="h100", cache="/var/lib/kelvin-cache",
-    control=Control(url="https://control:7500", snapshotter_url="https://snapshotter:7501", secret="inner"),
+    control=ControlEndpoints(url="https://control:7500", snapshotter_url="https://snapshotter:7501", secret="inner"),
 )  # fmt: skip
 
 
-async def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: Path) -> None:
+async def test_from_a_registration_to_its_deletion(knative: FakeKnative, tmp_path: Path) -> None:
     """A Service as rendered; a revision; a pod not ready, ready, gone; a scale; a deletion, and nothing is left.
     What only a machine can answer is refused by a failure of its own.
     """
@@ -62,7 +62,7 @@ async def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: P
                 ),
                 CLUSTER,
             )  # fmt: skip
-            assert otherwise(wanted, knative.service()) == []
+            assert differing_paths(wanted, knative.service()) == []
             revision = knative.becomes_ready()
             told = await until(reader, lambda line: bool(line.revisions))
             assert [(row.namespace, row.name) for row in told.revisions] == [(NAMESPACE, revision)]
@@ -99,7 +99,7 @@ def _at(obj: Any, path: tuple[str, ...]) -> Any:
     return obj
 
 
-async def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
+async def test_killed_control_plane_continues_its_work(knative: FakeKnative, tmp_path: Path) -> None:
     """The next one goes on: what was edited and deleted meanwhile is as it was, what was deployed is there, the first
     snapshot has the pod that ran throughout, and the old version goes once the new one was ready.
     """
@@ -130,7 +130,7 @@ async def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
             await eventually(lambda: knative.services() == {new}, "only the new one")
 
 
-async def test_new_image_reaches_one_version_after_another(knative: Knative, tmp_path: Path) -> None:
+async def test_new_image_reaches_one_version_after_another(knative: FakeKnative, tmp_path: Path) -> None:
     """With the API server's own answers to what is applied: the second one keeps its image until the first one's new
     Revision is ready, takes a scale meanwhile, and then gets the image without a pod, being at zero.
     """
@@ -176,7 +176,7 @@ async def test_new_image_reaches_one_version_after_another(knative: Knative, tmp
             assert 'kelvin_cluster_versions_behind{process="controlplane",reason="failed"} 0' in page
 
 
-async def test_the_lead_is_lost_and_won_again(knative: Knative, tmp_path: Path) -> None:
+async def test_the_lead_is_lost_and_won_again(knative: FakeKnative, tmp_path: Path) -> None:
     """What it had open is closed at once; the same process goes on from what there is then."""
     old, new = service_name("m", digest("a")), service_name("m", digest("b"))
     with running(tmp_path) as process:
@@ -200,7 +200,7 @@ async def test_the_lead_is_lost_and_won_again(knative: Knative, tmp_path: Path) 
         assert process.wait(60) == 0
 
 
-async def again(door: Door) -> Feed:
+async def again(door: ControlPlaneClient) -> Feed:
     """The first line of a feed, once there is one."""
     async with asyncio.timeout(60):
         while True:
@@ -216,7 +216,7 @@ def _image(obj: Json) -> str:
     return image
 
 
-async def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
+async def test_second_control_plane_waits_for_the_lease(knative: FakeKnative, tmp_path: Path) -> None:
     """Alive and not ready, with neither socket nor database; it goes on when the first one ends."""
     port, other = free_port(), tmp_path / "other"
     with running(tmp_path) as first:
@@ -239,7 +239,7 @@ async def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
             assert second.wait(60) == 0
 
 
-async def test_service_leads_to_the_leader_alone(knative: Knative, tmp_path: Path) -> None:
+async def test_service_leads_to_the_leader_alone(knative: FakeKnative, tmp_path: Path) -> None:
     """Both pods are Ready before and after the leader is killed and its container started again: the Service has one
     endpoint, which is the leader's, and the label of the killed one is gone.
     """
@@ -292,7 +292,7 @@ async def test_service_leads_to_the_leader_alone(knative: Knative, tmp_path: Pat
                     await ready("one", "two", and_leads="one")
 
 
-async def test_a_leader_without_a_database(knative: Knative, tmp_path: Path) -> None:
+async def test_a_leader_without_a_database(knative: FakeKnative, tmp_path: Path) -> None:
     """Alive, and not ready, for as long as it waits: a kubelet that were told nothing would end it over and over."""
     port, nobody = free_port(), free_port()
     log = tmp_path / "controlplane.log"
@@ -318,9 +318,9 @@ async def _open(tmp_path: Path) -> None:
         pass
 
 
-async def test_a_push_needs_a_zygote_beside(knative: Knative, tmp_path: Path) -> None:
+async def test_a_push_needs_a_zygote_beside(knative: FakeKnative, tmp_path: Path) -> None:
     """With one that came later its jobs are done, and no standby stays."""
-    where = Run(tmp_path / "data" / "run")
+    where = RunDirectory(tmp_path / "data" / "run")
     gate, seal = encode(GateJob(config_json="{}", tensors={})), encode(SealJob(tenant="default", version=digest("a")))
     with running(tmp_path):
         await _open(tmp_path)
@@ -334,7 +334,7 @@ async def test_a_push_needs_a_zygote_beside(knative: Knative, tmp_path: Path) ->
                 assert knative.services() == set()
 
 
-def test_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cluster_ends_the_control_plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says which setting, and ends."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with running(tmp_path) as process:

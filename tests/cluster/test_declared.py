@@ -8,7 +8,7 @@ import yaml
 
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import NAMESPACE, Knative, inside, register, running, until
+from tests.cluster.playing import NAMESPACE, FakeKnative, inside, register, running, until
 from tests.controlplane.builders import digest
 from tests.controlplane.door import feed
 from tests.eventually import eventually
@@ -18,7 +18,7 @@ CRDS: Final = Path(__file__).parents[2] / "manifests" / "crds"
 
 
 @pytest.fixture
-def declaring(knative: Knative) -> ApiServer:
+def declaring(knative: FakeKnative) -> ApiServer:
     """The cluster, with our kinds."""
     for name in ("models", "modelversions", "tenants"):
         knative.server.create(yaml.safe_load((CRDS / f"{name}.yaml").read_text()))
@@ -44,14 +44,14 @@ def events(server: ApiServer, namespace: str = NAMESPACE) -> set[tuple[str, str,
     return {(each["involvedObject"]["kind"], each["type"], each["reason"], each["count"]) for each in found}
 
 
-def scale_of(knative: Knative, letter: str, what: str = "min-scale") -> str | None:
+def scale_of(knative: FakeKnative, letter: str, what: str = "min-scale") -> str | None:
     """What a version's Service says to Knative, by default the least that is kept."""
     notes = knative.service(letter)["spec"]["template"]["metadata"]["annotations"]
     found: str | None = notes.get(f"autoscaling.knative.dev/{what}")
     return found
 
 
-async def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+async def test_what_is_declared_is_served(declaring: ApiServer, knative: FakeKnative, tmp_path: Path) -> None:
     """A model that is declared before it is pushed scales as its object says, which tells how it fares; what the admin
     API changes then holds, too, and is told.
     """
@@ -74,7 +74,7 @@ async def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative
             await eventually(lambda: scale_of(knative, "a") in (None, "0"), "the other door's word")
 
 
-async def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+async def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative: FakeKnative, tmp_path: Path) -> None:
     """Are declared of a model, and Knative is told by its own word; where they aren't, it is told nothing."""
     word = "metric-aggregation-algorithm"
 
@@ -96,7 +96,7 @@ async def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative
 
 
 async def test_a_backlog_is_declared_and_activators_hear_of_it(
-    declaring: ApiServer, knative: Knative, tmp_path: Path
+    declaring: ApiServer, knative: FakeKnative, tmp_path: Path
 ) -> None:
     """What is weighed, they weigh: nothing of it is in a Service, which a change of it leaves as it is."""
     with running(tmp_path):
@@ -123,7 +123,7 @@ async def test_a_tenant_is_made_and_goes(declaring: ApiServer, tmp_path: Path) -
             await eventually(lambda: not declaring.objects(OURS, "Tenant"), "gone")
 
 
-async def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> None:
+async def test_a_cluster_without_our_kinds(knative: FakeKnative, tmp_path: Path) -> None:
     """Serves all the same."""
     with running(tmp_path):
         async with inside(tmp_path) as door:
@@ -131,7 +131,7 @@ async def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> 
             await eventually(lambda: len(knative.services()) == 1, "its Service")
 
 
-async def test_events_tell_how_it_fares(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+async def test_events_tell_how_it_fares(declaring: ApiServer, knative: FakeKnative, tmp_path: Path) -> None:
     """Of what came to be so, once: a model that is refused, and one that is ready, with its version."""
     with running(tmp_path):
         async with inside(tmp_path) as door:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from contracts.wire import encode
 from controlplane.policy.knative_service import service_name
-from tests.cluster.playing import NAMESPACE, SERVING, Knative, inside, running
+from tests.cluster.playing import NAMESPACE, SERVING, FakeKnative, inside, running
 from tests.controlplane.builders import digest, registration
 from tests.eventually import eventually
 
 
-async def test_all_together_order_no_more_than_there_is(knative: Knative, tmp_path: Path) -> None:
+async def test_all_together_order_no_more_than_there_is(knative: FakeKnative, tmp_path: Path) -> None:
     """The first model has its `max`, the second what is left; a `min` that no devices are there for is refused."""
 
     def most() -> list[str]:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from activator.keys import VersionKey
-from activator.policy.expected import Starts, comes_too_late
+from activator.policy.expected import StartForecasts, is_too_late
 from contracts.control import Feed
 from contracts.forecast import Forecast
 from contracts.traffic_errors import DeadlineTooShort
 from controlplane.policy.knative_service import service_name
 from controlplane.policy.pending import GUESS_S, START_GUESS_S
 from tests.cluster.answers import Json
-from tests.cluster.playing import NAMESPACE, Knative, inside, register, running
+from tests.cluster.playing import NAMESPACE, FakeKnative, inside, register, running
 from tests.controlplane.builders import digest
-from tests.controlplane.door import Door, FeedReader, feed
+from tests.controlplane.door import ControlPlaneClient, FeedReader, feed
 from tests.eventually import eventually
 
 SPOT = {
@@ -34,7 +34,7 @@ LABELS = 'process="controlplane",device="gpu",zone="eu-1a",spot="only"'
 class Scene:
     """A version whose first revision was made, and what is told of it."""
 
-    def __init__(self, knative: Knative, door: Door, reader: FeedReader) -> None:
+    def __init__(self, knative: FakeKnative, door: ControlPlaneClient, reader: FeedReader) -> None:
         self._server, self._knative = knative.server, knative
         self.door, self._reader = door, reader
         self.failures: list[str] = []
@@ -104,7 +104,7 @@ def scheduled(seconds_ago: float = 0.0) -> Json:
 
 
 @asynccontextmanager
-async def scene(knative: Knative, tmp_path: Path) -> AsyncIterator[Scene]:
+async def scene(knative: FakeKnative, tmp_path: Path) -> AsyncIterator[Scene]:
     """With a control plane as a program, whose version waits for its first pod."""
     with running(tmp_path, **SPOT):
         async with inside(tmp_path) as door, feed(door) as reader:
@@ -117,7 +117,7 @@ async def scene(knative: Knative, tmp_path: Path) -> AsyncIterator[Scene]:
             yield it
 
 
-async def test_a_replica_without_a_node_is_counted_and_foretold(knative: Knative, tmp_path: Path) -> None:
+async def test_a_replica_without_a_node_is_counted_and_foretold(knative: FakeKnative, tmp_path: Path) -> None:
     """By device, zone and spot, as its Service was rendered; by a guess first, and by what was measured then."""
     async with scene(knative, tmp_path) as it:
         assert await it.pending() == []
@@ -137,7 +137,7 @@ async def test_a_replica_without_a_node_is_counted_and_foretold(knative: Knative
         assert 60 + START_GUESS_S - 10 - said.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
 
 
-async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: Knative, tmp_path: Path) -> None:
+async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: FakeKnative, tmp_path: Path) -> None:
     """A revision that no node has room for has not failed; one whose image is not to be had has (the control)."""
     async with scene(knative, tmp_path) as it:
         it.pod("one", unscheduled())
@@ -150,18 +150,18 @@ async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative:
         await it.told(lambda line: line.failures)
         assert it.failures == ["no replica could be started: its image is not to be had"]
         # What an activator makes of it: who has less time is refused at once, and told when to come again.
-        starts = Starts()
+        starts = StartForecasts()
         key = VersionKey("default", "m", digest("a"))
-        starts.under_way(key, said, now=0.0)
-        expected_s = starts.outlook(key, now=10.0).remaining_s
+        starts.set_forecast(key, said, now=0.0)
+        expected_s = starts.wait_estimate(key, now=10.0).remaining_s
         assert expected_s is not None
-        assert comes_too_late(expected_s, 30.0)
-        assert not comes_too_late(expected_s, 300.0)
+        assert is_too_late(expected_s, 30.0)
+        assert not is_too_late(expected_s, 300.0)
         refused = DeadlineTooShort(expected_s, 30.0, is_starting=True).retry_after_s
         assert refused == pytest.approx(GUESS_S + START_GUESS_S - 10, abs=20)
 
 
-async def test_a_pod_that_has_its_node_is_no_pending_replica(knative: Knative, tmp_path: Path) -> None:
+async def test_a_pod_that_has_its_node_is_no_pending_replica(knative: FakeKnative, tmp_path: Path) -> None:
     """The control: it starts as pods do, and nothing is counted or foretold of it."""
     async with scene(knative, tmp_path) as it:
         it.pod("one", scheduled())

@@ -17,15 +17,25 @@ from fastapi import FastAPI, Request, Response
 
 from coldstart_bench.installation import free_port
 from contracts.control import ReplicaRow
-from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
+from contracts.jobs import BindPodRequest, BindResponse, RuntimeReport, RuntimeState
 from contracts.roles import Role
 from contracts.wire import decode, encode
-from controlplane.policy.pool_service import COST, LISTEN_PORT
-from runtime.policy.roles import ORDERS
-from service.identity import Identity, IdentityFiles
-from service.inner import serve_by_role
+from controlplane.policy.pool_service import DELETION_COST, LISTEN_PORT
+from runtime.policy.roles import BIND_API_RULES
+from service.identity import IdentityFiles, TlsIdentity
+from service.inner import serve_with_roles
 from service.listener import listen
-from tests.cluster.playing import IMAGE, SERVING, SETTINGS, SLICES, Knative, equip, inside, register, until
+from tests.cluster.playing import (
+    IMAGE,
+    SERVING,
+    SETTINGS,
+    SLICES,
+    FakeKnative,
+    inside,
+    make_tenant_namespace,
+    register,
+    until,
+)
 from tests.controlplane.builders import key, stats
 from tests.controlplane.door import feed, program
 from tests.eventually import eventually
@@ -41,7 +51,7 @@ ADDRESS: Final = f"127.75.{os.getpid() % 250}.{1 + os.getpid() // 250 % 250}"
 class Waiting:
     """A pod that waits."""
 
-    take: Take | None = None
+    take: BindPodRequest | None = None
     life: int = 1
     binds: int = 0
     releases: int = 0
@@ -51,8 +61,8 @@ class Waiting:
 
         @app.post("/control/bind")
         async def bind(request: Request) -> Response:
-            self.take, self.binds = decode(await request.body(), Take), self.binds + 1
-            return Response(encode(Bound(runtime_id=f"r{self.life}", max_streams=4, spans=(), bytes_by_tier={})))
+            self.take, self.binds = decode(await request.body(), BindPodRequest), self.binds + 1
+            return Response(encode(BindResponse(runtime_id=f"r{self.life}", max_streams=4, spans=(), bytes_by_tier={})))
 
         @app.post("/control/release")
         async def release(_: Request) -> Response:
@@ -77,9 +87,9 @@ class Waiting:
 async def listening(pod: Waiting, inner: Path) -> AsyncIterator[None]:
     """Who asks has to be the control plane."""
     stop = asyncio.Event()
-    identity = Identity(_files(inner, Role.RUNTIME), Role.RUNTIME)
+    identity = TlsIdentity(_files(inner, Role.RUNTIME), Role.RUNTIME)
     serving = asyncio.create_task(
-        serve_by_role(pod.app(), listen(ADDRESS, LISTEN_PORT), identity.server(), ORDERS, stop, 1)
+        serve_with_roles(pod.app(), listen(ADDRESS, LISTEN_PORT), identity.server(), BIND_API_RULES, stop, 1)
     )
     try:
         yield
@@ -95,7 +105,7 @@ def _files(inner: Path, role: Role) -> IdentityFiles:
     return write(inner / role, _AUTHORITY.of(role), _AUTHORITY)
 
 
-def appears(knative: Knative, address: str = ADDRESS, port: int = 8012) -> None:
+def appears(knative: FakeKnative, address: str = ADDRESS, port: int = 8012) -> None:
     """The pod, in its Service's slice and as an object; and the Revision."""
     server = knative.server
     found = server.get(SERVING, "Service", SERVICE, POOLS)
@@ -122,19 +132,21 @@ def appears(knative: Knative, address: str = ADDRESS, port: int = 8012) -> None:
     })  # fmt: skip
 
 
-def cost(knative: Knative) -> str | None:
+def cost(knative: FakeKnative) -> str | None:
     """Of the pod's deletion."""
-    found: str | None = (knative.server.get("v1", "Pod", "one", POOLS)["metadata"].get("annotations") or {}).get(COST)
+    found: str | None = (knative.server.get("v1", "Pod", "one", POOLS)["metadata"].get("annotations") or {}).get(
+        DELETION_COST
+    )
     return found
 
 
 @pytest.mark.uvloop
-async def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
+async def test_from_a_report_to_a_release(knative: FakeKnative, tmp_path: Path) -> None:
     """A version of a named model has no Service, the pool has one; what a report asks for is bound to the pod that
     waits, and told; a control plane that is killed leaves it bound, and the next one's first word has it. A deletion
     releases it. Knative is to be told of one pod more than are taken.
     """
-    equip(knative.server, "-pools")
+    make_tenant_namespace(knative.server, "-pools")
     inner, pod = tmp_path / "inner", Waiting()
     _files(inner, Role.CONTROLPLANE)
     settings = SETTINGS | {

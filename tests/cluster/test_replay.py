@@ -16,7 +16,7 @@ import pytest
 from tests.cluster import cluster, deletions, ownership
 from tests.cluster.answers import Json, Refused
 from tests.cluster.api_server import ApiServer, serving
-from tests.cluster.recordings import NAMESPACE, Client, Names, Replay, compared, copied, differences
+from tests.cluster.recordings import NAMESPACE, Client, ExchangeReplay, NameMapping, compared, copied, differences
 
 EXCHANGES: Final = copied("exchanges")
 WEBHOOK: Final = copied("webhook")
@@ -24,30 +24,30 @@ PACE: Final = 0.05  # how long a second of a watch's timeout lasts here
 
 
 @contextmanager
-def replaying(before: dict[str, Callable[[Replay], None]] | None = None) -> Iterator[Replay]:
+def replaying(before: dict[str, Callable[[ExchangeReplay], None]] | None = None) -> Iterator[ExchangeReplay]:
     """Each write has a second of its own: one that changes nothing keeps the time of the one before."""
     seconds = itertools.count()
     with pytest.MonkeyPatch.context() as patch, serving() as server, server.no_collector(), Client(server) as client:
         patch.setattr(cluster, "now", lambda: f"2026-01-01T00:00:{next(seconds) % 60:02d}Z")
         server.namespace(NAMESPACE)
-        yield Replay(server, client, before)
+        yield ExchangeReplay(server, client, before)
 
 
-def test_exchanges() -> None:
+def test_recorded_exchanges_are_answered_alike() -> None:
     """Apply, its conflicts and refusals, merge patches, deletions, Leases: status, message, details and body."""
     with replaying() as replay:
         assert replay.all(EXCHANGES) == {}
 
 
-def test_more() -> None:
+def test_further_exchanges_are_answered_alike() -> None:
     """Quantities and empty maps in an apply, selectors, namespaces that are not there, discovery."""
     with replaying() as replay:
         assert replay.all(copied("more")) == {}
 
 
-def test_finalizers() -> None:
+def test_finalizer_exchanges_and_events_match() -> None:
     """The exchanges, and then the events that a watch was told."""
-    collect: Callable[[Replay], None] = lambda replay: replay.server.collect()  # noqa: E731
+    collect: Callable[[ExchangeReplay], None] = lambda replay: replay.server.collect()  # noqa: E731
     with replaying({"owner_waits_for_owned": collect, "owned_gone": collect}) as replay:
         kind, store = replay.server.cluster.kinds.of("v1", "ConfigMap"), replay.server.cluster.store
         watch = replay.server.cluster.watch(kind, NAMESPACE, {"resourceVersion": str(store.version)})
@@ -60,7 +60,7 @@ def test_finalizers() -> None:
 
 
 @pytest.mark.parametrize("row", [pytest.param(each, id=each["id"]) for each in WEBHOOK])
-def test_webhook(row: Json, knative: Replay) -> None:
+def test_webhook_answers_match(row: Json, knative: ExchangeReplay) -> None:
     """A Service is accepted with these defaults, or refused with this text, by the flags of config-features."""
     server = knative.server
     server.features.update(row.get("flags", {}))
@@ -73,13 +73,13 @@ def test_webhook(row: Json, knative: Replay) -> None:
         server.delete(said.body)
         server.collect()
     if row["status"] != 201:
-        assert differences(row["message"], said.body["message"], Names()) == []
+        assert differences(row["message"], said.body["message"], NameMapping()) == []
     elif "template" in row:
-        assert differences(row["template"], said.body["spec"]["template"], Names()) == []
+        assert differences(row["template"], said.body["spec"]["template"], NameMapping()) == []
 
 
 @pytest.fixture(scope="module")
-def knative() -> Iterator[Replay]:
+def knative() -> Iterator[ExchangeReplay]:
     with replaying() as replay:
         yield replay
 
@@ -115,9 +115,9 @@ def page(server: ApiServer, index: int = 0) -> Json:
     return server.get("v1", "ConfigMap", f"page-{index}", NAMESPACE)
 
 
-def test_pages(server: ApiServer, client: Client) -> None:
+def test_list_pages_match(server: ApiServer, client: Client) -> None:
     """Limits, continue tokens and their end."""
-    names, found = Names(), {}
+    names, found = NameMapping(), {}
     for each in copied("lists"):
         if each["name"] == "list_continue_expired":
             server.change(page(server), {"data": {"n": "3"}})
@@ -146,7 +146,7 @@ MEANWHILE: Final[dict[str, Callable[[ApiServer], object]]] = {
 
 
 @pytest.mark.parametrize("watch", [pytest.param(each, id=each["name"]) for each in copied("watches")])
-def test_watch(server: ApiServer, client: Client, watch: Json) -> None:
+def test_watch_events_match(server: ApiServer, client: Client, watch: Json) -> None:
     """The status, and the same events in the same order; then the end."""
     name, query = watch["name"], dict(watch["request"]["query"])
     server.front.pace = PACE
@@ -162,7 +162,7 @@ def test_watch(server: ApiServer, client: Client, watch: Json) -> None:
     for each in events:
         if each["type"] == "ERROR":  # "too old resource version: 1 (3284)": the other number is the cluster's
             each["object"]["message"] = each["object"]["message"].partition(" (")[0] + " (3284)"
-    assert differences(wanted, events, Names()) == []
+    assert differences(wanted, events, NameMapping()) == []
 
 
 # -- the control

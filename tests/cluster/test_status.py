@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart_bench.installation import free_port
-from tests.cluster.playing import Knative, inside, register, running
+from tests.cluster.playing import FakeKnative, inside, register, running
 from tests.cluster.test_pending import SPOT, Scene, unscheduled
 from tests.controlplane.builders import digest
 from tests.controlplane.door import feed
@@ -35,7 +35,7 @@ def activator(data: Path) -> Iterator[str]:
         process.wait(60)
 
 
-async def test_what_runs_and_what_does_not(knative: Knative, tmp_path: Path) -> None:
+async def test_what_runs_and_what_does_not(knative: FakeKnative, tmp_path: Path) -> None:
     """Of the cluster nothing that is a machine's; each model with what runs of it, why nothing does, and what waits for
     a node. JSON has the same.
     """

@@ -2,7 +2,7 @@
 
 from tests.cluster.answers import Json, failure, refused
 from tests.cluster.kinds import Kind
-from tests.cluster.store import Asked, Entry, Store, as_version, number
+from tests.cluster.store import Entry, EventStore, ListQuery, as_version, number
 
 
 def expired(version: int, oldest: int) -> Json:
@@ -12,12 +12,12 @@ def expired(version: int, oldest: int) -> Json:
 class Watch:
     """Not locked; `due` is asked again whenever the store changed."""
 
-    def __init__(self, store: Store, kind: Kind, namespace: str | None, query: dict[str, str]) -> None:
+    def __init__(self, store: EventStore, kind: Kind, namespace: str | None, query: dict[str, str]) -> None:
         """Raises Refused for a query that is wrong."""
         self.kind = kind
         self.bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
         self._store = store
-        self._asked = asked = Asked.read(namespace, query)
+        self._asked = asked = ListQuery.read(namespace, query)
         if asked.version in ("", "0"):
             raise refused(400, "a watch without a version: not imitated")
         self._after = number(asked.version)

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from coldstart_bench import cold
-from coldstart_bench.cold import STEP_WITH, STEP_WITHOUT, Case, measure_round
-from coldstart_bench.environment import CacheNotAsAsked
+from coldstart_bench.cold import STEP_WITH, STEP_WITHOUT, ColdCase, measure_round
+from coldstart_bench.environment import PageCacheNotReady
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, ColdFigures, Footprint, judge_cold
-from coldstart_bench.tally import Tally
+from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, ColdFigures, MemoryFootprint, judge_cold
+from coldstart_bench.tally import ResultCollector
 
 SIZE = 500_000_000
 SECONDS = {KELVIN: 0.12, FLOOR: 0.1, STEP_WITH: 0.05, STEP_WITHOUT: 0.04}
@@ -31,18 +31,18 @@ def thief(tier: str, system: str, rounds: int) -> Callable[[], None]:
     def prepare() -> None:
         left[0] -= 1
         if left[0] >= 0:
-            raise CacheNotAsAsked("model.safetensors: 7 pages are not in the page cache")
+            raise PageCacheNotReady("model.safetensors: 7 pages are not in the page cache")
 
     return prepare
 
 
-def seen_after(rounds: int, stolen: int) -> cold.Seen:
+def seen_after(rounds: int, stolen: int) -> cold.ColdResults:
     """So many rounds, with the state of the NVMe floor taken back in the first of them."""
-    seen = cold.Seen(Tally(lambda line: None))
-    cases = [Case(tier, who, thief(tier, who, stolen), lambda who=who: SECONDS[who]) for tier, who in ALL]  # type: ignore[misc]
+    seen = cold.ColdResults(ResultCollector(lambda line: None))
+    cases = [ColdCase(tier, who, thief(tier, who, stolen), lambda who=who: SECONDS[who]) for tier, who in ALL]  # type: ignore[misc]
     for _ in range(rounds):
         measure_round(seen.tally, SIZE, cases)
-    seen.footprints.append(Footprint(SIZE, SIZE, SIZE, 0, 0))
+    seen.footprints.append(MemoryFootprint(SIZE, SIZE, SIZE, 0, 0))
     return seen
 
 
@@ -72,7 +72,7 @@ def test_a_size_that_fails_is_named_and_the_next_one_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What is known of each is told when it is done."""
-    monkeypatch.setattr(cold, "running", lambda *given, **settings: _up())
+    monkeypatch.setattr(cold, "running_installation", lambda *given, **settings: _up())
     monkeypatch.setattr(cold, "_measure_size", _second_only)
     known: list[ColdFigures] = []
     plan = cold.ColdPlan([SIZE, 2 * SIZE], 1, tell=lambda line: None, known=known.append)
@@ -91,7 +91,7 @@ class _up:
         return None
 
 
-def _second_only(plan: cold.ColdPlan, kelvin: object, directory: Path, size_bytes: int, seen: cold.Seen) -> None:
+def _second_only(plan: cold.ColdPlan, kelvin: object, directory: Path, size_bytes: int, seen: cold.ColdResults) -> None:
     if size_bytes == SIZE:
         raise InstallationFailed("push: refused")
     seen.tally.take((size_bytes, "host", FLOOR), lambda: 0.1)

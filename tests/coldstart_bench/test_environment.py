@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from coldstart_bench.environment import (
-    CacheNotAsAsked,
+    PageCacheNotReady,
     _residency,
-    commit,
+    describe_machine,
     drop_page_cache,
     gpus,
-    machine,
-    make,
+    retry_until_ok,
+    source_commit,
     warm_page_cache,
 )
 
@@ -53,10 +53,10 @@ class Thief:
 def test_a_state_is_made_again_a_bounded_number_of_times() -> None:
     """One that is taken back more often is refused, saying what is amiss."""
     lazy, eager = Thief(3), Thief(4)
-    make(lazy.again, lazy.amiss, 3)
+    retry_until_ok(lazy.again, lazy.amiss, 3)
     assert lazy.made == 3
-    with pytest.raises(CacheNotAsAsked, match="0 left, after 3 attempts"):
-        make(eager.again, eager.amiss, 3)
+    with pytest.raises(PageCacheNotReady, match="0 left, after 3 attempts"):
+        retry_until_ok(eager.again, eager.amiss, 3)
     assert eager.made == 3
 
 
@@ -66,16 +66,16 @@ def test_an_empty_file_is_warm(tmp_path: Path) -> None:
     warm_page_cache([tmp_path / "empty"])
 
 
-def test_the_machine_is_described() -> None:
+def test_machine_description_names_the_hardware() -> None:
     """A report without its hardware says nothing."""
-    assert machine()["cores"]
-    assert commit() is None or len(commit() or "") >= 7
+    assert describe_machine()["cores"]
+    assert source_commit() is None or len(source_commit() or "") >= 7
 
 
 def test_without_git_a_commit_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an image: the figures are written all the same."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit() is None
+    assert source_commit() is None
 
 
 def test_gpus_are_named_by_their_driver(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coldstart_bench.floors import floors_of, rows_of
-from coldstart_bench.programs import PeerFailed, Program
+from coldstart_bench.floors import floor_rows, floors_of
+from coldstart_bench.programs import Program, ProgramFailed
 from tests.stopping import stop
 
 
@@ -46,7 +46,7 @@ def test_every_floor_is_measured_or_says_why_not(tmp_path: Path) -> None:
 
 def test_rows_are_rates_where_bytes_move_and_milliseconds_elsewhere() -> None:
     """1 GB in half a second is 2 GB/s."""
-    copied, forked = rows_of({"copy": [(0.5, 10**9), (0.25, 10**9), (1.0, 10**9)], "fork": [(0.004, 0)]})
+    copied, forked = floor_rows({"copy": [(0.5, 10**9), (0.25, 10**9), (1.0, 10**9)], "fork": [(0.004, 0)]})
     assert (copied.median, copied.low, copied.high, copied.unit, copied.n) == (2.0, 1.0, 4.0, "GB/s", 3)
     assert (forked.median, forked.unit) == (4.0, "ms")
 
@@ -60,22 +60,22 @@ def test_a_floor_reads_every_byte_or_says_that_it_did_not(tmp_path: Path) -> Non
             answer = floor.ask(files=[str(tmp_path / "a"), str(tmp_path / "b")], threads=2, direct=direct)
             assert answer["bytes"] == 24_096
             assert answer["seconds"] > 0
-        with pytest.raises(PeerFailed, match="No such file"):
+        with pytest.raises(ProgramFailed, match="No such file"):
             floor.ask(files=[str(tmp_path / "c")], threads=1, direct=True)
         assert floor.ask(files=[], threads=1, direct=False)["bytes"] == 0
 
 
 def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
     """Its last words are in the error; silence ends at the deadline, and with it the process."""
-    with pytest.raises(PeerFailed, match="No module named"), Program("no_such_loader"):
+    with pytest.raises(ProgramFailed, match="No module named"), Program("no_such_loader"):
         pass
     with Program("floor_read") as stopped:
         stop(stopped.pid)
         stopped.answer_s = 0.05
-        with pytest.raises(PeerFailed, match="did not answer"):
+        with pytest.raises(ProgramFailed, match="did not answer"):
             stopped.ask(files=[], threads=1, direct=False)
         assert not Path(f"/proc/{stopped.pid}").exists()
-        with pytest.raises(PeerFailed, match="ended with -9"):
+        with pytest.raises(ProgramFailed, match="ended with -9"):
             stopped.ask(files=[], threads=1, direct=False)
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from coldstart_bench import plots
 from coldstart_bench.__main__ import BENCHES
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.report import BenchFailed, Figures, Verdict, at_most
+from coldstart_bench.report import BenchFailed, ClaimVerdict, Figures, at_most
 from kelvin.bench import bench_command, drill_command
 
 
@@ -38,7 +38,7 @@ def run(plan: Counting, scratch: Path) -> Count:
     return Count(plan.count, notes=(str(scratch),))
 
 
-def claims(found: Count) -> tuple[Verdict, ...]:
+def claims(found: Count) -> tuple[ClaimVerdict, ...]:
     """Few are enough."""
     return (at_most("how many", found.count, 3),)
 
@@ -69,7 +69,7 @@ def invoked(*words: str, bench: Bench[Counting, Count] = BENCH) -> Result:
     return CliRunner().invoke(bench.command(), words)
 
 
-def test_all_holds(tmp_path: Path) -> None:
+def test_passing_bench_exits_with_0(tmp_path: Path) -> None:
     """Steps, table, claims and notes are printed, the report is written, nothing is left, exit 0."""
     done = invoked("--json", str(tmp_path / "report.json"))
     assert done.exit_code == 0, done.output
@@ -81,7 +81,7 @@ def test_all_holds(tmp_path: Path) -> None:
     assert not Path(found["notes"][0]).exists()
 
 
-def test_a_claim_that_does_not_hold(tmp_path: Path) -> None:
+def test_failed_claim_exits_with_1(tmp_path: Path) -> None:
     """The control: it is printed as such, the report is there all the same, exit 1."""
     done = invoked("--count", "4", "--json", str(tmp_path / "report.json"))
     assert done.exit_code == 1
@@ -93,7 +93,7 @@ def test_a_claim_that_does_not_hold(tmp_path: Path) -> None:
     "words",
     [pytest.param(["--count", "10"], id="out of bounds"), pytest.param(["--pairs", "3"], id="what can't be kept")],
 )
-def test_wrong_usage(words: list[str]) -> None:
+def test_bad_option_is_refused_before_measuring(words: list[str]) -> None:
     """Named by its option, with the value, before anything is measured."""
     done = invoked(*words)
     assert done.exit_code == 2
@@ -123,14 +123,14 @@ def failing(plan: Counting, scratch: Path) -> Count:
     raise BenchFailed("it ended")
 
 
-def test_a_run_that_fails(tmp_path: Path) -> None:
+def test_failed_run_prints_partial_figures(tmp_path: Path) -> None:
     """Its words, exit 1, and what was known until then."""
     done = invoked("--json", str(tmp_path / "report.json"), bench=replace(BENCH, run=failing))
     assert (done.exit_code, "it ended" in done.output) == (1, True)
     assert json.loads((tmp_path / "report.json").read_text())["count"] == 1
 
 
-def test_a_plan_that_does_not_fit() -> None:
+def test_plan_without_room_is_refused() -> None:
     """Refused by what is free, before anything is measured."""
     refusal: Callable[[Counting, int, int], str] = lambda plan, disk, memory: f"{min(disk, memory) > 0}: too many"  # noqa: E731
     done = invoked(bench=replace(BENCH, refusal=refusal))

@@ -16,24 +16,24 @@ from coldstart_bench.front import (
     UPSTREAM,
     FrontFigures,
     FrontRow,
-    Streams,
+    StreamFigures,
     connections_of,
     judge,
     rows_of,
     table,
 )
-from coldstart_bench.front_tools import LITELLM, RAY, Take
-from coldstart_bench.report import Report
+from coldstart_bench.front_tools import LITELLM, RAY, LoadSample
+from coldstart_bench.report import BenchReport
 
-READ = Streams(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000, core_share=0.2)
+READ = StreamFigures(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000, core_share=0.2)
 
 
-def take(rate: int, p50_us: int, processor_us: int | None = None) -> Take:
+def take(rate: int, p50_us: int, processor_us: int | None = None) -> LoadSample:
     """One second of it."""
-    return Take(rate, 1_000_000, p50_us, 2 * p50_us, 0, processor_us)
+    return LoadSample(rate, 1_000_000, p50_us, 2 * p50_us, 0, processor_us)
 
 
-def figures(rows: Sequence[FrontRow], streams: Streams = READ, unrecorded: int = 0) -> FrontFigures:
+def figures(rows: Sequence[FrontRow], streams: StreamFigures = READ, unrecorded: int = 0) -> FrontFigures:
     """With wrk."""
     return FrontFigures(tuple(rows), streams, unrecorded, "wrk")
 
@@ -76,7 +76,7 @@ def peer(system: str, ratio: float) -> FrontRow:
 
 
 @pytest.mark.parametrize(("system", "ratio"), [(RAY, 8.0), (LITELLM, 25.0)])
-def test_peers(system: str, ratio: float) -> None:
+def test_each_peer_has_its_own_limit(system: str, ratio: float) -> None:
     """Each has a limit of its own; who is not there has no verdict."""
 
     def verdict(rows: Sequence[FrontRow]) -> bool | None:
@@ -134,17 +134,17 @@ def test_the_exit_says_whether_it_was_measured(
     """Answers from everybody, right ones, on the record."""
     replace = msgspec.structs.replace
     found = figures([replace(good(1), **row)], replace(READ, **streams), unrecorded)
-    assert Report(found, judge(found), {}, 0.0, None).passed is passed
+    assert BenchReport(found, judge(found), {}, 0.0, None).passed is passed
 
 
 @pytest.mark.parametrize(("words", "want"), [("16, 1,16", (1, 16)), ("512", (512,))])
-def test_connections_of(words: str, want: Sequence[int]) -> None:
+def test_connection_counts_are_parsed_in_order(words: str, want: Sequence[int]) -> None:
     """Each once, ascending."""
     assert connections_of(words) == want
 
 
 @pytest.mark.parametrize("words", ["", "0", "1,x", "513", "-1"])
-def test_connections_that_are_none(words: str) -> None:
+def test_invalid_connection_counts_are_refused(words: str) -> None:
     """Refused with the words."""
     with pytest.raises(ValueError, match="must be numbers of 1 to 512"):
         connections_of(words)
@@ -157,9 +157,9 @@ def test_a_load_is_waited_for_as_long_as_it_lasts(
     """Streams last three times as long as one load."""
     program = mock.MagicMock()
     monkeypatch.setattr(front, "Program", program)
-    monkeypatch.setattr(front, "standing", mock.MagicMock())
+    monkeypatch.setattr(front, "running_activator", mock.MagicMock())
     monkeypatch.setattr(front_tools, "on_core", mock.MagicMock())
     monkeypatch.setattr(front_tools, "try_find", lambda name: None)
     plan = front.FrontPlan((1,), 1, seconds, "own", False, tell=print)
-    front._Run(plan, None, tmp_path, ExitStack())
+    front._FrontRun(plan, None, tmp_path, ExitStack())
     assert program.call_args.kwargs["answer_s"] > 3 * seconds

@@ -10,7 +10,7 @@ import pytest
 
 from coldstart_bench import front_tools
 from coldstart_bench.certificates import make_certificate
-from coldstart_bench.front_tools import LITELLM, RAY, Place
+from coldstart_bench.front_tools import LITELLM, RAY, PeerConfig
 from coldstart_bench.installation import InstallationFailed, free_port
 
 # In LiteLLM's place: it takes the words and the file that LiteLLM is given, and is ready at its second answer.
@@ -43,31 +43,31 @@ def installed(cache: Path, text: str) -> Path:
     return program
 
 
-def place(scratch: Path) -> Place:
+def place(scratch: Path) -> PeerConfig:
     """With a certificate of its own."""
     chain, private = make_certificate(scratch / "certificate")
     key = front_tools.new_key()
-    return Place(scratch / "peer", free_port(), "/v1/chat/completions", 1, chain, private, key)
+    return PeerConfig(scratch / "peer", free_port(), "/v1/chat/completions", 1, chain, private, key)
 
 
-def test_a_peer_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_peer_is_started_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found, waited for until it answers 200 over TLS with its key, and ended with the block."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert (front_tools.try_find_peer(LITELLM), front_tools.try_find_peer(RAY)) == (None, None)
     program = installed(tmp_path, STAND_IN.format(python=sys.executable))
     assert front_tools.try_find_peer(LITELLM) == program
     at = place(tmp_path)
-    with front_tools.peer(LITELLM, program, at):
+    with front_tools.running_peer(LITELLM, program, at):
         assert "asked 2" in (at.at / "said").read_text()
     config = json.loads((at.at / "config.yaml").read_text())
     assert config["model_list"][0]["litellm_params"]["api_base"] == "http://127.0.0.1:1/v1"
 
 
-def test_a_peer_that_ends(tmp_path: Path) -> None:
+def test_ended_peer_fails_with_its_last_words(tmp_path: Path) -> None:
     """Said with its last words, and nothing is measured."""
     program = installed(tmp_path, "#!/bin/sh\necho no such key >&2\nexit 3\n")
     refused = pytest.raises(InstallationFailed, match="LiteLLM did not start: no such key")
-    with refused, front_tools.peer(LITELLM, program, place(tmp_path)):
+    with refused, front_tools.running_peer(LITELLM, program, place(tmp_path)):
         pytest.fail("it counted as ready")
 
 
@@ -77,7 +77,7 @@ def test_how_ray_serve_is_started(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\nexit 1\n')
     program.chmod(0o700)
     at = place(tmp_path)
-    with pytest.raises(InstallationFailed, match="Ray Serve did not start"), front_tools.peer(RAY, program, at):
+    with pytest.raises(InstallationFailed, match="Ray Serve did not start"), front_tools.running_peer(RAY, program, at):
         pytest.fail("it counted as ready")
     words = (tmp_path / "words").read_text().split()
     assert Path(words[0]).name == "ray_door.py"

@@ -19,18 +19,18 @@ from coldstart_bench import installation
 from coldstart_bench.certificates import make_certificate
 from coldstart_bench.installation import (
     FIRST_PORT,
-    Door,
+    HttpsClient,
     Installation,
     InstallationFailed,
-    ended,
+    find_leftovers,
+    find_stray_sockets,
+    find_unfinished_writes,
     free_port,
     free_ports,
-    running,
-    stray_sockets,
-    unfinished,
+    running_installation,
 )
 from tests.eventually import wait
-from tests.loops import answering
+from tests.loops import running_http_server
 
 
 def test_a_port_is_none_that_a_connection_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_what_it_says_of_itself_stops_nobody(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "kelvin_noisy.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(InstallationFailed, match=r"(?s)not today.*the reason"):
-        running(tmp_path, program="kelvin_noisy").__enter__()
+        running_installation(tmp_path, program="kelvin_noisy").__enter__()
 
 
 def test_lost_connection_is_a_failure_of_the_installation(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_lost_connection_is_a_failure_of_the_installation(tmp_path: Path) -> Non
         request.transport.abort()
         return stream
 
-    with answering(answer, tls) as port:
-        door = Door(port, certificate, tmp_path / "key")
+    with running_http_server(answer, tls) as port:
+        door = HttpsClient(port, certificate, tmp_path / "key")
         for call in (lambda: door.start("m", "w1"), lambda: door.complete("m", "w1", 1)):
             with pytest.raises(InstallationFailed):
                 call()
@@ -81,12 +81,12 @@ def test_lost_connection_is_a_failure_of_the_installation(tmp_path: Path) -> Non
         door.request("GET", "/v1/models")
 
 
-def test_nothing(tmp_path: Path) -> None:
+def test_empty_directory_has_no_leftovers(tmp_path: Path) -> None:
     """Of a directory that is empty."""
-    assert (ended(tmp_path), unfinished(tmp_path), stray_sockets(tmp_path)) == ([], [], [])
+    assert (find_leftovers(tmp_path), find_unfinished_writes(tmp_path), find_stray_sockets(tmp_path)) == ([], [], [])
 
 
-def test_a_process(tmp_path: Path) -> None:
+def test_leftover_process_is_found_by_its_directory(tmp_path: Path) -> None:
     """By the directory that it was started with; another one's is none of ours."""
     command = [sys.executable, "-c", "print(flush=True); import signal; signal.pause()"]
     environment = {**os.environ, "KELVIN_DATA": str(tmp_path)}
@@ -94,22 +94,22 @@ def test_a_process(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            assert [line for line in ended(tmp_path) if str(process.pid) in line]
-            assert ended(tmp_path / "other") == []
+            assert [line for line in find_leftovers(tmp_path) if str(process.pid) in line]
+            assert find_leftovers(tmp_path / "other") == []
         finally:
             process.kill()
 
 
-def test_files(tmp_path: Path) -> None:
+def test_leftover_files_are_found_by_name(tmp_path: Path) -> None:
     """Each by its name; what is empty was shipped."""
     places = ("run/meters/12.rt1", "spool/act-1/000", "staging/t/p/declared.json", "run/rt-dead.sock")
     for place in places:
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text("x")
     (tmp_path / "spool/act-1/001").touch()
-    assert ended(tmp_path) == ["a meter page is left: 12.rt1", "records are left: 000"]
-    assert unfinished(tmp_path) == ["a push is left: declared.json"]
-    assert stray_sockets(tmp_path) == ["the socket of a dead runtime is left: dead"]
+    assert find_leftovers(tmp_path) == ["a meter page is left: 12.rt1", "records are left: 000"]
+    assert find_unfinished_writes(tmp_path) == ["a push is left: declared.json"]
+    assert find_stray_sockets(tmp_path) == ["the socket of a dead runtime is left: dead"]
 
 
 def test_several_ports_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_start_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(installation, "START_S", 1.0)
     with pytest.raises(InstallationFailed, match="not ready after 1 s: why"):
-        running(tmp_path, program="kelvin_silent").__enter__()
+        running_installation(tmp_path, program="kelvin_silent").__enter__()
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ def tls(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-def _door(port: int, place: Path) -> Door:
-    return Door(port, place / "tls" / "cert.pem", place / "key")
+def _door(port: int, place: Path) -> HttpsClient:
+    return HttpsClient(port, place / "tls" / "cert.pem", place / "key")
 
 
 def test_a_post_that_may_have_arrived_is_not_sent_again(tmp_path: Path, tls: ssl.SSLContext) -> None:
@@ -151,7 +151,7 @@ def test_a_post_that_may_have_arrived_is_not_sent_again(tmp_path: Path, tls: ssl
         request.transport.abort()
         return web.Response()
 
-    with answering(answer, tls) as port, closing(_door(port, tmp_path)) as door:
+    with running_http_server(answer, tls) as port, closing(_door(port, tmp_path)) as door:
         for method, times in (("POST", 1), ("GET", 2)):
             with pytest.raises(InstallationFailed):
                 door.request(method, "/x")
@@ -168,7 +168,7 @@ def test_a_connection_that_was_closed_while_idle_is_made_anew(tmp_path: Path, tl
         asyncio.get_running_loop().call_later(0.05, request.transport.close)
         return web.json_response({})
 
-    with answering(answer, tls) as port, closing(_door(port, tmp_path)) as door:
+    with running_http_server(answer, tls) as port, closing(_door(port, tmp_path)) as door:
         door.request("GET", "/x")
         wait(door._is_closed, "the connection is closed")
         assert door.request("POST", "/x") == {}
@@ -184,7 +184,7 @@ def test_a_start_that_is_refused_says_why(tmp_path: Path, tls: ssl.SSLContext) -
         return web.json_response({"error": {"code": "not_found"}}, status=404)
 
     refused = pytest.raises(InstallationFailed, match=r"m: 404 .*not_found")
-    with answering(answer, tls) as port, closing(_door(port, tmp_path)) as door, refused:
+    with running_http_server(answer, tls) as port, closing(_door(port, tmp_path)) as door, refused:
         door.start("m", "w1")
 
 
@@ -192,7 +192,7 @@ class Refusing(Installation):
     """An installation without models whose cache empties no tier. It waits for nothing."""
 
     def __init__(self) -> None:
-        self.admin = cast(Door, self)
+        self.admin = cast(HttpsClient, self)
 
     def request(self, method: str, path: str, body: object | None = None) -> Any:
         if method == "GET":

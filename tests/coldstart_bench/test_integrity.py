@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coldstart_bench.integrity import Fate, Injured, fate_of, figures_of, judge, tallies_of
+from coldstart_bench.integrity import Fate, InjectedDamage, classify_injection, count_injections, figures_of, judge
 
 
 @pytest.mark.parametrize(
@@ -19,15 +19,15 @@ from coldstart_bench.integrity import Fate, Injured, fate_of, figures_of, judge,
         pytest.param(None, "500 chunk_corrupt: abc", True, "unexplained", id="refused what could be healed"),
     ],
 )
-def test_fate_of(answer: str | None, refusal: str, healable: bool, want: Fate) -> None:
+def test_injection_is_classified_by_its_answer(answer: str | None, refusal: str, healable: bool, want: Fate) -> None:
     """One request."""
-    assert fate_of(answer, refusal, "right", ["abc"], healable=healable) == want
+    assert classify_injection(answer, refusal, "right", ["abc"], healable=healable) == want
 
 
-GOOD = [Injured("nvme", ("cut", "zeroes"), "healed", 2), Injured("store", ("zeroes",), "refused", 1)]
+GOOD = [InjectedDamage("nvme", ("cut", "zeroes"), "healed", 2), InjectedDamage("store", ("zeroes",), "refused", 1)]
 
 
-def failing(injured: Sequence[Injured], mended: bool = True) -> list[str]:
+def failing(injured: Sequence[InjectedDamage], mended: bool = True) -> list[str]:
     found = figures_of(injured, mended, [2.0], [2.5], ())
     return [verdict.claim for verdict in judge(found) if verdict.passed is False]
 
@@ -35,18 +35,18 @@ def failing(injured: Sequence[Injured], mended: bool = True) -> list[str]:
 def test_all_healed_or_refused_is_good() -> None:
     """Every injection is in a tally; the rate is told and not judged."""
     assert failing(GOOD) == []
-    assert [(row.injected, row.healed, row.refused) for row in tallies_of(GOOD)] == [(2, 2, 0), (1, 0, 1)]
+    assert [(row.injected, row.healed, row.refused) for row in count_injections(GOOD)] == [(2, 2, 0), (1, 0, 1)]
 
 
 @pytest.mark.parametrize(
     ("injured", "claim"),
     [
-        pytest.param(Injured("nvme", ("cut",), "served wrong", 1), "answers from damaged", id="served"),
-        pytest.param(Injured("store", ("cut",), "unexplained", 1), "neither healed nor", id="unexplained"),
-        pytest.param(Injured("nvme", ("cut", "cut"), "healed", 1), "not counted", id="not counted"),
+        pytest.param(InjectedDamage("nvme", ("cut",), "served wrong", 1), "answers from damaged", id="served"),
+        pytest.param(InjectedDamage("store", ("cut",), "unexplained", 1), "neither healed nor", id="unexplained"),
+        pytest.param(InjectedDamage("nvme", ("cut", "cut"), "healed", 1), "not counted", id="not counted"),
     ],
 )
-def test_anything_else_is_bad(injured: Injured, claim: str) -> None:
+def test_unhealed_injection_fails_its_claim(injured: InjectedDamage, claim: str) -> None:
     """Its line goes red."""
     assert any(claim in said for said in failing([*GOOD, injured]))
     assert failing(GOOD, mended=False)

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from coldstart_bench.load import LoadPlan, _Ground, _Run, _take
-from coldstart_bench.load_rows import ALL, KELVIN, PEERS, Contender, chosen
-from coldstart_bench.programs import PeerFailed, Program
+from coldstart_bench.load import LoadPlan, _LoadFixture, _LoadRun, _take
+from coldstart_bench.load_rows import ALL, KELVIN, PEERS, Contender, choose_contenders
+from coldstart_bench.programs import Program, ProgramFailed
 
 MMAP = next(contender for contender in PEERS if contender.name == "mmap")
 RIGHT = {"load_s": 0.1, "consume_s": 0.2, "checksum": 7, "bytes": 4096}
@@ -26,19 +26,19 @@ class Lying:
         return self.answer
 
 
-def taken(tmp_path: Path, answer: Any, times: int = 2) -> tuple[_Run, Lying]:
+def taken(tmp_path: Path, answer: Any, times: int = 2) -> tuple[_LoadRun, Lying]:
     """What is known after so many loads of a file by a program that answers so."""
     (tmp_path / "weights").write_bytes(bytes(8192))
     told: list[str] = []
-    run, program = _Run(LoadPlan((4096,), times, (MMAP,), "cpu", tell=told.append)), Lying(answer)
-    ground = _Ground(None, 4096, {"safetensors": tmp_path / "weights"}, 7, {"mmap": cast(Program, program)})
+    run, program = _LoadRun(LoadPlan((4096,), times, (MMAP,), "cpu", tell=told.append)), Lying(answer)
+    ground = _LoadFixture(None, 4096, {"safetensors": tmp_path / "weights"}, 7, {"mmap": cast(Program, program)})
     for _ in range(times):
         _take(run, ground, MMAP, "hot")
     assert bool(told) is bool(run.takes.failures), "a failure is told at once"
     return run, program
 
 
-def test_right_bytes_are_a_take(tmp_path: Path) -> None:
+def test_correct_load_is_recorded(tmp_path: Path) -> None:
     """One for each round."""
     run, _ = taken(tmp_path, RIGHT)
     assert [take.total_s for take in run.takes.figures[4096, "hot", "mmap"]] == pytest.approx([0.3, 0.3])
@@ -49,7 +49,7 @@ def test_right_bytes_are_a_take(tmp_path: Path) -> None:
     ("answer", "said"),
     [
         pytest.param({**RIGHT, "checksum": 8}, "WRONG BYTES", id="another sum"),
-        pytest.param(PeerFailed("the process of the load ended with -11"), "ended with -11", id="a crash"),
+        pytest.param(ProgramFailed("the process of the load ended with -11"), "ended with -11", id="a crash"),
     ],
 )
 def test_a_loader_that_fails_is_told_and_not_asked_again(tmp_path: Path, answer: Any, said: str) -> None:
@@ -64,10 +64,10 @@ def test_a_loader_that_fails_is_told_and_not_asked_again(tmp_path: Path, answer:
 
 def test_only_known_loaders_are_chosen() -> None:
     """All of them by default; a wrong name is refused with those that there are."""
-    assert chosen([]) == ALL
-    assert chosen(["mmap", "kelvin"]) == (KELVIN, MMAP)
+    assert choose_contenders([]) == ALL
+    assert choose_contenders(["mmap", "kelvin"]) == (KELVIN, MMAP)
     with pytest.raises(ValueError, match="fastest: must be of kelvin, tensorizer"):
-        chosen(["fastest"])
+        choose_contenders(["fastest"])
 
 
 def test_who_is_not_installed_is_known_before_it_is_started() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from coldstart_bench.load_rows import LoadFigures, LoadRow, Take, judge, rows_of, table
-from coldstart_bench.report import Failed, Key, Report, Verdict
+from coldstart_bench.load_rows import LoadFigures, LoadRow, LoadTiming, judge, rows_of, table
+from coldstart_bench.report import BenchReport, ClaimVerdict, Key, MissingFigure
 
 SIZE = 2_000_000_000
 FLOORS: Mapping[Key, Sequence[float]] = {
@@ -13,26 +13,26 @@ FLOORS: Mapping[Key, Sequence[float]] = {
     (SIZE, "cold", "floor: O_DIRECT, 2 threads"): [0.50, 0.50, 0.50],
     (SIZE, "hot", "floor: page cache, 1 threads"): [0.20],
 }
-GOOD: Mapping[Key, Take] = {
-    (SIZE, "cold", "kelvin"): Take(0.54, 0.2),
-    (SIZE, "hot", "kelvin"): Take(0.30, 0.2),
-    (SIZE, "host", "kelvin"): Take(0.005, 0.2),
-    (SIZE, "cold", "tensorizer-verify"): Take(1.5, 0.2),
-    (SIZE, "hot", "tensorizer-verify"): Take(1.2, 0.2),
-    (SIZE, "cold", "mmap"): Take(0.001, 0.9),
-    (SIZE, "hot", "mmap"): Take(0.001, 0.4),
+GOOD: Mapping[Key, LoadTiming] = {
+    (SIZE, "cold", "kelvin"): LoadTiming(0.54, 0.2),
+    (SIZE, "hot", "kelvin"): LoadTiming(0.30, 0.2),
+    (SIZE, "host", "kelvin"): LoadTiming(0.005, 0.2),
+    (SIZE, "cold", "tensorizer-verify"): LoadTiming(1.5, 0.2),
+    (SIZE, "hot", "tensorizer-verify"): LoadTiming(1.2, 0.2),
+    (SIZE, "cold", "mmap"): LoadTiming(0.001, 0.9),
+    (SIZE, "hot", "mmap"): LoadTiming(0.001, 0.4),
 }
 
 
-def rows(takes: Mapping[Key, Take] = GOOD) -> tuple[LoadRow, ...]:
+def rows(takes: Mapping[Key, LoadTiming] = GOOD) -> tuple[LoadRow, ...]:
     return rows_of({key: [take, take, take] for key, take in takes.items()}, FLOORS)
 
 
-def judged(rows: tuple[LoadRow, ...]) -> tuple[Verdict, ...]:
+def judged(rows: tuple[LoadRow, ...]) -> tuple[ClaimVerdict, ...]:
     return judge(LoadFigures(rows, "cpu"))
 
 
-def failing(takes: Mapping[Key, Take]) -> list[tuple[str, str]]:
+def failing(takes: Mapping[Key, LoadTiming]) -> list[tuple[str, str]]:
     return [(verdict.state, verdict.claim) for verdict in judged(rows(takes)) if verdict.passed is False]
 
 
@@ -54,16 +54,28 @@ def test_good_figures_pass() -> None:
 @pytest.mark.parametrize(
     ("state", "system", "take", "claim"),
     [
-        pytest.param("cold", "kelvin", Take(0.56, 0.2), "rate of the verified", id="slower than 0.90 of the disk"),
-        pytest.param("cold", "tensorizer-verify", Take(0.5, 0.2), "fastest verifying", id="another verifies faster"),
-        pytest.param("hot", "tensorizer-verify", Take(0.7, 0.2), "tensorizer with verify_hash", id="under twice"),
-        pytest.param("cold", "mmap", Take(0.0, 0.7), "the fastest loader to ours", id="any loader is faster from disk"),
-        pytest.param("host", "kelvin", Take(0.005, 0.45), "the fastest loader, page", id="slower than the page cache"),
-        pytest.param("hot", "kelvin", Take(0.5, 0.2), "our time to the fastest", id="over 1.6 times an unverified one"),
-        pytest.param("host", "kelvin", Take(0.06, 0.2), "seconds until tensors", id="bound after more than 50 ms"),
+        pytest.param(
+            "cold", "kelvin", LoadTiming(0.56, 0.2), "rate of the verified", id="slower than 0.90 of the disk"
+        ),
+        pytest.param(
+            "cold", "tensorizer-verify", LoadTiming(0.5, 0.2), "fastest verifying", id="another verifies faster"
+        ),
+        pytest.param("hot", "tensorizer-verify", LoadTiming(0.7, 0.2), "tensorizer with verify_hash", id="under twice"),
+        pytest.param(
+            "cold", "mmap", LoadTiming(0.0, 0.7), "the fastest loader to ours", id="any loader is faster from disk"
+        ),
+        pytest.param(
+            "host", "kelvin", LoadTiming(0.005, 0.45), "the fastest loader, page", id="slower than the page cache"
+        ),
+        pytest.param(
+            "hot", "kelvin", LoadTiming(0.5, 0.2), "our time to the fastest", id="over 1.6 times an unverified one"
+        ),
+        pytest.param(
+            "host", "kelvin", LoadTiming(0.06, 0.2), "seconds until tensors", id="bound after more than 50 ms"
+        ),
     ],
-)  # fmt: skip
-def test_a_bad_figure_fails(state: str, system: str, take: Take, claim: str) -> None:
+)
+def test_a_bad_figure_fails(state: str, system: str, take: LoadTiming, claim: str) -> None:
     """Each line has a figure that it goes red over."""
     bad = {key: take if key[1:] == (state, system) else good for key, good in GOOD.items()}
     assert any(at == state and claim in said for at, said in failing(bad)), failing(bad)
@@ -74,7 +86,7 @@ def test_what_was_not_measured_is_not_judged() -> None:
     alone = judged(rows({(SIZE, "hot", "mmap"): GOOD[SIZE, "hot", "mmap"]}))
     assert {verdict.passed for verdict in alone} == {None}
     tiny = rows_of(
-        {(10**8, "cold", "kelvin"): [Take(0.2, 0.1)]}, {(10**8, "cold", "floor: O_DIRECT, 1 threads"): [0.1]}
+        {(10**8, "cold", "kelvin"): [LoadTiming(0.2, 0.1)]}, {(10**8, "cold", "floor: O_DIRECT, 1 threads"): [0.1]}
     )
     first = judged(tiny)[0]
     assert first.passed is None
@@ -84,16 +96,16 @@ def test_what_was_not_measured_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("failure", "passed"),
     [
-        pytest.param(Failed("mmap", "WRONG BYTES", SIZE, "hot"), False, id="a loader gave other bytes"),
-        pytest.param(Failed("runai", "not installed"), True, id="one is not installed"),
+        pytest.param(MissingFigure("mmap", "WRONG BYTES", SIZE, "hot"), False, id="a loader gave other bytes"),
+        pytest.param(MissingFigure("runai", "not installed"), True, id="one is not installed"),
     ],
 )
-def test_the_exit_says_whether_each_loader_has_a_figure(failure: Failed, passed: bool) -> None:
+def test_the_exit_says_whether_each_loader_has_a_figure(failure: MissingFigure, passed: bool) -> None:
     """Lines that do not hold are printed, and change nothing."""
-    slow = {key: Take(9.0, 9.0) if key[2] == "kelvin" else take for key, take in GOOD.items()}
+    slow = {key: LoadTiming(9.0, 9.0) if key[2] == "kelvin" else take for key, take in GOOD.items()}
     found = LoadFigures(rows(slow), "cpu", failures=(failure,))
     assert failing(slow)
-    assert Report(found, judge(found), {}, 0.0, None).passed is passed
+    assert BenchReport(found, judge(found), {}, 0.0, None).passed is passed
 
 
 def test_the_table_has_a_row_for_each() -> None:

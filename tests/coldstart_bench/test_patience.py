@@ -3,7 +3,7 @@
 import pytest
 
 from coldstart_bench import patience
-from coldstart_bench.patience import POLL_S, SELDOM_S, comes, remaining
+from coldstart_bench.patience import MAX_POLL_S, POLL_S, poll_until_true, remaining
 
 
 class Clock:
@@ -28,28 +28,28 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_what_holds_at_once_is_not_waited_for(clock: Clock) -> None:
+def test_true_condition_returns_at_once(clock: Clock) -> None:
     """Nor is what has no time at all left unasked."""
-    assert comes(lambda: True, 0.0)
+    assert poll_until_true(lambda: True, 0.0)
     assert clock.pauses == []
 
 
 @pytest.mark.parametrize(("limit_s", "want"), [(5.0, True), (2.0, False)])
-def test_what_comes_after_three_seconds(clock: Clock, limit_s: float, want: bool) -> None:
+def test_late_condition_is_seen_within_a_pause(clock: Clock, limit_s: float, want: bool) -> None:
     """Is seen within a pause of it, where so long is waited for it."""
-    assert comes(lambda: clock.now_s >= 103.0, limit_s) is want
-    assert min(103.0, 100.0 + limit_s) <= clock.now_s < min(103.0, 100.0 + limit_s) + SELDOM_S
+    assert poll_until_true(lambda: clock.now_s >= 103.0, limit_s) is want
+    assert min(103.0, 100.0 + limit_s) <= clock.now_s < min(103.0, 100.0 + limit_s) + MAX_POLL_S
 
 
-def test_looks_are_more_and_more_seldom(clock: Clock) -> None:
+def test_poll_pauses_grow_to_a_limit(clock: Clock) -> None:
     """Up to what the caller bears."""
-    comes(lambda: False, 10.0, seldom_s=0.1)
+    poll_until_true(lambda: False, 10.0, seldom_s=0.1)
     assert clock.pauses[0] == POLL_S
     assert clock.pauses == sorted(clock.pauses)
     assert clock.pauses[-1] == 0.1
 
 
-def test_what_was_amiss_last_is_told(clock: Clock) -> None:
+def test_last_problem_is_returned(clock: Clock) -> None:
     """And nothing of it where it was mended meanwhile."""
     said = iter([["a", "b"], ["b"], []])
     assert remaining(lambda: next(said), 10.0) == []
@@ -58,7 +58,7 @@ def test_what_was_amiss_last_is_told(clock: Clock) -> None:
     assert remaining(lambda: next(said), POLL_S) == ["b"]
 
 
-def test_what_cannot_be_asked_ends_it(clock: Clock) -> None:
+def test_error_of_a_poll_is_raised(clock: Clock) -> None:
     """There and then."""
 
     def amiss() -> int:

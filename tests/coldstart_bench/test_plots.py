@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from coldstart_bench import plots
-from coldstart_bench.load_rows import LoadFigures, Take, rows_of
-from coldstart_bench.rows import ColdFigures, StageRow
-from coldstart_bench.rows import rows_of as cold_rows_of
+from coldstart_bench.load_rows import LoadFigures, LoadTiming, rows_of
+from coldstart_bench.rows import ColdFigures, StageRow, cold_rows
 
 SIZE = 500_000_000
 
@@ -20,7 +19,7 @@ def stages(tier: str) -> list[StageRow]:
 
 def test_stages_that_can_be_seen_are_bars() -> None:
     """What is too short is drawn among the others, so that nothing is lost; the rest of the answer is not drawn."""
-    bars = plots.bars_of(stages("host"))
+    bars = plots.stage_bars(stages("host"))
     assert [name for name, _ in bars] == ["leased", "prefilled", "first_token", "others"]
     assert sum(length for _, length in bars) == pytest.approx(100.1)
 
@@ -31,8 +30,8 @@ def test_the_pictures_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     measured = {(SIZE, tier, system): [0.1] for tier in ("host", "nvme") for system in ("floor", "kelvin")}
     measured[SIZE, "store", "kelvin"] = [0.2]  # its floor has no figure
-    cold = ColdFigures((SIZE,), cold_rows_of(measured), (*stages("host"), *stages("nvme")))
-    takes = {(SIZE, "cold", name): [Take(0.1, 0.1)] for name in ("kelvin", "mmap")}
+    cold = ColdFigures((SIZE,), cold_rows(measured), (*stages("host"), *stages("nvme")))
+    takes = {(SIZE, "cold", name): [LoadTiming(0.1, 0.1)] for name in ("kelvin", "mmap")}
     load = LoadFigures(rows_of(takes, {(SIZE, "cold", "floor: x"): [0.1]}), "cpu")
     drawn = [*plots.draw_cold(cold, tmp_path / "new"), *plots.draw_load(load, tmp_path / "new")]
     assert [path.name for path in drawn] == ["cold-stages.png", "cold-ratios.png", "load-500mb.png"]

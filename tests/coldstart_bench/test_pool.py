@@ -8,7 +8,7 @@ import pytest
 
 from coldstart_bench import pool
 from coldstart_bench.pool import OWN, WAITING, PoolFigures, judge
-from coldstart_bench.rows import rows_of
+from coldstart_bench.rows import cold_rows
 
 SIZE = 100_000_000
 
@@ -22,13 +22,15 @@ SIZE = 100_000_000
         pytest.param({OWN: [9.0, 5.0, 1.0], WAITING: [2.0, 1.0, 1.0]}, (5.0, True), id="by medians"),
     ],
 )
-def test_judge(seconds: dict[str, list[float]], want: tuple[float | None, bool | None]) -> None:
-    rows = rows_of({(SIZE, "store", system): each for system, each in seconds.items()})
+def test_pool_claims_compare_bind_with_pod_start(
+    seconds: dict[str, list[float]], want: tuple[float | None, bool | None]
+) -> None:
+    rows = cold_rows({(SIZE, "store", system): each for system, each in seconds.items()})
     (verdict,) = judge(PoolFigures(SIZE, rows))
     assert (verdict.value, verdict.passed) == want
 
 
-def test_nothing_of_a_pod_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cache holds a copy of the model, and there is a pod in each round."""
 
     @contextmanager
@@ -37,8 +39,8 @@ def test_nothing_of_a_pod_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (log.parent / "data" / "chunk").touch()
         yield 1
 
-    monkeypatch.setattr(pool, "service", service)
-    ground = pool.PodGround(tmp_path, "file:///store", {}, tmp_path)
-    with pool.own_pod(ground, "be" * 32, "own-0"):
+    monkeypatch.setattr(pool, "running_service", service)
+    ground = pool.PodConfig(tmp_path, "file:///store", {}, tmp_path)
+    with pool.running_pod(ground, "be" * 32, "own-0"):
         assert list(tmp_path.iterdir()) != []
     assert list(tmp_path.iterdir()) == []

@@ -8,20 +8,20 @@ import pytest
 
 from coldstart_bench.processes import (
     MIB,
-    Load,
-    Memory,
-    Rest,
+    CpuLoad,
+    CpuTime,
+    IdleDetector,
+    MemoryUse,
     Sample,
-    Spent,
+    cpu_load,
     cpu_ticks,
-    load_of,
     memory_line,
-    memory_of,
+    memory_use,
     pss_outside_slabs,
+    sampling_process,
+    try_read_cpu_time,
     try_sample,
-    try_spent,
     wait_for_sample,
-    watching,
 )
 
 
@@ -35,10 +35,10 @@ from coldstart_bench.processes import (
         pytest.param([(0.0, 5), (0.5, 1), (0.7, 1)], [False, False, False], id="another process is there"),
     ],
 )
-def test_rest(seen: list[tuple[float, int]], want: list[bool]) -> None:
+def test_idle_detector_watches_cpu_time_alone(seen: list[tuple[float, int]], want: list[bool]) -> None:
     """By processor time alone."""
-    rest = Rest(0.6)
-    assert [rest.sees(ticks, now) for now, ticks in seen] == want
+    rest = IdleDetector(0.6)
+    assert [rest.is_idle(ticks, now) for now, ticks in seen] == want
 
 
 def test_the_time_that_a_process_takes_is_seen() -> None:
@@ -51,9 +51,9 @@ def test_the_time_that_a_process_takes_is_seen() -> None:
 
 def test_memory_of_this_process() -> None:
     """What it takes while it is watched is seen at the end at the latest."""
-    with watching(os.getpid()) as samples:
+    with sampling_process(os.getpid()) as samples:
         taken = bytearray(b"x") * (64 * MIB)
-    memory = memory_of(samples)
+    memory = memory_use(samples)
     assert memory is not None
     assert memory.grown > 50 * MIB
     assert len(taken) == 64 * MIB
@@ -62,38 +62,38 @@ def test_memory_of_this_process() -> None:
 
 def test_wait_ends_with_a_sample_from_after_it() -> None:
     """A step's last sample is taken after its last answer. The control: of a process that is gone no sample comes."""
-    with watching(os.getpid()) as samples:
+    with sampling_process(os.getpid()) as samples:
         asked_ns = time.monotonic_ns()
         assert wait_for_sample(samples, asked_ns)
         assert samples[-1].at_ns >= asked_ns
-    with watching(2**22 + 1) as samples:
+    with sampling_process(2**22 + 1) as samples:
         assert not wait_for_sample(samples, time.monotonic_ns(), limit_s=0.0)
 
 
 def test_memory_of_a_process_that_is_not_there() -> None:
     """Nothing is said of it."""
     assert try_sample(2**22 + 1) is None
-    assert memory_of([]) is None
+    assert memory_use([]) is None
     assert "not measured" in memory_line(None)
 
 
-def test_the_peak_of_memory_is_no_end() -> None:
+def test_memory_peak_differs_from_start_and_end() -> None:
     """Neither of its two."""
     samples = [Sample(0, 10, 5), Sample(1, 30, 25), Sample(2, 20, 15)]
-    assert memory_of(samples) == Memory(10, 30, 20, 5, 25, 15)
+    assert memory_use(samples) == MemoryUse(10, 30, 20, 5, 25, 15)
 
 
 def test_processor_time_of_this_process() -> None:
     """What it computes is counted, in another thread as well."""
-    before = try_spent(os.getpid())
+    before = try_read_cpu_time(os.getpid())
 
     def compute() -> None:
         until_ns = time.thread_time_ns() + 80_000_000
         while time.thread_time_ns() < until_ns:
             pass
-        counted.append(try_spent(os.getpid()))
+        counted.append(try_read_cpu_time(os.getpid()))
 
-    counted: list[Spent | None] = []
+    counted: list[CpuTime | None] = []
     thread = threading.Thread(target=compute)
     thread.start()
     thread.join()
@@ -104,10 +104,10 @@ def test_processor_time_of_this_process() -> None:
 
 def test_processor_time_of_a_process_that_is_not_there() -> None:
     """Nothing is said of it, nor of what was not asked."""
-    assert try_spent(2**22 + 1) is None
-    assert load_of(None, Spent(1, 1), 1, 1.0) is None
-    assert load_of(Spent(0, 0), Spent(1, 1), 0, 1.0) is None
-    assert load_of(Spent(0, 0), Spent(2_000_000, 500_000_000), 4, 1.0) == Load(500.0, 0.5)
+    assert try_read_cpu_time(2**22 + 1) is None
+    assert cpu_load(None, CpuTime(1, 1), 1, 1.0) is None
+    assert cpu_load(CpuTime(0, 0), CpuTime(1, 1), 0, 1.0) is None
+    assert cpu_load(CpuTime(0, 0), CpuTime(2_000_000, 500_000_000), 4, 1.0) == CpuLoad(500.0, 0.5)
 
 
 SMAPS = """7f0000000000-7f0010000000 r--s 00000000 00:01 12 /memfd:kelvin-slab (deleted)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coldstart_bench import programs
-from coldstart_bench.programs import PeerFailed, make_model, program_output, start_fresh
+from coldstart_bench.programs import ProgramFailed, make_model, program_output, run_from_pretrained
 
 FAILS = "import sys; sys.exit('no memory is left')"
 HANGS = "import time; print(5, flush=True); time.sleep(600)"
@@ -16,7 +16,7 @@ def test_a_model_that_can_t_be_made_says_why(tmp_path: Path, monkeypatch: pytest
     """With the last words of what makes it."""
     monkeypatch.setattr(programs, "LOADERS", tmp_path)
     (tmp_path / "make_model.py").write_text(FAILS)
-    with pytest.raises(PeerFailed, match="make_model ended with 1: no memory is left"):
+    with pytest.raises(ProgramFailed, match="make_model ended with 1: no memory is left"):
         make_model(tmp_path / "model", 1, 1)
 
 
@@ -27,9 +27,9 @@ def test_a_program_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for name in ("make_model", "kelvin_hangs"):
         (tmp_path / f"{name}.py").write_text(HANGS)
-    with pytest.raises(PeerFailed, match="make_model did not end within 1 s"):
+    with pytest.raises(ProgramFailed, match="make_model did not end within 1 s"):
         make_model(tmp_path / "model", 1, 1)
-    with pytest.raises(PeerFailed, match="kelvin_hangs did not end within 1 s"):
+    with pytest.raises(ProgramFailed, match="kelvin_hangs did not end within 1 s"):
         program_output("kelvin_hangs")
 
 
@@ -39,5 +39,5 @@ def test_a_start_that_hangs_after_its_token(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(programs, "FRESH_S", 2.0)
     (tmp_path / "fresh.py").write_text(HANGS)
     began = time.monotonic()
-    assert start_fresh(tmp_path, [1])[1] == 5
+    assert run_from_pretrained(tmp_path, [1])[1] == 5
     assert time.monotonic() - began < 60

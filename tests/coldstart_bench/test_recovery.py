@@ -9,7 +9,7 @@ import pytest
 
 from coldstart_bench import recovery
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.recovery import STATED, Case, DrillFigures, judge, table
+from coldstart_bench.recovery import STATED, DrillFigures, RecoveryCase, judge, table
 
 FINE: dict[str, Any] = {
     "lost": "the database",
@@ -38,17 +38,17 @@ FINE: dict[str, Any] = {
         pytest.param({"failures": ["the ledger's chain does not hold"]}, ["other differences"], id="something else"),
     ],
 )
-def test_what_is_red(changed: dict[str, Any], want: list[str]) -> None:
+def test_missed_recovery_objective_fails_its_claim(changed: dict[str, Any], want: list[str]) -> None:
     """That line and no other, and each decides."""
-    case = Case(**(FINE | changed))
+    case = RecoveryCase(**(FINE | changed))
     found = [each for each in judge(DrillFigures(STATED, 8.0, (case,))) if each.passed is False]
     assert len(found) == len(want)
     assert all(each.claim.startswith(start) and each.decides for each, start in zip(found, want, strict=True))
 
 
-def test_what_was_not_restored() -> None:
+def test_failed_restore_has_no_times() -> None:
     """It is said, and its times are no figures."""
-    case = Case("the data directory", 0.1, 3.0, failures=["kelvin restore exited with 1: no backup"])
+    case = RecoveryCase("the data directory", 0.1, 3.0, failures=["kelvin restore exited with 1: no backup"])
     verdicts = judge(DrillFigures(STATED, 8.0, (case,)))
     assert [each.claim for each in verdicts if each.passed is False] == ["other differences from before"]
     assert [each.value for each in verdicts if "until" in each.claim] == [None, None]
@@ -67,4 +67,4 @@ def test_a_backup_that_always_has_the_last_requests_is_no_drill(
     kelvin = mock.Mock()
     kelvin.door.complete.return_value = "w1"
     with pytest.raises(InstallationFailed, match="a backup was made while"):
-        recovery._worked(kelvin, tmp_path, recovery.Client("m"), 1)
+        recovery._run_until_kill(kelvin, tmp_path, recovery.CountingClient("m"), 1)

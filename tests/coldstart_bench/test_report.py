@@ -5,18 +5,18 @@ import json
 import pytest
 
 from coldstart_bench.report import (
-    Failed,
+    BenchReport,
+    ClaimVerdict,
     Figures,
-    Report,
-    Verdict,
+    MissingFigure,
     align,
     at_least,
     at_most,
     cell,
     failure_line,
-    line_of,
-    ratio,
+    ratio_or_none,
     recorded_once,
+    verdict_line,
 )
 
 SIZE = 2_000_000_000
@@ -28,9 +28,9 @@ class Speed(Figures, frozen=True):
     rate: float
 
 
-def report(*verdicts: Verdict, failures: tuple[Failed, ...] = ()) -> Report[Speed]:
+def report(*verdicts: ClaimVerdict, failures: tuple[MissingFigure, ...] = ()) -> BenchReport[Speed]:
     """Of one figure."""
-    return Report(Speed(3.0, failures=failures, notes=("on a train",)), verdicts, {"cores": 2}, 0.5, "abc")
+    return BenchReport(Speed(3.0, failures=failures, notes=("on a train",)), verdicts, {"cores": 2}, 0.5, "abc")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def report(*verdicts: Verdict, failures: tuple[Failed, ...] = ()) -> Report[Spee
         pytest.param(at_most("x", 1.1, 1.0, asked=False), None, id="nor does what is not asked of this size"),
     ],
 )
-def test_a_claim(verdict: Verdict, passed: bool | None) -> None:
+def test_claim_is_checked_against_its_limit(verdict: ClaimVerdict, passed: bool | None) -> None:
     """Held against its limit."""
     assert verdict.passed is passed
 
@@ -67,18 +67,18 @@ def test_each_answer_is_recorded_once(unrecorded: int, values: list[float], pass
         pytest.param(report(at_most("x", 1.1, 1.0, decides=False)), True, id="one that is only printed does not hold"),
         pytest.param(report(at_most("x", None, 1.0)), True, id="one was not measured"),
         pytest.param(
-            report(failures=(Failed("mmap", "it ended", SIZE),)), False, id="what was asked for has no figure"
+            report(failures=(MissingFigure("mmap", "it ended", SIZE),)), False, id="what was asked for has no figure"
         ),
-        pytest.param(report(failures=(Failed("mmap", "not installed"),)), True, id="somebody is not installed"),
+        pytest.param(report(failures=(MissingFigure("mmap", "not installed"),)), True, id="somebody is not installed"),
     ],
 )
-def test_what_the_exit_code_says(found: Report[Speed], passed: bool) -> None:
+def test_exit_code_needs_every_figure_and_claim(found: BenchReport[Speed], passed: bool) -> None:
     """0 where all that was asked for was measured, and what decides holds."""
     assert found.passed is passed
     assert json.loads(found.json())["passed"] is passed
 
 
-def test_one_object() -> None:
+def test_report_json_is_one_object() -> None:
     """The bench's own figures are in it by their names, beside what each report has."""
     found = json.loads(report(at_most("x", 1.0, 1.0)).json())
     assert (found["rate"], found["machine"], found["load_before"], found["commit"]) == (3.0, {"cores": 2}, 0.5, "abc")
@@ -86,9 +86,13 @@ def test_one_object() -> None:
     assert [(each["claim"], each["passed"]) for each in found["verdicts"]] == [("x", True)]
 
 
-def test_what_a_person_reads() -> None:
+def test_report_text_has_every_section() -> None:
     """The table first, then what has no figure, each claim, the machine, and what has to be known of it."""
-    text = report(at_most("x", 1.0, 1.0), failures=(Failed("mmap", "not installed"),)).text("the table").splitlines()
+    text = (
+        report(at_most("x", 1.0, 1.0), failures=(MissingFigure("mmap", "not installed"),))
+        .text("the table")
+        .splitlines()
+    )
     assert text[:2] == ["the table", "mmap: not measured: not installed"]
     assert text[2].startswith("pass")
     assert text[3:] == ["machine: {'cores': 2}  load before: 0.50  commit: abc", "note: on a train"]
@@ -96,27 +100,30 @@ def test_what_a_person_reads() -> None:
 
 def test_a_line_says_figure_and_rule() -> None:
     """As it is printed; without a size where it is of none."""
-    assert line_of(at_least("x to y", 0.931, 0.9, "cold", SIZE)) == "pass   2.00 GB  cold  x to y: 0.931 (at least 0.9)"
-    assert line_of(at_least("x to y", 0.831, 0.9, "200")) == "FAIL  200   x to y: 0.831 (at least 0.9)"
-    assert "not measured (at most 0.9)" in line_of(at_most("x to y", None, 0.9))
+    assert (
+        verdict_line(at_least("x to y", 0.931, 0.9, "cold", SIZE))
+        == "pass   2.00 GB  cold  x to y: 0.931 (at least 0.9)"
+    )
+    assert verdict_line(at_least("x to y", 0.831, 0.9, "200")) == "FAIL  200   x to y: 0.831 (at least 0.9)"
+    assert "not measured (at most 0.9)" in verdict_line(at_most("x to y", None, 0.9))
 
 
 def test_a_failure_says_where() -> None:
     """As far as it is known."""
-    assert failure_line(Failed("mmap", "it ended", SIZE, "cold")) == "mmap at 2.00 GB, cold: it ended"
-    assert failure_line(Failed("the rounds", "refused", SIZE)) == "the rounds at 2.00 GB: refused"
+    assert failure_line(MissingFigure("mmap", "it ended", SIZE, "cold")) == "mmap at 2.00 GB, cold: it ended"
+    assert failure_line(MissingFigure("the rounds", "refused", SIZE)) == "the rounds at 2.00 GB: refused"
 
 
-def test_cells() -> None:
+def test_unmeasured_cell_is_never_zero() -> None:
     """What was not measured is never 0."""
     assert (cell(0.5, "{:.1f}ms", times=1e3), cell(None, "{:.1f}ms"), cell(None, "{}", none="")) == (
         "500.0ms",
         "-",
         "",
     )
-    assert (ratio(1.0, 2.0), ratio(None, 2.0), ratio(1.0, None)) == (0.5, None, None)
+    assert (ratio_or_none(1.0, 2.0), ratio_or_none(None, 2.0), ratio_or_none(1.0, None)) == (0.5, None, None)
 
 
-def test_columns() -> None:
+def test_columns_are_aligned() -> None:
     """As wide as their widest cell; names begin at the left, figures end at the right."""
     assert align([("who", "ms"), ("a", "1"), ("bcde", "100")]) == ["who    ms", "a       1", "bcde  100"]

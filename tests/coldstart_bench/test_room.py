@@ -8,15 +8,15 @@ from click.testing import CliRunner
 from coldstart_bench import floors, integrity
 from coldstart_bench.__main__ import main
 from coldstart_bench.frame import with_sizes
-from coldstart_bench.room import Need, refusal, sizes_of
+from coldstart_bench.room import ResourceNeed, parse_sizes, refusal
 
 GB = 10**9
-NEED = Need(disk_times=5.0, memory_times=3.0, disk_bytes=GB, memory_bytes=4 * GB)
+NEED = ResourceNeed(disk_times=5.0, memory_times=3.0, disk_bytes=GB, memory_bytes=4 * GB)
 
 
-def test_sizes() -> None:
+def test_sizes_are_parsed_in_order() -> None:
     """In order, each once; `--large` adds those up to 16 GB."""
-    assert sizes_of("0.5,0.1,0.5") == [100_000_000, 500_000_000]
+    assert parse_sizes("0.5,0.1,0.5") == [100_000_000, 500_000_000]
     assert with_sizes(lambda sizes: sizes)([2 * GB, 16 * GB], large=True) == [2 * GB, 4 * GB, 8 * GB, 16 * GB]
 
 
@@ -34,10 +34,10 @@ def test_sizes() -> None:
 def test_bad_sizes_are_refused(words: str, said: str) -> None:
     """With the value and the rule."""
     with pytest.raises(ValueError, match=said):
-        sizes_of(words)
+        parse_sizes(words)
 
 
-def test_room() -> None:
+def test_missing_capacity_is_named() -> None:
     """The largest size decides; what is short is named, and what would fit."""
     assert refusal([GB, 2 * GB], NEED, 11 * GB, 10 * GB) is None
     assert refusal([16 * GB], NEED, 74 * GB, 20 * GB) == (
@@ -80,7 +80,7 @@ def test_a_load_that_does_not_fit_is_refused(words: str, said: str) -> None:
     assert (refused.exit_code, said in refused.output) == (1, True)
 
 
-def test_what_is_made_has_to_fit() -> None:
+def test_only_generated_files_need_room() -> None:
     """A file of the caller's takes no room."""
     made, given = (floors.FloorPlan(files, GB, 1, tell=print) for files in ((), (Path("x"),)))
     assert floors.BENCH.refusal(made, GB - 1, 0) is not None

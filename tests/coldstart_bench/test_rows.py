@@ -6,10 +6,10 @@ import pytest
 
 from coldstart_bench.rows import (
     ColdFigures,
-    Footprint,
+    MemoryFootprint,
     StageRow,
+    cold_rows,
     judge_cold,
-    rows_of,
     stage_table,
     table,
     without_probe,
@@ -17,15 +17,19 @@ from coldstart_bench.rows import (
 
 SIZE, SMALL, MIB = 500_000_000, 100_000_000, 1 << 20
 STAGES = [StageRow(SIZE, "host", "leased", 0.01), StageRow(SIZE, "host", "bound", 0.02)]
-FITS = Footprint(SIZE, SIZE, 512 << 20, 100 * MIB, 200 * MIB)
+FITS = MemoryFootprint(SIZE, SIZE, 512 << 20, 100 * MIB, 200 * MIB)
 
 
 def passed(
-    host: float = 1.3, nvme: float = 1.2, size: int = SIZE, stages: Sequence[StageRow] = STAGES, taken: Footprint = FITS
+    host: float = 1.3,
+    nvme: float = 1.2,
+    size: int = SIZE,
+    stages: Sequence[StageRow] = STAGES,
+    taken: MemoryFootprint = FITS,
 ) -> list[bool | None]:
     """Host, NVMe, bound, memory."""
     measured = {(size, tier, "floor"): [1.0] for tier in ("host", "nvme")}
-    rows = rows_of({**measured, (size, "host", "kelvin"): [host], (size, "nvme", "kelvin"): [nvme]})
+    rows = cold_rows({**measured, (size, "host", "kelvin"): [host], (size, "nvme", "kelvin"): [nvme]})
     found = ColdFigures((size,), rows, tuple(stages), (taken,))
     return [verdict.passed for verdict in judge_cold(found)]
 
@@ -53,7 +57,7 @@ def test_a_bad_figure_fails(found: list[bool | None], want: list[bool | None]) -
 
 def test_memory_beyond_the_model_fails() -> None:
     """Own memory grows by more than 256 MiB, the last slab's spare room included."""
-    assert passed(taken=Footprint(SIZE, SIZE, 512 << 20, 100 * MIB, 400 * MIB))[-1] is False
+    assert passed(taken=MemoryFootprint(SIZE, SIZE, 512 << 20, 100 * MIB, 400 * MIB))[-1] is False
 
 
 def test_a_small_model_is_not_held_to_the_floor() -> None:
@@ -63,7 +67,7 @@ def test_a_small_model_is_not_held_to_the_floor() -> None:
 
 def test_what_has_no_figure_is_said_not_to_be_measured() -> None:
     """Each line of a size that was asked for is there; none of them passes."""
-    rows = rows_of({(SIZE, "host", "kelvin"): [1.0], (SIZE, "nvme", "floor"): [1.0]})
+    rows = cold_rows({(SIZE, "host", "kelvin"): [1.0], (SIZE, "nvme", "floor"): [1.0]})
     found = judge_cold(ColdFigures((SIZE,), rows))
     assert {(verdict.value, verdict.passed) for verdict in found} == {(None, None)}
     assert [verdict.state for verdict in found] == ["host", "nvme", "host", ""]
@@ -71,7 +75,7 @@ def test_what_has_no_figure_is_said_not_to_be_measured() -> None:
 
 def test_our_row_without_its_probe_is_less_by_its_share() -> None:
     """Interval and ratio too; the others stay."""
-    rows = rows_of({(SIZE, "host", "floor"): [0.1], (SIZE, "host", "kelvin"): [0.15]})
+    rows = cold_rows({(SIZE, "host", "floor"): [0.1], (SIZE, "host", "kelvin"): [0.15]})
     found = {row.system: row for row in without_probe(rows, {SIZE: 0.02})}
     assert found["kelvin without its probe"].median_s == pytest.approx(0.13)
     assert found["kelvin without its probe"].ratio_to_floor == pytest.approx(1.3)
@@ -80,14 +84,14 @@ def test_our_row_without_its_probe_is_less_by_its_share() -> None:
 
 def test_a_row_is_a_ratio_to_the_floor_of_its_size_and_tier() -> None:
     """The floor's own ratio is one."""
-    rows = rows_of({(5, "host", "floor"): [1.0, 1.0, 1.0], (5, "host", "kelvin"): [1.4, 1.5, 1.6]})
+    rows = cold_rows({(5, "host", "floor"): [1.0, 1.0, 1.0], (5, "host", "kelvin"): [1.4, 1.5, 1.6]})
     assert [(row.system, row.ratio_to_floor) for row in rows] == [("floor", 1.0), ("kelvin", 1.5)]
     assert "1.50x" in table(rows)
 
 
 def test_a_row_without_its_floor_has_no_ratio() -> None:
     """One to another tier's floor is never printed."""
-    rows = rows_of({(5, "nvme", "kelvin"): [1.0], (5, "host", "floor"): [1.0]})
+    rows = cold_rows({(5, "nvme", "kelvin"): [1.0], (5, "host", "floor"): [1.0]})
     assert {row.system: row.ratio_to_floor for row in rows} == {"kelvin": None, "floor": 1.0}
     assert [line.split()[-1] for line in table(rows).splitlines()[1:]] == ["1.00x", "1"]
     assert {row.ratio_to_floor for row in without_probe(rows, {5: 0.25}) if row.system != "floor"} == {None}
@@ -95,7 +99,7 @@ def test_a_row_without_its_floor_has_no_ratio() -> None:
 
 def test_stages_stand_beside_the_floor_of_their_size_and_tier() -> None:
     """In its own milliseconds; one that a tier did not have is left open; what follows the first token is not told."""
-    rows = rows_of({(5, tier, "floor"): [0.1] for tier in ("host", "nvme")})
+    rows = cold_rows({(5, tier, "floor"): [0.1] for tier in ("host", "nvme")})
     stages = [StageRow(5, "host", "ready", 0.02), StageRow(5, "nvme", "ready", 0.05), StageRow(5, "host", "done", 9.0)]
     stages.append(StageRow(5, "nvme", "leased", 0.03))
     _, ready, leased = (line.split() for line in stage_table(stages, rows).splitlines())

@@ -9,7 +9,7 @@ import pytest
 
 from coldstart_bench import services
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.services import service
+from coldstart_bench.services import running_service
 
 READY = "import pathlib, signal, sys; pathlib.Path(sys.argv[1]).touch(); signal.pause()"
 
@@ -17,7 +17,7 @@ READY = "import pathlib, signal, sys; pathlib.Path(sys.argv[1]).touch(); signal.
 def test_it_is_ready_within_the_block_and_gone_after_it(tmp_path: Path) -> None:
     """And that it was ended is no failure."""
     command = [sys.executable, "-c", READY, str(tmp_path / "ready")]
-    with service(command, os.environ, tmp_path / "log", (tmp_path / "ready").exists, "it") as pid:
+    with running_service(command, os.environ, tmp_path / "log", (tmp_path / "ready").exists, "it") as pid:
         assert psutil.Process(pid).is_running()
     assert not psutil.pid_exists(pid)
 
@@ -29,27 +29,29 @@ def test_it_is_ready_within_the_block_and_gone_after_it(tmp_path: Path) -> None:
         pytest.param("import signal; signal.pause()", "did not start: $", id="it never is ready"),
     ],
 )
-def test_one_that_never_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str) -> None:
+def test_unready_service_fails_with_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str
+) -> None:
     """Its last words, and nothing of it is left."""
     monkeypatch.setattr(services, "READY_S", 1.0)
     command = [sys.executable, "-c", program]
     before = set(psutil.Process().children())
     with (
         pytest.raises(InstallationFailed, match=said),
-        service(command, os.environ, tmp_path / "log", lambda: False, "it"),
+        running_service(command, os.environ, tmp_path / "log", lambda: False, "it"),
     ):
         pass
     assert set(psutil.Process().children()) <= before
 
 
-def test_what_it_started_ends_with_it(tmp_path: Path) -> None:
+def test_children_of_a_service_end_with_it(tmp_path: Path) -> None:
     """Also where it does not end that itself."""
     child = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']).pid"
     program = f"import pathlib, signal, subprocess, sys; pathlib.Path(sys.argv[1]).write_text(str({child}))"
     program += "; signal.pause()"
     pid = tmp_path / "pid"
     command = [sys.executable, "-c", program, str(pid)]
-    with service(command, os.environ, tmp_path / "log", lambda: pid.exists() and bool(pid.read_text()), "it"):
+    with running_service(command, os.environ, tmp_path / "log", lambda: pid.exists() and bool(pid.read_text()), "it"):
         started = psutil.Process(int(pid.read_text()))
         assert started.is_running()
     psutil.wait_procs([started], timeout=30)

@@ -33,7 +33,7 @@ def _holds(sample: list[float], truth: float) -> bool:
     return found.low <= truth <= found.high
 
 
-def test_nothing_has_no_median() -> None:
+def test_median_of_no_values_is_refused() -> None:
     """An empty row is a defect, not a zero."""
     with pytest.raises(ValueError, match="no values"):
         median_of([])

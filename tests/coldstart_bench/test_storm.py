@@ -6,13 +6,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from coldstart_bench.report import Report
-from coldstart_bench.storm import Miss, Node, StormFigures, fair_finishes, judge, unfairness
+from coldstart_bench.report import BenchReport
+from coldstart_bench.storm import MissRound, NodeTraffic, StormFigures, fair_finishes, judge, unfairness
 
-FAIR = Miss(
-    3, 4096, 1e6, ((1.0, 0.95, 0.9), (1.0, 1.0, 0.98)), (), (Node(12288, 12288), Node(12288, 12288)), Node(24576, 12288)
+FAIR = MissRound(
+    3,
+    4096,
+    1e6,
+    ((1.0, 0.95, 0.9), (1.0, 1.0, 0.98)),
+    (),
+    (NodeTraffic(12288, 12288), NodeTraffic(12288, 12288)),
+    NodeTraffic(24576, 12288),
 )
-PEERED = msgspec.structs.replace(FAIR, store=Node(12800, 12288))
+PEERED = msgspec.structs.replace(FAIR, store=NodeTraffic(12800, 12288))
 
 
 def changed(miss: dict[str, Any]) -> StormFigures:
@@ -49,7 +55,7 @@ def test_good_figures_pass() -> None:
 @pytest.mark.parametrize(
     ("miss", "claim"),
     [
-        pytest.param({"nodes": (Node(12800, 12288),)}, "left the store", id="a range left twice"),
+        pytest.param({"nodes": (NodeTraffic(12800, 12288),)}, "left the store", id="a range left twice"),
         pytest.param({"failures": ("gone",)}, "leases that failed", id="a lease failed"),
         pytest.param({"finished_s": ((0.3, 0.6, 1.0),)}, "fair finish", id="one after the other"),
     ],
@@ -62,7 +68,7 @@ def test_a_bad_figure_fails(miss: dict[str, Any], claim: str) -> None:
 
 def test_what_was_not_read_holds_no_line() -> None:
     """At most once is no praise for nothing at all."""
-    still = Node(0, 0)
+    still = NodeTraffic(0, 0)
     missed = msgspec.structs.replace(FAIR, nodes=(FAIR.nodes[0], still))
     found = judge(StormFigures(missed, msgspec.structs.replace(PEERED, store=still)))
     assert {verdict.claim for verdict in found if verdict.passed is None} == {
@@ -88,4 +94,4 @@ def test_peers_that_each_read_the_store_fail() -> None:
 def test_the_exit_says_whether_it_was_measured(miss: dict[str, Any], passed: bool) -> None:
     """Leases for all that were asked for."""
     found = changed(miss)
-    assert Report(found, judge(found), {}, 0.0, None).passed is passed
+    assert BenchReport(found, judge(found), {}, 0.0, None).passed is passed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart_bench.traffic.behind import Behind, Seen, one_model, upstream_of
+from coldstart_bench.traffic.behind import UpstreamConfig, UpstreamReport, one_model, running_upstream
 from contracts.control import RequestBatch
 from contracts.wire import decode, encode
 from service.unix import SocketDirectory
@@ -38,22 +38,22 @@ def ship_twice(scratch: Path) -> None:
 def test_each_record_is_counted_once(tmp_path: Path, keeps_records: bool, kept: list[str]) -> None:
     """Of three answered requests two lack a record. One of them was answered twice, and a record has no answer."""
     into = tmp_path / "seen"
-    with upstream_of(tmp_path, Behind(FEED, keeps_records=keeps_records)) as upstream:
+    with running_upstream(tmp_path, UpstreamConfig(FEED, keeps_records=keeps_records)) as upstream:
         for request_id in ("req-1", "req-7", "req-8", "req-8"):
             post(tmp_path, "rt-slots.sock", "/v1/chat/completions", b"{}", request_id)
         ship_twice(tmp_path)
         said = upstream.ask(into=str(into))
     assert (said["recorded"], said["unrecorded"]) == (2, 2)
-    seen = decode(into.read_bytes(), Seen, what="what was seen")
+    seen = decode(into.read_bytes(), UpstreamReport, what="what was seen")
     assert [record.request_id for record in seen.records] == kept
 
 
 def test_completion_takes_its_slot_and_says_whose_it_is(tmp_path: Path) -> None:
     """Its text is how long prompt and answer are. A chat takes no slot."""
     into = tmp_path / "seen"
-    with upstream_of(tmp_path, Behind(FEED, slot_s=0.01)) as upstream:
+    with running_upstream(tmp_path, UpstreamConfig(FEED, slot_s=0.01)) as upstream:
         post(tmp_path, "rt-slots.sock", "/v1/chat/completions", b"{}")
         assert b'"3 5"' in post(tmp_path, "rt-slots.sock", "/v1/completions", b'{"prompt":"a b c","max_tokens":5}')
         upstream.ask(into=str(into))
-    seen = decode(into.read_bytes(), Seen, what="what was seen")
+    seen = decode(into.read_bytes(), UpstreamReport, what="what was seen")
     assert (seen.answered, seen.most_inside) == (1, 1)

@@ -11,18 +11,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from contracts.artifact_errors import AttestationInvalid
 from contracts.attestation import (
-    ORIGIN,
-    SEAL,
+    ORIGIN_TYPE,
+    SEAL_TYPE,
     Claims,
-    Origin,
+    OriginPredicate,
     TrainingData,
+    encode_statement,
     is_signed_by,
     key_id_of,
     open_envelope,
+    pre_authentication_encoding,
     read_origin,
     read_seal,
-    statement,
-    to_be_signed,
 )
 from contracts.errors import Refused
 from contracts.wire import encode
@@ -40,7 +40,7 @@ CLAIMS = Claims(
     metrics={"perplexity": 12.5, "accuracy": 1.0, "tiny": 1e-9},
     provenance={"commit": "größer"},
 )
-SAID = Origin(signed_at_s=1_795_000_000, claims=CLAIMS)
+SAID = OriginPredicate(signed_at_s=1_795_000_000, claims=CLAIMS)
 
 
 def reason_of(raw: bytes, version: str = VERSION) -> str:
@@ -52,25 +52,25 @@ def reason_of(raw: bytes, version: str = VERSION) -> str:
 
 
 @pytest.mark.parametrize("signer", SIGNERS.values(), ids=SIGNERS)
-def test_round_trip(signer: Signer) -> None:
+def test_statement_and_key_id_round_trip(signer: Signer) -> None:
     """What was said comes back, and by whom."""
-    assert read_origin(signer.attest(VERSION, ORIGIN, SAID), VERSION) == (SAID, signer.key_id)
-    sealed = read_seal(signer.attest(VERSION, SEAL, attestation_of(VERSION)), VERSION)
+    assert read_origin(signer.attest(VERSION, ORIGIN_TYPE, SAID), VERSION) == (SAID, signer.key_id)
+    sealed = read_seal(signer.attest(VERSION, SEAL_TYPE, attestation_of(VERSION)), VERSION)
     assert (sealed.seal, sealed.key_id) == (attestation_of(VERSION), signer.key_id)
 
 
 @pytest.mark.parametrize("signer", SIGNERS.values(), ids=SIGNERS)
 def test_every_byte_counts(signer: Signer) -> None:
     """One bit of any byte of the envelope, and it is refused."""
-    raw = signer.attest(VERSION, ORIGIN, SAID)
+    raw = signer.attest(VERSION, ORIGIN_TYPE, SAID)
     for at in range(len(raw)):
         reason_of(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
 
 
-def test_it_is_in_toto_in_dsse() -> None:
+def test_envelope_follows_in_toto_and_dsse() -> None:
     """Other programs read it: the fields and the encoding that is signed are those of the two specifications."""
     signer = SIGNERS["ed25519"]
-    envelope = json.loads(signer.attest(VERSION, ORIGIN, SAID))
+    envelope = json.loads(signer.attest(VERSION, ORIGIN_TYPE, SAID))
     payload = base64.b64decode(envelope["payload"])
     said = json.loads(payload)
     assert envelope["payloadType"] == "application/vnd.in-toto+json"
@@ -79,13 +79,13 @@ def test_it_is_in_toto_in_dsse() -> None:
     assert said["predicate"]["claims"]["licence"] == "Apache-2.0"
     (signature,) = envelope["signatures"]
     signed = b"DSSEv1 28 application/vnd.in-toto+json " + str(len(payload)).encode() + b" " + payload
-    assert signed == to_be_signed(payload)
+    assert signed == pre_authentication_encoding(payload)
     assert is_signed_by(signature["keyid"], signed, base64.b64decode(signature["sig"]))
 
 
-def test_another_versions_statement() -> None:
+def test_statement_of_another_version_is_refused() -> None:
     """Moved to another version, it says nothing."""
-    assert reason_of(SIGNERS["p-256"].attest(OTHER, ORIGIN, SAID)) == f"it speaks of version {OTHER}"
+    assert reason_of(SIGNERS["p-256"].attest(OTHER, ORIGIN_TYPE, SAID)) == f"it speaks of version {OTHER}"
 
 
 Change = Callable[[dict[str, object]], object]
@@ -110,44 +110,49 @@ Change = Callable[[dict[str, object]], object]
         pytest.param(lambda e: json.dumps(e, indent=1), "canonical", id="spaces"),
     ],
 )
-def test_forgeries(change: Change, reason: str) -> None:
+def test_forged_envelope_is_refused(change: Change, reason: str) -> None:
     """Each is refused, and named."""
-    changed = change(json.loads(SIGNERS["ed25519"].attest(VERSION, ORIGIN, SAID)))
+    changed = change(json.loads(SIGNERS["ed25519"].attest(VERSION, ORIGIN_TYPE, SAID)))
     raw = changed if isinstance(changed, str) else json.dumps(changed, sort_keys=True, separators=(",", ":"))
     assert reason in reason_of(raw.encode())
 
 
-def test_a_payload_that_is_not_canonical() -> None:
+def test_non_canonical_payload_is_refused() -> None:
     """Signed or not: there is one way to write a statement."""
     signer = SIGNERS["ed25519"]
-    payload = statement(VERSION, ORIGIN, SAID).replace(b'"_type":', b'"_type": ')
+    payload = encode_statement(VERSION, ORIGIN_TYPE, SAID).replace(b'"_type":', b'"_type": ')
     fields = {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": "application/vnd.in-toto+json",
-        "signatures": [{"keyid": signer.key_id, "sig": base64.b64encode(signer.sign(to_be_signed(payload))).decode()}],
+        "signatures": [
+            {
+                "keyid": signer.key_id,
+                "sig": base64.b64encode(signer.sign(pre_authentication_encoding(payload))).decode(),
+            }
+        ],
     }
     assert "canonical" in reason_of(msgspec.json.encode(fields, order="sorted"))
 
 
-def test_one_kind_is_not_the_other() -> None:
+def test_origin_statement_is_no_seal() -> None:
     """A publisher's statement is no seal, whoever signed it; what it does not know is refused."""
     signer = SIGNERS["ed25519"]
     with pytest.raises(Refused, match="it is no seal"):
-        read_seal(signer.attest(VERSION, ORIGIN, SAID), VERSION)
+        read_seal(signer.attest(VERSION, ORIGIN_TYPE, SAID), VERSION)
     with pytest.raises(Refused, match="does not say where"):
-        read_origin(signer.attest(VERSION, SEAL, attestation_of(VERSION)), VERSION)
+        read_origin(signer.attest(VERSION, SEAL_TYPE, attestation_of(VERSION)), VERSION)
     with pytest.raises(Refused, match="does not decode"):
-        read_origin(signer.attest(VERSION, ORIGIN, attestation_of(VERSION)), VERSION)
+        read_origin(signer.attest(VERSION, ORIGIN_TYPE, attestation_of(VERSION)), VERSION)
 
 
-def test_a_seal_that_is_not_signed() -> None:
+def test_unsigned_seal_opens_without_key_id() -> None:
     """Those of early stores open; that nobody signed them is told."""
     sealed = read_seal(encode(attestation_of(VERSION)), VERSION)
     assert (sealed.seal, sealed.key_id) == (attestation_of(VERSION), None)
     with pytest.raises(Refused, match="it speaks of version"):
         read_seal(encode(attestation_of(OTHER)), VERSION)
     with pytest.raises(Refused, match="speaks of version b"):
-        read_seal(SIGNERS["ed25519"].attest(VERSION, SEAL, attestation_of(OTHER)), VERSION)
+        read_seal(SIGNERS["ed25519"].attest(VERSION, SEAL_TYPE, attestation_of(OTHER)), VERSION)
 
 
 def test_other_keys_are_refused() -> None:

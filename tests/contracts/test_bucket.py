@@ -23,7 +23,7 @@ UNIT_S, SIZE = 0.01, 25.0
         pytest.param([(5.0, 25), (4.0, 10)], [0.0, 1.1], id="a clock that steps back brings no units"),
     ],
 )
-def test_take_and_owe(taken: list[tuple[float, int]], waits: list[float]) -> None:
+def test_bucket_waits_until_its_debt_is_paid(taken: list[tuple[float, int]], waits: list[float]) -> None:
     """Who takes more than there is waits for its debt: when, how many, and how long it has to wait."""
     bucket, found = TokenBucket(), []
     for now_s, units in taken:
@@ -48,7 +48,7 @@ def test_rate_and_size_change_at_any_time() -> None:
     waits=st.booleans(),
     steps=st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), min_size=1, max_size=50),
 )
-def test_never_more_than_the_rate(per_s: int, waits: bool, steps: list[tuple[float, int]]) -> None:
+def test_bucket_never_exceeds_its_rate(per_s: int, waits: bool, steps: list[tuple[float, int]]) -> None:
     """Between any two takings: what is taken fits the time, but for the size and the first. Each either waits until its
     units are there, or goes on without them, and in that case takes nothing.
     """

@@ -49,12 +49,12 @@ def understood(said: dict[str, Any], kind: type[Wire]) -> bool:
 
 
 @pytest.mark.parametrize("line", [pytest.param(each, id=f"{at}-{each['kind']}") for at, each in enumerate(SAID)])
-def test_what_an_earlier_build_said(line: dict[str, Any]) -> None:
+def test_message_of_an_earlier_build_is_understood(line: dict[str, Any]) -> None:
     """It is read as it was meant, and what we say of the same it understands."""
     assert understood(line["said"], KINDS[line["kind"]])
 
 
-def test_each_kind_is_among_them() -> None:
+def test_every_message_type_is_covered() -> None:
     """Also the next one."""
     assert {line["kind"] for line in SAID} == set(KINDS)
 
@@ -83,11 +83,11 @@ class Always(Wire, frozen=True):
 
 
 @pytest.mark.parametrize(("kind", "holds"), [(Asked, True), (Required, False), (Always, False)])
-def test_control(kind: type[Wire], holds: bool) -> None:
+def test_incompatible_message_type_is_found(kind: type[Wire], holds: bool) -> None:
     """What breaks the rule is seen."""
     assert understood({"name": "x", "count": 1}, kind) is holds
 
 
-def test_what_is_new_is_refused_where_it_is_used() -> None:
+def test_unknown_field_in_use_is_refused() -> None:
     """Not left out of account: an order would be another one, and a record would lack something."""
     assert not understood({"name": "x", "count": 1, "new": 1}, Asked)

@@ -3,7 +3,7 @@
 from contracts.deadline import Deadline
 
 
-def test_what_remains_is_never_negative() -> None:
+def test_remaining_time_is_never_negative() -> None:
     """After the deadline nothing remains."""
     deadline = Deadline.after(2.0, now=10.0)
     assert deadline.remaining_ms(10.5) == 1500

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.doubling import Doubling, is_told
+from contracts.doubling import ExponentialBackoff, should_log
 
 
 @pytest.mark.parametrize(("failures", "luck", "want"), [
@@ -14,11 +14,11 @@ from contracts.doubling import Doubling, is_told
     pytest.param(2, 0.5, 0.15, id="less by luck"),
     pytest.param(6, 1.0, 1.0, id="by a half at most, of the bound as well"),
 ])  # fmt: skip
-def test_after(failures: int, luck: float, want: float) -> None:
+def test_delay_doubles_within_bounds(failures: int, luck: float, want: float) -> None:
     """It doubles, and is bounded on both sides."""
-    assert Doubling(0.1, 2.0).after(failures, luck) == pytest.approx(want)
+    assert ExponentialBackoff(0.1, 2.0).after(failures, luck) == pytest.approx(want)
 
 
-def test_is_told() -> None:
+def test_failures_are_logged_at_powers_of_two() -> None:
     """Each time there are twice as many."""
-    assert [failures for failures in range(1, 1025) if is_told(failures)] == [2**power for power in range(11)]
+    assert [failures for failures in range(1, 1025) if should_log(failures)] == [2**power for power in range(11)]

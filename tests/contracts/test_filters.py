@@ -6,21 +6,31 @@ import pytest
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.filters import FILE, Looked, Passed, Pii, Rule, Span, pass_on, read_policy, rules_of
+from contracts.filters import (
+    POLICY_FILE,
+    EntitySpan,
+    FilteredText,
+    FilterRule,
+    Pii,
+    TextResult,
+    apply_result,
+    read_policy,
+    rules_for_direction,
+)
 from contracts.wire import encode
 
 PII: dict[str, Any] = {"filter": "pii", "input": {"EMAIL_ADDRESS": "redact"}, "output": {"CREDIT_CARD": "stop"}}
 POLICY: dict[str, Any] = {"format": 1, "filters": [PII]}
 
 
-def test_a_policy() -> None:
+def test_policy_has_defaults() -> None:
     """What it doesn't say has a default, and the default refuses."""
     policy = read_policy(encode(POLICY))
     assert (policy.deadline_ms, policy.on_failure) == (500, "refuse")
     assert policy.filters == (Pii(input={"EMAIL_ADDRESS": "redact"}, output={"CREDIT_CARD": "stop"}),)
-    assert rules_of(policy, "output") == (Rule(filter="pii", actions={"CREDIT_CARD": "stop"}),)
+    assert rules_for_direction(policy, "output") == (FilterRule(filter="pii", actions={"CREDIT_CARD": "stop"}),)
     one_way = read_policy(encode({"format": 1, "filters": [{"filter": "pii", "input": {"US_SSN": "stop"}}]}))
-    assert rules_of(one_way, "output") == ()
+    assert rules_for_direction(one_way, "output") == ()
 
 
 @pytest.mark.parametrize(
@@ -62,40 +72,46 @@ def test_a_malformed_policy_is_refused(raw: bytes, said: str) -> None:
         read_policy(raw)
     failure = refused.value.failure
     assert isinstance(failure, ArtifactRejected)
-    assert failure.param == FILE
+    assert failure.param == POLICY_FILE
     assert said.replace("`", "") in failure.message.replace("`", "")
 
 
-def _span(start: int, end: int, action: Any = "redact") -> Span:
-    return Span(start=start, end=end, label="X", action=action)
+def _span(start: int, end: int, action: Any = "redact") -> EntitySpan:
+    return EntitySpan(start=start, end=end, label="X", action=action)
 
 
 @pytest.mark.parametrize(
     ("looked", "passed"),
     [
-        pytest.param(Looked(decided=6), Passed("abcdef"), id="nothing was found"),
-        pytest.param(Looked(decided=2), Passed("ab", "cdef"), id="the rest is undecided"),
-        pytest.param(Looked(decided=4, spans=(_span(1, 3),)), Passed("a<X>d", "ef"), id="something is replaced"),
-        pytest.param(Looked(decided=6, spans=(_span(0, 3), _span(3, 6))), Passed("<X><X>"), id="one after the other"),
-        pytest.param(Looked(decided=6, spans=(_span(1, 3, "stop"),)), Passed("a", stopped="X"), id="the end of it"),
+        pytest.param(TextResult(decided=6), FilteredText("abcdef"), id="nothing was found"),
+        pytest.param(TextResult(decided=2), FilteredText("ab", "cdef"), id="the rest is undecided"),
+        pytest.param(
+            TextResult(decided=4, spans=(_span(1, 3),)), FilteredText("a<X>d", "ef"), id="something is replaced"
+        ),
+        pytest.param(
+            TextResult(decided=6, spans=(_span(0, 3), _span(3, 6))), FilteredText("<X><X>"), id="one after the other"
+        ),
+        pytest.param(
+            TextResult(decided=6, spans=(_span(1, 3, "stop"),)), FilteredText("a", stopped="X"), id="the end of it"
+        ),
     ],
 )
-def test_pass_on(looked: Looked, passed: Passed) -> None:
+def test_filtered_text_splits_into_final_and_pending(looked: TextResult, passed: FilteredText) -> None:
     """What may go on, and what has to be asked about again."""
-    assert pass_on("abcdef", looked) == passed
+    assert apply_result("abcdef", looked) == passed
 
 
 @pytest.mark.parametrize(
     "looked",
     [
-        pytest.param(Looked(decided=7), id="more than there is"),
-        pytest.param(Looked(decided=-1), id="less than nothing"),
-        pytest.param(Looked(decided=2, spans=(_span(1, 3),)), id="a span that is undecided"),
-        pytest.param(Looked(decided=6, spans=(_span(2, 4), _span(1, 3))), id="spans out of order"),
-        pytest.param(Looked(decided=6, spans=(_span(2, 2),)), id="an empty span"),
+        pytest.param(TextResult(decided=7), id="more than there is"),
+        pytest.param(TextResult(decided=-1), id="less than nothing"),
+        pytest.param(TextResult(decided=2, spans=(_span(1, 3),)), id="a span that is undecided"),
+        pytest.param(TextResult(decided=6, spans=(_span(2, 4), _span(1, 3))), id="spans out of order"),
+        pytest.param(TextResult(decided=6, spans=(_span(2, 2),)), id="an empty span"),
     ],
 )
-def test_an_answer_that_contradicts_itself(looked: Looked) -> None:
+def test_contradictory_filter_answer_is_refused(looked: TextResult) -> None:
     """Is an answer that was not given: the text does not go on."""
     with pytest.raises(ValueError, match=r"decided|span"):
-        pass_on("abcdef", looked)
+        apply_result("abcdef", looked)

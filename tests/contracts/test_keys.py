@@ -21,12 +21,12 @@ PRINT = Fingerprint(torch="2.13.0", dtype="bfloat16", device_class="cpu-1")
         (keys.attestation_key("acme", D, PRINT), f"acme/attestations/{D}/seal-9eb3ae7ac3fd52af"),
     ],
 )
-def test_keys(key: str, want: str) -> None:
+def test_object_keys_begin_with_the_tenant(key: str, want: str) -> None:
     """Tenant first: a prefix is a tenant's, for policies and quotas."""
     assert key == want
 
 
-def test_fingerprints_are_apart() -> None:
+def test_different_fingerprints_have_different_keys() -> None:
     """Each part of a fingerprint gives another name."""
     others = [
         Fingerprint(torch="2.12.0", dtype="bfloat16", device_class="cpu-1"),

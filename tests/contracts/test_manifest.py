@@ -13,7 +13,7 @@ from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused
 from contracts.manifest import (
     DTYPE_BYTES,
-    PAGE,
+    PAGE_BYTES,
     Chunk,
     Engine,
     Limits,
@@ -22,20 +22,20 @@ from contracts.manifest import (
     Tensor,
     decode_manifest,
     encode_manifest,
-    find_fault,
+    find_manifest_fault,
     version_of,
 )
-from contracts.signature import TensorSpec, sign
+from contracts.signature import TensorSpec, make_signature
 
 D = "a" * 64
 GOOD = Manifest(
     format=1,
     engine=Engine(1, "LlamaForCausalLM", "bfloat16"),
     limits=Limits(127, 64),
-    chunk_bytes=2 * PAGE,
+    chunk_bytes=2 * PAGE_BYTES,
     files=(PinnedFile("config.json", 0, 10, D),),
-    tensors=(Tensor("a", "BF16", (2, 3), PAGE), Tensor("b", "F32", (), 2 * PAGE)),
-    chunks=(Chunk(D, PAGE), Chunk("b" * 64, 2 * PAGE)),
+    tensors=(Tensor("a", "BF16", (2, 3), PAGE_BYTES), Tensor("b", "F32", (), 2 * PAGE_BYTES)),
+    chunks=(Chunk(D, PAGE_BYTES), Chunk("b" * 64, 2 * PAGE_BYTES)),
 )
 
 
@@ -51,11 +51,11 @@ def reason(raw: bytes) -> str:
     return caught.value.failure.reason
 
 
-def test_round_trip() -> None:
+def test_manifest_round_trips() -> None:
     """What was encoded decodes to the same, and its sizes add up."""
     assert decode_manifest(*encoded(GOOD)) == GOOD
-    assert (GOOD.total_bytes, GOOD.weight_bytes) == (3 * PAGE, 16)
-    assert find_fault(GOOD) is None
+    assert (GOOD.total_bytes, GOOD.weight_bytes) == (3 * PAGE_BYTES, 16)
+    assert find_manifest_fault(GOOD) is None
 
 
 def test_the_version_is_frozen() -> None:
@@ -65,11 +65,11 @@ def test_the_version_is_frozen() -> None:
     assert version == "8a46d85b4012ca927e022bf579d6fd6f1eda5d7955c12bc29afb3fbdb6b71cf1"
 
 
-SIGNATURE = sign([TensorSpec("x", "FP32", (-1, 2), examples=(1, 2.5))], [TensorSpec("y", "BYTES", (-1,))])
+SIGNATURE = make_signature([TensorSpec("x", "FP32", (-1, 2), examples=(1, 2.5))], [TensorSpec("y", "BYTES", (-1,))])
 PREDICTS = structs.replace(GOOD, engine=Engine(1, "onnx", "float32", "predict"), tensors=(), signature=SIGNATURE)
 
 
-def test_what_predicts_has_its_signature_pinned() -> None:
+def test_predictor_manifest_pins_its_signature() -> None:
     """Schema and hash are part of the version; all other manifests say nothing of it."""
     raw, version = encoded(PREDICTS)
     assert decode_manifest(raw, version) == PREDICTS
@@ -88,7 +88,7 @@ def test_what_predicts_has_its_signature_pinned() -> None:
         ),
     ],
 )  # fmt: skip
-def test_refuses_signatures(manifest: Manifest, want: str) -> None:
+def test_broken_signature_is_refused_in_a_manifest(manifest: Manifest, want: str) -> None:
     """Computed again at each decoding: fail closed."""
     assert want in reason(encode_manifest(manifest))
 
@@ -105,7 +105,7 @@ def test_what_a_version_is_for_is_said_only_where_it_does_not_generate() -> None
     assert "canonical" in reason(said)
 
 
-def test_any_bit_counts() -> None:
+def test_changed_manifest_bytes_are_refused() -> None:
     """One bit anywhere, or a byte less or more: not that version."""
     raw, version = encoded(GOOD)
     for at in range(len(raw)):
@@ -134,7 +134,7 @@ def test_any_bit_counts() -> None:
         pytest.param(encode_manifest(GOOD).replace(b'"offset":0', b'"offset":-4096'), ">= 0", id="a negative offset"),
     ],
 )  # fmt: skip
-def test_refuses_bytes(raw: bytes, want: str) -> None:
+def test_non_canonical_manifest_is_refused(raw: bytes, want: str) -> None:
     """Right by digest is not enough: only the canonical form of this format decodes."""
     assert want in reason(raw)
 
@@ -148,29 +148,37 @@ def a_at(offset: int, shape: tuple[int, ...] = (2, 3)) -> tuple[Tensor, Tensor]:
 
 
 FAULTS: list[tuple[str, Callable[[], Manifest], str]] = [
-    ("a tensor off the page", lambda: change(tensors=a_at(PAGE + 8)), "boundary"),
+    ("a tensor off the page", lambda: change(tensors=a_at(PAGE_BYTES + 8)), "boundary"),
     ("a file off the page", lambda: change(files=(PinnedFile("c", 1, 1, D),)), "boundary"),
-    ("a tensor behind the end", lambda: change(tensors=(Tensor("a", "F32", (1,), 3 * PAGE),)), "after the last chunk"),
-    ("a tensor over the end", lambda: change(tensors=(Tensor("a", "U8", (PAGE + 1,), 2 * PAGE),)), "after the last"),
-    ("tensors that overlap", lambda: change(tensors=a_at(PAGE, (1, PAGE))), "overlaps"),
+    (
+        "a tensor behind the end",
+        lambda: change(tensors=(Tensor("a", "F32", (1,), 3 * PAGE_BYTES),)),
+        "after the last chunk",
+    ),
+    (
+        "a tensor over the end",
+        lambda: change(tensors=(Tensor("a", "U8", (PAGE_BYTES + 1,), 2 * PAGE_BYTES),)),
+        "after the last",
+    ),
+    ("tensors that overlap", lambda: change(tensors=a_at(PAGE_BYTES, (1, PAGE_BYTES))), "overlaps"),
     ("tensors out of order", lambda: change(tensors=GOOD.tensors[::-1]), "precedes"),
-    ("a file behind the tensors", lambda: change(files=(PinnedFile("c", 2 * PAGE, 1, D),)), "overlaps"),
+    ("a file behind the tensors", lambda: change(files=(PinnedFile("c", 2 * PAGE_BYTES, 1, D),)), "overlaps"),
     ("a name twice", lambda: change(tensors=(GOOD.tensors[0], structs.replace(GOOD.tensors[1], name="a"))), "twice"),
-    ("a tensor named as a file", lambda: change(tensors=(Tensor("config.json", "F32", (), PAGE),)), "twice"),
-    ("a chunk off the page", lambda: change(chunks=(*GOOD.chunks, Chunk(D, PAGE + 1))), "has a length"),
-    ("a chunk over the limit", lambda: change(chunks=(*GOOD.chunks, Chunk(D, 3 * PAGE))), "has a length"),
+    ("a tensor named as a file", lambda: change(tensors=(Tensor("config.json", "F32", (), PAGE_BYTES),)), "twice"),
+    ("a chunk off the page", lambda: change(chunks=(*GOOD.chunks, Chunk(D, PAGE_BYTES + 1))), "has a length"),
+    ("a chunk over the limit", lambda: change(chunks=(*GOOD.chunks, Chunk(D, 3 * PAGE_BYTES))), "has a length"),
     ("no chunks", lambda: change(chunks=()), "after the last chunk"),
 ]
 
 
 @pytest.mark.parametrize(("manifest", "want"), [pytest.param(make, want, id=name) for name, make, want in FAULTS])
-def test_refuses_geometry(manifest: Callable[[], Manifest], want: str) -> None:
+def test_broken_geometry_rule_is_refused(manifest: Callable[[], Manifest], want: str) -> None:
     """Each rule of the geometry has a manifest that breaks it alone, and it does not decode."""
     assert want in reason(encode_manifest(manifest()))
 
 
 @given(st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 9), max_size=5))
-def test_nbytes(dtype: Any, shape: list[int]) -> None:
+def test_tensor_nbytes_is_width_times_extents(dtype: Any, shape: list[int]) -> None:
     """Bytes of a tensor: width times extents; a scalar has one element."""
     want = DTYPE_BYTES[dtype]
     for extent in shape:

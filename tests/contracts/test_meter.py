@@ -43,7 +43,7 @@ def test_a_page_of_an_older_program_is_read() -> None:
 
 
 @pytest.mark.parametrize("page", [b"", b"\0" * METER_BYTES, b"KMT1"], ids=["empty", "zeros", "short"])
-def test_what_no_runtime_wrote_is_refused(page: bytes) -> None:
+def test_foreign_meter_page_is_refused(page: bytes) -> None:
     """A page that is not one of ours raises instead of billing nonsense."""
     with pytest.raises(ValueError, match="meter page"):
         decode_meter(page)

@@ -7,14 +7,14 @@ from contracts.errors import InvalidRequest, Refused
 from contracts.names import (
     RESERVED_TENANTS,
     ModelReference,
-    dns_label,
     is_digest,
-    model_for,
-    model_name,
-    owner_of,
     parse_address,
     parse_reference,
-    tenant_name,
+    qualified_model_name,
+    require_dns_label,
+    require_model_name,
+    require_tenant_name,
+    split_qualified_name,
 )
 
 
@@ -44,19 +44,19 @@ def test_a_bad_name_is_refused_by_value_and_rule(text: str) -> None:
 
 def test_the_longest_label_is_63() -> None:
     """RFC 1123's limit is inclusive."""
-    assert dns_label("a" * 63, "model") == "a" * 63
+    assert require_dns_label("a" * 63, "model") == "a" * 63
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_TENANTS), "-x"])
 def test_a_name_that_no_tenant_may_have(name: str) -> None:
     """The first segments of our own paths are refused, as is what is no label; the rule is told."""
     with pytest.raises(Refused, match=r"is reserved|DNS label"):
-        tenant_name(name)
-    assert tenant_name("v3") == "v3"
+        require_tenant_name(name)
+    assert require_tenant_name("v3") == "v3"
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_TENANTS))
-def test_why_it_is_reserved(name: str) -> None:
+def test_reserved_tenant_prefix_is_never_a_model_owner(name: str) -> None:
     """A path that begins with it is never read as that tenant's."""
     asked = route("GET", f"/{name}/v1/v1/models".encode(), "localhost", "kelvin.localhost")
     assert not isinstance(asked, ListModels)
@@ -95,18 +95,18 @@ def test_parse_address(text: str, want: ModelReference | None) -> None:
     ("owner", "want"),
     [pytest.param("acme", "m", id="one's own"), pytest.param("other", "other/m", id="another tenant's")],
 )
-def test_what_a_tenant_calls_a_model(owner: str, want: str) -> None:
+def test_qualified_model_name_splits_back(owner: str, want: str) -> None:
     """And the way back; both are names of models."""
-    assert model_for("acme", owner, "m") == want
-    assert owner_of("acme", want) == (owner, "m")
-    assert model_name(want, "models") == want
+    assert qualified_model_name("acme", owner, "m") == want
+    assert split_qualified_name("acme", want) == (owner, "m")
+    assert require_model_name(want, "models") == want
 
 
 @pytest.mark.parametrize("value", ["", "/m", "a/", "a/b/c", "A/m", "a/m@x"])
-def test_what_is_no_models_name(value: str) -> None:
+def test_invalid_model_name_is_refused_with_the_value(value: str) -> None:
     """The field and the whole value are named, and what is too much of it."""
     with pytest.raises(Refused, match=f"models='{value}': must be MODEL or OWNER/MODEL.*without the alias"):
-        model_name(value, "models")
+        require_model_name(value, "models")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,6 @@ def test_what_is_no_models_name(value: str) -> None:
         pytest.param("", False, id="nothing"),
     ],
 )
-def test_is_digest(text: str, want: bool) -> None:
+def test_digest_is_64_lower_case_hex_digits(text: str, want: bool) -> None:
     """All of a digest, and nothing else."""
     assert is_digest(text) is want

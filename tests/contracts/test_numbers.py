@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.numbers import whole_number
+from contracts.numbers import parse_whole_number
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ from contracts.numbers import whole_number
 )
 def test_anything_but_digits_is_no_number(written: str) -> None:
     """As text and as bytes."""
-    assert whole_number(written) is None
-    assert whole_number(written.encode()) is None
+    assert parse_whole_number(written) is None
+    assert parse_whole_number(written.encode()) is None
 
 
 @pytest.mark.parametrize(("written", "number"), [("0", 0), ("007", 7), ("9" * 15, 10**15 - 1)])
 def test_digits_are_a_number(written: str, number: int) -> None:
     """Leading zeros are allowed, up to as many digits as are."""
-    assert whole_number(written) == whole_number(written.encode()) == number
-    assert whole_number(written, len(written)) == number
+    assert parse_whole_number(written) == parse_whole_number(written.encode()) == number
+    assert parse_whole_number(written, len(written)) == number

@@ -20,14 +20,14 @@ HEX = "0f" * 32
     ],
 )
 @pytest.mark.parametrize("end", ["\n", " ", "\r\n", "\0"])
-def test_nothing_follows(kind: object, good: str, end: str) -> None:
+def test_patterns_refuse_a_trailing_newline(kind: object, good: str, end: str) -> None:
     """Python's `$` stands before a last newline, too."""
     assert msgspec.convert(good, kind) == good
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(good + end, kind)
 
 
-def test_nothing_follows_a_schema_hash() -> None:
+def test_schema_hash_refuses_a_trailing_newline() -> None:
     """Likewise."""
     body = {"inputs": [], "outputs": [], "schema_hash": HEX}
     assert msgspec.convert(body, Signature).schema_hash == HEX

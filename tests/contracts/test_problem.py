@@ -28,7 +28,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("failure", "kind"), FAILURES)
-def test_openai_error(failure: Failure, kind: str) -> None:
+def test_openai_error_has_message_type_param_and_code(failure: Failure, kind: str) -> None:
     """OpenAI's clients read message, type, param and code."""
     error = msgspec.json.decode(openai_error(failure))["error"]
     assert error["type"] == kind
@@ -107,7 +107,7 @@ def test_client_is_told_not_to_retry_in_vain(failure: Failure, told: str | None)
     assert headers_of(from_wire(to_wire(failure))) == headers_of(failure)
 
 
-def test_full_says_what_is_limited() -> None:
+def test_overloaded_names_the_limited_resource() -> None:
     """A queue is measured in one thing, a machine in several, so its refusal names the one that ran out."""
     machine, queue = Overloaded("this machine", 1, 2.0, "device slots"), Overloaded("the queue of seals", 8, 2.0)
     assert machine.message == "this machine is full (limit of device slots: 1); retry after 2 s"

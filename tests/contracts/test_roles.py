@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.roles import Role, may_ask, role_of
+from contracts.roles import Role, role_may_call, role_of
 
 HERE = "spiffe://kelvin/"
 
@@ -26,7 +26,7 @@ HERE = "spiffe://kelvin/"
         pytest.param(["spiffe://kelvin.org/runtime"], HERE, None, id="another installation"),
     ],
 )  # fmt: skip
-def test_role_of(uris: list[str], prefix: str, want: Role | None) -> None:
+def test_role_needs_exactly_one_uri(uris: list[str], prefix: str, want: Role | None) -> None:
     """One URI of this installation, exactly, or no role."""
     assert role_of(uris, prefix) == want
 
@@ -59,6 +59,6 @@ RULES = {
         pytest.param("/" * 100_000, set(), id="slashes alone"),
     ],
 )
-def test_may_ask(path: str, want: set[str]) -> None:
+def test_nearest_rule_decides_who_may_call(path: str, want: set[str]) -> None:
     """The nearest rule decides, and what has none is for nobody."""
-    assert {str(role) for role in Role if may_ask(RULES, role, path)} == want
+    assert {str(role) for role in Role if role_may_call(RULES, role, path)} == want

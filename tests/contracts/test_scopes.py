@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.control import Scope, allows
+from contracts.control import Scope, scope_allows
 
 INFER, PUSH, BILLING, ADMIN, OPERATOR = Scope.INFER, Scope.PUSH, Scope.BILLING_READ, Scope.ADMIN, Scope.OPERATOR
 
@@ -17,7 +17,7 @@ INFER, PUSH, BILLING, ADMIN, OPERATOR = Scope.INFER, Scope.PUSH, Scope.BILLING_R
         (OPERATOR, {OPERATOR, ADMIN, PUSH, BILLING}),
     ],
 )
-def test_a_scope_brings(held: Scope, brings: set[Scope]) -> None:
+def test_scope_includes_exactly_these_scopes(held: Scope, brings: set[Scope]) -> None:
     """Exactly these; several add up."""
-    assert {scope for scope in Scope if allows((held,), scope)} == brings
-    assert allows((INFER, held), INFER)
+    assert {scope for scope in Scope if scope_allows((held,), scope)} == brings
+    assert scope_allows((INFER, held), INFER)

@@ -27,7 +27,7 @@ KEY = f"kv-abcdefghijkl-{SECRET}"
         pytest.param("the model 'llama' does not exist", "the model 'llama' does not exist", id="no key"),
     ],
 )
-def test_redact(text: str, want: str) -> None:
+def test_redaction_keeps_the_key_id(text: str, want: str) -> None:
     """The id stays: it says which key it was."""
     assert redact(text) == want
 
@@ -53,7 +53,7 @@ def test_every_way_out_redacts() -> None:
     assert SECRET.encode() not in _written()
 
 
-def test_without_it_they_would_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_leaks_secrets_without_redaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: each of the ways out lets the secret through once redaction is gone."""
     for module in ("contracts.problem", "service.log"):
         monkeypatch.setattr(f"{module}.redact", lambda text: text)

@@ -15,7 +15,7 @@ from contracts.settings import BadSetting, integer, number, text
         pytest.param("\uff13", "LIMIT=\uff13: must be a whole number", id="full-width digits"),
     ],
 )
-def test_integer_refuses(raw: str, said: str) -> None:
+def test_integer_setting_refuses_bad_form_and_range(raw: str, said: str) -> None:
     """Range and form are checked."""
     with pytest.raises(BadSetting) as bad:
         integer({"LIMIT": raw}, "LIMIT", 5, low=1, high=9)

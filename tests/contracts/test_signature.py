@@ -14,19 +14,19 @@ from contracts.signature import (
     Datatype,
     TensorSpec,
     check_schema,
-    find_misfit,
+    find_invalid_value,
     find_signature_fault,
+    make_signature,
     range_of,
     schema_hash_of,
-    sign,
 )
 
 X = TensorSpec("x", "FP32", (-1, 2), columns=("äge", "income"))
 Y = TensorSpec("y", "INT64", (-1,))
-GOOD = sign([X], [Y])
+GOOD = make_signature([X], [Y])
 
 
-def test_the_hash_is_anybodys_to_compute() -> None:
+def test_schema_hash_is_sha256_of_canonical_json() -> None:
     """SHA-256 of canonical JSON of what the metadata say; written down once, so that it never changes."""
     metadata = {"inputs": [X.described()], "outputs": [Y.described()]}
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -59,7 +59,7 @@ def test_examples_are_no_schema() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "0" * 64, GOOD.schema_hash.upper(), GOOD.schema_hash[:32]])
-def test_nothing_else_is_the_hash(given: str) -> None:
+def test_any_other_schema_hash_is_refused(given: str) -> None:
     """Fail closed."""
     with pytest.raises(Refused, match="schema_mismatch"):
         check_schema(given, GOOD)
@@ -69,14 +69,16 @@ def test_nothing_else_is_the_hash(given: str) -> None:
     ("signature", "want"),
     [
         pytest.param(structs.replace(GOOD, schema_hash="0" * 64), "hash", id="another hash"),
-        pytest.param(sign([], [Y]), "an input and an output", id="no input"),
-        pytest.param(sign([X, X], [Y]), "twice", id="a name twice"),
-        pytest.param(sign([structs.replace(X, shape=(1, 2))], [Y]), "must be open", id="a fixed number of rows"),
-        pytest.param(sign([structs.replace(X, shape=(-1, -1))], [Y]), "only the first", id="open columns"),
-        pytest.param(sign([X], [structs.replace(Y, shape=())]), "must be open", id="an output without rows"),
+        pytest.param(make_signature([], [Y]), "an input and an output", id="no input"),
+        pytest.param(make_signature([X, X], [Y]), "twice", id="a name twice"),
+        pytest.param(
+            make_signature([structs.replace(X, shape=(1, 2))], [Y]), "must be open", id="a fixed number of rows"
+        ),
+        pytest.param(make_signature([structs.replace(X, shape=(-1, -1))], [Y]), "only the first", id="open columns"),
+        pytest.param(make_signature([X], [structs.replace(Y, shape=())]), "must be open", id="an output without rows"),
     ],
 )
-def test_faults(signature: Any, want: str) -> None:
+def test_each_signature_rule_is_checked(signature: Any, want: str) -> None:
     """Each rule has a signature that breaks it."""
     assert want in str(find_signature_fault(signature))
     assert find_signature_fault(GOOD) is None
@@ -107,14 +109,14 @@ def test_faults(signature: Any, want: str) -> None:
         pytest.param("BYTES", [], None, id="nothing"),
     ],
 )
-def test_misfits(datatype: Datatype, values: list[object], want: int | None) -> None:
+def test_first_value_of_the_wrong_type_is_found(datatype: Datatype, values: list[object], want: int | None) -> None:
     """The first value that is none of the type."""
-    assert find_misfit(values, datatype) == want
+    assert find_invalid_value(values, datatype) == want
 
 
 @given(st.sampled_from(["UINT8", "INT16", "UINT32", "INT64", "FP32"]), st.lists(st.integers(-(2**65), 2**65)))
-def test_a_misfit_is_out_of_range(datatype: Datatype, values: list[int]) -> None:
+def test_out_of_range_value_is_found(datatype: Datatype, values: list[int]) -> None:
     """The quick look at a whole list finds what a look at each does."""
     low, high = range_of(datatype)
     wrong = [at for at, value in enumerate(values) if not low <= value <= high]
-    assert find_misfit(values, datatype) == (wrong[0] if wrong else None)
+    assert find_invalid_value(values, datatype) == (wrong[0] if wrong else None)

@@ -18,6 +18,6 @@ PRICES = TokenPrices(per_tokens=1000, prompt=500, cached=50, completion=1500, re
         pytest.param((1000, 400, 2000), 3 + 300 + 20 + 3000, id="all of it"),
     ],
 )
-def test_cost(tokens: tuple[int, int, int], want: int) -> None:
+def test_request_cost_counts_each_kind_of_token(tokens: tuple[int, int, int], want: int) -> None:
     """Micro-units of prompt, cached and completion tokens."""
     assert PRICES.cost_micros(*tokens) == want

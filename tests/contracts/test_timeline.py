@@ -1,6 +1,6 @@
 """Stages are stamped once and read in order of time."""
 
-from contracts.timeline import Span, Stage, Stamp, Timeline
+from contracts.timeline import Stage, StageSpan, Stamp, Timeline
 
 
 def test_the_first_stamp_of_a_stage_stands() -> None:
@@ -15,7 +15,7 @@ def test_spans_of_another_process_are_shifted_to_where_the_call_began() -> None:
     """A hop's spans land on the caller's line."""
     line = Timeline(1_000)
     line.stamp(Stage.POKED, 2_000)
-    line.graft([Span(Stage.BOUND, 700), Span(Stage.LEASED, 300)], call_began_us=2_500)
+    line.merge_spans([StageSpan(Stage.BOUND, 700), StageSpan(Stage.LEASED, 300)], call_began_us=2_500)
     assert [stamp.stage for stamp in line.stamps()] == [Stage.POKED, Stage.LEASED, Stage.BOUND]
     assert line.stamps()[-1].at_us == 2_200
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.trace import TraceContext, parse, span_id_of, trace_id_of, within
+from contracts.trace import TraceContext, outgoing_trace_context, parse, span_id_of, trace_id_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 KNOWN = TraceContext(int(TRACE, 16), int(SPAN, 16), True)
@@ -28,21 +28,21 @@ KNOWN = TraceContext(int(TRACE, 16), int(SPAN, 16), True)
         pytest.param("", None, id="nothing"),
     ],
 )
-def test_parse(raw: str, want: TraceContext | None) -> None:
+def test_invalid_traceparent_is_ignored(raw: str, want: TraceContext | None) -> None:
     """What must be ignored is None."""
     assert parse(raw.encode()) == want
 
 
-def test_it_is_written_as_it_is_read() -> None:
+def test_traceparent_round_trips() -> None:
     """`str` is the header."""
     assert str(KNOWN) == f"00-{TRACE}-{SPAN}-01"
 
 
-def test_whom_we_call_sees_our_span_in_the_callers_trace() -> None:
+def test_outgoing_call_carries_our_span_in_the_trace() -> None:
     """The parent changes, trace and flag don't."""
-    told = within(KNOWN, "req_1")
+    told = outgoing_trace_context(KNOWN, "req_1")
     assert told == TraceContext(KNOWN.trace_id, span_id_of("req_1"), True)
-    assert within(None, "req_1") is None
+    assert outgoing_trace_context(None, "req_1") is None
 
 
 def test_ids_belong_to_their_names() -> None:

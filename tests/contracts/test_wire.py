@@ -56,12 +56,12 @@ def test_threads_that_decode_a_type_for_the_first_time() -> None:
     assert race("ours") == 0
 
 
-def test_control() -> None:
+def test_msgspec_decoder_crashes_under_first_use_race() -> None:
     """By msgspec's own call they do, soon, and the process is gone. Where this goes red, msgspec was mended."""
     assert any(race("plain") == -signal.SIGSEGV for _ in range(5))
 
 
-def test_decoder() -> None:
+def test_equal_types_share_one_decoder() -> None:
     """One for each type, equal types the same."""
     assert decoder(Part) is decoder(Part)
     assert decoder(tuple[Part, ...]) is decoder(tuple[Part, ...])
@@ -77,7 +77,7 @@ def test_decoder() -> None:
         pytest.param(b"[]", "Expected `object`, got `array`", id="no object"),
     ],
 )
-def test_refused(raw: bytes, rule: str) -> None:
+def test_misfit_is_refused_with_the_rule(raw: bytes, rule: str) -> None:
     """What does not fit is named, with the rule."""
     with pytest.raises(Refused) as caught:
         decode(raw, Part, what="part")
@@ -119,6 +119,6 @@ def test_files_of_a_model_may_hold_what_is_no_number() -> None:
         decode_any(b'{"size": Infinity}')
 
 
-def test_convert() -> None:
+def test_plain_objects_convert_to_structs() -> None:
     """Of what was parsed elsewhere."""
     assert convert({"size": 1}, Part) == Part(size=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from controlplane.postgres import Postgres
-from controlplane.postgres_place import PostgresPlace
+from controlplane.postgres_place import PostgresUrl
 from controlplane.store import Database, open_database, sqlite_engine
 from tests.controlplane.postgres_server import PostgresServer
 
@@ -40,20 +40,20 @@ def _file(directory: Path, *, migrated: bool = True) -> Path:
     return path
 
 
-class Backend:
+class DatabaseBackend:
     """SQLite's files; or databases of a server, gone with the test."""
 
     def __init__(self, server: PostgresServer | None, stack: ExitStack) -> None:
         self._server = server
         self._stack = stack
-        self._places: dict[Path, PostgresPlace] = {}
+        self._places: dict[Path, PostgresUrl] = {}
 
     @property
     def name(self) -> str:
         """The name of its dialect in SQLAlchemy."""
         return SQLITE if self._server is None else POSTGRESQL
 
-    def place(self, path: Path, *, migrated: bool = True) -> Path | PostgresPlace:
+    def place(self, path: Path, *, migrated: bool = True) -> Path | PostgresUrl:
         """Return the test's database of that path, as settings name it."""
         if self._server is None:
             return _file(path, migrated=migrated)
@@ -78,23 +78,23 @@ class Backend:
         return postgres.writing
 
 
-_chosen: list[Backend] = []
+_active_backends: list[DatabaseBackend] = []
 
 
 def database(path: Path) -> Database:
     """The test's database of that path, migrated. Close it."""
-    return _chosen[-1].database(path) if _chosen else open_database(_file(path))
+    return _active_backends[-1].database(path) if _active_backends else open_database(_file(path))
 
 
-def place(path: Path) -> Path | PostgresPlace:
+def place(path: Path) -> Path | PostgresUrl:
     """Return the test's database of that path, as settings name it."""
-    return _chosen[-1].place(path) if _chosen else _file(path)
+    return _active_backends[-1].place(path) if _active_backends else _file(path)
 
 
 @contextmanager
-def backends(name: str, server: Callable[[], PostgresServer]) -> Iterator[Backend]:
+def backends(name: str, server: Callable[[], PostgresServer]) -> Iterator[DatabaseBackend]:
     """Have this module's functions use that back end while the block runs. `server` is called if it is needed."""
     with ExitStack() as stack:
-        _chosen.append(Backend(None if name == SQLITE else server(), stack))
-        stack.callback(_chosen.pop)
-        yield _chosen[-1]
+        _active_backends.append(DatabaseBackend(None if name == SQLITE else server(), stack))
+        stack.callback(_active_backends.pop)
+        yield _active_backends[-1]

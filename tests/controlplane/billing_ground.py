@@ -11,14 +11,14 @@ from sqlalchemy.pool import StaticPool
 
 from contracts.billing import BillingReport, ClosingReport, ReconcileReport, VerifyReport
 from contracts.control import RequestBatch
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
-from controlplane.accounts import Surroundings
-from controlplane.billing import LATE_US, billing_report, close_month
+from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
+from controlplane.accounts import ExternalFacts
+from controlplane.billing import CLOSING_DELAY_US, billing_report, close_month
 from controlplane.ledger import Ledger, append_lifetimes, append_requests
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import request_records
 from controlplane.migrations import migrate
-from controlplane.policy.findings import Waiting
+from controlplane.policy.findings import SpoolPosition
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import DevicePrices, PriceBook, Prices
 from controlplane.reconcile import reconcile
@@ -26,7 +26,7 @@ from controlplane.schema import models, tenants, versions
 from controlplane.verify import verify_ledger
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 
-Record = RequestRecord | LifetimeRecord
+UsageRecord = RequestRecord | LifetimeRecord
 
 # Made by the program that had schema 1: good and bad months of two tenants, orphans, a conflict, an unused standby.
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger_1.sql"
@@ -46,21 +46,21 @@ def prices(since: date, *, prompt: int = 1_000) -> Prices:
 
 POSITIONS = 1000  # tokens that a request of the registered version can have
 ORPHANED = request_record(
-    2, origin=Origin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=64
+    2, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=64
 )
 BOOK = PriceBook("EUR", (prices(date(2026, 1, 1)),))
 
 
-def fresh_engine() -> Engine:
+def memory_ledger_engine() -> Engine:
     """A ledger in memory."""
     made = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     ensure_ledger(made)
     return made
 
 
-def whole_engine(made: Engine | None = None) -> Engine:
+def ledger_and_registry_engine(made: Engine | None = None) -> Engine:
     """A ledger beside a registry that knows the version of its records; in memory, where no other is given."""
-    made = made or fresh_engine()
+    made = made or memory_ledger_engine()
     migrate(made)
     with made.begin() as connection:
         connection.execute(insert(tenants).values(tenant="acme", created_at_s=0, state="active"))
@@ -76,7 +76,7 @@ def whole_engine(made: Engine | None = None) -> Engine:
     return made
 
 
-def enter(engine: Engine, records: Sequence[Record]) -> None:
+def enter(engine: Engine, records: Sequence[UsageRecord]) -> None:
     with engine.begin() as connection:
         append_requests(connection, [record for record in records if isinstance(record, RequestRecord)])
         append_lifetimes(connection, [record for record in records if isinstance(record, LifetimeRecord)])
@@ -96,9 +96,9 @@ def report(
 
 
 def close(engine: Engine) -> ClosingReport:
-    """Close the month of the tests, `LATE_US` after its end."""
+    """Close the month of the tests, `CLOSING_DELAY_US` after its end."""
     with engine.begin() as connection:
-        return close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+        return close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US)
 
 
 def verify(engine: Engine, tenant: str = "acme", month: str | None = None) -> VerifyReport:
@@ -107,21 +107,21 @@ def verify(engine: Engine, tenant: str = "acme", month: str | None = None) -> Ve
         return verify_ledger(connection, tenant, month)
 
 
-def reconciled(
+def run_usage_audit(
     engine: Engine,
     month: str | None = None,
     *,
     tenant: str = "acme",
     live: set[str] | None = None,
     now_us: int = END_US,
-    spools: dict[str, Waiting] | None = None,
+    spools: dict[str, SpoolPosition] | None = None,
 ) -> ReconcileReport:
     """All months, or one."""
     with engine.connect() as connection:
-        return reconcile(connection, tenant, month, Surroundings(BOOK, live or set(), now_us, spools or {}))
+        return reconcile(connection, tenant, month, ExternalFacts(BOOK, live or set(), now_us, spools or {}))
 
 
-def good_month() -> list[Record]:
+def good_month() -> list[UsageRecord]:
     """Two replicas that served two requests each, one that was shed, one orphan's record beside an activator's."""
     return [
         request_record(1, runtime_id="rt-1", device_us=1_000_000),
@@ -130,7 +130,8 @@ def good_month() -> list[Record]:
         request_record(4, runtime_id="rt-2", outcome="replica_lost", status=502, completion_tokens=3),
         request_record(5, runtime_id=None, outcome="overloaded", status=503, prompt_tokens=0, cached_tokens=0,
                        completion_tokens=0, device_us=0),
-        request_record(4, origin=Origin.ORPHAN, source="rt-2", sequence=1, runtime_id="rt-2", completion_tokens=64),
+        request_record(4, origin=RecordOrigin.ORPHAN, source="rt-2", sequence=1, runtime_id="rt-2",
+                       completion_tokens=64),
         lifetime_record(1, runtime_id="rt-1", requests=2),
         lifetime_record(2, runtime_id="rt-2", requests=2, device_class="cpu-2"),
     ]  # fmt: skip
@@ -146,7 +147,7 @@ async def rows(ledger: Ledger, table: Any) -> list[dict[str, Any]]:
     )
 
 
-async def charged(ledger: Ledger) -> dict[str, tuple[str, int]]:
+async def charged_records(ledger: Ledger) -> dict[str, tuple[str, int]]:
     """Return (origin, completion tokens) of the record that stands, by request."""
     found = await rows(ledger, request_records)
     return {row["request_id"]: (row["origin"], row["completion_tokens"]) for row in found if row["stands"]}

@@ -12,7 +12,7 @@ from contracts.control import ConcurrencyStat, RequestBatch, Stats, VersionRegis
 from contracts.errors import Failure, Refused
 from contracts.manifest import Limits
 from controlplane.audit import Actor
-from controlplane.backup_place import claim_place, write_backup
+from controlplane.backup_place import claim_backup_directory, write_backup
 from controlplane.backup_schedule import BackupLoop
 from controlplane.backups import Backups
 from controlplane.clock import Clock, SystemClock
@@ -24,7 +24,7 @@ from controlplane.ledger import Ledger
 from controlplane.registry import Registry
 from controlplane.restore import restore
 from controlplane.tenants import TenantStore
-from spool.disk import Disk
+from spool.disk import SegmentDisk
 from tests.controlplane.backends import database as opened_database
 from tests.controlplane.usage_records import request_record
 
@@ -78,7 +78,7 @@ class World:
         *,
         has_journal: bool = False,
         feed: FeedHub | None = None,
-        disk: Disk | None = None,
+        disk: SegmentDisk | None = None,
     ) -> None:
         self.data, self.place, self.has_journal = data, place or data.with_name("place"), has_journal
         self.feed = feed or FeedHub()
@@ -105,8 +105,8 @@ class World:
 
     async def back_up(self, path: Path) -> Path:
         """Write a backup as the socket gives it."""
-        moment = await self.backups.begin()
-        write_backup(path, self.backups.pieces(moment, self.data))
+        snapshot = await self.backups.begin()
+        write_backup(path, self.backups.pieces(snapshot, self.data))
         return path
 
     def backup_loop(self, *, every_s: float = 60.0, clock: Clock | None = None) -> BackupLoop:
@@ -139,7 +139,7 @@ async def installed(root: Path, *, has_journal: bool = True) -> AsyncIterator[Wo
     for name in ("ca.pem", "tls/ca.key", "attest.key", "once.key"):
         (data / name).parent.mkdir(exist_ok=True)
         (data / name).write_text(f"the {name}")
-    claim_place(place, data)
+    claim_backup_directory(place, data)
     with closing(World(data, place, has_journal=has_journal)) as world:
         await world.load()
         await world.registry.register(registration(), NOW_S)
@@ -149,7 +149,7 @@ async def installed(root: Path, *, has_journal: bool = True) -> AsyncIterator[Wo
 async def back_up_and_enter_one(root: Path) -> Path:
     """Return a backup's file. The journal beside it has one entry more."""
     async with installed(root) as world:
-        made = await world.backup_loop().once()
+        made = await world.backup_loop().make_backup()
         assert made is not None
         await world.enter(1)
     return made
@@ -161,7 +161,7 @@ def ids(database: Path) -> list[str]:
         return [row[0] for row in connection.execute("SELECT request_id FROM ledger_requests ORDER BY sequence")]
 
 
-def back(source: Path, data: Path, *, replace: bool = False, accept_unsound: bool = False) -> RestoreReport:
+def restore_backup(source: Path, data: Path, *, replace: bool = False, accept_unsound: bool = False) -> RestoreReport:
     """Restored, with the options that are given."""
     return restore(source, data, replace=replace, accept_unsound=accept_unsound)
 

@@ -9,14 +9,14 @@ from typing import Any
 from controlplane.policy.labels import ROLE
 from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Unreachable
-from controlplane.scaling.knative.lease import Election
+from controlplane.scaling.knative.lease import LeaderElection
 from controlplane.scaling.knative.role_label import LEADER
 from tests.controlplane.virtual_time import VirtualClock
 
 NAMES = ("a", "b", "c")
 
 
-class Store:
+class FakeLeaseStore:
     """Leases as an API server keeps them."""
 
     def __init__(self) -> None:
@@ -37,40 +37,40 @@ class Store:
         return deepcopy(obj)
 
 
-class Line:
-    """One candidate's line to the store: it may be cut, slow, or lose answers (`deaf`)."""
+class LeaseConnection:
+    """One candidate's line to the store: it may be cut, slow, or lose answers (`loses_answers`)."""
 
-    def __init__(self, store: Store, clock: VirtualClock) -> None:
+    def __init__(self, store: FakeLeaseStore, clock: VirtualClock) -> None:
         self.store, self.clock = store, clock
-        self.cut = self.deaf = False
+        self.cut = self.loses_answers = False
         self.delay_s = 0.0
 
-    async def _over(self, act: Any) -> Any:
+    async def _call(self, act: Any) -> Any:
         if self.delay_s:
             await self.clock.sleep(self.delay_s)
         if self.cut:
             await self.clock.sleep(4.0)  # its deadline
             raise ClusterError(Unreachable("cut"))
         answer = act()
-        if self.deaf:
+        if self.loses_answers:
             await self.clock.sleep(4.0)
             raise ClusterError(Unreachable("no answer"))
         return answer
 
     async def read(self, ref: Ref) -> Json | None:
-        found: Json | None = await self._over(lambda: deepcopy(self.store.kept.get(ref)))
+        found: Json | None = await self._call(lambda: deepcopy(self.store.kept.get(ref)))
         return found
 
     async def create(self, obj: Json) -> Json:
-        made: Json = await self._over(lambda: self.store.write(obj, new=True))
+        made: Json = await self._call(lambda: self.store.write(obj, new=True))
         return made
 
     async def replace(self, obj: Json) -> Json:
-        made: Json = await self._over(lambda: self.store.write(obj, new=False))
+        made: Json = await self._call(lambda: self.store.write(obj, new=False))
         return made
 
 
-class Pods(KubernetesCluster):
+class FakeRolePods(KubernetesCluster):
     """The role labels of control planes' pods, by name, and every state of them that was; `away` is an API server
     that does not answer, and so many writes are `silent`.
     """
@@ -114,7 +114,7 @@ class Pods(KubernetesCluster):
             raise ClusterError(Unreachable("no answer"))
 
 
-class Skewed(VirtualClock):
+class SkewedClock(VirtualClock):
     """The clock of another machine: it has another time of day and another zero."""
 
     def __init__(self, true: VirtualClock, offset_s: float) -> None:
@@ -130,23 +130,23 @@ class Skewed(VirtualClock):
         await self.true.sleep(seconds)
 
 
-class Party:
+class LeaderCandidates:
     """Candidates. `working` names the one that does the leader's work."""
 
     def __init__(self) -> None:
-        self.clock, self.store = VirtualClock(), Store()
-        self.lines = {name: Line(self.store, self.clock) for name in NAMES}
+        self.clock, self.store = VirtualClock(), FakeLeaseStore()
+        self.lines = {name: LeaseConnection(self.store, self.clock) for name in NAMES}
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.elections: dict[str, Election] = {}
+        self.elections: dict[str, LeaderElection] = {}
         self.working: list[str] = []
         self.history: list[str] = []
 
     def start(self, name: str) -> None:
         if name in self.tasks and not self.tasks[name].done():
             return
-        clock = Skewed(self.clock, 1000.0 * NAMES.index(name))
+        clock = SkewedClock(self.clock, 1000.0 * NAMES.index(name))
         me = f"{name}-{len(self.history)}"
-        self.elections[name] = Election(self.lines[name], "kelvin", "leader", me, clock, luck=lambda: 0.5)
+        self.elections[name] = LeaderElection(self.lines[name], "kelvin", "leader", me, clock, luck=lambda: 0.5)
         self.tasks[name] = asyncio.create_task(stand(self.elections[name], lambda: self.work(name)))
 
     async def work(self, name: str) -> None:
@@ -183,7 +183,7 @@ class Party:
             await self.stop(name)
 
 
-async def stand(election: Election, work: Callable[[], Awaitable[None]]) -> None:
+async def stand(election: LeaderElection, work: Callable[[], Awaitable[None]]) -> None:
     """Stand for election again and again, until the work has ended."""
     is_over = False
     while not is_over:
@@ -192,9 +192,9 @@ async def stand(election: Election, work: Callable[[], Awaitable[None]]) -> None
 
 
 @asynccontextmanager
-async def party() -> AsyncIterator[Party]:
+async def open_candidates() -> AsyncIterator[LeaderCandidates]:
     """Yield candidates, and stop all of them at the end."""
-    it = Party()
+    it = LeaderCandidates()
     yield it
     await it.end()
     assert it.working == []

@@ -8,53 +8,55 @@ from pathlib import Path
 import pytest
 
 from controlplane.clock import Clock
-from controlplane.policy.knative_service import Cluster, PodVersion
+from controlplane.policy.knative_service import ClusterSpec, PodVersion
 from controlplane.policy.knative_service import service as rendered
-from controlplane.scaling.knative.client import KubernetesCluster, kubeconfig, opened
-from controlplane.scaling.knative.cluster import Change, ClusterError, Gone, Json, Ref, Synced, Trouble, Upsert
+from controlplane.scaling.knative.client import KubernetesCluster, kubeconfig, open_cluster
+from controlplane.scaling.knative.cluster import ApiFailure, Change, ClusterError, Deleted, Json, Ref, Synced, Upsert
 from tests.cluster.api_server import ApiServer, serving
 
-SPACE = "kelvin-models"
+NAMESPACE = "kelvin-models"
 
 
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
     """An API server with a namespace for models."""
     with serving() as it:
-        it.namespace(SPACE)
+        it.namespace(NAMESPACE)
         yield it
 
 
 @asynccontextmanager
-async def connected(server: ApiServer, directory: Path, clock: Clock | None = None) -> AsyncIterator[KubernetesCluster]:
+async def open_test_client(
+    server: ApiServer, directory: Path, clock: Clock | None = None
+) -> AsyncIterator[KubernetesCluster]:
     """Yield a client of the server, by a kubeconfig file."""
-    async with opened(kubeconfig(server.kubeconfig(directory / "config")), clock) as client:
+    async with open_cluster(kubeconfig(server.kubeconfig(directory / "config")), clock) as client:
         yield client
 
 
-def runtime(version: str = "3f2a91c0b7de", *, streams: int = 4, most: int = 3) -> Json:
+def rendered_service(version: str = "3f2a91c0b7de", *, streams: int = 4, most: int = 3) -> Json:
     """A version as a Knative Service, as the product renders it."""
     pod = PodVersion(
         tenant="acme", model="llama", version=version, weight_bytes=5 << 30, kv_bytes=1 << 30, max_streams=streams,
         max_scale=most,
     )  # fmt: skip
     image = "dev.local/kelvin-runtime@sha256:" + "0" * 64
-    return rendered(pod, Cluster(image=image, store_url="s3://store", namespace=SPACE))
+    return rendered(pod, ClusterSpec(image=image, store_url="s3://store", namespace=NAMESPACE))
 
 
 def config_map(name: str, value: str = "1") -> Json:
-    about = {"name": name, "namespace": SPACE, "labels": {"app.kubernetes.io/managed-by": "kelvin"}}
+    about = {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "kelvin"}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"value": value}}
 
 
-async def trouble(call: Awaitable[object]) -> Trouble:
+async def api_failure(call: Awaitable[object]) -> ApiFailure:
     """Return by what trouble the call fails."""
     with pytest.raises(ClusterError) as raised:
         await call
-    return raised.value.trouble
+    return raised.value.api_failure
 
 
-class Heard:
+class WatchLog:
     """The changes that a watch told, and the objects as they follow from them."""
 
     def __init__(self) -> None:
@@ -77,14 +79,16 @@ class Heard:
                 self.objects = {Ref.of(each): each for each in objects}
             case Upsert(obj):
                 self.objects[Ref.of(obj)] = obj
-            case Gone(ref):
+            case Deleted(ref):
                 self.objects.pop(ref, None)
 
 
 @asynccontextmanager
-async def heard(client: KubernetesCluster, kind: str = "ConfigMap", labels: str = "") -> AsyncIterator[Heard]:
+async def watch_objects(
+    client: KubernetesCluster, kind: str = "ConfigMap", labels: str = ""
+) -> AsyncIterator[WatchLog]:
     """Watch objects of that kind until the block ends."""
-    told = Heard()
+    told = WatchLog()
 
     async def listen() -> None:
         async with aclosing(client.watch("v1", kind, labels=labels)) as changes:

@@ -12,35 +12,35 @@ from copy import deepcopy
 from typing import Any, Protocol
 
 from controlplane.scaling.knative.cluster import (
+    ApiFailure,
     Change,
     ClusterError,
     Conflict,
-    Gone,
+    Deleted,
     Json,
     Missing,
     Ref,
     Synced,
-    Trouble,
     Unreachable,
     Upsert,
 )
-from controlplane.scaling.knative.converge import Converger
+from controlplane.scaling.knative.converge import Applier
 from tests.controlplane.virtual_time import VirtualClock
 
 SERVICE = ("serving.knative.dev/v1", "Service")
 M = Ref(*SERVICE, "models", "m")
 HERE, THERE = "kelvin", "kelvin-staging"  # installations
-GOING = "2026-01-01T00:00:00Z"
+DELETION_TIME = "2026-01-01T00:00:00Z"
 
 
-class Runs(Protocol):
+class RunnableLoop(Protocol):
     """A loop over a cluster."""
 
     def run(self) -> Coroutine[Any, Any, None]: ...
 
 
 @asynccontextmanager
-async def running(loop: Runs) -> AsyncIterator[None]:
+async def running_loop(loop: RunnableLoop) -> AsyncIterator[None]:
     """Run the loop until the block ends."""
     task = asyncio.create_task(loop.run())
     try:
@@ -72,16 +72,16 @@ def service(name: str, *, image: str = "one", scale: str | None = "3", labels: b
     }
 
 
-def otherwise(wanted: Any, found: Any, path: str = "") -> list[str]:
+def differing_paths(wanted: Any, found: Any, path: str = "") -> list[str]:
     """Return the paths of fields in `wanted` that differ in `found`. `found` may have more fields."""
     if isinstance(wanted, dict) and isinstance(found, dict):
-        return [each for key in wanted for each in otherwise(wanted[key], found.get(key), f"{path}.{key}")]
+        return [each for key in wanted for each in differing_paths(wanted[key], found.get(key), f"{path}.{key}")]
     if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        return [each for pair in zip(wanted, found, strict=True) for each in otherwise(*pair, f"{path}[]")]
+        return [each for pair in zip(wanted, found, strict=True) for each in differing_paths(*pair, f"{path}[]")]
     return [] if wanted == found else [path]
 
 
-class World:
+class FakeCluster:
     """Implements `ClusterApi`. The next calls about an object in `refuse` fail with its troubles, one after another."""
 
     def __init__(self) -> None:
@@ -89,17 +89,19 @@ class World:
         self.calls: list[tuple[str, Ref]] = []
         self.writes: list[Ref] = []  # calls of `apply` that changed something
         self.events: list[tuple[Ref, str, str, bool]] = []
-        self.refuse: dict[Ref, deque[Trouble | None]] = {}
+        self.refuse: dict[Ref, deque[ApiFailure | None]] = {}
         self.away = False  # it answers no call
-        self.keeps: dict[Ref, Json] = {}  # fields that every container of that Service has, whatever is written
-        self.slow_to_go = False  # what is deleted stays until somebody removes it
+        self.forced_container_fields: dict[
+            Ref, Json
+        ] = {}  # fields that every container of that Service has, whatever is written
+        self.is_deletion_slow = False  # what is deleted stays until somebody removes it
         self.told = asyncio.Event()  # watches tell nothing while it is not set
         self.told.set()
         self.answered = asyncio.Event()  # likewise: what is asked is done, and nobody hears that it was
         self.answered.set()
-        self.hang_at: tuple[int, bool] | None = None  # the call that is never answered, and whether it was done
+        self.unanswered_call: tuple[int, bool] | None = None  # the call that is never answered, and whether it was done
         self.hung = asyncio.Event()
-        self.watching: list[tuple[tuple[str, str, str], asyncio.Queue[Change]]] = []
+        self.open_watches: list[tuple[tuple[str, str, str], asyncio.Queue[Change]]] = []
         self._applied: dict[Ref, Json] = {}
         self._version = 100
         self._uid = 0
@@ -129,7 +131,7 @@ class World:
     async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
         mine: asyncio.Queue[Change] = asyncio.Queue()
         place = ((api_version, kind, labels), mine)
-        self.watching.append(place)
+        self.open_watches.append(place)
         try:
             await self.told.wait()
             yield self._all(place[0])
@@ -138,13 +140,13 @@ class World:
                 await self.told.wait()
                 yield change
         finally:
-            self.watching.remove(place)
+            self.open_watches.remove(place)
 
     async def _call(self, name: str, ref: Ref, act: Any) -> Any:
         if self.away:
             raise ClusterError(Unreachable("away"))
         self.calls.append((name, ref))
-        hangs, done = self.hang_at if self.hang_at is not None else (0, False)
+        hangs, done = self.unanswered_call if self.unanswered_call is not None else (0, False)
         if hangs == len(self.calls) and not done:
             await self._hang()
         await asyncio.sleep(0)
@@ -174,7 +176,7 @@ class World:
         if ref.kind == "Service":
             for container in held["spec"]["template"]["spec"]["containers"]:
                 container["readinessProbe"] = {"successThreshold": 1}
-                container.update(self.keeps.get(ref, {}))
+                container.update(self.forced_container_fields.get(ref, {}))
             held["spec"]["traffic"] = [{"latestRevision": True, "percent": 100}]
             owned = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind")}
             held["metadata"]["managedFields"] = [
@@ -187,7 +189,7 @@ class World:
         answer = self.put(held)
         if self._version != before_it:
             self.writes.append(ref)
-        self._let_go(ref)
+        self._remove_if_released(ref)
         return answer
 
     def _write_status(self, ref: Ref, status: Json) -> Json:
@@ -207,8 +209,8 @@ class World:
             return
         if uid is not None and held["metadata"]["uid"] != uid:
             raise ClusterError(Conflict("another uid"))
-        if self.slow_to_go:
-            self.withdraw(ref)
+        if self.is_deletion_slow:
+            self.request_deletion(ref)
         else:
             self.remove(ref)
 
@@ -250,16 +252,16 @@ class World:
         self.put({**held, "spec": spec})
         return ref
 
-    def withdraw(self, ref: Ref) -> None:
-        """Delete as `kubectl` does: with a finalizer, or while `slow_to_go`, the object stays for now."""
+    def request_deletion(self, ref: Ref) -> None:
+        """Delete as `kubectl` does: with a finalizer, or while `is_deletion_slow`, the object stays for now."""
         held = deepcopy(self.objects[ref])
-        held["metadata"]["deletionTimestamp"] = GOING
+        held["metadata"]["deletionTimestamp"] = DELETION_TIME
         self.put(held)
-        self._let_go(ref)
+        self._remove_if_released(ref)
 
-    def _let_go(self, ref: Ref) -> None:
+    def _remove_if_released(self, ref: Ref) -> None:
         about = self.objects[ref]["metadata"]
-        if "deletionTimestamp" in about and not about.get("finalizers") and not self.slow_to_go:
+        if "deletionTimestamp" in about and not about.get("finalizers") and not self.is_deletion_slow:
             self.remove(ref)
 
     def remove(self, ref: Ref) -> None:
@@ -273,7 +275,7 @@ class World:
 
     def resync(self) -> None:
         """Have all watches begin again, as if they had missed something."""
-        for kind, mine in self.watching:
+        for kind, mine in self.open_watches:
             while not mine.empty():
                 mine.get_nowait()
             mine.put_nowait(self._all(kind))
@@ -294,22 +296,22 @@ class World:
         return Synced(shown, str(self._version))
 
     def _tell(self, ref: Ref, obj: Json | None, before: Json | None) -> None:
-        for kind, mine in self.watching:
+        for kind, mine in self.open_watches:
             if obj is not None and _shown(obj, kind):
                 mine.put_nowait(Upsert(deepcopy(obj)))
             elif before is not None and _shown(before, kind):
-                mine.put_nowait(Gone(ref, before["metadata"].get("uid", ""), str(self._version)))
+                mine.put_nowait(Deleted(ref, before["metadata"].get("uid", ""), str(self._version)))
 
 
 @asynccontextmanager
-async def converging() -> AsyncIterator[tuple[World, Converger, VirtualClock]]:
+async def running_applier() -> AsyncIterator[tuple[FakeCluster, Applier, VirtualClock]]:
     """Yield a cluster in memory, a converger that runs over it, and its clock. No watch may be left open."""
-    world, clock = World(), VirtualClock()
-    converger = Converger(world, *SERVICE, clock, HERE, luck=lambda: 0.0)
-    async with running(converger):
+    world, clock = FakeCluster(), VirtualClock()
+    converger = Applier(world, *SERVICE, clock, HERE, luck=lambda: 0.0)
+    async with running_loop(converger):
         await clock.advance(0.1)
         yield world, converger, clock
-    assert world.watching == []
+    assert world.open_watches == []
 
 
 def _shown(obj: Json, kind: tuple[str, str, str]) -> bool:

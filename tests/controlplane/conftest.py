@@ -10,17 +10,17 @@ from sqlalchemy import Engine
 import controlplane.postgres
 import controlplane.silence
 from controlplane.ledger import Ledger
-from controlplane.postgres_place import PostgresPlace
-from tests.controlplane.backends import POSTGRESQL, SQLITE, Backend, backends
-from tests.controlplane.billing_ground import whole_engine
+from controlplane.postgres_place import PostgresUrl
+from tests.controlplane.backends import POSTGRESQL, SQLITE, DatabaseBackend, backends
+from tests.controlplane.billing_ground import ledger_and_registry_engine
 from tests.controlplane.builders import World
-from tests.controlplane.ground import Run, fake_zygote
-from tests.controlplane.postgres_server import PostgresServer, waiting_for_locks
+from tests.controlplane.ground import RunDirectory, fake_zygote
+from tests.controlplane.postgres_server import PostgresServer, session_with_lock_timeout
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    where = Run(tmp_path / "run")
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    where = RunDirectory(tmp_path / "run")
     with fake_zygote(where):
         yield where
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def data(tmp_path: Path) -> Iterator[Path]:
     """The data directory of a whole control plane, likewise."""
     where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
+    with fake_zygote(RunDirectory(where / "run")):
         yield where
 
 
@@ -40,7 +40,7 @@ def server() -> Iterator[PostgresServer]:
     On a busy machine a session that was closed may hold its lock for a while yet: whoever comes next has patience.
     """
     with PostgresServer() as made, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(controlplane.postgres, "_SESSION", waiting_for_locks("60s"))
+        patched.setattr(controlplane.postgres, "_SESSION", session_with_lock_timeout("60s"))
         patched.setattr(controlplane.silence, "LIMIT_S", 90.0)
         yield made
 
@@ -56,7 +56,7 @@ def postgres(server: PostgresServer) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def place(postgres: PostgresServer) -> Iterator[PostgresPlace]:
+def place(postgres: PostgresServer) -> Iterator[PostgresUrl]:
     """A database of the test's own, as a control plane leaves it."""
     made = postgres.database()
     yield made
@@ -64,16 +64,16 @@ def place(postgres: PostgresServer) -> Iterator[PostgresPlace]:
 
 
 @pytest.fixture(params=[SQLITE, POSTGRESQL])
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+def backend(request: pytest.FixtureRequest) -> Iterator[DatabaseBackend]:
     """Every test that asks for it runs on each."""
     with backends(request.param, lambda: request.getfixturevalue("postgres")) as made:
         yield made
 
 
 @pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
+def engine(backend: DatabaseBackend, tmp_path: Path) -> Iterator[Engine]:
     """A ledger beside a registry that knows the version of its records; SQLite's is in memory."""
-    made = whole_engine(None if backend.name == SQLITE else backend.engine(tmp_path, migrated=True))
+    made = ledger_and_registry_engine(None if backend.name == SQLITE else backend.engine(tmp_path, migrated=True))
     yield made
     made.dispose()
 

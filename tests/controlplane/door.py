@@ -28,7 +28,7 @@ OPERATOR = {"x-kelvin-principal": json.dumps({"key_id": "oper", "tenant": "defau
 ACME = {"x-kelvin-principal": json.dumps({"key_id": "acme-k", "tenant": "acme", "scopes": ["admin"]})}
 
 
-class Door:
+class ControlPlaneClient:
     """HTTP to `control.sock`."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -56,12 +56,12 @@ class Door:
 
 
 @asynccontextmanager
-async def knocking(data: Path) -> AsyncIterator[Door]:
+async def connect_client(data: Path) -> AsyncIterator[ControlPlaneClient]:
     """Yield a client of the control plane that runs over `data`."""
     with closing(SocketDirectory(data / "run")) as directory:
         connector = aiohttp.UnixConnector(path=directory.address("control.sock"))
         async with aiohttp.ClientSession(connector=connector) as session:
-            yield Door(session)
+            yield ControlPlaneClient(session)
 
 
 def settings(data: Path, **more: str) -> Settings:
@@ -70,7 +70,7 @@ def settings(data: Path, **more: str) -> Settings:
 
 
 @asynccontextmanager
-async def opened(data: Path, **more: str) -> AsyncIterator[Door]:
+async def opened(data: Path, **more: str) -> AsyncIterator[ControlPlaneClient]:
     """Run a control plane in this process, over the test's database. Yield a client of it."""
     stop = asyncio.Event()
     if not isinstance(place := backends.place(data), Path):
@@ -78,7 +78,7 @@ async def opened(data: Path, **more: str) -> AsyncIterator[Door]:
     serving = asyncio.create_task(run(settings(data, **more), stop))
     try:
         await eventually(lambda: serving.done() or (data / "run" / "control.sock").exists(), "control.sock")
-        async with knocking(data) as door:
+        async with connect_client(data) as door:
             yield door
     finally:
         stop.set()
@@ -106,7 +106,7 @@ def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
 async def ready(data: Path) -> None:
     """Wait until the control plane over `data` is ready."""
     await eventually(lambda: (data / "run" / "control.sock").exists())
-    async with knocking(data) as door:
+    async with connect_client(data) as door:
         async with asyncio.timeout(60):
             while True:
                 try:
@@ -128,7 +128,7 @@ class FeedReader:
 
 
 @asynccontextmanager
-async def feed(door: Door) -> AsyncIterator[FeedReader]:
+async def feed(door: ControlPlaneClient) -> AsyncIterator[FeedReader]:
     timeout = aiohttp.ClientTimeout(total=None)
     async with door.session.get("http://control/internal/v1/feed", timeout=timeout) as answer:
         assert answer.status == 200
@@ -137,30 +137,30 @@ async def feed(door: Door) -> AsyncIterator[FeedReader]:
 
 
 async def ask(
-    door: Door, who: dict[str, str], method: str, path: str, body: object = None, *, status: int = 200
+    door: ControlPlaneClient, who: dict[str, str], method: str, path: str, body: object = None, *, status: int = 200
 ) -> Any:
     got, found = await door.ask(method, f"/admin/v1{path}", body, who)
     assert got == status, found
     return found
 
 
-async def push(door: Door, model: str = "m", letter: str = "a", tenant: str = TENANT) -> None:
+async def push(door: ControlPlaneClient, model: str = "m", letter: str = "a", tenant: str = TENANT) -> None:
     body = msgspec.to_builtins(registration(model, letter, tenant=tenant))
     status, _ = await door.ask("POST", "/internal/v1/versions", body)
     assert status in (200, 201)
 
 
-async def poke(door: Door, model: str = "m") -> None:
+async def report_request(door: ControlPlaneClient, model: str = "m") -> None:
     status, _ = await door.ask("POST", "/internal/v1/stats", msgspec.json.encode(stats(key(model))))
     assert status == 204
 
 
-async def shown(door: Door, model: str = "m") -> Any:
+async def model_status(door: ControlPlaneClient, model: str = "m") -> Any:
     status, found = await door.admin("GET", f"/models/{model}")
     assert status == 200
     return found
 
 
-async def becomes(door: Door, state: str, model: str = "m") -> Any:
+async def wait_for_state(door: ControlPlaneClient, state: str, model: str = "m") -> Any:
     """Ask until the model is in that state."""
     return await door.until(f"/models/{model}", lambda found: found["state"] == state)

@@ -32,8 +32,8 @@ import msgspec
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import Conflict, Failure, Internal, Unavailable
 from contracts.jobs import (
-    Bind,
-    Bound,
+    BindRequest,
+    BindResponse,
     Fingerprint,
     GateFacts,
     Probe,
@@ -43,7 +43,7 @@ from contracts.jobs import (
     SealJob,
 )
 from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from contracts.traffic_errors import Overloaded
 
 GATE = GateFacts(
@@ -67,7 +67,7 @@ class Standby:
         self.run = run
         self.runtime_id = runtime_id
         self.state = RuntimeState.STANDBY
-        self.bound: Bind | None = None
+        self.bound: BindRequest | None = None
         self.lock = threading.Lock()
 
     def note(self, what: str) -> None:
@@ -97,7 +97,7 @@ class Standby:
             self.state = RuntimeState.RESTORING
             return None
 
-    def bind(self, bind: Bind) -> Bound | Failure:
+    def bind(self, bind: BindRequest) -> BindResponse | Failure:
         self.note(f"bind:{bind.model}")
         if (failure := self.take()) is not None:
             return failure
@@ -121,8 +121,8 @@ class Standby:
         while bind.model == "held" and not (self.run / "release").exists():
             time.sleep(0.002)
         self.state = RuntimeState.READY
-        spans = (Span(Stage.LEASED, 100), Span(Stage.READY, 300))
-        return Bound(runtime_id=self.runtime_id, max_streams=4, spans=spans, bytes_by_tier={"host": 1})
+        spans = (StageSpan(Stage.LEASED, 100), StageSpan(Stage.READY, 300))
+        return BindResponse(runtime_id=self.runtime_id, max_streams=4, spans=spans, bytes_by_tier={"host": 1})
 
     def sleep(self) -> Failure | None:
         self.note("sleep")
@@ -149,12 +149,12 @@ class Standby:
             self.state = RuntimeState.ASLEEP2
             return None
 
-    def wake(self, bind: Bind) -> Bound | Failure:
+    def wake(self, bind: BindRequest) -> BindResponse | Failure:
         self.note(f"wake:{bind.model}")
         with self.lock:
             return self._wake()
 
-    def _wake(self) -> Bound | Failure:
+    def _wake(self) -> BindResponse | Failure:
         before = self.state
         if before not in (RuntimeState.ASLEEP, RuntimeState.ASLEEP2):
             return Conflict("state", f"is {before}")
@@ -165,9 +165,9 @@ class Standby:
             self.end_soon()
             return ChunkCorrupt("c" * 64, "host")
         self.state = RuntimeState.READY
-        leased = (Span(Stage.LEASED, 40),) if before is RuntimeState.ASLEEP2 else ()
-        spans = (*leased, Span(Stage.READY, 50))
-        return Bound(
+        leased = (StageSpan(Stage.LEASED, 40),) if before is RuntimeState.ASLEEP2 else ()
+        spans = (*leased, StageSpan(Stage.READY, 50))
+        return BindResponse(
             runtime_id=self.runtime_id, max_streams=4, spans=spans, bytes_by_tier={"nvme": 1} if leased else {}
         )
 
@@ -209,13 +209,13 @@ def serve(run: Path, runtime_id: str) -> NoReturn:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             match self.path:
                 case "/control/bind":
-                    self._answer(standby.bind(msgspec.json.decode(body, type=Bind)))
+                    self._answer(standby.bind(msgspec.json.decode(body, type=BindRequest)))
                 case "/control/sleep":
                     self._answer(standby.sleep())
                 case "/control/drop":
                     self._answer(standby.drop())
                 case "/control/wake":
-                    self._answer(standby.wake(msgspec.json.decode(body, type=Bind)))
+                    self._answer(standby.wake(msgspec.json.decode(body, type=BindRequest)))
                 case "/control/gate":
                     standby.note("gate")
                     self._answer(GATE)

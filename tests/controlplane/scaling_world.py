@@ -10,7 +10,7 @@ from contracts.artifact_errors import ChunkCorrupt
 from controlplane.autoscaler import Autoscaler
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
-from controlplane.policy.breakeven import Level, Step
+from controlplane.policy.breakeven import Level, LevelChange
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.scale_settings import ScaleSettings
@@ -22,7 +22,7 @@ from tests.controlplane.virtual_time import VirtualClock
 FAST = ScaleSettings(window_s=6.0, grace_s=2.0)
 
 
-class Catalogue:
+class FakeVersions:
     """Stands in for the registry, as far as the autoscaler asks it."""
 
     def __init__(self) -> None:
@@ -64,13 +64,17 @@ class Catalogue:
         return version.key
 
 
-class Plans:
+class FixedLevelPlan:
     """What the economy says: the same of every version."""
 
     def __init__(self) -> None:
-        self.said: tuple[Step, ...] = (Step(Level.WARM, 0.0), Step(Level.ASLEEP, 20.0), Step(Level.ZERO, 300.0))
+        self.said: tuple[LevelChange, ...] = (
+            LevelChange(Level.WARM, 0.0),
+            LevelChange(Level.ASLEEP, 20.0),
+            LevelChange(Level.ZERO, 300.0),
+        )
 
-    def steps(self, model: Model, version: Version) -> tuple[Step, ...]:
+    def steps(self, model: Model, version: Version) -> tuple[LevelChange, ...]:
         return self.said
 
 
@@ -83,23 +87,23 @@ class FakeActuator:
         self.serving: dict[VersionKey, int] = {}
         self.draining: dict[VersionKey, int] = {}
         self.asleep: set[VersionKey] = set()
-        self.empty: set[VersionKey] = set()  # of those that sleep
-        self.wakes: list[VersionKey] = []
+        self.without_weights: set[VersionKey] = set()  # of those that sleep
+        self.woken_versions: list[VersionKey] = []
         self.starts: list[tuple[VersionKey, int]] = []  # with the time that it was asked for
         self.refused: list[VersionKey] = []
         self.listener: Autoscaler | None = None
 
-    def apply(self, which: VersionKey, replicas: int, asked_us: int) -> None:
+    def apply(self, which: VersionKey, replicas: int, requested_us: int) -> None:
         for _ in range(replicas - self.live(which)):
             if not self.has_room():
                 self.refused.append(which)
                 return
             if which in self.asleep:
                 self.asleep.discard(which)
-                self.empty.discard(which)
-                self.wakes.append(which)
+                self.without_weights.discard(which)
+                self.woken_versions.append(which)
             self.starting[which] = self.starting.get(which, 0) + 1
-            self.starts.append((which, asked_us))
+            self.starts.append((which, requested_us))
         for _ in range(self.live(which) - replicas):
             if self.starting.get(which):
                 self.starting[which] -= 1
@@ -109,14 +113,14 @@ class FakeActuator:
 
         if replicas == 0:
             self.asleep.discard(which)
-            self.empty.discard(which)
+            self.without_weights.discard(which)
 
     def sleep(self, which: VersionKey, level: Level) -> None:
         if self.live(which) == self.ready(which) == 1:
             self.serving[which] -= 1
             self.asleep.add(which)
         elif which in self.asleep and level is Level.ASLEEP2:
-            self.empty.add(which)
+            self.without_weights.add(which)
 
     def ready(self, which: VersionKey) -> int:
         return self.serving.get(which, 0)
@@ -124,18 +128,18 @@ class FakeActuator:
     def live(self, which: VersionKey) -> int:
         return self.ready(which) + self.starting.get(which, 0)
 
-    def begun(self, which: VersionKey) -> int:
+    def started_count(self, which: VersionKey) -> int:
         return self.live(which)
 
-    def present(self, which: VersionKey) -> int:
+    def process_count(self, which: VersionKey) -> int:
         return self.live(which) + self.draining.get(which, 0) + (which in self.asleep)
 
-    def in_use(self) -> tuple[VersionKey, ...]:
+    def active_versions(self) -> tuple[VersionKey, ...]:
         known = {**self.starting, **self.serving, **self.draining, **dict.fromkeys(self.asleep, 1)}
-        return tuple(each for each in known if self.present(each))
+        return tuple(each for each in known if self.process_count(each))
 
     def has_room(self) -> bool:
-        return sum(self.present(each) - (each in self.asleep) for each in self.in_use()) < self.slots
+        return sum(self.process_count(each) - (each in self.asleep) for each in self.active_versions()) < self.slots
 
     def leaving(self) -> int:
         return sum(self.draining.values())
@@ -145,41 +149,41 @@ class FakeActuator:
     def become_ready(self, which: VersionKey) -> None:
         self.starting[which] -= 1
         self.serving[which] = self.serving.get(which, 0) + 1
-        self._tell().ready(Replica("r", ReplicaState.READY, 0, key=which))
+        self._get_listener().ready(Replica("r", ReplicaState.READY, 0, key=which))
 
     def fail(self, which: VersionKey) -> None:
         self.starting[which] -= 1
-        self._tell().failed(which, ChunkCorrupt("c", "nvme"))
+        self._get_listener().failed(which, ChunkCorrupt("c", "nvme"))
 
     def die(self, which: VersionKey) -> None:
         self.serving[which] -= 1
-        self._tell().lost(Replica("r", ReplicaState.READY, 0, key=which))
+        self._get_listener().lost(Replica("r", ReplicaState.READY, 0, key=which))
 
     def drained(self, which: VersionKey) -> None:
         self.draining[which] -= 1
-        self._tell().lost(Replica("r", ReplicaState.ENDING, 0, key=which))
+        self._get_listener().lost(Replica("r", ReplicaState.ENDING, 0, key=which))
 
-    def _tell(self) -> Autoscaler:
+    def _get_listener(self) -> Autoscaler:
         assert self.listener is not None
         return self.listener
 
 
 @dataclass
-class World:
+class AutoscalerScenario:
     """Everything that a scenario touches."""
 
-    catalogue: Catalogue
+    catalogue: FakeVersions
     actuator: FakeActuator
     clock: VirtualClock
     scaler: Autoscaler
-    plans: Plans
+    plans: FixedLevelPlan
     feed: FeedHub
     tasks: Tasks
 
     def report(self, which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> None:
         self.scaler.observe(stats(which, concurrency, requests))
 
-    async def seconds(self, count: int, which: VersionKey | None = None, concurrency: float = 0.0) -> None:
+    async def pass_seconds(self, count: int, which: VersionKey | None = None, concurrency: float = 0.0) -> None:
         """Let seconds pass, each with a report of `which`."""
         for _ in range(count):
             if which is not None:
@@ -189,19 +193,19 @@ class World:
 
 
 @asynccontextmanager
-async def world(slots: int = 8, *, began_before_s: float = 60.5) -> AsyncIterator[World]:
-    """Yield an autoscaler that began `began_before_s` seconds ago."""
-    catalogue, actuator, clock, plans = Catalogue(), FakeActuator(slots), VirtualClock(), Plans()
+async def world(slots: int = 8, *, started_ago_s: float = 60.5) -> AsyncIterator[AutoscalerScenario]:
+    """Yield an autoscaler that began `started_ago_s` seconds ago."""
+    catalogue, actuator, clock, plans = FakeVersions(), FakeActuator(slots), VirtualClock(), FixedLevelPlan()
     feed = FeedHub()
     async with Tasks() as tasks:
         scaler = Autoscaler(catalogue, actuator, clock, tasks, plans.steps, feed)
         actuator.listener = scaler
         tasks.start(scaler.run(), "autoscaler")
-        await clock.advance(began_before_s)
-        yield World(catalogue, actuator, clock, scaler, plans, feed, tasks)
+        await clock.advance(started_ago_s)
+        yield AutoscalerScenario(catalogue, actuator, clock, scaler, plans, feed, tasks)
 
 
-async def woken(w: World, which: VersionKey) -> None:
+async def wake_version(w: AutoscalerScenario, which: VersionKey) -> None:
     w.report(which)
     w.actuator.become_ready(which)
 

@@ -10,12 +10,12 @@ import pytest
 
 from contracts.control import Feed, TenantLimits, TenantRow
 from controlplane import keys, tenants
-from tests.controlplane.door import ACME, OPERATOR, Door, ask, feed, opened, push
+from tests.controlplane.door import ACME, OPERATOR, ControlPlaneClient, ask, feed, opened, push
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-async def make(door: Door, who: dict[str, str], name: str = "k", **more: object) -> Any:
+async def make(door: ControlPlaneClient, who: dict[str, str], name: str = "k", **more: object) -> Any:
     return await ask(door, who, "POST", "/keys", {"name": name, "scopes": ["infer"], **more}, status=201)
 
 
@@ -26,7 +26,7 @@ def ids(line: Feed) -> set[str]:
     return {row.key_id for row in line.keys}
 
 
-async def test_a_tenants_life(data: Path) -> None:
+async def test_tenant_is_created_suspended_resumed_deleted(data: Path) -> None:
     """Made, given a first key, suspended, resumed, emptied, deleted; activators hear each; its name is gone."""
     async with opened(data) as door, feed(door) as reader:
         assert [row.tenant for row in (await reader.line()).tenants] == ["default"]
@@ -71,7 +71,7 @@ async def test_a_tenant_with_a_model_is_not_deleted(data: Path) -> None:
         assert "stays active" in (await ask(door, OPERATOR, "POST", "/tenants/default/suspend", status=409))["detail"]
 
 
-async def test_a_tenants_limits(data: Path) -> None:
+async def test_tenant_limits_are_set_published_and_removed(data: Path) -> None:
     """Given, kept, taken back one by one; activators hear them, the snapshotter is told, the audit has each change."""
     async with opened(data) as door, feed(door) as reader:
         await reader.line()
@@ -226,7 +226,7 @@ async def test_a_revoked_key_stays_revoked(data: Path) -> None:
         assert states[key_id] == "revoked"
 
 
-async def test_nobody_is_locked_out(data: Path) -> None:
+async def test_last_permanent_operator_key_is_not_revoked(data: Path) -> None:
     """The last lasting key of an operator is not revoked; with a second one it is."""
     async with opened(data) as door:
         listed = (await ask(door, OPERATOR, "GET", "/keys"))["keys"]
@@ -237,7 +237,7 @@ async def test_nobody_is_locked_out(data: Path) -> None:
         await ask(door, OPERATOR, "POST", f"/keys/{first}/revoke")
 
 
-async def test_an_admin_rules_the_own_tenant_alone(data: Path) -> None:
+async def test_admin_reaches_own_tenant_only(data: Path) -> None:
     """Others' keys, the tenants and the operators' keys are out of reach, and look as if they were not there."""
     async with opened(data) as door:
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
@@ -264,7 +264,7 @@ async def test_an_admin_rules_the_own_tenant_alone(data: Path) -> None:
             await ask(door, own, "POST", f"/keys/{operators}/{act}", body, status=403)
 
 
-async def test_the_audit_says_who(data: Path) -> None:
+async def test_audit_names_the_actor(data: Path) -> None:
     """By key id; the installation itself; an operator without a name to another tenant. In pages, the newest first.
 
     An operator is told every key, the tenant's own as well: what a tenant did is not taken for an operator's act.
@@ -290,7 +290,7 @@ async def test_the_audit_says_who(data: Path) -> None:
         ]
 
 
-async def test_uses_are_taken_forwards_only(data: Path) -> None:
+async def test_key_use_keeps_the_latest_time(data: Path) -> None:
     """The later of two stands; what is not known is passed over."""
     async with opened(data) as door:
         key_id = (await make(door, OPERATOR))["key"]["key_id"]
@@ -334,7 +334,7 @@ async def test_rotation_makes_no_more_keys_than_a_tenant_may_have(data: Path, mo
         assert sorted(states) == ["active", "active", "expired"]
 
 
-async def test_deleted_tenants_take_no_place(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_tenants_do_not_count_to_the_limit(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there were, as many can be made as may exist at once. One more is refused."""
     monkeypatch.setattr(tenants, "MAX_TENANTS", 3)
     async with opened(data) as door:

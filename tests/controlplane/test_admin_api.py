@@ -11,21 +11,30 @@ import pytest
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
 from tests.controlplane.builders import digest
-from tests.controlplane.door import ADMIN, Door, becomes, feed, opened, poke, push, shown
-from tests.controlplane.ground import Run
+from tests.controlplane.door import (
+    ADMIN,
+    ControlPlaneClient,
+    feed,
+    model_status,
+    opened,
+    push,
+    report_request,
+    wait_for_state,
+)
+from tests.controlplane.ground import RunDirectory
 
 
-async def test_a_models_life_as_an_operator_sees_it(data: Path) -> None:
+async def test_model_status_follows_push_start_and_stop(data: Path) -> None:
     """Pushed, at zero, restoring, ready with the spans of its restore, stopped: each as it happens."""
     async with opened(data) as door:
         await push(door, "held")
-        found = await shown(door, "held")
+        found = await model_status(door, "held")
         assert (found["state"], found["replicas"], found["version"]) == ("zero", 0, digest("a"))
         assert found["last_restore"] is None
-        await poke(door, "held")
-        await becomes(door, "restoring", "held")
+        await report_request(door, "held")
+        await wait_for_state(door, "restoring", "held")
         (data / "run" / "release").touch()
-        found = await becomes(door, "ready", "held")
+        found = await wait_for_state(door, "ready", "held")
         assert found["replicas"] == 1
         stages = [span["stage"] for span in found["last_restore"]["spans"]]
         assert stages == ["decided", "promoted", "leased", "ready"]
@@ -33,7 +42,7 @@ async def test_a_models_life_as_an_operator_sees_it(data: Path) -> None:
         assert [each["state"] for each in version["replicas"]] == ["ready"]
         status, _ = await door.admin("POST", "/models/held/stop")
         assert status == 202
-        await becomes(door, "zero", "held")
+        await wait_for_state(door, "zero", "held")
 
 
 async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> None:
@@ -41,7 +50,7 @@ async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> No
     async with opened(data) as door:
         await push(door, "corrupt", "b")
         await push(door, "corrupt", "a")
-        await poke(door, "corrupt")
+        await report_request(door, "corrupt")
         found = await door.until("/models/corrupt", lambda found: found["versions"][1]["health"] == "faulty")
         version = found["versions"][1]
         assert (version["version"], version["fault"]) == (digest("a"), "chunk_corrupt")
@@ -59,7 +68,7 @@ async def test_deploy_moves_prod(data: Path) -> None:
             200,
             {"model": "m", "version": digest("b")},
         )
-        assert (await shown(door))["aliases"] == {"prod": digest("b")}
+        assert (await model_status(door))["aliases"] == {"prod": digest("b")}
 
 
 async def test_scale_changes_what_is_given(data: Path) -> None:
@@ -70,8 +79,8 @@ async def test_scale_changes_what_is_given(data: Path) -> None:
         assert await door.admin("PUT", "/models/m/scale", {}) == (200, defaults)
         want = {**defaults, "min": 1, "window_s": 6.0}
         assert await door.admin("PUT", "/models/m/scale", {"min": 1, "window_s": 6}) == (200, want)
-        assert (await shown(door))["scale"] == want
-        await becomes(door, "ready")
+        assert (await model_status(door))["scale"] == want
+        await wait_for_state(door, "ready")
 
 
 @pytest.mark.parametrize(
@@ -120,23 +129,23 @@ async def test_refusals(data: Path, method: str, path: str, body: object, status
     """Problem details that name the value and the rule; nothing has changed."""
     async with opened(data) as door:
         await push(door)
-        before = await shown(door)
+        before = await model_status(door)
         got, problem = await door.admin(method, path, body)
         assert got == status
         assert says in problem["detail"]
         assert problem["status"] == status
-        assert await shown(door) == before
+        assert await model_status(door) == before
 
 
-async def test_a_model_that_is_deleted(data: Path) -> None:
+async def test_model_in_use_is_deleted_only_by_force(data: Path) -> None:
     """Refused while it serves or is named; asked for all the same, it is gone with its replicas, activators hear it,
     the audit has it, a restart does not bring it back; pushed again it is a new one.
     """
     async with opened(data) as door, feed(door) as reader:
         await push(door)
         await push(door, letter="b")
-        await poke(door)
-        await becomes(door, "ready")
+        await report_request(door)
+        await wait_for_state(door, "ready")
         status, problem = await door.admin("DELETE", "/models/m")
         assert status == 409
         assert problem["detail"] == (
@@ -160,7 +169,7 @@ async def test_a_model_that_is_deleted(data: Path) -> None:
     async with opened(data) as door:
         assert (await door.admin("GET", "/models"))[1] == {"models": []}
         await push(door, letter="b")
-        found = await shown(door)
+        found = await model_status(door)
         assert (found["version"], len(found["versions"])) == (digest("b"), 1)
 
 
@@ -178,21 +187,21 @@ async def test_an_unforeseen_error_leaks_nothing(data: Path, monkeypatch: pytest
         monkeypatch.undo()
 
 
-async def _restart(door: Door, method: str = "GET", model: str = "m") -> tuple[int, Any]:
+async def _restart(door: ControlPlaneClient, method: str = "GET", model: str = "m") -> tuple[int, Any]:
     return await door.admin(method, f"/models/{model}/restart")
 
 
-async def _ended(door: Door, model: str = "m") -> Any:
+async def _ended(door: ControlPlaneClient, model: str = "m") -> Any:
     return await door.until(f"/models/{model}/restart", lambda found: found["state"] != "running")
 
 
-async def _noted(door: Door) -> int:
+async def _noted(door: ControlPlaneClient) -> int:
     """Entries of the audit about restarts."""
     _, found = await door.admin("GET", "/audit")
     return sum(each["action"] == "model.restarted" for each in found["events"])
 
 
-async def test_an_order_as_an_operator_sees_it(data: Path) -> None:
+async def test_restart_order_shows_its_progress(data: Path) -> None:
     """None, accepted, running and refused twice, done; of a model at zero done at once, of no model 404."""
     async with opened(data) as door:
         await push(door)
@@ -200,29 +209,29 @@ async def test_an_order_as_an_operator_sees_it(data: Path) -> None:
         _, nothing = await _restart(door, "POST")
         assert nothing["replicas"] == 0
         assert (await _ended(door))["state"] == "done"
-        await poke(door)
-        before = await becomes(door, "ready")
+        await report_request(door)
+        before = await wait_for_state(door, "ready")
         status, ordered = await _restart(door, "POST")
         assert (status, ordered["state"], ordered["replicas"], ordered["replaced"]) == (202, "running", 1, 0)
         status, problem = await _restart(door, "POST")
         assert (status, problem["code"]) == (409, "conflict")
         assert "0 of 1 replicas are replaced" in problem["detail"]
         assert await _ended(door) == {**ordered, "state": "done", "replaced": 1}
-        after = await becomes(door, "ready")
+        after = await wait_for_state(door, "ready")
         (old,), (new,) = (found["versions"][0]["replicas"] for found in (before, after))
         assert old["runtime_id"] != new["runtime_id"]
         for method in ("GET", "POST"):
             assert (await _restart(door, method, "nothing"))[0] == 404
 
 
-async def test_the_audit_has_the_orders_that_were_taken(data: Path) -> None:
+async def test_audit_has_accepted_restarts_only(data: Path) -> None:
     """Of several at once one is, and has its entry; those that are refused have none."""
-    run = Run(data / "run")
+    run = RunDirectory(data / "run")
     async with opened(data) as door:
         await push(door, "held")
         run.tell("release")
-        await poke(door, "held")
-        await becomes(door, "ready", "held")
+        await report_request(door, "held")
+        await wait_for_state(door, "ready", "held")
         (run.path / "release").unlink()  # the new replica is not there before it is let go
         answers = await asyncio.gather(*(_restart(door, "POST", "held") for _ in range(4)))
         assert sorted(status for status, _ in answers) == [202, 409, 409, 409]

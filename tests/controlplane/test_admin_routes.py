@@ -19,7 +19,7 @@ from tests.controlplane.routes_of import admin_calls
         pytest.param({"key_id": "k", "tenant": "default"}, 400, "invalid_request", id="a header that does not decode"),
     ],
 )
-async def test_every_route_asks_who_you_are(data: Path, principal: object, status: int, code: str) -> None:
+async def test_every_admin_route_requires_the_scope(data: Path, principal: object, status: int, code: str) -> None:
     """Without the scope `admin` nothing is shown and nothing changes, whatever the route."""
     headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
     calls = admin_calls()
@@ -30,7 +30,7 @@ async def test_every_route_asks_who_you_are(data: Path, principal: object, statu
             assert (path, got, problem["code"]) == (path, status, code)
 
 
-async def test_operators_see_the_room_on_the_disk(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_shows_disk_space_to_operators(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk refuses pushes, then requests, while every process is ready. One that fails hides nothing else."""
 
     def fail(path: object) -> None:

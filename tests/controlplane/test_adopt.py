@@ -14,15 +14,15 @@ import pytest
 from contracts.jobs import RuntimeState
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import adopt
-from controlplane.scaling.adopt import _STATES, survey
+from controlplane.scaling.adopt import _STATES, probe_runtimes
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Run, local, miss_reports
+from tests.controlplane.ground import RunDirectory, fail_next_reports, local
 from tests.eventually import eventually
 from tests.stopping import stop
 
 
-async def test_what_ran_is_taken_on(run: Run) -> None:
+async def test_running_processes_are_adopted(run: RunDirectory) -> None:
     """A ready replica is in the feed from the first snapshot on, a parked standby in the pool; nothing is restarted."""
 
     async with local(run, standbys=2) as it:
@@ -44,7 +44,7 @@ async def test_what_ran_is_taken_on(run: Run) -> None:
         assert it.feed.snapshot().replicas == ()
 
 
-async def test_a_restore_goes_on_without_its_control_plane(run: Run) -> None:
+async def test_restore_is_adopted_and_finished(run: RunDirectory) -> None:
     """Bound by one, ready under the next."""
     async with local(run) as it:
         it.apply(key("held"), 1)
@@ -59,12 +59,12 @@ async def test_a_restore_goes_on_without_its_control_plane(run: Run) -> None:
         assert it.feed.snapshot().replicas[0].max_streams == 4
 
 
-async def test_missed_report_does_not_end_a_restore(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missed_report_does_not_end_a_restore(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime that restores a large version may not answer for a while."""
     async with local(run) as it:
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
-    missed = miss_reports(monkeypatch, 3)
+    missed = fail_next_reports(monkeypatch, 3)
     async with local(run) as it:
         await eventually(lambda: not missed)
         run.tell("release")
@@ -72,7 +72,7 @@ async def test_missed_report_does_not_end_a_restore(run: Run, monkeypatch: pytes
         assert it.news.failures == []
 
 
-async def test_a_drain_goes_on(run: Run) -> None:
+async def test_adopted_drain_continues(run: RunDirectory) -> None:
     """One that was draining drains on, and is never routed to again."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
@@ -85,7 +85,7 @@ async def test_a_drain_goes_on(run: Run) -> None:
         await eventually(lambda: len(it.news.deaths) == 1)
 
 
-async def test_a_replica_of_an_unknown_version_is_drained(run: Run) -> None:
+async def test_a_replica_of_an_unknown_version_is_drained(run: RunDirectory) -> None:
     """What the registry does not know is not served."""
     async with local(run) as it:
         it.apply(key(), 1)
@@ -95,7 +95,7 @@ async def test_a_replica_of_an_unknown_version_is_drained(run: Run) -> None:
         assert it.feed.snapshot().replicas == ()
 
 
-async def test_restoring_replica_of_an_unknown_version_is_ended(run: Run) -> None:
+async def test_restoring_replica_of_an_unknown_version_is_ended(run: RunDirectory) -> None:
     """It never serves, however its restore goes."""
     async with local(run) as it:
         it.apply(key("held"), 1)
@@ -106,7 +106,7 @@ async def test_restoring_replica_of_an_unknown_version_is_ended(run: Run) -> Non
         assert it.news.became_ready == []
 
 
-async def test_a_surplus_of_standbys_is_ended(run: Run) -> None:
+async def test_surplus_standbys_are_ended(run: RunDirectory) -> None:
     """A smaller pool than before keeps as many as it is told."""
     async with local(run, standbys=3) as it:
         await it.parked(3)
@@ -115,7 +115,7 @@ async def test_a_surplus_of_standbys_is_ended(run: Run) -> None:
         await it.parked(1)
 
 
-async def test_a_dead_runtimes_socket_is_removed(run: Run) -> None:
+async def test_a_dead_runtimes_socket_is_removed(run: RunDirectory) -> None:
     """One that died while nobody watched leaves a socket, and the next control plane removes it."""
 
     async with local(run) as it:
@@ -134,7 +134,7 @@ async def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Pat
     (tmp_path / "rt-directory.sock").mkdir()
     (tmp_path / "rt-file.sock").touch()
     with closing(SocketDirectory(tmp_path)) as directory:
-        assert await survey(directory) == []
+        assert await probe_runtimes(directory) == []
     assert [path.name for path in tmp_path.iterdir()] == ["rt-directory.sock"]
 
 
@@ -148,13 +148,13 @@ async def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, mon
     with closing(SocketDirectory(tmp_path)) as directory:
         with monkeypatch.context() as patched:
             patched.setattr(Path, "unlink", fail)
-            assert await survey(directory) == []
+            assert await probe_runtimes(directory) == []
         assert (tmp_path / "rt-file.sock").exists()
-        assert await survey(directory) == []
+        assert await probe_runtimes(directory) == []
     assert not (tmp_path / "rt-file.sock").exists()
 
 
-async def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
+async def test_late_forked_standby_is_adopted(run: RunDirectory) -> None:
     """The zygote forked, but its answer came after we had given up: the next sweep takes the standby in, once."""
 
     async with local(run) as it:
@@ -181,7 +181,7 @@ async def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
     ],
 )
 async def test_runtime_that_cannot_be_asked_keeps_its_socket(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: OSError
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     """Only a refused connection says that nobody listens. The next sweep finds it."""
 
@@ -204,9 +204,7 @@ async def test_runtime_that_cannot_be_asked_keeps_its_socket(
         assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
 
 
-async def test_runtime_that_takes_no_connection_holds_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_backlog_blocks_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process has a full backlog. The survey neither blocks the loop nor takes a thread, which forks and
     backups need. Control: the socket stays.
     """
@@ -220,12 +218,12 @@ async def test_runtime_that_takes_no_connection_holds_up_nobody(
         stopped.listen(0)
         with closing(directory.connect("rt-stopped.sock")):
             began_s = time.monotonic()
-            assert await survey(directory) == []
+            assert await probe_runtimes(directory) == []
             assert time.monotonic() - began_s < 0.5
     assert (tmp_path / "rt-stopped.sock").exists()
 
 
-async def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
+async def test_silent_runtime_is_left_for_the_next_sweep(run: RunDirectory) -> None:
     """Silence says nothing of a process: it may compute a long prompt on a loaded core. One that hangs is killed by
     the watchdog of the supervisor. Until then it has its device slot, so the machine is never given away twice.
     """
@@ -236,7 +234,7 @@ async def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
         (replica,) = it.table.of(key())
     stop(replica.pid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adopt, "ANSWER_S", 0.1)
+        patch.setattr(adopt, "PROBE_S", 0.1)
         async with local(run, standbys=0, slots=1) as it:
             assert it.table.of(key()) == ()
             assert (it.table.held, it.table.leaving()) == (1, 1)
@@ -250,21 +248,21 @@ async def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
             assert (it.table.held, it.table.leaving()) == (1, 0)
 
 
-async def test_an_account_that_names_another_process_is_not_believed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_of_another_pid_is_ignored(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says who listens; a report of another pid is never used to signal that other one."""
     monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: b"\1\0\0\0" + bytes(8))
     killed: list[int] = []
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: killed.append(number))
 
     async with local(run, standbys=0) as it:
-        await it.fleet.bear()
+        await it.fleet.fork_standby()
         directory = SocketDirectory(run.path)
-        assert await survey(directory) == []
+        assert await probe_runtimes(directory) == []
         directory.close()
         assert killed == [signal.SIGKILL]
 
 
-def test_every_state_of_a_runtime_has_a_place() -> None:
+def test_every_runtime_state_is_adoptable() -> None:
     """A state that is added to the contract must be adopted somehow: this fails until it is."""
     assert set(_STATES) == set(RuntimeState)
     assert set(_STATES.values()) <= set(ReplicaState)

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.backup import BACKUP_FORMAT, BackupIndex
-from controlplane.archive import INDEX, BadBackup, Packing, unpack
+from controlplane.archive import INDEX, ArchiveWriter, BadBackup, unpack
 
 FILES = {"ca.pem": b"certificate", "tls/ca.key": b"", "kelvin.db": bytes(range(256)) * 5}
 
 
 def pack(files: dict[str, bytes], format: int = BACKUP_FORMAT) -> bytes:
     """An archive of these files."""
-    packing, pieces = Packing(), list[bytes]()
+    packing, pieces = ArchiveWriter(), list[bytes]()
     for name, content in files.items():
         pieces += packing.file(name, io.BytesIO(content), len(content))
     index = BackupIndex(
@@ -32,7 +32,7 @@ def read(raw: bytes, into: Path) -> dict[str, bytes]:
     return {member.name: (into / member.name).read_bytes() for member in index.members}
 
 
-def test_what_went_in_comes_out(tmp_path: Path) -> None:
+def test_unpacked_archive_equals_its_files(tmp_path: Path) -> None:
     """And any tar lists it; the files are their owner's alone."""
     raw = pack(FILES)
     assert read(raw, tmp_path) == FILES
@@ -74,7 +74,7 @@ def test_a_cut_file_is_refused(tmp_path: Path, data: st.DataObject) -> None:
         pytest.param(lambda: pack({}) [1024:], "out of place", id="a seal without an index"),
     ],
 )  # fmt: skip
-def test_refused_by_name(tmp_path: Path, make: Callable[[], bytes], why: str) -> None:
+def test_malformed_archive_is_refused_with_the_reason(tmp_path: Path, make: Callable[[], bytes], why: str) -> None:
     """The text says what is wrong."""
     with pytest.raises(BadBackup, match=why):
         read(make(), tmp_path)
@@ -83,4 +83,4 @@ def test_refused_by_name(tmp_path: Path, make: Callable[[], bytes], why: str) ->
 def test_a_source_that_ends_early_is_no_backup() -> None:
     """A file that shrank while it was read."""
     with pytest.raises(BadBackup, match="ended 4 bytes early"):
-        list(Packing().file("kelvin.db", io.BytesIO(b"half"), 8))
+        list(ArchiveWriter().file("kelvin.db", io.BytesIO(b"half"), 8))

@@ -13,23 +13,23 @@ from contracts.control import Principal, Scope
 from contracts.errors import Refused
 from controlplane import trail
 from controlplane.audit import (
-    ALL,
+    ALL_TENANTS,
     Actor,
     Event,
+    audited_tenants,
     events,
     expire,
     record,
-    set_days,
-    tenants_of,
+    set_window_days,
     verify_audit,
     verify_chain,
 )
 from controlplane.audit_migration import GUARDS
 from controlplane.clock import SystemClock
 from controlplane.migrations import STEPS, migrate
-from controlplane.policy.trail import DAY_S, Action, Said
-from controlplane.trail import EXPIRE_S, Trail
-from tests.controlplane.backends import SQLITE, Backend
+from controlplane.policy.trail import DAY_S, AuditAction, EntryBody
+from controlplane.trail import EXPIRY_INTERVAL_S, AuditLog
+from tests.controlplane.backends import SQLITE, DatabaseBackend
 from tests.controlplane.backends import database as opened
 
 NOW_S = 1_700_000_000
@@ -38,13 +38,13 @@ BY = Actor(key_id="acme-k", tenant="acme", scopes=(), request_id="req_7")
 
 
 @pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Engine:
+def engine(backend: DatabaseBackend, tmp_path: Path) -> Engine:
     made = backend.engine(tmp_path)
     migrate(made)
     return made
 
 
-def note(engine: Engine, action: Action, *, tenant: str = "acme", at_s: int = NOW_S, subject: str = "s") -> None:
+def note(engine: Engine, action: AuditAction, *, tenant: str = "acme", at_s: int = NOW_S, subject: str = "s") -> None:
     with engine.begin() as connection:
         record(connection, BY, at_s, tenant, action, subject, changed={"rpm": (None, 60)})
 
@@ -61,7 +61,7 @@ def shown(engine: Engine, tenant: str = "acme", reader: Principal = BY) -> list[
 
 def filled(engine: Engine) -> None:
     for number in range(5):
-        note(engine, Action.KEY_CREATED, subject=f"k{number}", at_s=NOW_S + number)
+        note(engine, AuditAction.KEY_CREATED, subject=f"k{number}", at_s=NOW_S + number)
 
 
 def forge(engine: Engine, *statements: str) -> None:
@@ -77,7 +77,7 @@ def forge(engine: Engine, *statements: str) -> None:
 def test_an_entry_says_who_what_and_by_which_request(engine: Engine) -> None:
     """With values before and after; chains of two tenants are numbered by themselves."""
     filled(engine)
-    note(engine, Action.TENANT_LIMITED, tenant="other", subject="other")
+    note(engine, AuditAction.TENANT_LIMITED, tenant="other", subject="other")
     newest = shown(engine)[0]
     assert (newest.actor, newest.action, newest.subject, newest.request_id) == ("acme-k", "key.created", "k4", "req_7")
     assert newest.changed == {"rpm": (None, 60)}
@@ -85,7 +85,7 @@ def test_an_entry_says_who_what_and_by_which_request(engine: Engine) -> None:
     (other,) = shown(engine, "other")
     assert (other.link, other.sequence) == (1, 6)
     with engine.connect() as connection:
-        report = verify_audit(connection, ALL)
+        report = verify_audit(connection, ALL_TENANTS)
     assert report.sound
     assert [(each.tenant, each.links) for each in report.chains] == [("acme", 5), ("other", 1)]
     assert report.chains[0].chain == newest.chain
@@ -93,12 +93,12 @@ def test_an_entry_says_who_what_and_by_which_request(engine: Engine) -> None:
 
 def test_another_tenants_reader_learns_no_key_and_no_request(engine: Engine) -> None:
     """An operator's act is an operator's to the tenant."""
-    note(engine, Action.TENANT_SUSPENDED)
+    note(engine, AuditAction.TENANT_SUSPENDED)
     (seen,) = shown(engine, reader=Principal(key_id="x", tenant="third", scopes=()))
     assert (seen.actor, seen.request_id) == ("operator", "")
 
 
-def test_an_operator_is_told_the_key_and_the_request_of_a_tenants_own_act(engine: Engine) -> None:
+def test_operator_sees_key_and_request_of_a_tenants_act(engine: Engine) -> None:
     """A tenant's act is not shown as an operator's."""
     filled(engine)
     seen = shown(engine, reader=Principal(key_id="x", tenant="third", scopes=(Scope.OPERATOR,)))[0]
@@ -177,15 +177,15 @@ def test_a_forgery_is_named(engine: Engine, statements: tuple[str, ...], links: 
     assert (found.difference is None) is (says is None)
     assert says is None or says in (found.difference or "")
     with engine.connect() as connection:
-        assert verify_audit(connection, ALL).sound is (says is None)
+        assert verify_audit(connection, ALL_TENANTS).sound is (says is None)
 
 
-def test_what_is_old_is_a_digest(engine: Engine) -> None:
+def test_expired_entry_keeps_its_digest_only(engine: Engine) -> None:
     """Its words are nowhere in the rows, that they went is an entry, and the chain holds on; a second time changes
     nothing, and of what is left a forgery is still found.
     """
     filled(engine)
-    note(engine, Action.MODEL_DEPLOYED, subject="m")
+    note(engine, AuditAction.MODEL_DEPLOYED, subject="m")
     later = NOW_S + 365 * DAY_S + 3
     with engine.begin() as connection:
         assert expire(connection, BY, "acme", later) == 4  # three keys and the model; the rest is younger
@@ -203,7 +203,7 @@ def test_what_is_old_is_a_digest(engine: Engine) -> None:
     assert "link 1" in (verified(engine).difference or "")
 
 
-def test_what_was_let_go_can_not_be_widened(engine: Engine) -> None:
+def test_widened_expiry_entry_is_found(engine: Engine) -> None:
     """Negative control: who changes the entry that let others go, to cover one more, is found at the next link."""
     filled(engine)
     with engine.begin() as connection:
@@ -236,7 +236,7 @@ def test_forged_expiry_that_cannot_be_read_is_named(engine: Engine, statement: s
 
 
 @pytest.mark.parametrize("column", ["subject", "at_s", "digest", "changed"])
-def test_words_that_are_no_text_are_named(engine: Engine, column: str) -> None:
+def test_audit_text_that_is_not_utf8_is_named(engine: Engine, column: str) -> None:
     """SQLite keeps bytes in any column, and gives them out as a text that can't be decoded. PostgreSQL keeps no text in
     a column of numbers.
     """
@@ -264,7 +264,7 @@ def test_unreadable_text_elsewhere_hides_no_links(engine: Engine, statement: str
     """The chain's kept end and an expiry entry say nothing about the other links."""
     filled(engine)
     with engine.begin() as connection:
-        record(connection, BY, NOW_S, "acme", Action.AUDIT_EXPIRED, "keys")
+        record(connection, BY, NOW_S, "acme", AuditAction.AUDIT_EXPIRED, "keys")
     forge(engine, statement)
     found = verified(engine)
     assert (found.links, found.difference is None) == (6 if "chains" in statement else 5, False)
@@ -285,25 +285,25 @@ def test_a_tenant_that_is_no_text_is_named(engine: Engine, tenant: str) -> None:
     filled(engine)
     forge(engine, f"UPDATE audit SET tenant = {tenant}")
     with engine.connect() as connection:
-        report = verify_audit(connection, ALL)
+        report = verify_audit(connection, ALL_TENANTS)
     assert not report.sound
     assert "acme" in {each.tenant for each in report.chains if each.difference is not None}
 
 
 def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
     """What is kept for no time is never written; what was there goes with the next expiry; others keep theirs."""
-    note(engine, Action.ACCESS_KEYS)
-    note(engine, Action.ACCESS_KEYS, tenant="other")
+    note(engine, AuditAction.ACCESS_KEYS)
+    note(engine, AuditAction.ACCESS_KEYS, tenant="other")
     with engine.begin() as connection:
-        set_days(connection, "acme", {"access": 0})
-        set_days(connection, "", {"keys": 30})
-    note(engine, Action.ACCESS_KEYS)
+        set_window_days(connection, "acme", {"access": 0})
+        set_window_days(connection, "", {"keys": 30})
+    note(engine, AuditAction.ACCESS_KEYS)
     assert [each.action for each in shown(engine)] == ["access.keys"]
     with engine.begin() as connection:
-        assert {tenant: expire(connection, BY, tenant, NOW_S) for tenant in tenants_of(connection)} == {
+        assert {tenant: expire(connection, BY, tenant, NOW_S) for tenant in audited_tenants(connection)} == {
             "acme": 1, "other": 0,
         }  # fmt: skip
-    note(engine, Action.KEY_CREATED, tenant="other")
+    note(engine, AuditAction.KEY_CREATED, tenant="other")
     with engine.begin() as connection:
         assert expire(connection, BY, "other", NOW_S + 31 * DAY_S) == 1
         assert [verify_chain(connection, tenant).difference for tenant in ("acme", "other")] == [None, None]
@@ -313,7 +313,7 @@ def test_window_of_a_newer_program_keeps_nothing_from_being_written(engine: Engi
     """Nor what is known from expiring."""
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO audit_windows VALUES ('acme', 'deploys', 7), ('acme', 'access', 7)"))
-    note(engine, Action.ACCESS_KEYS)
+    note(engine, AuditAction.ACCESS_KEYS)
     with engine.begin() as connection:
         assert expire(connection, BY, "acme", NOW_S + 8 * DAY_S) == 1
 
@@ -322,7 +322,7 @@ def test_no_secret_is_written(engine: Engine) -> None:
     """What a caller put where it does not belong is cut, as in logs."""
     key = "kv-abcdefghijkl-" + "A" * 43
     with engine.begin() as connection:
-        record(connection, BY, NOW_S, "acme", Action.KEY_CREATED, key, key, {"name": (None, key)})
+        record(connection, BY, NOW_S, "acme", AuditAction.KEY_CREATED, key, key, {"name": (None, key)})
     assert "A" * 43 not in repr(shown(engine))
     assert verified(engine).difference is None
 
@@ -332,7 +332,7 @@ def test_the_entry_falls_with_its_change(engine: Engine) -> None:
 
     def given_up() -> None:
         with engine.begin() as connection:
-            record(connection, BY, NOW_S, "acme", Action.KEY_CREATED, "k")
+            record(connection, BY, NOW_S, "acme", AuditAction.KEY_CREATED, "k")
             raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError):
@@ -342,7 +342,7 @@ def test_the_entry_falls_with_its_change(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("table", sorted({guard.table for guard in GUARDS.values()}))
-def test_postgresql_empties_no_table_of_it(backend: Backend, engine: Engine, table: str) -> None:
+def test_postgresql_empties_no_table_of_it(backend: DatabaseBackend, engine: Engine, table: str) -> None:
     """TRUNCATE is no DELETE there."""
     filled(engine)
     if backend.name != SQLITE:
@@ -351,7 +351,9 @@ def test_postgresql_empties_no_table_of_it(backend: Backend, engine: Engine, tab
     assert verified(engine).difference is None
 
 
-def test_rows_of_before_are_chained(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_chains_existing_audit_rows(
+    backend: DatabaseBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In their order, as they were; what comes next is the next link, and from then on nothing can be changed. What the
     program does with entries of today may become another thing: the step does what it did.
     """
@@ -367,9 +369,9 @@ def test_rows_of_before_are_chained(backend: Backend, tmp_path: Path, monkeypatc
                 row,
             )
     with monkeypatch.context() as later:
-        later.setattr(Said, "digest", lambda _: "0" * 64)
+        later.setattr(EntryBody, "digest", lambda _: "0" * 64)
         migrate(engine)
-    note(engine, Action.KEY_CREATED)
+    note(engine, AuditAction.KEY_CREATED)
     assert [(each.link, each.action, each.window) for each in shown(engine)] == [
         (3, "key.created", "keys"), (2, "tenant.created", "tenants"), (1, "tenant.created", "tenants"),
     ]  # fmt: skip
@@ -392,7 +394,7 @@ class HourlyClock:
         return NOW_S + self.hours * 3600 + self._ahead_s[self.hours]
 
     async def sleep(self, seconds: float) -> None:
-        assert seconds == EXPIRE_S == 3600
+        assert seconds == EXPIRY_INTERVAL_S == 3600
         if self.hours + 1 == len(self._ahead_s):
             raise asyncio.CancelledError
         self.hours += 1
@@ -401,14 +403,14 @@ class HourlyClock:
 async def expires(path: Path, at_s: int, clock: HourlyClock) -> bool:
     """Whether the control plane's own loop lets an entry of then go."""
     with closing(opened(path)) as database:
-        note(database.engine, Action.KEY_CREATED, at_s=at_s)
+        note(database.engine, AuditAction.KEY_CREATED, at_s=at_s)
         with pytest.raises(asyncio.CancelledError):
-            await Trail(database, clock).run()
+            await AuditLog(database, clock).run()
         return any(each.expired for each in shown(database.engine))
 
 
 @pytest.mark.parametrize(("hours", "is_gone"), [(1, False), (2, True)])
-async def test_a_loop_expires(tmp_path: Path, hours: int, is_gone: bool) -> None:
+async def test_audit_loop_expires_entries(tmp_path: Path, hours: int, is_gone: bool) -> None:
     """After an hour for the first time."""
     assert await expires(tmp_path, NOW_S - 400 * DAY_S, HourlyClock(*[0] * hours)) is is_gone
 
@@ -439,10 +441,10 @@ async def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypa
         return expire(connection, by, tenant, now_s)
 
     monkeypatch.setattr(trail, "expire", broken)
-    monkeypatch.setattr(trail, "tenants_of", lambda _: ["", "default"])
+    monkeypatch.setattr(trail, "audited_tenants", lambda _: ["", "default"])
     with closing(opened(tmp_path)) as database:
-        note(database.engine, Action.KEY_CREATED)
-        await Trail(database, SystemClock()).expire()
+        note(database.engine, AuditAction.KEY_CREATED)
+        await AuditLog(database, SystemClock()).expire()
         assert len(seen) > 1
         with pytest.raises(ZeroDivisionError):
-            await Trail(database, SystemClock()).expire(tenant="")
+            await AuditLog(database, SystemClock()).expire(tenant="")

@@ -12,18 +12,18 @@ import msgspec
 import pytest
 
 from controlplane import audit
-from controlplane.audit import ALL, verify_audit
+from controlplane.audit import ALL_TENANTS, verify_audit
 from controlplane.store import disposing, reading_engine, snapshot
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.door import ACME, ADMIN, OPERATOR, Door, opened, push
+from tests.controlplane.door import ACME, ADMIN, OPERATOR, ControlPlaneClient, opened, push
 from tests.controlplane.routes_of import admin_routes
 
 WHO = {**ADMIN, "x-request-id": "req_0123456789"}
-Before = Callable[[Door], Awaitable[object]]
+Before = Callable[[ControlPlaneClient], Awaitable[object]]
 
 
 @dataclass(frozen=True)
-class Act:
+class AuditedCall:
     """A call, what it needs before it, and the entry that it leaves: in whose trail, what, of which, with what."""
 
     action: str
@@ -49,99 +49,99 @@ ACME_IS = asking("POST", "/tenants", {"tenant": "acme"})
 KEY = {"name": "k", "scopes": ["infer"]}
 FIVE = {"rpm": 5}
 NO_ACCESS = {"days": {"access": 0}}
-ACTS: dict[tuple[str, str], Act] = {
-    ("POST", "/tenants"): Act("tenant.created", "acme", "/tenants", {"tenant": "acme"}, "acme", status=201),
-    ("POST", "/tenants/{tenant}/suspend"): Act(
+AUDITED_CALLS: dict[tuple[str, str], AuditedCall] = {
+    ("POST", "/tenants"): AuditedCall("tenant.created", "acme", "/tenants", {"tenant": "acme"}, "acme", status=201),
+    ("POST", "/tenants/{tenant}/suspend"): AuditedCall(
         "tenant.suspended", "acme", "/tenants/acme/suspend", None, "acme", (ACME_IS,)
     ),
-    ("POST", "/tenants/{tenant}/resume"): Act(
+    ("POST", "/tenants/{tenant}/resume"): AuditedCall(
         "tenant.resumed", "acme", "/tenants/acme/resume", None, "acme",
         (ACME_IS, asking("POST", "/tenants/acme/suspend")),
     ),
-    ("PUT", "/tenants/{tenant}/limits"): Act(
+    ("PUT", "/tenants/{tenant}/limits"): AuditedCall(
         "tenant.limited", "acme", "/tenants/acme/limits", FIVE, "acme", (ACME_IS,), changed={"rpm": [None, 5]}
     ),
-    ("DELETE", "/tenants/{tenant}"): Act(
+    ("DELETE", "/tenants/{tenant}"): AuditedCall(
         "tenant.deleted", "acme", "/tenants/acme", None, "acme", (ACME_IS,), status=204
     ),
-    ("POST", "/keys"): Act(
+    ("POST", "/keys"): AuditedCall(
         "key.created", "{key}", "/keys", KEY, status=201, changed={"name": [None, "k"], "scopes": [None, ["infer"]]}
     ),
-    ("POST", "/keys/{key_id}/rotate"): Act(
+    ("POST", "/keys/{key_id}/rotate"): AuditedCall(
         "key.rotated", "{old}", "/keys/{old}/rotate", {"overlap_s": 60}, before=(asking("POST", "/keys", KEY),),
         status=201,
     ),
-    ("POST", "/keys/{key_id}/revoke"): Act(
+    ("POST", "/keys/{key_id}/revoke"): AuditedCall(
         "key.revoked", "{old}", "/keys/{old}/revoke", before=(asking("POST", "/keys", KEY),)
     ),
-    ("PUT", "/models/{model}/grants/{grantee}"): Act(
+    ("PUT", "/models/{model}/grants/{grantee}"): AuditedCall(
         "model.granted", "m", "/models/m/grants/acme", before=(ACME_IS, pushing("a")),
         changed={"grantee": [None, "acme"]},
     ),
-    ("DELETE", "/models/{model}/grants/{grantee}"): Act(
+    ("DELETE", "/models/{model}/grants/{grantee}"): AuditedCall(
         "model.revoked", "m", "/models/m/grants/acme",
         before=(ACME_IS, pushing("a"), asking("PUT", "/models/m/grants/acme")), changed={"grantee": ["acme", None]},
     ),
-    ("POST", "/models/{model}/deploy"): Act(
+    ("POST", "/models/{model}/deploy"): AuditedCall(
         "model.deployed", "m", "/models/m/deploy", {"version": digest("b")}, before=(pushing("a"), pushing("b")),
         changed={"prod": [digest("a"), digest("b")]},
     ),
-    ("PUT", "/models/{model}/split"): Act(
+    ("PUT", "/models/{model}/split"): AuditedCall(
         "model.split", "m", "/models/m/split", {"weights": {digest("a"): 9, digest("b"): 1}},
         before=(pushing("a"), pushing("b")), changed={"split": [{}, {digest("a"): 9, digest("b"): 1}]},
     ),
-    ("PUT", "/models/{model}/scale"): Act(
+    ("PUT", "/models/{model}/scale"): AuditedCall(
         "model.scaled", "m", "/models/m/scale", {"max": 3, "grace_s": 30.0}, before=(pushing("a"),),
         changed={"max": [1, 3]},
     ),
-    ("PUT", "/models/{model}/ladder"): Act(
+    ("PUT", "/models/{model}/ladder"): AuditedCall(
         "model.ladder", "m", "/models/m/ladder", {"steps": [{"step": "cap-output", "tokens": 64}]},
         before=(pushing("a"),), changed={"ladder": [[], ['{"step":"cap-output","tokens":64,"wait_s":null}']]},
     ),
-    ("POST", "/models/{model}/restart"): Act(
+    ("POST", "/models/{model}/restart"): AuditedCall(
         "model.restarted", "m", "/models/m/restart", before=(pushing("a"),), status=202
     ),
-    ("POST", "/models/{model}/stop"): Act(
+    ("POST", "/models/{model}/stop"): AuditedCall(
         "model.stopped", "m", "/models/m/stop", before=(pushing("a"),), status=202
     ),
-    ("DELETE", "/models/{model}"): Act("model.deleted", "m", "/models/m?force=true", before=(pushing("a"),)),
-    ("DELETE", "/models/{model}/versions/{version}"): Act(
+    ("DELETE", "/models/{model}"): AuditedCall("model.deleted", "m", "/models/m?force=true", before=(pushing("a"),)),
+    ("DELETE", "/models/{model}/versions/{version}"): AuditedCall(
         "version.deleted", "m", f"/models/m/versions/{digest('b')}", before=(pushing("a"), pushing("b")),
         changed={"version": [digest("b"), None]},
     ),
     # The cache is away here; that it was asked is written before, that it did not do it after.
-    ("POST", "/cache/evict"): Act(
+    ("POST", "/cache/evict"): AuditedCall(
         "cache.evicted", "cache", "/cache/evict", {"tier": "host"}, status=503, changed={"tier": [None, "host"]},
         refused=("refused: unavailable",),
     ),
-    ("POST", "/billing/close"): Act(
+    ("POST", "/billing/close"): AuditedCall(
         "month.closed", "2020-01", "/billing/close", {"tenant": "default", "month": "2020-01"}
     ),
-    ("PUT", "/audit/windows"): Act(
+    ("PUT", "/audit/windows"): AuditedCall(
         "audit.kept", "default", "/audit/windows", {"days": {"keys": 30}}, changed={"keys": [365, 30]}
     ),
-    ("POST", "/audit/expire"): Act(
+    ("POST", "/audit/expire"): AuditedCall(
         "audit.expired", "access", "/audit/expire?tenant=acme", None, "acme",
         (ACME_IS, asking("GET", "/audit?tenant=acme"), asking("PUT", "/audit/windows?tenant=acme", NO_ACCESS)),
     ),
 }  # fmt: skip
-CHANGE_NOTHING = {("POST", "/cache/check")}  # reads what is there and says whether it is right
+READ_ONLY_ROUTES = {("POST", "/cache/check")}  # reads what is there and says whether it is right
 
 
 def test_every_route_that_changes_something_is_in_the_table() -> None:
     """Of the code, not of a list."""
-    assert {route for route in admin_routes() if route[0] != "GET"} == ACTS.keys() | CHANGE_NOTHING
+    assert {route for route in admin_routes() if route[0] != "GET"} == AUDITED_CALLS.keys() | READ_ONLY_ROUTES
 
 
-async def trail(door: Door, tenant: str) -> list[Any]:
+async def trail(door: ControlPlaneClient, tenant: str) -> list[Any]:
     status, found = await door.admin("GET", f"/audit?tenant={tenant}")
     assert status == 200
     return list(found["events"])
 
 
-async def driven(data: Path, route: tuple[str, str]) -> list[Any]:
+async def call_with_setup(data: Path, route: tuple[str, str]) -> list[Any]:
     """The entries that the call left, without what was there before it."""
-    act = ACTS[route]
+    act = AUDITED_CALLS[route]
     async with opened(data) as door:
         old = "none"
         for each in act.before:
@@ -155,27 +155,31 @@ async def driven(data: Path, route: tuple[str, str]) -> list[Any]:
         subject = act.subject.replace("{old}", old).replace("{key}", key)
         news = [each for each in await trail(door, act.tenant) if each["sequence"] not in there]
         with disposing(reading_engine(data / "kelvin.db")) as engine, snapshot(engine) as connection:
-            assert verify_audit(connection, ALL).sound
+            assert verify_audit(connection, ALL_TENANTS).sound
         return [each for each in news if (each["action"], each["subject"]) == (act.action, subject)]
 
 
-@pytest.mark.parametrize("route", ACTS, ids=" ".join)
+@pytest.mark.parametrize("route", AUDITED_CALLS, ids=" ".join)
 async def test_a_change_leaves_its_entry(data: Path, route: tuple[str, str]) -> None:
     """One, with who asked, by which request, and the fields that are another now; and every chain holds."""
-    *refusals, entry = await driven(data, route)
-    assert tuple(each["detail"] for each in refusals) == ACTS[route].refused
-    assert (entry["actor"], entry["request_id"], entry["tenant"]) == ("k", "req_0123456789", ACTS[route].tenant)
-    if (changed := ACTS[route].changed) is not None:
+    *refusals, entry = await call_with_setup(data, route)
+    assert tuple(each["detail"] for each in refusals) == AUDITED_CALLS[route].refused
+    assert (entry["actor"], entry["request_id"], entry["tenant"]) == (
+        "k",
+        "req_0123456789",
+        AUDITED_CALLS[route].tenant,
+    )
+    if (changed := AUDITED_CALLS[route].changed) is not None:
         assert entry["changed"] == changed
 
 
-async def test_a_change_without_its_entry_is_missed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_audit_entry_is_noticed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: with a `record` that writes nothing the test above has nothing to find."""
     monkeypatch.setattr(audit, "record", lambda *_, **__: None)
-    assert await driven(data, ("PUT", "/tenants/{tenant}/limits")) == []
+    assert await call_with_setup(data, ("PUT", "/tenants/{tenant}/limits")) == []
 
 
-async def test_a_push_is_in_the_trail(data: Path) -> None:
+async def test_push_has_an_audit_entry(data: Path) -> None:
     """With the key that the snapshotter names; and what the installation charges is in its own. All chains hold, as the
     route that reads them says.
     """
@@ -195,7 +199,7 @@ async def test_a_push_is_in_the_trail(data: Path) -> None:
         assert {chain["tenant"] for chain in report["chains"]} == {"default", ""}
 
 
-async def test_an_operators_look_is_the_tenants_to_see(data: Path) -> None:
+async def test_operator_access_is_in_the_tenants_audit(data: Path) -> None:
     """At keys, grants and the audit itself; one's own are not written, nor any where they are kept for no time."""
     async with opened(data) as door:
         await ACME_IS(door)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.facts import VersionKey
-from controlplane.policy.breakeven import Level, Step
+from controlplane.policy.breakeven import Level, LevelChange
 from controlplane.scaled import FAILURE_SPACING_S
-from tests.controlplane.scaling_world import FAST, World, replace_scale, world
+from tests.controlplane.scaling_world import FAST, AutoscalerScenario, replace_scale, world
 
 SLOTS = 3
 NAMES = ("a", "b", "c", "d")
@@ -23,7 +23,7 @@ STEP = st.tuples(
 )
 
 
-async def _apply(w: World, keys: dict[str, VersionKey], step: str, name: str, size: float) -> None:
+async def _apply(w: AutoscalerScenario, keys: dict[str, VersionKey], step: str, name: str, size: float) -> None:
     which = keys[name]
     match step:
         case "report":
@@ -44,11 +44,11 @@ async def _apply(w: World, keys: dict[str, VersionKey], step: str, name: str, si
             await w.clock.advance(min(size, 10.0) + 0.1)
 
 
-def _check(w: World, keys: dict[str, VersionKey], failed_s: dict[VersionKey, float], started: int) -> None:
+def _check(w: AutoscalerScenario, keys: dict[str, VersionKey], failed_s: dict[VersionKey, float], started: int) -> None:
     w.scaler.check_integrity()
     for name, which in keys.items():
         assert w.actuator.live(which) <= MAXIMA[name], "over its maximum"
-    assert sum(w.actuator.present(which) for which in keys.values()) - len(w.actuator.asleep) <= SLOTS
+    assert sum(w.actuator.process_count(which) for which in keys.values()) - len(w.actuator.asleep) <= SLOTS
     now = w.clock.monotonic_us() / 1e6
     for which, _ in w.actuator.starts[started:]:
         assert now - failed_s.get(which, 0.0) >= FAILURE_SPACING_S, "a start right after a failure"
@@ -56,7 +56,7 @@ def _check(w: World, keys: dict[str, VersionKey], failed_s: dict[VersionKey, flo
 
 async def _play(steps: list[tuple[str, str, float]]) -> None:
     async with world(SLOTS) as w:
-        w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ASLEEP, 4.0), Step(Level.ZERO, 20.0))
+        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 4.0), LevelChange(Level.ZERO, 20.0))
         scales = {name: replace_scale(FAST, max=MAXIMA[name], idle=IDLE[name]) for name in NAMES}
         keys = {name: w.catalogue.add(name, scale) for name, scale in scales.items()}
         failed_s: dict[VersionKey, float] = {}
@@ -70,7 +70,7 @@ async def _play(steps: list[tuple[str, str, float]]) -> None:
         await _silence_ends_at_zero(w, keys)
 
 
-async def _a_caller_is_served(w: World, which: VersionKey) -> None:
+async def _a_caller_is_served(w: AutoscalerScenario, which: VersionKey) -> None:
     """One who asks and goes on asking has a replica within seconds, once what leaves has left and room can be made."""
     for _ in range(12):
         for each in list(w.actuator.starting):
@@ -86,7 +86,7 @@ async def _a_caller_is_served(w: World, which: VersionKey) -> None:
     pytest.fail("the caller waits for ever")
 
 
-async def _silence_ends_at_zero(w: World, keys: dict[str, VersionKey]) -> None:
+async def _silence_ends_at_zero(w: AutoscalerScenario, keys: dict[str, VersionKey]) -> None:
     """Nobody asks: everything is gone after windows and graces, and nothing is remembered."""
     for _ in range(40):
         await w.clock.advance(2.0)
@@ -95,25 +95,25 @@ async def _silence_ends_at_zero(w: World, keys: dict[str, VersionKey]) -> None:
                 w.actuator.become_ready(which)
             while w.actuator.draining.get(which):
                 w.actuator.drained(which)
-    assert sum(w.actuator.present(which) for which in keys.values()) == 0
+    assert sum(w.actuator.process_count(which) for which in keys.values()) == 0
 
 
 @settings(max_examples=150)
 @given(st.lists(STEP, max_size=60))
-def test_any_history(steps: list[tuple[str, str, float]]) -> None:
+def test_invariants_hold_for_any_history(steps: list[tuple[str, str, float]]) -> None:
     """Random histories over four versions and three slots."""
     asyncio.run(_play(steps))
 
 
-def test_a_decider_that_forgets_failures_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaler_without_failure_pause_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without the pause after a failure the check above goes red."""
-    monkeypatch.setattr("controlplane.scaled.Scaled.start_failed", lambda *_, **__: None)
+    monkeypatch.setattr("controlplane.scaled.VersionScaler.record_failed_start", lambda *_, **__: None)
     with pytest.raises(AssertionError, match="right after a failure"):
         asyncio.run(_play([("poke", "a", 1.0), ("fail", "a", 1.0), ("poke", "a", 1.0)]))
 
 
-def test_a_decider_that_never_lets_go_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaler_that_never_scales_to_zero_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a version that is always wanted never reaches zero."""
-    monkeypatch.setattr("controlplane.scaled.Scaled.decide", lambda *_, **__: 1)
+    monkeypatch.setattr("controlplane.scaled.VersionScaler.decide", lambda *_, **__: 1)
     with pytest.raises(AssertionError):
         asyncio.run(_play([("poke", "a", 1.0), ("ready", "a", 1.0)]))

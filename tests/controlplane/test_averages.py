@@ -3,27 +3,27 @@
 import pytest
 
 from controlplane.policy.scale_settings import ScaleSettings
-from tests.controlplane.scaling_world import World, replace_scale, woken, world
+from tests.controlplane.scaling_world import AutoscalerScenario, replace_scale, wake_version, world
 
 LINEAR = ScaleSettings(max=8, grace_s=0.0)
 WEIGHTED = replace_scale(LINEAR, average="weighted")
 
 
-async def _steady(w: World, scale: ScaleSettings, name: str) -> None:
+async def _steady(w: AutoscalerScenario, scale: ScaleSettings, name: str) -> None:
     """20 at once for two minutes: three replicas of ten streams, and no panic any more."""
     which = w.catalogue.add(name, scale, max_streams=10)
-    await woken(w, which)
+    await wake_version(w, which)
     for _ in range(120):
-        await w.seconds(1, which, 20.0)
+        await w.pass_seconds(1, which, 20.0)
         for _ in range(w.actuator.starting.get(which, 0)):
             w.actuator.become_ready(which)
     assert w.actuator.ready(which) == 3
 
 
-async def _after(w: World, name: str, scale: ScaleSettings, seconds: int, concurrency: float) -> int:
+async def _after(w: AutoscalerScenario, name: str, scale: ScaleSettings, pass_seconds: int, concurrency: float) -> int:
     """Replicas, so many seconds later."""
     which = w.catalogue.add(name, scale, max_streams=10)
-    await w.seconds(seconds, which, concurrency)
+    await w.pass_seconds(pass_seconds, which, concurrency)
     return w.actuator.live(which)
 
 
@@ -34,7 +34,7 @@ async def _after(w: World, name: str, scale: ScaleSettings, seconds: int, concur
         pytest.param(WEIGHTED, 1, id="the weighted one holds what there is now"),
     ],
 )
-async def test_what_is_over_is_forgotten_sooner(scale: ScaleSettings, want: int) -> None:
+async def test_weighted_average_falls_sooner_after_load(scale: ScaleSettings, want: int) -> None:
     """Twelve seconds of a fifth of the load."""
 
     async with world(slots=20) as w:
@@ -42,7 +42,7 @@ async def test_what_is_over_is_forgotten_sooner(scale: ScaleSettings, want: int)
         assert await _after(w, "m", scale, 12, 4.0) == want
 
 
-async def test_a_change_keeps_what_the_windows_hold() -> None:
+async def test_changing_average_keeps_the_window_values() -> None:
     """No replica goes, or comes, for the change itself; and back it is as if it had never been."""
 
     async with world(slots=20) as w:
@@ -52,14 +52,14 @@ async def test_a_change_keeps_what_the_windows_hold() -> None:
         assert await _after(w, "m", WEIGHTED, 3, 4.0) == 1
 
 
-async def test_silence_ends_at_zero() -> None:
+async def test_weighted_average_reaches_zero_without_reports() -> None:
     """After a stable window without a report, as by the linear one."""
 
     async with world(slots=20) as w:
         which = w.catalogue.add("m", WEIGHTED, max_streams=10)
-        await woken(w, which)
-        await w.seconds(5, which, 3.0)
-        await w.seconds(50)
+        await wake_version(w, which)
+        await w.pass_seconds(5, which, 3.0)
+        await w.pass_seconds(50)
         assert w.actuator.live(which) == 1
-        await w.seconds(60)
+        await w.pass_seconds(60)
         assert w.actuator.live(which) == 0

@@ -17,16 +17,16 @@ import pytest
 
 from contracts.control import RequestBatch
 from contracts.settings import BadSetting
-from controlplane.backup_place import backups_in, claim_place, name_of
+from controlplane.backup_place import backup_name, claim_backup_directory, list_backups
 from controlplane.backup_schedule import open_backups
 from controlplane.backups import DATABASE, back_up_stopped
 from controlplane.clock import SystemClock
-from controlplane.journal import LedgerJournal, extent_of
+from controlplane.journal import LedgerJournal, journal_extent
 from controlplane.ledger import Ledger
-from controlplane.policy.retention import DAY_S, NEWEST
+from controlplane.policy.retention import DAY_S, MIN_BACKUPS
 from controlplane.store import open_database
 from service.loops import LoopHealth, Loops
-from tests.controlplane.builders import back, ids, installed
+from tests.controlplane.builders import ids, installed, restore_backup
 from tests.controlplane.usage_records import request_record
 from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
@@ -36,29 +36,29 @@ async def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
     """Nothing new, no new file; but whoever watches the newest one's age sees that it is true still."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
-        assert await loop.once() is not None
-        ((_, newest),) = backups_in(world.place)
+        assert await loop.make_backup() is not None
+        ((_, newest),) = list_backups(world.place)
         os.utime(newest, (1, 1))
-        await world.ledger.cut_lives(1)  # each minute, and mostly there is none
-        assert await loop.once() is None
+        await world.ledger.record_lost_replicas(1)  # each minute, and mostly there is none
+        assert await loop.make_backup() is None
         assert newest.stat().st_mtime > 1
         await world.enter(1)
-        assert await loop.once() is not None
+        assert await loop.make_backup() is not None
 
 
-async def test_a_schedule_thins_backups_and_journal(tmp_path: Path) -> None:
+async def test_schedule_applies_retention_and_trims_journal(tmp_path: Path) -> None:
     """The journal goes back to the third newest; of the others what the retention says."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
-        for moment in range(1000, 1000 + 2 * NEWEST):
-            (world.place / name_of(moment)).touch()
-        for number in range(1, NEWEST + 1):
+        for moment in range(1000, 1000 + 2 * MIN_BACKUPS):
+            (world.place / backup_name(moment)).touch()
+        for number in range(1, MIN_BACKUPS + 1):
             await world.enter(number)
-            await loop.once()
-        assert extent_of(world.place).trimmed == 1
-        assert len(backups_in(world.place)) <= NEWEST + NEWEST  # several may be of one second, and one file
+            await loop.make_backup()
+        assert journal_extent(world.place).trimmed == 1
+        assert len(list_backups(world.place)) <= MIN_BACKUPS + MIN_BACKUPS  # several may be of one second, and one file
     assert ids(tmp_path / "data" / "kelvin.db") == ["req-1", "req-2", "req-3"]
-    assert back(tmp_path / "place", tmp_path / "new").missing == 0
+    assert restore_backup(tmp_path / "place", tmp_path / "new").missing == 0
 
 
 async def test_old_backup_that_cannot_be_removed_costs_only_itself(
@@ -67,7 +67,7 @@ async def test_old_backup_that_cannot_be_removed_costs_only_itself(
     """It is named in the log. Other old ones go, and so does the journal behind the newest."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
-        stuck = world.place / name_of(1000)
+        stuck = world.place / backup_name(1000)
         unlink = Path.unlink
 
         def unlink_others(path: Path, missing_ok: bool = False) -> None:
@@ -76,13 +76,13 @@ async def test_old_backup_that_cannot_be_removed_costs_only_itself(
             unlink(path, missing_ok)
 
         monkeypatch.setattr(Path, "unlink", unlink_others)
-        for moment in range(1000, 1000 + 2 * NEWEST):
-            (world.place / name_of(moment)).touch()
-        for number in range(1, NEWEST + 1):
+        for moment in range(1000, 1000 + 2 * MIN_BACKUPS):
+            (world.place / backup_name(moment)).touch()
+        for number in range(1, MIN_BACKUPS + 1):
             await world.enter(number)
-            assert await loop.once() is not None
-        assert extent_of(world.place).trimmed == 1
-        assert len(backups_in(world.place)) <= NEWEST + NEWEST
+            assert await loop.make_backup() is not None
+        assert journal_extent(world.place).trimmed == 1
+        assert len(list_backups(world.place)) <= MIN_BACKUPS + MIN_BACKUPS
         assert any(stuck.name in str(each.__dict__) for each in caplog.records)
 
 
@@ -97,9 +97,9 @@ async def test_backup_is_whole_though_the_journal_cannot_be_trimmed(
     monkeypatch.setattr(LedgerJournal, "trim", fails)
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
-        for number in range(1, NEWEST + 1):
+        for number in range(1, MIN_BACKUPS + 1):
             await world.enter(number)
-            assert await loop.once() is not None
+            assert await loop.make_backup() is not None
     assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ["the journal can't be trimmed"]
 
 
@@ -119,7 +119,7 @@ async def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path,
     now_s, clock = int(time.time()), Clock()
     years_s = 4 * 365 * DAY_S
     async with installed(tmp_path) as world:
-        old = [world.place / name_of(now_s - day * DAY_S) for day in range(1, 7)]
+        old = [world.place / backup_name(now_s - day * DAY_S) for day in range(1, 7)]
         for path in old:
             path.touch()
         clock.ahead_s = years_s if is_ahead_at_start else 0
@@ -127,12 +127,12 @@ async def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path,
         for number, ahead_s in enumerate((clock.ahead_s, years_s, 0, years_s), 1):
             clock.ahead_s = ahead_s
             await world.enter(number)
-            await loop.once()
+            await loop.make_backup()
             assert all(path.exists() for path in old)
         clock.passed_s += 3600
         await world.enter(5)
-        await loop.once()
-        assert not any(path.exists() for path in old[NEWEST:])
+        await loop.make_backup()
+        assert not any(path.exists() for path in old[MIN_BACKUPS:])
 
 
 @pytest.mark.parametrize("is_older_program", [False, True], ids=["this program's", "an older program's"])
@@ -143,46 +143,46 @@ async def test_the_newest_is_the_last_one_made(
     async with installed(tmp_path) as world:
         await world.enter(1)
         monkeypatch.setattr(time, "time_ns", lambda: 1_900_000_000 * 10**9)
-        in_2030 = await world.backup_loop().once()
+        in_2030 = await world.backup_loop().make_backup()
         monkeypatch.undo()
         assert in_2030 is not None
         if is_older_program:
-            in_2030.rename(in_2030.with_name(name_of(1_900_000_000)))
+            in_2030.rename(in_2030.with_name(backup_name(1_900_000_000)))
         await world.enter(2)
-        assert await world.backup_loop().once() == backups_in(world.place)[-1][1]
-        assert len(backups_in(world.place)) == 2
-    report = back(tmp_path / "place", tmp_path / "new")
+        assert await world.backup_loop().make_backup() == list_backups(world.place)[-1][1]
+        assert len(list_backups(world.place)) == 2
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert (report.replayed, report.missing) == (0, 0)
     assert report.made_at_us < 1_900_000_000 * 10**6
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
 
 
-async def test_short_lives_trim_the_journal(tmp_path: Path) -> None:
+async def test_restarted_processes_trim_the_journal(tmp_path: Path) -> None:
     """Each process makes one backup: what the three newest do not need is let go of."""
     async with installed(tmp_path) as world:
-        for number in range(1, NEWEST + 2):
+        for number in range(1, MIN_BACKUPS + 2):
             await world.enter(number)
-            await world.backup_loop().once()
-        assert extent_of(world.place).trimmed == 2
-    newest = backups_in(tmp_path / "place")[-1][1]
+            await world.backup_loop().make_backup()
+        assert journal_extent(world.place).trimmed == 2
+    newest = list_backups(tmp_path / "place")[-1][1]
     newest.write_bytes(b"damaged")
-    assert back(tmp_path / "place", tmp_path / "new").missing == 0
-    assert len(ids(tmp_path / "new" / "kelvin.db")) == NEWEST + 1
+    assert restore_backup(tmp_path / "place", tmp_path / "new").missing == 0
+    assert len(ids(tmp_path / "new" / "kelvin.db")) == MIN_BACKUPS + 1
 
 
 async def test_a_damaged_backup_keeps_the_journal(tmp_path: Path) -> None:
     """Nobody knows from where it would go on. It is not among the newest for ever."""
     async with installed(tmp_path) as world:
-        for number in range(1, NEWEST + 1):
+        for number in range(1, MIN_BACKUPS + 1):
             await world.enter(number)
-            made = await world.backup_loop().once()
+            made = await world.backup_loop().make_backup()
             if number == 1:
                 assert made is not None
                 made.write_bytes(b"damaged")
-        assert extent_of(world.place).trimmed == 0
+        assert journal_extent(world.place).trimmed == 0
         await world.enter(9)
-        await world.backup_loop().once()
-        assert extent_of(world.place).trimmed == 2
+        await world.backup_loop().make_backup()
+        assert journal_extent(world.place).trimmed == 2
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "without a CA"])
@@ -193,13 +193,13 @@ async def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> 
         if not fails:
             (world.data / "ca.pem").unlink()
 
-        async def once() -> None:
+        async def make_backup() -> None:
             moments.append(clock.monotonic_us() / 1e6 - 1000)
             if fails:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
         loop = world.backup_loop(every_s=60.0, clock=clock)
-        loop.once = once  # type: ignore[method-assign]
+        loop.make_backup = make_backup  # type: ignore[method-assign]
         running = asyncio.create_task(loop.run())
         await clock.advance(3600)
         running.cancel()
@@ -212,15 +212,15 @@ async def test_a_lost_journal_goes_on_behind_its_backups(tmp_path: Path) -> None
     async with installed(tmp_path) as world:
         for number in range(1, 4):
             await world.enter(number)
-        await world.backup_loop().once()
+        await world.backup_loop().make_backup()
     data, place = tmp_path / "data", tmp_path / "place"
     shutil.rmtree(place / "journal")
     async with AsyncExitStack() as ladder:
         database = ladder.enter_context(closing(open_database(data / "kelvin.db")))
         ledger = Ledger(database, await open_backups(ladder, data, place))
-        await ledger.settle_journal()
+        await ledger.write_due_marks()
         await ledger.append_requests(RequestBatch(records=(request_record(4), request_record(5))))
-    report = back(place, tmp_path / "new")
+    report = restore_backup(place, tmp_path / "new")
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3", "req-4", "req-5"]
     assert (report.replayed, report.missing) == (2, 1)
 
@@ -232,11 +232,11 @@ async def test_foreign_entries_of_a_place_are_passed_over(tmp_path: Path) -> Non
         for name in foreign:
             (world.place / name / "a" / "b" / "c").mkdir(parents=True)
         (world.place / "kelvin-stray.backup").touch()
-        claim_place(world.place, world.data)
+        claim_backup_directory(world.place, world.data)
         await world.enter(1)
-        for _ in range(NEWEST):
-            await world.backup_loop().once()
-    assert back(tmp_path / "place", tmp_path / "new").missing == 0
+        for _ in range(MIN_BACKUPS):
+            await world.backup_loop().make_backup()
+    assert restore_backup(tmp_path / "place", tmp_path / "new").missing == 0
     assert all((tmp_path / "place" / name).is_dir() for name in foreign)
 
 
@@ -247,24 +247,24 @@ async def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=.*holds the backups of another installation"):
-        claim_place(tmp_path / "place", fresh)
-    claim_place(tmp_path / "place", tmp_path / "data")
+        claim_backup_directory(tmp_path / "place", fresh)
+    claim_backup_directory(tmp_path / "place", tmp_path / "data")
 
 
 @pytest.mark.parametrize("content", [b"", bytes(33), b"0123456789abcdef", b"\xff"])
 @pytest.mark.parametrize("damaged", ["data", "place"])
-def test_a_damaged_name_is_refused(tmp_path: Path, damaged: str, content: bytes) -> None:
+def test_damaged_installation_file_is_refused(tmp_path: Path, damaged: str, content: bytes) -> None:
     """The file is named, and no place is taken for another installation's."""
     (tmp_path / "data").mkdir()
-    claim_place(tmp_path / "place", tmp_path / "data")
+    claim_backup_directory(tmp_path / "place", tmp_path / "data")
     path = tmp_path / damaged / "installation"
     path.write_bytes(content)
     with pytest.raises(BadSetting, match=rf"{path} holds no name of an installation: copy that file"):
-        claim_place(tmp_path / "place", tmp_path / "data")
+        claim_backup_directory(tmp_path / "place", tmp_path / "data")
     assert path.read_bytes() == content
 
 
-async def test_defect_of_a_backup_is_the_loops_to_count(tmp_path: Path) -> None:
+async def test_unexpected_backup_error_ends_the_run(tmp_path: Path) -> None:
     """An error that no disk and no database makes ends the run. Its loop counts that, and begins again."""
     async with installed(tmp_path) as world:
         health, loop = LoopHealth(), world.backup_loop()
@@ -278,7 +278,7 @@ async def test_defect_of_a_backup_is_the_loops_to_count(tmp_path: Path) -> None:
         world.backups.pieces = defective  # type: ignore[method-assign, assignment]
         async with Loops(health) as loops:
             loops.start("backups", loop.run)
-            await eventually(lambda: backups_in(world.place), "a backup is made")
+            await eventually(lambda: list_backups(world.place), "a backup is made")
         assert health.errors == {"backups": 1}
 
 

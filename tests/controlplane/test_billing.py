@@ -13,20 +13,20 @@ from sqlalchemy.engine import Engine
 
 from contracts.billing import DeviceUse
 from contracts.errors import Conflict, Refused
-from contracts.usage import Origin
-from controlplane.billing import LATE_US, MAX_PROBLEMS, billing_report, close_month
+from contracts.usage import RecordOrigin
+from controlplane.billing import CLOSING_DELAY_US, MAX_PROBLEMS, billing_report, close_month
 from controlplane.closings import currencies
-from controlplane.policy.findings import SETTLE_US, Kind
+from controlplane.policy.findings import RECORD_DELAY_US, DiscrepancyKind
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import PriceBook
 from tests.controlplane.billing_ground import (
     BOOK,
     ORPHANED,
-    Record,
+    UsageRecord,
     close,
     enter,
-    fresh_engine,
     good_month,
+    memory_ledger_engine,
     prices,
     report,
 )
@@ -63,7 +63,7 @@ def test_a_good_month(engine: Engine) -> None:
     assert found.balance.problems == ()
 
 
-def test_another_tenant_and_another_month_see_nothing(engine: Engine) -> None:
+def test_bill_excludes_other_tenants_and_months(engine: Engine) -> None:
     """A report is of one tenant and one month; the sources are everybody's."""
     enter(engine, good_month())
     for other in (report(engine, tenant="other"), report(engine, month="2026-10"), report(engine, month="2026-12")):
@@ -80,7 +80,7 @@ def test_another_tenant_and_another_month_see_nothing(engine: Engine) -> None:
         pytest.param(END_US, "2026-12", id="the one after"),
     ],
 )
-def test_the_month_is_that_of_the_end(engine: Engine, ended_at_us: int, month: str) -> None:
+def test_request_is_billed_in_the_month_of_its_end(engine: Engine, ended_at_us: int, month: str) -> None:
     """UTC, each instant in exactly one month."""
     enter(engine, [request_record(1, ended_at_us=ended_at_us)])
     counted = {name: sum(report(engine, month=name).requests.values()) for name in ("2026-10", "2026-11", "2026-12")}
@@ -120,7 +120,7 @@ def test_a_replica_over_the_turn_of_the_month(engine: Engine) -> None:
     assert november.balance.balanced
 
 
-def test_a_standby_that_died_unused_is_nobody_s(engine: Engine) -> None:
+def test_unused_standby_is_billed_to_nobody(engine: Engine) -> None:
     """The platform's cost, and no hole in its source."""
     enter(engine, [lifetime_record(1, tenant=None, model=None, requests=0), lifetime_record(2, requests=0)])
     found = report(engine)
@@ -149,36 +149,37 @@ def test_dropping_any_one_record_is_found(engine: Engine, lost: int) -> None:
     ("break_it", "kind", "subject"),
     [
         pytest.param(
-            lambda good: [*good, request_record(7, runtime_id=None)], Kind.SEQUENCE_HOLE, "activator-1",
+            lambda good: [*good, request_record(7, runtime_id=None)], DiscrepancyKind.SEQUENCE_HOLE, "activator-1",
             id="a skipped sequence",
         ),
         pytest.param(
-            lambda good: [*good, request_record(6, runtime_id="rt-1")], Kind.REQUESTS_EXTRA, "rt-1", id="one too many"
+            lambda good: [*good, request_record(6, runtime_id="rt-1")], DiscrepancyKind.REQUESTS_EXTRA, "rt-1",
+            id="one too many",
         ),
         pytest.param(
-            lambda good: [*good, request_record(6, request_id="req-1")], Kind.CONFLICT, "req-1 (activator-1#6)",
-            id="a second record of one request",
+            lambda good: [*good, request_record(6, request_id="req-1")], DiscrepancyKind.CONFLICT,
+            "req-1 (activator-1#6)", id="a second record of one request",
         ),
         pytest.param(
-            lambda good: [*good, lifetime_record(3, runtime_id="rt-2", requests=9)], Kind.CONFLICT,
+            lambda good: [*good, lifetime_record(3, runtime_id="rt-2", requests=9)], DiscrepancyKind.CONFLICT,
             "rt-2 (supervisor-1#3)", id="a second record of one replica",
         ),
         pytest.param(
-            lambda good: [*good, lifetime_record(3, requests=0, total_us=20_000_000)], Kind.TIME_UNACCOUNTED, "rt-3",
-            id="half a life unaccounted for",
+            lambda good: [*good, lifetime_record(3, requests=0, total_us=20_000_000)], DiscrepancyKind.TIME_UNACCOUNTED,
+            "rt-3", id="half a life unaccounted for",
         ),
         pytest.param(
             lambda good: [*good, request_record(6, runtime_id="rt-3", device_us=3_000_000), lifetime_record(3)],
-            Kind.DEVICE_TIME_OVER, "rt-3", id="more device time than there was",
+            DiscrepancyKind.DEVICE_TIME_OVER, "rt-3", id="more device time than there was",
         ),
         pytest.param(
-            lambda good: [*good, request_record(6, runtime_id="rt-9")], Kind.LIFETIME_MISSING, "rt-9",
+            lambda good: [*good, request_record(6, runtime_id="rt-9")], DiscrepancyKind.LIFETIME_MISSING, "rt-9",
             id="a replica died and nobody recorded it",
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_balance(
-    engine: Engine, break_it: Callable[[list[Record]], list[Record]], kind: Kind, subject: str
+def test_each_imbalance_is_named(
+    engine: Engine, break_it: Callable[[list[UsageRecord]], list[UsageRecord]], kind: DiscrepancyKind, subject: str
 ) -> None:
     """One problem, named."""
     enter(engine, break_it(good_month()))
@@ -190,10 +191,10 @@ def test_what_does_not_balance(
 @pytest.mark.parametrize(
     ("live", "passed_us", "balanced"),
     [
-        pytest.param({"rt-9"}, 10 * SETTLE_US, True, id="it lives"),
-        pytest.param(set(), SETTLE_US, True, id="its record may be on its way"),
-        pytest.param(set(), SETTLE_US + 1, False, id="it is gone without a record"),
-        pytest.param(None, 10 * SETTLE_US, True, id="nobody knows who lives"),
+        pytest.param({"rt-9"}, 10 * RECORD_DELAY_US, True, id="it lives"),
+        pytest.param(set(), RECORD_DELAY_US, True, id="its record may be on its way"),
+        pytest.param(set(), RECORD_DELAY_US + 1, False, id="it is gone without a record"),
+        pytest.param(None, 10 * RECORD_DELAY_US, True, id="nobody knows who lives"),
     ],
 )
 def test_replicas_without_a_lifetime_record(
@@ -213,7 +214,12 @@ def test_a_request_that_two_runtimes_served(engine: Engine) -> None:
         engine,
         [
             request_record(
-                1, origin=Origin.ORPHAN, source="rt-1", runtime_id="rt-1", completion_tokens=0, outcome="cancelled"
+                1,
+                origin=RecordOrigin.ORPHAN,
+                source="rt-1",
+                runtime_id="rt-1",
+                completion_tokens=0,
+                outcome="cancelled",
             ),
             request_record(1, runtime_id="rt-2"),
             lifetime_record(1),
@@ -240,7 +246,7 @@ def test_duplicates_and_order_do_not_change_the_bill(data: st.DataObject) -> Non
     everything = good_month()
     shuffled = data.draw(st.permutations(everything + data.draw(st.lists(st.sampled_from(everything), max_size=8))))
     cut = data.draw(st.integers(min_value=0, max_value=len(shuffled)))
-    mixed, plain = fresh_engine(), fresh_engine()
+    mixed, plain = memory_ledger_engine(), memory_ledger_engine()
     enter(mixed, shuffled[:cut])
     enter(mixed, shuffled[cut:])
     enter(plain, everything)
@@ -253,7 +259,7 @@ def test_memory_does_not_grow_with_the_month(tmp_path: Path) -> None:
     """Ten times the records, the same memory: sums are the database's, and rows are streamed."""
     peaks = []
     for count in (150, 1500):
-        engine = fresh_engine()
+        engine = memory_ledger_engine()
         for begin in range(1, count + 1, 1000):
             numbers = range(begin, min(begin + 1000, count + 1))
             enter(engine, [request_record(number, runtime_id=f"rt-{number}") for number in numbers])
@@ -292,7 +298,7 @@ def test_the_work_of_a_report_does_not_grow_with_the_requests() -> None:
     """Ten times the requests, the same work; the control: reading them is ten times the work."""
     work = []
     for count in (300, 3000):
-        engine = fresh_engine()
+        engine = memory_ledger_engine()
         enter(engine, [request_record(number) for number in range(1, count + 1)])
         enter(engine, [lifetime_record(1, requests=count, active_us=count * 1_000)])
         assert report(engine).balance.balanced
@@ -301,17 +307,17 @@ def test_the_work_of_a_report_does_not_grow_with_the_requests() -> None:
     assert work[1] <= work[0] + 2
 
 
-def test_what_comes_after_a_month_was_closed_adjusts_another(engine: Engine) -> None:
+def test_late_record_adjusts_an_open_month(engine: Engine) -> None:
     """The closed bill stays, also at other prices; a better record of its requests takes back what it charged."""
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
     with engine.begin() as connection:
-        first = close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+        first = close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US)
     enter(engine, [request_record(3, sequence=2), request_record(2, sequence=3, completion_tokens=100)])
     dear = PriceBook("EUR", (prices(date(2026, 1, 1), prompt=9_000),))
     assert report(engine, book=dear) == first.report
-    assert first.report.closed_at_us == END_US + LATE_US
+    assert first.report.closed_at_us == END_US + CLOSING_DELAY_US
     with engine.begin() as connection:
-        assert close_month(connection, dear, "acme", MONTH, live=None, now_us=END_US + 2 * LATE_US) == first
+        assert close_month(connection, dear, "acme", MONTH, live=None, now_us=END_US + 2 * CLOSING_DELAY_US) == first
     december = report(engine, book=dear, month="2026-12")
     assert (december.requests, december.completion_tokens) == ({}, 0)
     lines = {line.item: (line.quantity, line.price_micros, line.adjusts) for line in december.lines}
@@ -327,7 +333,7 @@ def test_what_comes_after_a_month_was_closed_adjusts_another(engine: Engine) -> 
 @pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)"])
 def test_prices_that_cannot_be_read_hide_no_other_currency(value: str) -> None:
     """A start compares the currencies of closed months. One tenant's unreadable row must not prevent it."""
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
     enter(engine, good_month())
     close(engine)
     with engine.begin() as connection:
@@ -341,8 +347,8 @@ def test_prices_that_cannot_be_read_hide_no_other_currency(value: str) -> None:
 
 
 @pytest.mark.parametrize("early_us", [1, END_US - BEGIN_US])
-def test_a_month_that_is_not_over_is_not_closed(engine: Engine, early_us: int) -> None:
+def test_unfinished_month_is_not_closed(engine: Engine, early_us: int) -> None:
     """Nor in the hour after it: its last records may be on their way."""
     with engine.begin() as connection, pytest.raises(Refused) as caught:
-        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US - early_us)
+        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US - early_us)
     assert caught.value.failure == Conflict("month", "2026-11 can be closed an hour after its end")

@@ -17,10 +17,10 @@ from contracts.wire import decode, encode
 from controlplane import billing_api
 from controlplane.billing import billing_report
 from controlplane.billing_api import router
-from controlplane.examiner import Examiner
+from controlplane.examiner import CheckRunner
 from controlplane.price_book import default_price_book
 from service.failures import install_failure_handlers
-from service.principal import HEADER
+from service.principal import PRINCIPAL_HEADER
 from tests.controlplane import backends
 from tests.controlplane.builders import World
 from tests.controlplane.usage_records import END_US, MONTH
@@ -33,9 +33,9 @@ READER = Principal(key_id="k", tenant="acme", scopes=(Scope.INFER,))
 @asynccontextmanager
 async def billing(path: Path, principal: Principal | None = ADMIN) -> AsyncIterator[tuple[World, httpx.AsyncClient]]:
     """The routes, over a ledger that holds one request of a replica that is gone."""
-    app, examiner = FastAPI(), Examiner(backends.place(path), path / "spool")
+    app, examiner = FastAPI(), CheckRunner(backends.place(path), path / "spool")
     install_failure_handlers(app)
-    headers = {} if principal is None else {HEADER: encode(principal).decode()}
+    headers = {} if principal is None else {PRINCIPAL_HEADER: encode(principal).decode()}
     transport = httpx.ASGITransport(app=app)
     with closing(World(path)) as world:
         await world.enter(1)
@@ -78,7 +78,7 @@ async def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monke
     monkeypatch.setattr(billing_api, "billing_report", slow)
     async with billing(tmp_path) as (world, client):
         url = f"/admin/v1/billing/report?month={MONTH}"
-        asking = [asyncio.create_task(client.get(url)) for _ in range(billing_api.WAITING_LIMIT + 1)]
+        asking = [asyncio.create_task(client.get(url)) for _ in range(billing_api.MAX_WAITING_REPORTS + 1)]
         try:
             done, _ = await asyncio.wait(asking, timeout=30, return_when=asyncio.FIRST_COMPLETED)
             assert [task.result().status_code for task in done] == [503]
@@ -86,7 +86,7 @@ async def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monke
         finally:
             going_on.set()
             answers = await asyncio.gather(*asking)
-        assert [each.status_code for each in answers].count(200) == billing_api.WAITING_LIMIT
+        assert [each.status_code for each in answers].count(200) == billing_api.MAX_WAITING_REPORTS
         assert (await client.get(url)).status_code == 200
 
 

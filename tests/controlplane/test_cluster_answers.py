@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
-from controlplane.scaling.knative.answers import LONGEST_S, SAID, trouble_in, trouble_of
+from controlplane.scaling.knative.answers import (
+    MAX_MESSAGE_CHARS,
+    MAX_RETRY_AFTER_S,
+    failure_from_event,
+    failure_from_response,
+)
 from controlplane.scaling.knative.cluster import (
+    ApiFailure,
     Busy,
     Conflict,
     Denied,
@@ -15,9 +21,8 @@ from controlplane.scaling.knative.cluster import (
     Invalid,
     Missing,
     Ref,
-    Trouble,
     Unreachable,
-    collection,
+    collection_path,
 )
 
 
@@ -60,15 +65,15 @@ def status(message: str, **more: Any) -> bytes:
         pytest.param(429, status("later"), None, Busy("later", 1.0), id="asks, and does not say for how long"),
         pytest.param(429, b"", "Wed, 21 Oct 2015 07:28:00 GMT", Busy("status 429", 1.0), id="a date is none"),
         pytest.param(503, status("later"), "2", Busy("later", 2.0), id="away for a while"),
-        pytest.param(429, b"", "1e9", Busy("status 429", LONGEST_S), id="not for ever"),
+        pytest.param(429, b"", "1e9", Busy("status 429", MAX_RETRY_AFTER_S), id="not for ever"),
         pytest.param(
             504, status("slow", details={"retryAfterSeconds": 3}), None, Busy("slow", 3.0), id="says so in its details"
         ),
     ],
 )
-def test_trouble(code: int, body: bytes, after: str | None, want: Trouble) -> None:
+def test_response_status_is_classified(code: int, body: bytes, after: str | None, want: ApiFailure) -> None:
     """Of a status that is no success."""
-    assert trouble_of(code, body, after) == want
+    assert failure_from_response(code, body, after) == want
 
 
 @pytest.mark.parametrize(
@@ -79,15 +84,15 @@ def test_trouble(code: int, body: bytes, after: str | None, want: Trouble) -> No
         pytest.param(None, Unreachable("{}"), id="nothing"),
     ],
 )
-def test_trouble_within_a_watch(event: Any, want: Trouble) -> None:
+def test_watch_error_event_is_classified(event: Any, want: ApiFailure) -> None:
     """An event of type ERROR."""
-    assert trouble_in(event) == want
+    assert failure_from_event(event) == want
 
 
 def test_messages_are_one_short_line() -> None:
     """They are shown in statuses."""
-    said = trouble_of(422, status("a\nb " * 1000)).message
-    assert len(said) == SAID
+    said = failure_from_response(422, status("a\nb " * 1000)).message
+    assert len(said) == MAX_MESSAGE_CHARS
     assert "\n" not in said
 
 
@@ -99,11 +104,11 @@ def test_messages_are_one_short_line() -> None:
         (Ref("v1", "Secret", "n/../x", "a?b"), "/api/v1/namespaces/n%2F..%2Fx/secrets/a%3Fb"),
     ],
 )
-def test_paths(ref: Ref, want: str) -> None:
+def test_collection_paths_match_discovery(ref: Ref, want: str) -> None:
     """As discovery tells them."""
     assert ref.path == want
 
 
-def test_paths_of_all() -> None:
+def test_collection_paths_without_namespace() -> None:
     """Over all namespaces."""
-    assert collection("discovery.k8s.io/v1", "EndpointSlice", None) == "/apis/discovery.k8s.io/v1/endpointslices"
+    assert collection_path("discovery.k8s.io/v1", "EndpointSlice", None) == "/apis/discovery.k8s.io/v1/endpointslices"

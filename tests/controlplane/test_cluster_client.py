@@ -11,19 +11,19 @@ import pytest
 
 from controlplane import dependencies
 from controlplane.scaling.knative.cluster import (
+    ApiFailure,
     Busy,
     Conflict,
     Invalid,
     Json,
     Missing,
     Ref,
-    Trouble,
     Unreachable,
 )
-from controlplane.scaling.knative.lease import Election
+from controlplane.scaling.knative.lease import LeaderElection
 from tests.cluster.api_server import ApiServer, Fault
 from tests.controlplane.candidates import stand
-from tests.controlplane.cluster_ground import SPACE, config_map, connected, runtime, trouble
+from tests.controlplane.cluster_ground import NAMESPACE, api_failure, config_map, open_test_client, rendered_service
 from tests.controlplane.cluster_ground import server as server
 from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
@@ -33,17 +33,17 @@ def asked(server: ApiServer, method: str) -> int:
     return sum(each.method == method for each in server.seen)
 
 
-async def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_apply_takes_fields_back(server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The same again changes nothing. What others took is taken back, and the log says by whose word what it was."""
-    async with connected(server, tmp_path) as it:
-        made = await it.apply(runtime())
-        again = await it.apply(runtime())
+    async with open_test_client(server, tmp_path) as it:
+        made = await it.apply(rendered_service())
+        again = await it.apply(rendered_service())
         assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
         edited = [made["spec"]["template"]["spec"]["containers"][0] | {"image": "evil"}]
         server.change(made, {"spec": {"template": {"spec": {"containers": edited}}}}, manager="kubectl-edit")
-        back = await it.apply(runtime())
+        back = await it.apply(rendered_service())
         (container,) = back["spec"]["template"]["spec"]["containers"]
-        assert container["image"] == runtime()["spec"]["template"]["spec"]["containers"][0]["image"]
+        assert container["image"] == rendered_service()["spec"]["template"]["spec"]["containers"][0]["image"]
         forced = [each.query["force"] for each in server.seen]
         assert forced == ["false", "false", "false", "true"]
         assert server.seen[0].query == {"fieldManager": "kelvin", "force": "false", "fieldValidation": "Strict"}
@@ -55,13 +55,13 @@ async def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path, caplog
 
 
 def bogus() -> Json:
-    obj = runtime()
+    obj = rendered_service()
     obj["spec"]["template"]["spec"]["bogus"] = 1
     return obj
 
 
 def unscalable() -> Json:
-    obj = runtime()
+    obj = rendered_service()
     obj["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = "9"
     return obj
 
@@ -80,18 +80,20 @@ def elsewhere() -> Json:
         pytest.param(elsewhere(), Missing, "nowhere", id="a namespace that is not there"),
     ],
 )
-async def test_what_is_refused(server: ApiServer, tmp_path: Path, obj: Json, kind: type[Trouble], word: str) -> None:
+async def test_refusals_are_classified(
+    server: ApiServer, tmp_path: Path, obj: Json, kind: type[ApiFailure], word: str
+) -> None:
     """Said as one of few, with the cluster's own words."""
-    async with connected(server, tmp_path) as it:
-        found = await trouble(it.apply(obj))
+    async with open_test_client(server, tmp_path) as it:
+        found = await api_failure(it.apply(obj))
         assert isinstance(found, kind)
         assert word in found.message
 
 
 async def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> None:
     """The rest of the object does not count."""
-    async with connected(server, tmp_path) as it:
-        made = await it.apply(runtime())
+    async with open_test_client(server, tmp_path) as it:
+        made = await it.apply(rendered_service())
         told = {**bogus(), "status": {"url": "http://x"}}
         found = await it.apply_status(told)
         assert found["status"]["url"] == "http://x"
@@ -111,16 +113,16 @@ async def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> 
         pytest.param([Fault(500)], Unreachable, 1, id="a server that breaks"),
     ],
 )
-async def test_what_is_tried_again(
-    server: ApiServer, tmp_path: Path, faults: list[Fault], want: type[Trouble] | None, calls: int
+async def test_conflicts_are_retried_within_the_call(
+    server: ApiServer, tmp_path: Path, faults: list[Fault], want: type[ApiFailure] | None, calls: int
 ) -> None:
     """Within the call; the rest is for who called, who has a longer patience."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         server.fail(*faults)
         if want is None:
             await it.apply(config_map("a"))
         else:
-            found = await trouble(it.apply(config_map("a")))
+            found = await api_failure(it.apply(config_map("a")))
             assert isinstance(found, want)
             if isinstance(found, Busy):
                 assert found.retry_after_s == 7.0
@@ -128,19 +130,21 @@ async def test_what_is_tried_again(
 
 
 @pytest.mark.parametrize("call", ["apply", "delete", "read"])
-async def test_every_call_ends(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+async def test_every_call_ends_in_its_time(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     """By its row of the table, whatever the server does."""
     for name in ("CLUSTER", "LEASE"):
         monkeypatch.setattr(dependencies, name, replace(getattr(dependencies, name), timeout_s=0.2))
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         server.fail(Fault(delay_s=300))
-        ref = Ref("v1", "ConfigMap", SPACE, "a")
+        ref = Ref("v1", "ConfigMap", NAMESPACE, "a")
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "apply": lambda: it.apply(config_map("a")),
             "delete": lambda: it.delete(ref),
             "read": lambda: it.read(ref),
         }
-        assert await trouble(calls[call]()) == Unreachable("no answer within 0.2 s")
+        assert await api_failure(calls[call]()) == Unreachable("no answer within 0.2 s")
 
 
 async def test_tries_of_an_apply_share_its_time(
@@ -148,14 +152,14 @@ async def test_tries_of_an_apply_share_its_time(
 ) -> None:
     """Each conflict comes just in time: the row of the table bounds all tries together."""
     monkeypatch.setattr(dependencies, "CLUSTER", replace(dependencies.CLUSTER, timeout_s=1.0))
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         server.fail(*[Fault(409, delay_s=0.6)] * 3)
-        assert await trouble(it.apply(config_map("a"))) == Unreachable("no answer within 1 s")
+        assert await api_failure(it.apply(config_map("a"))) == Unreachable("no answer within 1 s")
 
 
-async def test_a_call_that_is_cut_leaves_nothing(server: ApiServer, tmp_path: Path) -> None:
+async def test_cancelled_call_leaves_nothing_open(server: ApiServer, tmp_path: Path) -> None:
     """The next one is answered, and the client closes."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         server.fail(Fault(delay_s=300))
         call = asyncio.create_task(it.apply(config_map("a")))
         await eventually(lambda: asked(server, "PATCH") == 1)
@@ -165,15 +169,15 @@ async def test_a_call_that_is_cut_leaves_nothing(server: ApiServer, tmp_path: Pa
         await it.apply(config_map("a"))
 
 
-async def test_deletions(server: ApiServer, tmp_path: Path) -> None:
+async def test_delete_is_idempotent_and_bound_to_the_uid(server: ApiServer, tmp_path: Path) -> None:
     """In the foreground, of that very object, and as often as one likes."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         made = await it.apply(config_map("a"))
         ref, uid = Ref.of(made), made["metadata"]["uid"]
-        assert isinstance(await trouble(it.delete(ref, uid="00000000-0000-0000-0000-000000000001")), Conflict)
+        assert isinstance(await api_failure(it.delete(ref, uid="00000000-0000-0000-0000-000000000001")), Conflict)
         await it.delete(ref, uid=uid)
         assert server.seen[-1].body["propagationPolicy"] == "Foreground"
-        await eventually(lambda: not server.objects("v1", "ConfigMap", SPACE))
+        await eventually(lambda: not server.objects("v1", "ConfigMap", NAMESPACE))
         await it.delete(ref, uid=uid)
         await it.delete(ref)
 
@@ -182,12 +186,12 @@ async def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
     """The same one is one, told again once a minute; that they can't be told is nobody's trouble."""
     clock = VirtualClock()
 
-    async with connected(server, tmp_path, clock) as it:
-        about = await it.apply(runtime())
+    async with open_test_client(server, tmp_path, clock) as it:
+        about = await it.apply(rendered_service())
 
         async def told(message: str = "no image") -> list[Json]:
             await it.record(about, "Refused", message, warning=True)
-            return server.objects("v1", "Event", SPACE)
+            return server.objects("v1", "Event", NAMESPACE)
 
         await told()
         (event,) = await told()
@@ -202,14 +206,14 @@ async def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
         assert len(await told("other")) == 2
 
 
-async def test_a_lease_is_taken_renewed_and_given_up(server: ApiServer, tmp_path: Path) -> None:
+async def test_lease_is_acquired_renewed_and_released(server: ApiServer, tmp_path: Path) -> None:
     """In the form that the cluster takes; the next one has it at once."""
-    ref = Ref("coordination.k8s.io/v1", "Lease", SPACE, "leader")
+    ref = Ref("coordination.k8s.io/v1", "Lease", NAMESPACE, "leader")
 
     clock = VirtualClock()
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         for name in ("a", "b"):
-            election = Election(it, SPACE, "leader", name, clock)
+            election = LeaderElection(it, NAMESPACE, "leader", name, clock)
             leads = asyncio.Event()
 
             async def lead(leads: asyncio.Event = leads) -> None:

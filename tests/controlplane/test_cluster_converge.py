@@ -8,18 +8,18 @@ from pathlib import Path
 from controlplane.clock import SystemClock
 from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import Ref
-from controlplane.scaling.knative.converge import Converger
+from controlplane.scaling.knative.converge import Applier
 from tests.cluster.api_server import ApiServer
-from tests.controlplane.cluster_ground import SPACE, connected, runtime
+from tests.controlplane.cluster_ground import NAMESPACE, open_test_client, rendered_service
 from tests.controlplane.cluster_ground import server as server
-from tests.controlplane.cluster_world import SERVICE, running
+from tests.controlplane.cluster_world import SERVICE, running_loop
 from tests.eventually import eventually
 
 
 @asynccontextmanager
-async def converging(client: KubernetesCluster) -> AsyncIterator[Converger]:
-    it = Converger(client, *SERVICE, SystemClock(), "kelvin")
-    async with running(it):
+async def converging(client: KubernetesCluster) -> AsyncIterator[Applier]:
+    it = Applier(client, *SERVICE, SystemClock(), "kelvin")
+    async with running_loop(it):
         yield it
 
 
@@ -28,7 +28,7 @@ def writes(server: ApiServer) -> int:
 
 
 def versions_of(server: ApiServer) -> list[str]:
-    services = server.objects("serving.knative.dev/v1", "Service", SPACE)
+    services = server.objects("serving.knative.dev/v1", "Service", NAMESPACE)
     return [each["metadata"]["resourceVersion"] for each in services]
 
 
@@ -43,8 +43,8 @@ def listed_again(server: ApiServer, before: int) -> bool:
 
 async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
     """Whatever the webhook fills in, and however it spells our amounts; likewise after all is listed anew."""
-    async with connected(server, tmp_path) as client:
-        wanted = [runtime(), runtime("0a1b2c3d4e5f")]
+    async with open_test_client(server, tmp_path) as client:
+        wanted = [rendered_service(), rendered_service("0a1b2c3d4e5f")]
         async with converging(client) as it:
             it.want(wanted)
             await eventually(lambda: all(it.seen(Ref.of(each)) for each in wanted))  # as it was answered
@@ -61,16 +61,16 @@ async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> N
             it.want(wanted)
             await eventually(lambda: writes(server) == before + 2)  # each is checked
             assert versions_of(server) == versions, "what was there already is not written"
-            it.want([runtime()])
+            it.want([rendered_service()])
             await eventually(lambda: len(versions_of(server)) == 1)
 
 
-async def test_what_others_do_to_them_is_undone(server: ApiServer, tmp_path: Path) -> None:
+async def test_foreign_edits_are_undone(server: ApiServer, tmp_path: Path) -> None:
     """An edit of a value, more in a container than we named, a label, a deletion; what is theirs stays."""
-    async with connected(server, tmp_path) as client:
-        wanted = runtime()
+    async with open_test_client(server, tmp_path) as client:
+        wanted = rendered_service()
         ref = Ref.of(wanted)
-        name = (ref.api_version, ref.kind, ref.name, SPACE)
+        name = (ref.api_version, ref.kind, ref.name, NAMESPACE)
         async with converging(client) as it:
             it.want([wanted])
             await eventually(lambda: it.seen(ref))
@@ -89,7 +89,7 @@ async def test_what_others_do_to_them_is_undone(server: ApiServer, tmp_path: Pat
             server.change(server.get(*name), {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
             await eventually(lambda: "app.kubernetes.io/managed-by" in server.get(*name)["metadata"]["labels"])
             server.delete(server.get(*name))
-            await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", SPACE))
+            await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", NAMESPACE))
 
 
 def _scale(server: ApiServer, name: tuple[str, str, str, str]) -> str:
@@ -97,14 +97,14 @@ def _scale(server: ApiServer, name: tuple[str, str, str, str]) -> str:
     return found
 
 
-async def test_what_is_refused_is_shown(server: ApiServer, tmp_path: Path) -> None:
+async def test_refused_service_shows_the_message(server: ApiServer, tmp_path: Path) -> None:
     """In the webhook's words; others are written."""
-    async with connected(server, tmp_path) as client:
-        bad = runtime("0a1b2c3d4e5f")
+    async with open_test_client(server, tmp_path) as client:
+        bad = rendered_service("0a1b2c3d4e5f")
         bad["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = "9"
         async with converging(client) as it:
-            it.want([bad, runtime()])
-            await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", SPACE))
+            it.want([bad, rendered_service()])
+            await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", NAMESPACE))
             await eventually(it.refusals)
             (ref,), (why,) = it.refusals().keys(), it.refusals().values()
             assert ref == Ref.of(bad)

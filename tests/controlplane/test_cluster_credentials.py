@@ -9,11 +9,11 @@ from kubernetes.aio.client import Configuration
 from yarl import URL
 
 from controlplane.scaling.knative import transport
-from controlplane.scaling.knative.client import in_cluster, kubeconfig, opened
+from controlplane.scaling.knative.client import kubeconfig, open_cluster, service_account_loader
 from controlplane.scaling.knative.cluster import ClusterError, Denied
 from controlplane.scaling.knative.transport import Transport
 from tests.cluster.api_server import ApiServer, serving
-from tests.controlplane.cluster_ground import SPACE, config_map, heard, trouble
+from tests.controlplane.cluster_ground import NAMESPACE, api_failure, config_map, watch_objects
 from tests.controlplane.cluster_ground import server as server
 from tests.eventually import eventually
 
@@ -25,9 +25,9 @@ async def test_credentials_that_changed_are_read_again(
     file = server.kubeconfig(tmp_path / "config")
     good = file.read_text()
     file.write_text(good.replace("the-token-of-tests", "of-yesterday"))
-    async with opened(kubeconfig(file)) as it:
+    async with open_cluster(kubeconfig(file)) as it:
         file.write_text(good)
-        assert isinstance(await trouble(it.apply(config_map("a"))), Denied)
+        assert isinstance(await api_failure(it.apply(config_map("a"))), Denied)
         monkeypatch.setattr(transport, "RELOAD_S", 0.0)
         await it.apply(config_map("a"))
         file.write_text(good.replace("the-token-of-tests", "of-tomorrow"))
@@ -60,24 +60,24 @@ async def test_apply_under_way_goes_on_with_another_client(monkeypatch: pytest.M
 
     it = Transport(load)
     try:
-        applying = asyncio.create_task(it.ask("PATCH", "/it", body={}, within_s=10.0))
+        applying = asyncio.create_task(it.send_request("PATCH", "/it", body={}, limit_s=10.0))
         await held.wait()
-        assert await it.ask("GET", "/it", within_s=10.0) == {"from": "localhost"}
+        assert await it.send_request("GET", "/it", limit_s=10.0) == {"from": "localhost"}
         assert await applying == {"from": "localhost"}
     finally:
         await it.close()
         await runner.cleanup()
 
 
-async def test_who_we_are_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_account_credentials_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the service account's files, over TLS; when its token is replaced, watches go on, too."""
     monkeypatch.setattr(transport, "RELOAD_S", 0.0)
     with serving(tls=tmp_path) as server:
         account = server.service_account(tmp_path)
-        server.namespace(SPACE)
+        server.namespace(NAMESPACE)
         url = URL(server.url)
         address = {"KUBERNETES_SERVICE_HOST": str(url.host), "KUBERNETES_SERVICE_PORT": str(url.port)}
-        async with opened(in_cluster(account, address)) as it, heard(it) as told:
+        async with open_cluster(service_account_loader(account, address)) as it, watch_objects(it) as told:
             await it.apply(config_map("a"))
             await eventually(lambda: told.values == {"a": "1"})
             server.front.token = "another"
@@ -87,10 +87,10 @@ async def test_who_we_are_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert told.syncs == 1
 
 
-async def test_without_a_configuration(tmp_path: Path) -> None:
+async def test_missing_configuration_fails_at_start(tmp_path: Path) -> None:
     """It is said at the start."""
 
-    for load in (kubeconfig(tmp_path / "none"), in_cluster(tmp_path, {})):
+    for load in (kubeconfig(tmp_path / "none"), service_account_loader(tmp_path, {})):
         with pytest.raises(ClusterError, match="no configuration of a cluster"):
-            async with opened(load):
+            async with open_cluster(load):
                 pass

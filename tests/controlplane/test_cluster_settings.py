@@ -6,8 +6,8 @@ import pytest
 
 from contracts.settings import BadSetting
 from controlplane.cluster_settings import ClusterSettings, read_cluster
-from controlplane.policy.knative_service import Cluster, Control
-from controlplane.policy.placement import PoolSpec, Sharing
+from controlplane.policy.knative_service import ClusterSpec, ControlEndpoints
+from controlplane.policy.placement import PoolingRule, PoolSpec
 from controlplane.scaling.knative.pools import PoolSettings
 
 NEEDED = {
@@ -17,13 +17,13 @@ NEEDED = {
 }
 
 
-def test_one_machine() -> None:
+def test_local_scaling_ignores_cluster_settings() -> None:
     """Unless that is asked for, nothing of a cluster counts."""
     assert read_cluster({}, 1) is None
     assert read_cluster({"KELVIN_SCALING": "local", "KELVIN_CLUSTER_NODES": "x"}, 1) is None
 
 
-def test_all_of_them() -> None:
+def test_all_cluster_settings_are_rendered() -> None:
     """Each is a part of what is rendered."""
     read = read_cluster(
         {
@@ -57,9 +57,9 @@ def test_all_of_them() -> None:
         4,
     )
     assert read is not None
-    assert read.own_devices == 64 - 16 - 4
+    assert read.unpooled_devices == 64 - 16 - 4
     assert read == ClusterSettings(
-        Cluster(
+        ClusterSpec(
             image=NEEDED["KELVIN_CLUSTER_IMAGE"],
             store_url="s3://models/prod",
             cores=4,
@@ -74,7 +74,9 @@ def test_all_of_them() -> None:
             node_selector={"example.com/gpu": "h100", "zone": "a"},
             tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "spot", "operator": "Exists"}),
             priority_class="models",
-            control=Control(url="https://control:7500", snapshotter_url="https://snapshotter:7501", secret="inner"),
+            control=ControlEndpoints(
+                url="https://control:7500", snapshotter_url="https://snapshotter:7501", secret="inner"
+            ),
             cache="/var/lib/kelvin-cache",
             verify="require",
             trust="roots",
@@ -85,7 +87,7 @@ def test_all_of_them() -> None:
         64,
         PoolSettings(
             (PoolSpec("small", 8 << 30, 2, 16), PoolSpec("large", 80 << 30, 1, 4)),
-            Sharing(("*/llama", "acme/*"), frozenset({"bank"})),
+            PoolingRule(("*/llama", "acme/*"), frozenset({"bank"})),
         ),
         30.0,
         "controlplane-7d9f-x2x",
@@ -196,7 +198,7 @@ def test_all_of_them() -> None:
         ),
     ],
 )
-def test_refusals(changes: dict[str, str], says: str) -> None:
+def test_invalid_cluster_settings_are_refused(changes: dict[str, str], says: str) -> None:
     """By name, value and rule."""
     with pytest.raises(BadSetting) as refused:
         read_cluster({**NEEDED, **changes}, 1)

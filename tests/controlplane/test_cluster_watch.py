@@ -12,26 +12,26 @@ import pytest
 from controlplane import dependencies
 from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative import watching
-from controlplane.scaling.knative.cluster import Gone, Synced, Upsert
+from controlplane.scaling.knative.cluster import Deleted, Synced, Upsert
 from controlplane.scaling.knative.transport import Query
 from tests.cluster.api_server import ApiServer, Fault
-from tests.controlplane.cluster_ground import SPACE, Heard, config_map, connected, heard
+from tests.controlplane.cluster_ground import NAMESPACE, WatchLog, config_map, open_test_client, watch_objects
 from tests.controlplane.cluster_ground import server as server
 from tests.eventually import eventually
 
 
-async def test_all_and_then_what_becomes_of_them(server: ApiServer, tmp_path: Path) -> None:
+async def test_watch_lists_then_follows(server: ApiServer, tmp_path: Path) -> None:
     """With what each is, which lists of built-in kinds leave out; only with the labels asked for."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         a, b = server.create(config_map("a")), server.create(config_map("b"))
-        async with heard(it, labels=OURS_SELECTOR) as told:
+        async with watch_objects(it, labels=OURS_SELECTOR) as told:
             await eventually(lambda: told.values == {"a": "1", "b": "1"})
             assert told.syncs == 1
             server.change(a, {"data": {"value": "2"}})
             server.delete(b)
             server.create(config_map("c"))
             await eventually(lambda: told.values == {"a": "2", "c": "1"})
-            gone = [each for each in told.changes if isinstance(each, Gone)]
+            gone = [each for each in told.changes if isinstance(each, Deleted)]
             assert [(each.ref.name, each.uid) for each in gone] == [("b", b["metadata"]["uid"])]
             server.change(a, {"metadata": {"labels": None}})
             await eventually(lambda: told.values == {"c": "1"})
@@ -39,13 +39,13 @@ async def test_all_and_then_what_becomes_of_them(server: ApiServer, tmp_path: Pa
         await eventually(lambda: server.watching == 0, "its connection is ended")
 
 
-async def test_all_come_in_pages(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_is_paged(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many; what expired in between is begun again."""
     monkeypatch.setattr(watching, "PAGE", 2)
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         for name in "abcde":
             server.create(config_map(name))
-        async with heard(it) as told:
+        async with watch_objects(it) as told:
             await eventually(lambda: told.syncs == 1)
             assert sorted(told.values) == list("abcde")
         lists = [each.query for each in server.seen if each.method == "GET"]
@@ -53,17 +53,17 @@ async def test_all_come_in_pages(server: ApiServer, tmp_path: Path, monkeypatch:
         assert all(each["limit"] == "2" for each in lists)
         server.seen.clear()
         server.fail(Fault(0, method="GET"), Fault(410, method="GET"))
-        async with heard(it) as told:
+        async with watch_objects(it) as told:
             await eventually(lambda: told.syncs == 1)
             assert sorted(told.values) == list("abcde")
         assert len([each for each in server.seen if each.method == "GET"]) == 5
 
 
-async def test_a_watch_that_broke_goes_on_where_it_was(server: ApiServer, tmp_path: Path) -> None:
+async def test_broken_watch_resumes_without_a_list(server: ApiServer, tmp_path: Path) -> None:
     """Nothing is missed, and nothing is listed again."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         a = server.create(config_map("a"))
-        async with heard(it) as told:
+        async with watch_objects(it) as told:
             for round_ in range(3):
                 await eventually(lambda: server.watching == 1)
                 server.drop_watches()
@@ -72,17 +72,17 @@ async def test_a_watch_that_broke_goes_on_where_it_was(server: ApiServer, tmp_pa
             assert told.syncs == 1
 
 
-def _is(told: Heard, values: dict[str, str]) -> bool:
+def _is(told: WatchLog, values: dict[str, str]) -> bool:
     return told.values == values
 
 
 @pytest.mark.parametrize("as_status", [False, True], ids=["as an event", "as a status"])
-async def test_a_version_that_is_too_old(server: ApiServer, tmp_path: Path, as_status: bool) -> None:
+async def test_expired_version_lists_again(server: ApiServer, tmp_path: Path, as_status: bool) -> None:
     """All is listed again, so that what went in between is known to have gone."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         a = server.create(config_map("a"))
         server.create(config_map("b"))
-        async with heard(it) as told:
+        async with watch_objects(it) as told:
             await eventually(lambda: server.watching == 1)
             server.fail(Fault(503, method="WATCH"))
             server.drop_watches()
@@ -97,7 +97,7 @@ async def test_a_version_that_is_too_old(server: ApiServer, tmp_path: Path, as_s
 
 async def test_bookmarks_spare_a_list(server: ApiServer, tmp_path: Path) -> None:
     """A kind of which nothing changed is watched on from the last bookmark."""
-    async with connected(server, tmp_path) as it, heard(it) as told:
+    async with open_test_client(server, tmp_path) as it, watch_objects(it) as told:
         await eventually(lambda: server.watching == 1)
         for each in range(5):
             server.namespace(f"other-{each}")
@@ -114,21 +114,19 @@ def _asked_from(server: ApiServer, *, drop: bool) -> int:
     return int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
 
 
-async def test_a_watch_that_says_nothing_is_begun_again(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_watch_is_restarted(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection may be dead without a word of it."""
     monkeypatch.setattr(dependencies, "WATCH", replace(dependencies.WATCH, timeout_s=0.2))
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         server.fail(Fault(delay_s=300, method="WATCH"))
-        async with heard(it) as told:
+        async with watch_objects(it) as told:
             await eventually(lambda: server.watching == 1)
             server.create(config_map("a"))
             await eventually(lambda: told.values == {"a": "1"})
             assert told.syncs == 1
 
 
-async def test_why_something_is_not_watched_is_told(
+async def test_watch_failure_is_logged_once(
     server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever leads may lack a right, or the cluster a kind; it goes on when it is put right. Both are logged once."""
@@ -137,34 +135,34 @@ async def test_why_something_is_not_watched_is_told(
     def said() -> list[str]:
         return [each.getMessage().partition(":")[0] for each in caplog.records if each.name == "kelvin.cluster"]
 
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         server.fail(*[Fault(403, method="GET")] * 4)
-        async with heard(it) as told:
+        async with watch_objects(it) as told:
             await eventually(lambda: told.syncs == 1)
             assert said() == ["/api/v1/configmaps is not watched", "/api/v1/configmaps is watched again"]
             assert "is not watched: Denied: " in caplog.text
         caplog.clear()
-        async with heard(it, kind="Unheard"):
+        async with watch_objects(it, kind="Unheard"):
             await eventually(said)
         assert said() == ["/api/v1/unheards is not watched"]
         assert "is not watched: Missing: " in caplog.text
 
 
 @pytest.mark.parametrize("fault", [Fault(429, method="WATCH", retry_after_s=1), Fault(drop=True, method="WATCH")])
-async def test_a_server_that_is_busy_or_away(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
+async def test_busy_or_unreachable_server_is_retried(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
     """It is asked again, where it was."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         server.fail(fault)
-        async with heard(it) as told:
+        async with watch_objects(it) as told:
             await eventually(lambda: server.watching == 1)
-            server.create(config_map("a", SPACE))
-            await eventually(lambda: told.values == {"a": SPACE})
+            server.create(config_map("a", NAMESPACE))
+            await eventually(lambda: told.values == {"a": NAMESPACE})
             assert told.syncs == 1
 
 
-async def test_who_closes_it_has_it_closed(server: ApiServer, tmp_path: Path) -> None:
+async def test_closing_the_generator_closes_the_connection(server: ApiServer, tmp_path: Path) -> None:
     """Also between two changes, where nothing is waited for; on return, and not when somebody collects garbage."""
-    async with connected(server, tmp_path) as it:
+    async with open_test_client(server, tmp_path) as it:
         open_now: list[int] = []
         lines = it._transport.lines
 

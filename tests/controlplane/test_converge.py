@@ -8,26 +8,32 @@ from typing import Any
 import pytest
 
 from controlplane.policy import convergence as policy
-from controlplane.policy.convergence import CHECK_S, Refusal, stamped
+from controlplane.policy.convergence import CHECK_S, Refusal, with_digest
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Json, Ref, Unreachable, Upsert
-from controlplane.scaling.knative.converge import ABREAST, AWAY_S, DEFECT_S, SPACING_S, Converger
-from tests.controlplane.cluster_world import HERE, SERVICE, THERE, M, World, converging, service
+from controlplane.scaling.knative.converge import (
+    DEFECT_RETRY_S,
+    MAX_CONCURRENT_CALLS,
+    OUTAGE_RETRY_MAX_S,
+    SPACING_S,
+    Applier,
+)
+from tests.controlplane.cluster_world import HERE, SERVICE, THERE, FakeCluster, M, running_applier, service
 from tests.controlplane.virtual_time import VirtualClock
 
 IMAGE = ("spec", "template", "spec", "containers", 0, "image")
 
 
-def image(world: World, ref: Ref = M) -> Any:
+def image(world: FakeCluster, ref: Ref = M) -> Any:
     place: Any = world.objects[ref]
     for step in IMAGE:
         place = place[step]
     return place
 
 
-async def test_they_are_written_changed_and_deleted() -> None:
+async def test_applier_creates_updates_and_deletes() -> None:
     """Once each. What is there is applied again now and then, which writes nothing."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         it.want([service("m"), service("n")])
         await clock.advance(1)
         it.want([service("m", image="two"), service("n")])
@@ -44,10 +50,10 @@ async def test_they_are_written_changed_and_deleted() -> None:
         assert it.refusals() == {}
 
 
-async def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> None:
+async def test_nothing_is_written_before_wanted_is_set() -> None:
     """A control plane that has not read its registry must not take down what serves."""
-    async with converging() as (world, it, clock):
-        world.put(stamped(service("m"), HERE))
+    async with running_applier() as (world, it, clock):
+        world.put(with_digest(service("m"), HERE))
         await clock.advance(3600)
         assert it.seen(M) is not None
         assert world.calls == []
@@ -56,9 +62,9 @@ async def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() 
         assert world.calls == [("delete", M)]
 
 
-async def test_what_others_made_is_left_alone() -> None:
+async def test_foreign_objects_are_left_alone() -> None:
     """Also what was rendered here and applied by somebody."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         world.put(service("m", labels=False))
         world.put(service("as rendered"))
         it.want([])
@@ -66,11 +72,11 @@ async def test_what_others_made_is_left_alone() -> None:
         assert world.calls == []
 
 
-async def test_two_installations_leave_one_another_alone() -> None:
+async def test_two_installations_do_not_interfere() -> None:
     """What the other wrote is neither deleted nor written over; that is said, until it is gone or no longer wanted."""
-    async with converging() as (world, it, clock):
-        world.put(stamped(service("m", image="theirs"), THERE))
-        world.put(stamped(service("n"), THERE))
+    async with running_applier() as (world, it, clock):
+        world.put(with_digest(service("m", image="theirs"), THERE))
+        world.put(with_digest(service("n"), THERE))
         it.want([service("m")])
         await clock.advance(3600)
         assert (world.calls, image(world)) == ([], "theirs")
@@ -97,9 +103,9 @@ async def test_two_installations_leave_one_another_alone() -> None:
         pytest.param(("metadata", "annotations", APPLIED), "x", id="its stamp"),
     ],
 )
-async def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], value: Any) -> None:
+async def test_foreign_edit_is_repaired(path: tuple[str | int, ...], value: Any) -> None:
     """At once, with one call."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
         world.edit(M, path, value)
@@ -112,10 +118,10 @@ async def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], 
 
 
 @pytest.mark.parametrize("edited", [True, False])
-async def test_what_the_one_before_wrote_is_checked(edited: bool) -> None:
+async def test_new_leader_checks_existing_objects(edited: bool) -> None:
     """Its stamp says what was wanted, not whether somebody has changed it since."""
-    async with converging() as (world, it, clock):
-        await world.apply(stamped(service("m"), HERE))
+    async with running_applier() as (world, it, clock):
+        await world.apply(with_digest(service("m"), HERE))
         if edited:
             world.edit(M, IMAGE, "evil")
         it.want([service("m")])
@@ -124,9 +130,9 @@ async def test_what_the_one_before_wrote_is_checked(edited: bool) -> None:
         assert world.writes == [M] * (2 if edited else 1)
 
 
-async def test_news_of_a_settled_object_leaves_nothing_behind() -> None:
+async def test_status_updates_of_settled_object_schedule_nothing() -> None:
     """Its status may change each second, and its next check is half an hour away."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
         for number in range(200):
@@ -137,12 +143,12 @@ async def test_news_of_a_settled_object_leaves_nothing_behind() -> None:
         assert world.calls == [("apply", M)] * 2
 
 
-async def test_checks_hold_up_no_change() -> None:
+async def test_checks_delay_no_change() -> None:
     """A new leader checks one object after the other, and writes meanwhile what has to be written."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         names = [f"m{number}" for number in range(200)]
         for name in names:
-            await world.apply(stamped(service(name), HERE))
+            await world.apply(with_digest(service(name), HERE))
         world.calls.clear()
         it.want([*map(service, names), service("m")])
         await clock.advance(1)
@@ -153,9 +159,9 @@ async def test_checks_hold_up_no_change() -> None:
         assert world.writes == [*(Ref(*SERVICE, "models", name) for name in names), M]
 
 
-async def test_a_deletion_behind_its_back_is_repaired() -> None:
+async def test_foreign_deletion_is_repaired() -> None:
     """And one that somebody repeats is, more and more rarely."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
         for _ in range(600):
@@ -167,9 +173,9 @@ async def test_a_deletion_behind_its_back_is_repaired() -> None:
         assert M in world.objects
 
 
-async def test_what_is_refused_is_told_and_tried_again() -> None:
+async def test_refusal_is_recorded_and_retried() -> None:
     """Others are not held up by it; what is wanted instead is tried at once."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
         it.want([service("m"), service("n")])
         await clock.advance(60)
@@ -184,9 +190,9 @@ async def test_what_is_refused_is_told_and_tried_again() -> None:
         assert it.refusals() == {}
 
 
-async def test_a_refusal_of_what_nobody_wants_any_more_is_forgotten() -> None:
+async def test_refusal_of_unwanted_object_is_dropped() -> None:
     """There is nobody to tell it to."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
         it.want([service("m")])
         await clock.advance(1)
@@ -202,14 +208,14 @@ async def test_a_refusal_of_what_nobody_wants_any_more_is_forgotten() -> None:
     ("trouble", "calls"),
     [pytest.param(Unreachable("away"), 8, id="away"), pytest.param(Busy("busy", 20.0), 5, id="asks for 20 s")],
 )
-async def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unreachable | Busy, calls: int) -> None:
+async def test_unreachable_cluster_is_not_called_per_object(trouble: Unreachable | Busy, calls: int) -> None:
     """One after another finds out, not all of them; afterwards all are written."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         names = [f"m{each}" for each in range(50)]
         world.refuse = {Ref(*SERVICE, "models", name): deque([trouble] * 1000) for name in names}
         it.want([service(name) for name in names])
         await clock.advance(60)
-        assert len(world.calls) <= calls * ABREAST
+        assert len(world.calls) <= calls * MAX_CONCURRENT_CALLS
         world.refuse.clear()
         for _ in range(60):  # a clock that moves waits for a few turns of the loop only
             await clock.advance(10)
@@ -217,9 +223,9 @@ async def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unre
         assert it.refusals() == {}
 
 
-async def test_one_object_s_failure_delays_others_only_shortly() -> None:
+async def test_failing_object_delays_others_briefly() -> None:
     """However long the call about that object has been failing: a webhook of its namespace may be to blame."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         n = Ref(*SERVICE, "models", "n")
         world.refuse[M] = deque([Unreachable("failed calling webhook")] * 1000)
         it.want([service("m")])
@@ -228,15 +234,15 @@ async def test_one_object_s_failure_delays_others_only_shortly() -> None:
             await clock.advance(10)
             asked = len(world.calls)
         it.want([service("m"), service("n")])
-        await clock.advance(AWAY_S + 1)
+        await clock.advance(OUTAGE_RETRY_MAX_S + 1)
         assert n in world.objects
         assert it.refusals()[M].reason == "Unreachable"
 
 
-async def test_what_takes_long_to_go_is_asked_once() -> None:
+async def test_slow_deletion_is_requested_once() -> None:
     """Finalizers take their time; what is wanted again meanwhile is written when it went."""
-    async with converging() as (world, it, clock):
-        world.slow_to_go = True
+    async with running_applier() as (world, it, clock):
+        world.is_deletion_slow = True
         it.want([service("m")])
         await clock.advance(1)
         it.want([])
@@ -249,10 +255,10 @@ async def test_what_takes_long_to_go_is_asked_once() -> None:
         assert world.calls[2:] == [("apply", M)]
 
 
-async def test_what_the_cluster_keeps_otherwise_is_not_written_for_ever() -> None:
+async def test_field_changed_by_cluster_is_not_rewritten_forever() -> None:
     """It is told instead, as the cluster answered; what somebody else makes of it is repaired all the same."""
-    async with converging() as (world, it, clock):
-        world.keeps[M] = {"image": "pinned"}
+    async with running_applier() as (world, it, clock):
+        world.forced_container_fields[M] = {"image": "pinned"}
         it.want([service("m")])
         await clock.advance(CHECK_S - 10)
         assert world.calls == [("apply", M)]
@@ -269,16 +275,16 @@ async def test_what_the_cluster_keeps_otherwise_is_not_written_for_ever() -> Non
         assert image(world) == "pinned"
 
 
-async def test_only_kinds_that_are_watched_are_written() -> None:
+async def test_object_of_another_kind_is_refused() -> None:
     """What is not seen can't be kept."""
-    async with converging() as (_, it, _):
+    async with running_applier() as (_, it, _):
         with pytest.raises(ValueError, match="v1 Pod: not the kind"):
             it.want([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
 
 
 async def test_defect_in_one_object_keeps_no_other_waiting() -> None:
     """The others are written at once, and this one when it is looked at again."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         apply, broken = world.apply, [True]
 
         async def breaks(obj: Json) -> Json:
@@ -291,39 +297,39 @@ async def test_defect_in_one_object_keeps_no_other_waiting() -> None:
         it.want([service("m"), service("n")])
         await clock.advance(1)
         assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
-        await clock.advance(DEFECT_S)
+        await clock.advance(DEFECT_RETRY_S)
         assert M in world.objects
 
 
-async def test_object_that_cannot_be_judged_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_undecidable_object_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written all the same, and this one once it can be judged again."""
-    judge, broken = policy.judge, [True]
+    decide, broken = policy.decide, [True]
 
-    def breaks(wanted: Json | None, *rest: Any) -> policy.Step:
+    def breaks(wanted: Json | None, *rest: Any) -> policy.ApplyStep:
         if broken and wanted is not None and wanted["metadata"]["name"] == "m":
             raise RecursionError
-        return judge(wanted, *rest)
+        return decide(wanted, *rest)
 
-    monkeypatch.setattr(policy, "judge", breaks)
-    async with converging() as (world, it, clock):
+    monkeypatch.setattr(policy, "decide", breaks)
+    async with running_applier() as (world, it, clock):
         it.want([service("m"), service("n")])
         await clock.advance(1)
         assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
-        await clock.advance(DEFECT_S)
+        await clock.advance(DEFECT_RETRY_S)
         broken.clear()
-        await clock.advance(DEFECT_S)
+        await clock.advance(DEFECT_RETRY_S)
         assert M in world.objects
 
 
 async def test_a_defect_leaves_no_watch_open() -> None:
     """It is raised, and what was open is closed by then."""
 
-    world, clock = World(), VirtualClock()
-    task = asyncio.create_task(Converger(world, *SERVICE, clock, HERE).run())
+    world, clock = FakeCluster(), VirtualClock()
+    task = asyncio.create_task(Applier(world, *SERVICE, clock, HERE).run())
     await clock.advance(0.1)
-    ((_, changes),) = world.watching
+    ((_, changes),) = world.open_watches
     changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
     with pytest.raises(ExceptionGroup) as raised:
         await task
     assert raised.group_contains(KeyError)
-    assert world.watching == []
+    assert world.open_watches == []

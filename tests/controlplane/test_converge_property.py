@@ -8,11 +8,11 @@ from copy import deepcopy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.convergence import CHECK_S, owner_of, stamped
+from controlplane.policy.convergence import CHECK_S, owner_of, with_digest
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Conflict, Invalid, Json, Ref, Unreachable
-from controlplane.scaling.knative.converge import Converger
-from tests.controlplane.cluster_world import HERE, SERVICE, THERE, World, otherwise, service
+from controlplane.scaling.knative.converge import Applier
+from tests.controlplane.cluster_world import HERE, SERVICE, THERE, FakeCluster, differing_paths, service
 from tests.controlplane.virtual_time import VirtualClock
 
 NAMES = ("a", "b", "c", "d")
@@ -27,7 +27,7 @@ WANTED = st.builds(
     service, st.sampled_from(NAMES), image=st.sampled_from(["one", "two"]), scale=st.sampled_from(["1", None])
 )
 # As somebody applied it, as a control plane of ours did and maybe somebody after it, as another installation's did.
-OBJECT = BUILT | st.builds(stamped, BUILT, st.just(HERE)) | st.builds(stamped, WANTED, st.just(THERE))
+OBJECT = BUILT | st.builds(with_digest, BUILT, st.just(HERE)) | st.builds(with_digest, WANTED, st.just(THERE))
 TROUBLE = st.sampled_from([None, Unreachable("x"), Busy("x", 3.0), Conflict("x"), Invalid("x")])
 CRASH = st.tuples(st.integers(1, 6), st.booleans())
 FOREVER_S = 4000.0
@@ -40,7 +40,7 @@ def by_name(objects: list[Json]) -> dict[Ref, Json]:
 async def converged(
     there: list[Json], wanted: list[Json], crashes: list[tuple[int, bool]], troubles: dict[str, list[object]]
 ) -> None:
-    world, clock = World(), VirtualClock()
+    world, clock = FakeCluster(), VirtualClock()
     for each in by_name(there).values():
         world.put(deepcopy(each))
     theirs = {ref: deepcopy(each) for ref, each in world.objects.items() if owner_of(each) == THERE}
@@ -52,9 +52,9 @@ async def converged(
     world.refuse = {Ref(*SERVICE, "models", name): deque(them) for name, them in troubles.items()}  # type: ignore[arg-type]
     want = by_name(wanted)
     for crash in [*crashes, None]:
-        converger = Converger(world, *SERVICE, clock, HERE)
+        converger = Applier(world, *SERVICE, clock, HERE)
         converger.want(want.values())
-        world.hang_at = None if crash is None else (len(world.calls) + crash[0], crash[1])
+        world.unanswered_call = None if crash is None else (len(world.calls) + crash[0], crash[1])
         world.hung.clear()
         task = asyncio.create_task(converger.run())
         for _ in range(20):
@@ -77,7 +77,7 @@ async def converged(
     for ref, each in want.items():
         if ref in theirs:
             continue
-        assert otherwise(each, world.objects[ref]) == []
+        assert differing_paths(each, world.objects[ref]) == []
         annotations = world.objects[ref]["spec"]["template"]["metadata"]["annotations"]
         assert annotations == each["spec"]["template"]["metadata"]["annotations"] or ref in by_name(there)
 
@@ -89,7 +89,7 @@ async def converged(
     st.lists(CRASH, max_size=3),
     st.dictionaries(st.sampled_from(NAMES), st.lists(TROUBLE, max_size=4), max_size=4),
 )
-def test_it_converges_and_is_silent(
+def test_applier_converges_and_stops_writing(
     there: list[Json], wanted: list[Json], crashes: list[tuple[int, bool]], troubles: dict[str, list[object]]
 ) -> None:
     """Whatever was there, whatever is refused for a while, whenever it is cut; another installation's stays."""

@@ -28,12 +28,12 @@ from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.knative.cluster import Denied, Json, Ref, Upsert
-from controlplane.scaling.knative.declarations import Declarations
-from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
+from controlplane.scaling.knative.declarations import CustomResourceController
+from controlplane.scaling.knative.declared_stores import ModelResourceStore, TenantResourceStore
 from controlplane.store import Database, sqlite_engine
 from controlplane.tenants import Tenant, TenantStore
 from tests.controlplane.builders import BY, NOW_S, digest, registration
-from tests.controlplane.cluster_world import World
+from tests.controlplane.cluster_world import FakeCluster
 from tests.controlplane.virtual_time import settle
 
 A, B = digest("a"), digest("b")
@@ -41,7 +41,7 @@ LIMIT_S = 20.0
 
 
 @dataclass
-class Told:
+class RecordingScaler:
     """A decider that only notes."""
 
     ticks: int = 0
@@ -64,13 +64,13 @@ class Told:
 
 
 @dataclass
-class Doors:
+class StoreScenario:
     """Both doors."""
 
-    cluster: World
+    cluster: FakeCluster
     registry: Registry
     tenants: TenantStore
-    decider: Told
+    decider: RecordingScaler
     running: asyncio.Task[None]
 
     async def until(self, true: Callable[[], bool]) -> None:
@@ -80,17 +80,17 @@ class Doors:
 
 
 @asynccontextmanager
-async def world(data: Path, cluster: World | None = None) -> AsyncIterator[Doors]:
-    feed, clock, cluster = FeedHub(), SystemClock(), cluster or World()
+async def world(data: Path, cluster: FakeCluster | None = None) -> AsyncIterator[StoreScenario]:
+    feed, clock, cluster = FeedHub(), SystemClock(), cluster or FakeCluster()
     database = Database(sqlite_engine(data / "kelvin.db"))
     try:
-        registry, tenants, decider = Registry(database, feed), TenantStore(database, feed), Told()
+        registry, tenants, decider = Registry(database, feed), TenantStore(database, feed), RecordingScaler()
         await registry.load()
         changes = Changes(registry, tenants, KeyStore(database, feed), ReplicaTable(4), decider, clock)
-        declarations = Declarations(
+        declarations = CustomResourceController(
             cluster,
-            DeclaredModels(changes),
-            DeclaredTenants(changes),
+            ModelResourceStore(changes),
+            TenantResourceStore(changes),
             clock,
             lambda tenant: f"kelvin-{tenant}",
             "kelvin",
@@ -98,7 +98,7 @@ async def world(data: Path, cluster: World | None = None) -> AsyncIterator[Doors
         )
         running = asyncio.create_task(declarations.run())
         try:
-            yield Doors(cluster, registry, tenants, decider, running)
+            yield StoreScenario(cluster, registry, tenants, decider, running)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -106,14 +106,14 @@ async def world(data: Path, cluster: World | None = None) -> AsyncIterator[Doors
         database.close()
 
 
-async def acme(w: Doors, *letters: str) -> None:
+async def acme(w: StoreScenario, *letters: str) -> None:
     """A tenant that has pushed versions of a model."""
     await w.tenants.create(BY, "acme", NOW_S)
     for letter in letters:
         await w.registry.register(registration("chat", letter, tenant="acme"), NOW_S)
 
 
-async def test_a_model_is_as_it_is_declared(tmp_path: Path) -> None:
+async def test_model_follows_its_object(tmp_path: Path) -> None:
     """Its version and its scaling, though it was declared before it was pushed; and its versions are shown."""
 
     async with world(tmp_path) as w:
@@ -133,7 +133,7 @@ async def test_a_model_is_as_it_is_declared(tmp_path: Path) -> None:
         assert w.decider.ticks > 0
 
 
-async def test_who_wrote_last_holds(tmp_path: Path) -> None:
+async def test_last_write_wins_between_object_and_api(tmp_path: Path) -> None:
     """The other door's change stays, and the object says that it differs; a new generation of it is done."""
 
     async with world(tmp_path) as w:
@@ -148,10 +148,10 @@ async def test_who_wrote_last_holds(tmp_path: Path) -> None:
         assert w.registry.model("acme", "chat").scale.max == 4
 
 
-async def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
+async def test_new_leader_applies_no_generation_twice(tmp_path: Path) -> None:
     """What was done is in the object: another one's change in between stays, and nothing is written."""
 
-    cluster = World()
+    cluster = FakeCluster()
     async with world(tmp_path, cluster) as w:
         await acme(w, "a")
         chat = cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
@@ -169,7 +169,7 @@ async def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> 
     assert {ref.name for _, ref in cluster.calls if ref.kind == "Model"} == {"other"}
 
 
-async def test_what_is_refused_is_told(tmp_path: Path) -> None:
+async def test_refused_spec_is_in_the_status(tmp_path: Path) -> None:
     """By its reason, and nothing of it is done; a namespace speaks for its own tenant alone."""
 
     async with world(tmp_path) as w:
@@ -189,7 +189,7 @@ async def test_what_is_refused_is_told(tmp_path: Path) -> None:
         assert w.registry.model("acme", "chat").aliases["prod"] == digest("c")
 
 
-def _is_held(w: Doors, ref: Ref, wanted: bool) -> bool:
+def _is_held(w: StoreScenario, ref: Ref, wanted: bool) -> bool:
     return bool(w.cluster.objects[ref]["metadata"].get("finalizers")) is wanted
 
 
@@ -209,7 +209,7 @@ async def test_failures_of_each_object_are_logged(tmp_path: Path, caplog: pytest
         assert told == [f"{other} was not seen to: Denied: no"] * 2
 
 
-async def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -> None:
+async def test_delete_policy_deletes_the_model(tmp_path: Path) -> None:
     """With its versions; the control stays, as nobody said that it should go."""
 
     async with world(tmp_path) as w:
@@ -219,13 +219,13 @@ async def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -
         stays = w.cluster.declare("Model", "stays", "kelvin-acme", tenant="acme")
         await w.until(lambda: len(w.cluster.of("ModelVersion")) == 2)
         await w.until(lambda: w.cluster.objects[goes]["metadata"].get("finalizers") == ["kelvin.dev/deletion"])
-        w.cluster.withdraw(goes)
-        w.cluster.withdraw(stays)
+        w.cluster.request_deletion(goes)
+        w.cluster.request_deletion(stays)
         await w.until(lambda: not w.cluster.of("Model") and not w.cluster.of("ModelVersion"))
         assert [model.model for model in w.registry.models("acme")] == ["stays"]
 
 
-async def test_retain_said_before_the_deletion_keeps_a_model(tmp_path: Path) -> None:
+async def test_retain_keeps_the_model(tmp_path: Path) -> None:
     """Even where the finalizer is still there, as while no control plane leads. The control goes."""
 
     async with world(tmp_path) as w:
@@ -238,26 +238,26 @@ async def test_retain_said_before_the_deletion_keeps_a_model(tmp_path: Path) -> 
         await w.until(lambda: all(w.cluster.objects[name]["metadata"].get("finalizers") for name in names))
         w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", deletionPolicy="Retain")
         for name in names:
-            w.cluster.withdraw(name)
+            w.cluster.request_deletion(name)
         await w.until(lambda: not w.cluster.of("Model"))
         assert [model.model for model in w.registry.models("acme")] == ["chat"]
 
 
-async def test_retain_lets_a_tenant_go_that_is_not_empty(tmp_path: Path) -> None:
+async def test_retain_releases_a_tenant_with_models(tmp_path: Path) -> None:
     """Its object waits for its models to go, until it is said that the tenant stays."""
 
     async with world(tmp_path) as w:
         name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
         await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
         await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
-        w.cluster.withdraw(name)
+        w.cluster.request_deletion(name)
         await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
         w.cluster.declare("Tenant", "acme", deletionPolicy="Retain")
         await w.until(lambda: name not in w.cluster.objects)
         assert (await w.tenants.one("acme", NOW_S)).models == 1
 
 
-async def test_an_object_made_anew_meanwhile_is_done_itself(tmp_path: Path) -> None:
+async def test_recreated_object_is_applied_itself(tmp_path: Path) -> None:
     """What was done of the one before it, of the same name and generation, is not told of it."""
 
     async with world(tmp_path) as w:
@@ -279,7 +279,7 @@ async def test_an_object_made_anew_meanwhile_is_done_itself(tmp_path: Path) -> N
         assert w.registry.model("acme", "chat").scale.max == 3
 
 
-async def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> None:
+async def test_late_answer_revives_no_deleted_object(tmp_path: Path) -> None:
     """Its deletion is told before the answer to what was written of it: no version is shown of an owner that is gone,
     which would be collected and written again for ever.
     """
@@ -290,7 +290,7 @@ async def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> No
         w.cluster.answered.clear()
         chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
         await w.until(lambda: ("status", chat) in w.cluster.calls)
-        w.cluster.withdraw(chat)
+        w.cluster.request_deletion(chat)
         w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
         await settle()  # the watch tells of both
         w.cluster.answered.set()
@@ -298,7 +298,7 @@ async def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> No
         assert {ref.name for what, ref in w.cluster.calls if what == "apply"} == {service_name("other", A)}
 
 
-async def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
+async def test_tenant_follows_its_object(tmp_path: Path) -> None:
     """Made, limited and suspended; it goes once it has no models."""
 
     async with world(tmp_path) as w:
@@ -312,7 +312,7 @@ async def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
         assert (await w.tenants.one("acme", NOW_S)).state is TenantState.SUSPENDED
         assert [key.model for key in w.decider.stopped] == ["first"], "what runs of it ends"
         await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
-        w.cluster.withdraw(name)
+        w.cluster.request_deletion(name)
         await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
         await w.tenants.create(BY, "owner", NOW_S)
         await w.registry.register(registration("lent", "b", tenant="owner"), NOW_S)
@@ -324,7 +324,7 @@ async def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"weight": 0}, {"outputTokens": MAX_LIMIT + 1}])
-async def test_a_tenant_s_limits_keep_their_rules(tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_tenant_limits_are_validated(tmp_path: Path, limits: dict[str, int]) -> None:
     """Where a schema lets through what the admin API would not."""
 
     async with world(tmp_path) as w:
@@ -333,7 +333,7 @@ async def test_a_tenant_s_limits_keep_their_rules(tmp_path: Path, limits: dict[s
         assert w.cluster.conditions(name)["Ready"] == ("False", "NotMade")
 
 
-async def test_a_cluster_that_is_away_is_asked_again(tmp_path: Path) -> None:
+async def test_unreachable_cluster_is_retried(tmp_path: Path) -> None:
     """Nothing of what was done is lost: it is told once it is back."""
 
     async with world(tmp_path) as w:
@@ -345,7 +345,7 @@ async def test_a_cluster_that_is_away_is_asked_again(tmp_path: Path) -> None:
         await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
 
 
-async def test_a_database_that_is_away_is_told_nowhere(tmp_path: Path) -> None:
+async def test_unreachable_database_changes_no_status(tmp_path: Path) -> None:
     """What holds of a tenant is not known then: its object says what it said, and is seen to once it is back."""
 
     async with world(tmp_path) as w:
@@ -367,7 +367,7 @@ async def test_a_database_that_is_away_is_told_nowhere(tmp_path: Path) -> None:
         assert (await w.tenants.one("acme", NOW_S)).limits.rpm == 61
 
 
-async def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) -> None:
+async def test_deleted_object_is_not_recreated(tmp_path: Path) -> None:
     """Its last apply comes too late, and says for which object it was."""
 
     async with world(tmp_path) as w:
@@ -382,7 +382,7 @@ async def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) ->
             return await apply(obj)
 
         w.cluster.apply = late  # type: ignore[method-assign]
-        w.cluster.withdraw(name)
+        w.cluster.request_deletion(name)
         await asyncio.wait_for(came.wait(), LIMIT_S)
         other = w.cluster.declare("Tenant", "other")
         await w.until(lambda: "Ready" in w.cluster.conditions(other))
@@ -409,23 +409,23 @@ async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
     """Nor what it mirrors with."""
 
     async with world(tmp_path) as w:
-        await w.until(lambda: len(w.cluster.watching) == 3)
-        w.cluster.watching[0][1].put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+        await w.until(lambda: len(w.cluster.open_watches) == 3)
+        w.cluster.open_watches[0][1].put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
         await asyncio.wait([w.running], timeout=LIMIT_S)
         with pytest.raises(ExceptionGroup) as raised:
             w.running.result()
         assert raised.group_contains(KeyError)
-        assert w.cluster.watching == []
+        assert w.cluster.open_watches == []
 
 
-def _is_told(cluster: World, ref: Ref) -> bool:
+def _is_told(cluster: FakeCluster, ref: Ref) -> bool:
     return "Ready" in cluster.conditions(ref)
 
 
-async def test_events_are_told_once(tmp_path: Path) -> None:
+async def test_events_are_recorded_once(tmp_path: Path) -> None:
     """By who does it, and by a process that comes after not again."""
 
-    cluster = World()
+    cluster = FakeCluster()
     for _ in range(2):
         async with world(tmp_path, cluster) as w:
             if not cluster.objects:
@@ -460,18 +460,18 @@ class _Stores:
     async def every(self) -> dict[str, TenantFacts]:
         return {}
 
-    async def do(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
+    async def apply_spec(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         self.asked["tenants"] += 1
 
 
 async def test_other_work_runs_while_many_objects_are_looked_at() -> None:
     """A look at thousands must not hold the loop: of no kind are more than 100 looked at in a turn."""
-    cluster, stores, many = World(), _Stores(), 250
+    cluster, stores, many = FakeCluster(), _Stores(), 250
     for number in range(many):
         cluster.declare("Tenant", f"t-{number}")
         cluster.declare("Model", f"m-{number}", "kelvin-acme", tenant="acme")
-    declarations = Declarations(
-        cluster, cast(DeclaredModels, stores), cast(DeclaredTenants, stores), SystemClock(),
+    declarations = CustomResourceController(
+        cluster, cast(ModelResourceStore, stores), cast(TenantResourceStore, stores), SystemClock(),
         lambda tenant: f"kelvin-{tenant}", "kelvin", period_s=0.01,
     )  # fmt: skip
     running, most, before = asyncio.create_task(declarations.run()), Counter[str](), Counter[str]()

@@ -8,13 +8,13 @@ from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import process, sleep
 from tests.controlplane.builders import key
-from tests.controlplane.door import becomes, opened, poke, push
-from tests.controlplane.ground import Local, Run, local
+from tests.controlplane.door import opened, push, report_request, wait_for_state
+from tests.controlplane.ground import LocalMachine, RunDirectory, local
 from tests.eventually import eventually
 from tests.stopping import stop
 
 
-async def stopped(it: Local, model: str) -> None:
+async def stopped(it: LocalMachine, model: str) -> None:
     """A replica of it serves, then answers nothing any more."""
     it.apply(key(model), 1)
     await it.ready(key(model))
@@ -29,7 +29,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleep, "SLEEP_S", 0.1)
 
 
-async def gone_and_another(it: Local, model: str) -> None:
+async def gone_and_another(it: LocalMachine, model: str) -> None:
     """It ends, and the next who asks has a start."""
     await eventually(lambda: not it.table.of(key(model)), "it is ended")
     it.apply(key(model), 1)
@@ -38,7 +38,7 @@ async def gone_and_another(it: Local, model: str) -> None:
     assert it.news.failures == []
 
 
-async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: Run) -> None:
+async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: RunDirectory) -> None:
     """It can't be told to drain. Were it hung, the watchdog would end it sooner."""
     async with local(run, drain_s=0.5, term_s=0.1) as it:
         await stopped(it, "m")
@@ -47,7 +47,7 @@ async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run
         assert run.calls("drain") == []
 
 
-async def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
+async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> None:
     """It was told to drain, has a request, and says nothing more."""
     async with local(run, drain_s=0.5, term_s=0.1) as it:
         it.apply(key("busy"), 1)
@@ -60,7 +60,7 @@ async def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
         await gone_and_another(it, "busy")
 
 
-async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: Run) -> None:
+async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: RunDirectory) -> None:
     """Nobody knows what it keeps."""
     async with local(run, term_s=0.1) as it:
         await stopped(it, "m")
@@ -75,5 +75,5 @@ async def test_without_a_cache_agent_models_start(data: Path) -> None:
             status, problem = await door.admin(method, path, {"tier": "host"} if path.endswith("evict") else None)
             assert (status, problem["code"]) == (503, "unavailable"), path
         await push(door)
-        await poke(door)
-        await becomes(door, "ready")
+        await report_request(door)
+        await wait_for_state(door, "ready")

@@ -10,25 +10,25 @@ from contracts.control import Feed, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
 from controlplane.facts import VersionKey
-from controlplane.policy.device_share import bounded, share
-from tests.controlplane.scaling_world import FAST, World, replace_scale, world
+from controlplane.policy.device_share import cap_minimums, tenant_share
+from tests.controlplane.scaling_world import FAST, AutoscalerScenario, replace_scale, world
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1000), min_size=1)
 
 
-def tenants(w: World, **weights: int) -> None:
+def tenants(w: AutoscalerScenario, **weights: int) -> None:
     rows = (TenantRow(tenant=name, suspended=False, limits=TenantLimits(weight=each)) for name, each in weights.items())
     w.feed.publish(Feed(tenants=tuple(rows)))
 
 
-def serving(w: World, model: str, tenant: str, count: int, **scale: float) -> VersionKey:
+def serving(w: AutoscalerScenario, model: str, tenant: str, count: int, **scale: float) -> VersionKey:
     """A model with so many idle replicas."""
     which = w.catalogue.add(model, replace_scale(FAST, max=8, **scale), tenant=tenant)
     w.actuator.serving[which] = count
     return which
 
 
-async def ready_and_gone(w: World) -> None:
+async def ready_and_gone(w: AutoscalerScenario) -> None:
     """What starts is ready, what drains is gone."""
     for each in [which for which, count in w.actuator.draining.items() for _ in range(count)]:
         w.actuator.drained(each)
@@ -36,9 +36,9 @@ async def ready_and_gone(w: World) -> None:
         w.actuator.become_ready(each)
 
 
-async def asked_for(w: World, seconds: int, *which: VersionKey) -> None:
+async def asked_for(w: AutoscalerScenario, pass_seconds: int, *which: VersionKey) -> None:
     """Requests for these versions, for so long."""
-    for _ in range(seconds):
+    for _ in range(pass_seconds):
         for each in which:
             w.report(each, 1.0, 1 if w.actuator.live(each) == 0 else 0)
         await w.clock.advance(1.0)
@@ -61,7 +61,7 @@ async def test_minimum_gives_way_to_other_tenants_up_to_its_share(weights: dict[
         tenants(w, **weights)
         pinned = serving(w, "pinned", "a", 8, min=8)
         others = [w.catalogue.add(f"m{number}", FAST, tenant="b") for number in range(8)]
-        await w.seconds(5)
+        await w.pass_seconds(5)
         await asked_for(w, 40, *others)
         assert w.actuator.live(pinned) == kept
         assert sum(w.actuator.live(each) for each in others) == 8 - kept
@@ -73,7 +73,7 @@ async def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
     async with world(slots=2) as w:
         tenants(w, a=1, b=1)
         pinned, other = serving(w, "pinned", "a", 2, min=2), w.catalogue.add("m", FAST, tenant="b")
-        await w.seconds(5)
+        await w.pass_seconds(5)
         await asked_for(w, 5, other)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 1)
         for _ in range(30):
@@ -88,12 +88,12 @@ async def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
     async with world(slots=1) as w:
         tenants(w, a=1, b=1)
         pinned, other = serving(w, "pinned", "a", 1, min=1), w.catalogue.add("m", FAST, tenant="b")
-        await w.seconds(5)
+        await w.pass_seconds(5)
         await asked_for(w, 4, other)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
-        await w.seconds(5)
+        await w.pass_seconds(5)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
-        await w.seconds(10)
+        await w.pass_seconds(10)
         await ready_and_gone(w)
         assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 0)
 
@@ -152,22 +152,22 @@ async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> Non
         pinned, warm = serving(w, "m", "a", 2, min=2), w.catalogue.add("w", replace_scale(FAST, idle="warm"))
         busy = serving(w, "b", "a", 1, min=1)
         w.actuator.serving[warm] = 1
-        await w.seconds(5, busy, 1.0)
+        await w.pass_seconds(5, busy, 1.0)
         spend(w, "a", spent=99, budget=100)
-        await w.seconds(5, busy, 1.0)
+        await w.pass_seconds(5, busy, 1.0)
         assert w.actuator.live(pinned) == 2, "the control: there is budget"
         spend(w, "a", spent=100, budget=100)
-        await w.seconds(5, busy, 1.0)
+        await w.pass_seconds(5, busy, 1.0)
         assert (w.actuator.live(pinned), w.actuator.live(busy)) == (0, 1)
         assert w.actuator.live(warm) == 1, "another tenant's"
-        await w.seconds(5)
+        await w.pass_seconds(5)
         assert w.actuator.live(busy) == 0, "its stream has ended"
         spend(w, "a", spent=0, budget=100)
-        await w.seconds(5)
+        await w.pass_seconds(5)
         assert (w.actuator.live(pinned), w.actuator.live(busy)) == (2, 1), "the next month"
 
 
-async def test_nothing_is_looked_at_any_more_of_a_tenant_without_budget() -> None:
+async def test_versions_of_spent_tenant_are_not_evaluated() -> None:
     """Its versions are forgotten as others that nobody uses, though the month goes on for weeks."""
 
     async with world() as w:
@@ -179,7 +179,7 @@ async def test_nothing_is_looked_at_any_more_of_a_tenant_without_budget() -> Non
         assert repr(w.scaler) == "<Autoscaler versions=0 awaiting_room=0>"
 
 
-def spend(w: World, tenant: str, *, spent: int, budget: int) -> None:
+def spend(w: AutoscalerScenario, tenant: str, *, spent: int, budget: int) -> None:
     prices = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=1)
     row = SpendingRow(tenant=tenant, month="2023-11", ends_at_us=1, prices=prices, seen={}, spent_micros=spent)
     limits = TenantLimits(budget_micros=budget)
@@ -187,16 +187,16 @@ def spend(w: World, tenant: str, *, spent: int, budget: int) -> None:
 
 
 @given(st.integers(0, 64), WEIGHTS)
-def test_shares_are_never_more_than_there_is(slots: int, weights: dict[str, int]) -> None:
+def test_tenant_shares_fit_the_slots(slots: int, weights: dict[str, int]) -> None:
     """Rounded down, so that all of them fit."""
-    parts = [share(slots, weights, tenant) for tenant in weights]
+    parts = [tenant_share(slots, weights, tenant) for tenant in weights]
     assert min(parts) >= 0
     assert sum(parts) <= slots
 
 
 @given(st.integers(0, 20), st.lists(st.tuples(st.integers(), st.integers(0, 9)), unique_by=lambda each: each[0]))
-def test_bounded_minimums_keep_at_most_the_share(slots: int, minimums: list[tuple[int, int]]) -> None:
+def test_capped_minimums_keep_at_most_the_share(slots: int, minimums: list[tuple[int, int]]) -> None:
     """None is raised, none is negative, and nothing is lost where all of them fit."""
-    kept = bounded(slots, minimums)
+    kept = cap_minimums(slots, minimums)
     assert all(0 <= kept[key] <= least for key, least in minimums)
     assert sum(kept.values()) == min(slots, sum(least for _, least in minimums))

@@ -2,14 +2,14 @@
 
 import pytest
 
-from contracts.timeline import Span, Stage
-from controlplane.economy import GIB, PROCESS_BYTES, Economy
+from contracts.timeline import Stage, StageSpan
+from controlplane.economy import GIB, PROCESS_BYTES, WarmthCost
 from controlplane.facts import VersionKey
 from controlplane.policy.breakeven import Level
-from controlplane.policy.eta import History
+from controlplane.policy.eta import RestoreHistory
 from controlplane.price_book import parse_price_book
 from tests.controlplane.builders import key
-from tests.controlplane.scaling_world import FAST, Catalogue, replace_scale
+from tests.controlplane.scaling_world import FAST, FakeVersions, replace_scale
 from tests.controlplane.virtual_time import VirtualClock
 
 BOOK = parse_price_book(
@@ -35,29 +35,29 @@ idle = 100
 )
 
 
-def test_a_bill_by_hand() -> None:
+def test_warmth_prices_match_a_hand_computation() -> None:
     """The device of the replica's class; memory of weights, KV and process; seconds at the price of who waits."""
-    catalogue, history = Catalogue(), History[VersionKey]()
+    catalogue, history = FakeVersions(), RestoreHistory[VersionKey]()
     catalogue.add("m", replace_scale(FAST, wait_price=1000))
     found = catalogue.find(key())
     assert found is not None
     total = found[1].registration.total_bytes
-    spans = (Span(Stage.PROMOTED, 0), Span(Stage.LEASED, 0), Span(Stage.READY, 2_000_000))
-    history.started(key(), total, spans, parked=True, bytes_s=None, tier="nvme")
-    refill = (Span(Stage.PROMOTED, 0), Span(Stage.LEASED, 0), Span(Stage.READY, 900_000))
-    history.refilled(key(), total, refill, "host")
-    history.woke(key(), total, 0.5)
-    economy = Economy(BOOK, history, VirtualClock(), kv_bytes=GIB, memory_price=3.0)
-    warm, asleep, empty, zero = economy.bill(*found).rungs
+    spans = (StageSpan(Stage.PROMOTED, 0), StageSpan(Stage.LEASED, 0), StageSpan(Stage.READY, 2_000_000))
+    history.record_start(key(), total, spans, parked=True, bytes_s=None, tier="nvme")
+    refill = (StageSpan(Stage.PROMOTED, 0), StageSpan(Stage.LEASED, 0), StageSpan(Stage.READY, 900_000))
+    history.record_deep_wake(key(), total, refill, "host")
+    history.record_wake(key(), total, 0.5)
+    economy = WarmthCost(BOOK, history, VirtualClock(), kv_bytes=GIB, memory_price=3.0)
+    warm, asleep, empty, zero = economy.find_prices(*found).level_prices
     assert (warm.level, asleep.level, empty.level, zero.level) == tuple(Level)
     kept = (total + PROCESS_BYTES) / GIB
     assert (warm.hold, warm.wake) == pytest.approx((10 + 3 * (kept + 1), 0.0))
     assert (asleep.hold, asleep.wake) == pytest.approx((3 * kept, 0.5 * 1020))
     assert (empty.hold, empty.wake) == pytest.approx((3 * PROCESS_BYTES / GIB, 0.9 * 1020))
     assert (zero.hold, zero.wake) == pytest.approx((0.0, 2.0 * 1020))
-    dearer = economy.bill(*found, "cpu-4").rungs[0]
+    dearer = economy.find_prices(*found, "cpu-4").level_prices[0]
     assert dearer.hold == pytest.approx(100 + 3 * (kept + 1))
     assert economy.currency == "EUR"
     # Of a model as small as this one the process is nearly all that a sleeper holds.
-    assert [step.level for step in economy.steps(*found)] == [Level.WARM, Level.ASLEEP, Level.ZERO]
+    assert [step.level for step in economy.level_changes(*found)] == [Level.WARM, Level.ASLEEP, Level.ZERO]
     assert economy.fetches(key()).keys() == {"nvme", "host"}

@@ -14,8 +14,8 @@ from contracts.errors import Internal, Refused, Unavailable
 from contracts.problem import from_wire, to_wire
 from contracts.traffic_errors import Overloaded
 from controlplane import examiner as subject
-from controlplane.examine import Order
-from controlplane.examiner import RUNNING_LIMIT, Examiner
+from controlplane.examine import CheckRequest
+from controlplane.examiner import RUNNING_LIMIT, CheckRunner
 from controlplane.store import snapshot, sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.billing_ground import BOOK, enter, good_month
@@ -34,20 +34,20 @@ BROKEN = (sys.executable, "-c", "raise SystemExit(3)")
 CUT = (sys.executable, "-c", """print('{"type":"report","answ', end="")""")
 
 
-def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) -> Order:
+def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) -> CheckRequest:
     """What the route makes of a call."""
     return msgspec.convert(
         {"kind": kind, "tenant": tenant, "month": month, "live": [], "now_us": END_US,
-         "book": msgspec.to_builtins(BOOK)}, Order,
+         "book": msgspec.to_builtins(BOOK)}, CheckRequest,
     )  # fmt: skip
 
 
 @asynccontextmanager
-async def examining(path: Path, program: tuple[str, ...] = subject.PROGRAM) -> AsyncIterator[Examiner]:
+async def examining(path: Path, program: tuple[str, ...] = subject.PROGRAM) -> AsyncIterator[CheckRunner]:
     """Over a good month."""
     with closing(World(path)) as world:
         enter(world.database.engine, good_month())
-        it = Examiner(path / "kelvin.db", path / "spool", program)
+        it = CheckRunner(path / "kelvin.db", path / "spool", program)
         try:
             yield it
         finally:
@@ -63,7 +63,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-async def pid_of(it: Examiner, what: Order) -> int:
+async def pid_of(it: CheckRunner, what: CheckRequest) -> int:
     """Of the endless program, once it said so."""
     found: list[int] = []
     while not found or not found[0]:
@@ -76,13 +76,13 @@ async def pid_of(it: Examiner, what: Order) -> int:
 @pytest.mark.deep
 async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as here; and whoever is not patient is told to ask again."""
-    monkeypatch.setattr(subject, "WAIT_S", 120.0)
+    monkeypatch.setattr(subject, "ANSWER_WAIT_S", 120.0)
     async with examining(tmp_path) as it:
         raw = await it.answer(order())
         assert isinstance(raw, bytes)
         with snapshot(sqlite_engine(tmp_path / "kelvin.db")) as connection:
             assert msgspec.json.decode(raw, type=VerifyReport) == verify_ledger(connection, "acme", None)
-        monkeypatch.setattr(subject, "WAIT_S", 0.01)
+        monkeypatch.setattr(subject, "ANSWER_WAIT_S", 0.01)
         asked = 0
         while isinstance(raw := await it.answer(order("reconcile")), Examining):
             asked += 1
@@ -92,30 +92,30 @@ async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, mon
 
 async def test_damaged_database_is_said_as_by_every_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no defect of the process that reads it."""
-    monkeypatch.setattr(subject, "WAIT_S", 120.0)
+    monkeypatch.setattr(subject, "ANSWER_WAIT_S", 120.0)
     (tmp_path / "kelvin.db").write_bytes(b"no database " * 1000)
     with pytest.raises(Refused) as refused:
-        await Examiner(tmp_path / "kelvin.db", tmp_path / "spool").answer(order())
+        await CheckRunner(tmp_path / "kelvin.db", tmp_path / "spool").answer(order())
     damaged = Unavailable("the database, whose files are damaged,", 60.0)
     assert refused.value.failure == from_wire(to_wire(damaged))
 
 
-async def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unclaimed_check_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process, too; as does what runs at the end."""
-    monkeypatch.setattr(subject, "WAIT_S", 0.05)
+    monkeypatch.setattr(subject, "ANSWER_WAIT_S", 0.05)
     async with examining(tmp_path, ENDLESS) as it:
-        monkeypatch.setattr(subject, "ABANDONED_S", 60.0)
+        monkeypatch.setattr(subject, "UNCLAIMED_LIMIT_S", 60.0)
         left = await pid_of(it, order("reconcile"))
-        monkeypatch.setattr(subject, "ABANDONED_S", 0.1)
+        monkeypatch.setattr(subject, "UNCLAIMED_LIMIT_S", 0.1)
         pid = await pid_of(it, order())
         await eventually(lambda: not is_alive(pid), "it ends")
         assert is_alive(left)
     assert not is_alive(left)
 
 
-async def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_same_check_is_joined_and_others_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third one of the tenant is refused for a while. Another tenant has its own all the same."""
-    monkeypatch.setattr(subject, "WAIT_S", 0.01)
+    monkeypatch.setattr(subject, "ANSWER_WAIT_S", 0.01)
     async with examining(tmp_path, ENDLESS) as it:
         for month in ("2026-10", "2026-11"):
             assert isinstance(await it.answer(order(month=month)), Examining)

@@ -247,7 +247,7 @@ async def test_settled_waits_for_every_present_reader() -> None:
         two_block = hub.subscribe()
         two = two_block.__enter__()
         revision = hub.publish(Feed(replicas=(replica(1),)))
-        settling = asyncio.create_task(hub.settled(revision, 5.0))
+        settling = asyncio.create_task(hub.wait_until_delivered(revision, 5.0))
         for _ in range(2):
             await one.take()
             one.sent()
@@ -259,7 +259,7 @@ async def test_settled_waits_for_every_present_reader() -> None:
         assert not settling.done()
         two_block.__exit__(None, None, None)
         assert await settling
-        assert not await hub.settled(revision + 1, 0.01), "nobody was told of what was not published"
+        assert not await hub.wait_until_delivered(revision + 1, 0.01), "nobody was told of what was not published"
 
 
 async def test_an_end_comes_after_the_last_line() -> None:

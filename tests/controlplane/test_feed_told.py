@@ -15,35 +15,35 @@ from contracts.control import Feed
 from contracts.ladder import Ladder
 from controlplane import feed
 from controlplane import registry as subject
-from controlplane.feed import REMEMBERED_S, FeedHub, Subscription
+from controlplane.feed import RECONNECT_S, FeedHub, Subscription
 from controlplane.registry import Registry
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.controlplane.builders import BY, NOW_S, TENANT, opened_registry, registration
-from tests.controlplane.door import Door, opened
+from tests.controlplane.door import ControlPlaneClient, opened
 from tests.eventually import eventually
 
 TELL_S = 1.0
 NAME = "activator-1"
 
 
-async def hear(reader: Subscription) -> None:
+async def read_line(reader: Subscription) -> None:
     """All that is queued."""
     while reader._lines:
         await reader.take()
         reader.sent()
 
 
-def left(hub: FeedHub, name: str = NAME) -> int:
+def reader_left(hub: FeedHub, name: str = NAME) -> int:
     """A reader leaves, and then something changes; the revision of that."""
     with hub.subscribe(name):
         pass
     return hub.publish(Feed(removed_keys=("k",)))
 
 
-def test_the_name_is_remembered_for_longer_than_a_return_takes() -> None:
+def test_reader_is_remembered_longer_than_a_reconnect() -> None:
     """One pause, and as long again to get there."""
-    assert REMEMBERED_S >= 2 * LAST_BACKOFF_S
+    assert RECONNECT_S >= 2 * LAST_BACKOFF_S
 
 
 @pytest.mark.parametrize(
@@ -51,38 +51,38 @@ def test_the_name_is_remembered_for_longer_than_a_return_takes() -> None:
     [pytest.param(NAME, False, id="named"), pytest.param("", True, id="without a name, as an older one")],
 )
 @pytest.mark.virtual_time
-async def test_one_that_left_was_not_told(name: str, told: bool) -> None:
+async def test_departed_reader_counts_as_undelivered(name: str, told: bool) -> None:
     """Though nobody who is there lags. The control: one without a name can't be expected back."""
     hub = FeedHub()
-    assert await hub.settled(left(hub, name), TELL_S) is told
+    assert await hub.wait_until_delivered(reader_left(hub, name), TELL_S) is told
 
 
 @pytest.mark.virtual_time
-async def test_it_was_told_once_it_is_there_again() -> None:
+async def test_returned_reader_counts_as_delivered() -> None:
     """And was sent the snapshot; being there is not enough, nor is another's name."""
     hub = FeedHub()
-    settling = asyncio.create_task(hub.settled(left(hub), TELL_S))
+    settling = asyncio.create_task(hub.wait_until_delivered(reader_left(hub), TELL_S))
     with hub.subscribe("activator-2") as other:
-        await hear(other)
+        await read_line(other)
         await asyncio.sleep(0.1)
         assert not settling.done()
         with hub.subscribe(NAME) as reader:
             await asyncio.sleep(0.1)
             assert not settling.done()
-            await hear(reader)
+            await read_line(reader)
             assert await settling
 
 
 @pytest.mark.virtual_time
-async def test_one_that_stays_away_is_forgotten() -> None:
+async def test_absent_reader_is_forgotten() -> None:
     """After so long, also while somebody waits; nothing of it is kept."""
     hub = FeedHub()
-    revision = left(hub)
+    revision = reader_left(hub)
     began_s = asyncio.get_running_loop().time()
-    assert not await hub.settled(revision, REMEMBERED_S - 0.5)
-    assert await hub.settled(revision, REMEMBERED_S)
-    assert asyncio.get_running_loop().time() - began_s == pytest.approx(REMEMBERED_S, abs=0.01)
-    assert hub._away == {}
+    assert not await hub.wait_until_delivered(revision, RECONNECT_S - 0.5)
+    assert await hub.wait_until_delivered(revision, RECONNECT_S)
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(RECONNECT_S, abs=0.01)
+    assert hub._recently_left == {}
 
 
 @pytest.mark.virtual_time
@@ -90,49 +90,49 @@ async def test_readers_that_stay_away_are_not_counted() -> None:
     """Pools divide what they want by this count, so one reader too many would end pods that have a version."""
     hub = FeedHub()
     with hub.subscribe("activator-2"):
-        left(hub)
+        reader_left(hub)
         assert hub.readers == 2
-        await asyncio.sleep(REMEMBERED_S + 0.1)
+        await asyncio.sleep(RECONNECT_S + 0.1)
         assert hub.readers == 1
 
 
 @pytest.mark.virtual_time
-async def test_who_is_there_twice_has_not_left() -> None:
+async def test_second_connection_of_a_reader_keeps_it_present() -> None:
     """The old connection's end comes after the new one's begin."""
     hub = FeedHub()
     old = hub.subscribe(NAME)
     old.__enter__()
     with hub.subscribe(NAME) as new:
         old.__exit__(None, None, None)
-        await hear(new)
-        assert await hub.settled(1, 0.0)
+        await read_line(new)
+        assert await hub.wait_until_delivered(1, 0.0)
 
 
 @pytest.mark.virtual_time
-async def test_one_that_was_cut_was_not_told() -> None:
+async def test_cut_reader_counts_as_undelivered() -> None:
     """It falls behind, and has not noticed yet that it has to begin anew."""
     hub = FeedHub(max_lines=1)
     with hub.subscribe(NAME) as reader:
         revision = hub.publish(Feed(removed_keys=("k",)))
         assert reader.is_cut
-        assert not await hub.settled(revision, TELL_S)
+        assert not await hub.wait_until_delivered(revision, TELL_S)
 
 
 @pytest.mark.virtual_time
-async def test_an_end_of_the_feed_leaves_nobody_to_wait_for() -> None:
+async def test_ended_feed_waits_for_no_reader() -> None:
     """Who leaves then is not coming back to this one."""
     hub = FeedHub()
     with hub.subscribe(NAME) as reader:
         hub.end()
-        await hear(reader)
-    assert await hub.settled(hub.publish(Feed(removed_keys=("k",))), 0.0)
+        await read_line(reader)
+    assert await hub.wait_until_delivered(hub.publish(Feed(removed_keys=("k",))), 0.0)
 
 
-async def test_a_revocation_says_that_an_activator_was_away(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_revocation_reports_an_absent_activator(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real client of the feed whose connection ends, and that comes back: not told, and then told."""
-    monkeypatch.setattr(feed, "REMEMBERED_S", 3600.0)
+    monkeypatch.setattr(feed, "RECONNECT_S", 3600.0)
 
-    async def revoked(door: Door, key_id: str, *, told: bool) -> None:
+    async def revoked(door: ControlPlaneClient, key_id: str, *, told: bool) -> None:
         async with asyncio.timeout(60):
             while (await door.admin("POST", f"/keys/{key_id}/revoke"))[1]["told"] is not told:
                 pass  # its connection's end, or begin, has not been noticed yet
@@ -182,7 +182,7 @@ async def changed(path: Path, change: Change, reads: bool) -> bool:
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S)
         with hub.subscribe() as reader:
-            await hear(reader)
+            await read_line(reader)
             before = hub.snapshot().revision
             changing = asyncio.ensure_future(change(registry))
             while hub.snapshot().revision == before:
@@ -191,7 +191,7 @@ async def changed(path: Path, change: Change, reads: bool) -> bool:
                 await asyncio.sleep(0)
             early = changing.done()
             if reads:
-                await hear(reader)
+                await read_line(reader)
             await asyncio.wait_for(changing, LIMIT_S)
             return early
 
@@ -202,7 +202,7 @@ async def test_a_change_waits_for_its_readers(tmp_path: Path, name: str) -> None
     assert not await changed(tmp_path, CHANGES[name], reads=True)
 
 
-async def test_one_that_hears_nothing_holds_nobody_up_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_reader_delays_a_change_by_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a second, here less, it is a change all the same."""
-    monkeypatch.setattr(subject, "TELL_S", 0.05)
+    monkeypatch.setattr(subject, "DELIVERY_LIMIT_S", 0.05)
     assert not await changed(tmp_path, CHANGES["deploy"], reads=False)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.policy.standbys import ASSUMED_BYTES
-from controlplane.scaling.footprints import Footprint, Footprints, footprint_of, together
-from tests.controlplane.ground import Run, local
+from controlplane.scaling.footprints import Footprint, Footprints, footprint_of, sum_footprints
+from tests.controlplane.ground import RunDirectory, local
 
 ROLLUP = """55d0c0a00000-7ffd2a5f2000 ---p 00000000 00:00 0                          [rollup]
 Rss:              303972 kB
@@ -19,25 +19,25 @@ SwapPss:               0 kB
 """
 
 
-def test_the_kernels_words_are_read() -> None:
+def test_smaps_rollup_is_parsed() -> None:
     """Kilobytes of 1024; private is what is clean and what is dirty."""
     assert footprint_of(ROLLUP) == Footprint(100 << 20, 31 << 20)
 
 
 @pytest.mark.parametrize("name", ["Pss", "Private_Clean", "Private_Dirty"])
-def test_a_kernel_that_says_less_is_not_guessed_at(name: str) -> None:
+def test_missing_smaps_line_is_an_error(name: str) -> None:
     """A missing line is an error that names it."""
     with pytest.raises(ValueError, match=f"no {name}"):
         footprint_of("\n".join(line for line in ROLLUP.splitlines() if not line.startswith(f"{name}:")))
 
 
-def test_sums() -> None:
+def test_footprints_add_up() -> None:
     """Of none it is nothing."""
-    assert together([]) == Footprint(0, 0)
-    assert together([Footprint(3, 1), Footprint(4, 2)]) == Footprint(7, 3)
+    assert sum_footprints([]) == Footprint(0, 0)
+    assert sum_footprints([Footprint(3, 1), Footprint(4, 2)]) == Footprint(7, 3)
 
 
-async def test_real_processes_are_measured_and_the_dead_are_not(run: Run, tmp_path: Path) -> None:
+async def test_only_live_processes_are_measured(run: RunDirectory, tmp_path: Path) -> None:
     """Parked standbys and the zygote; before that, and where the kernel says nothing, an assumption stands."""
 
     async with local(run, standbys=2) as it:

@@ -12,46 +12,48 @@ import pytest
 
 from contracts.control import Feed
 from contracts.errors import Internal, Refused, Unavailable
-from contracts.forecast import StartRow, TierRate, Whereabouts
-from contracts.timeline import Span, Stage, Stamp
+from contracts.forecast import StartRow, TierPlacement, TierRate
+from contracts.timeline import Stage, StageSpan, Stamp
 from controlplane.feed import FeedHub
-from controlplane.forecasts import Forecasts
+from controlplane.forecasts import StartForecaster
 from controlplane.policy.breakeven import Level
-from controlplane.policy.eta import Known
+from controlplane.policy.eta import EstimateBasis
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica, replica_row
 from controlplane.tasks import Tasks
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from tests.controlplane.builders import key
-from tests.controlplane.scaling_world import FAST, Catalogue
+from tests.controlplane.scaling_world import FAST, FakeVersions
 from tests.controlplane.usage_records import request_record
 from tests.controlplane.virtual_time import VirtualClock, settle
 
 KEY = key()
 
 
-def place(bytes_s: float = 0.5) -> Whereabouts:
+def place(bytes_s: float = 0.5) -> TierPlacement:
     """All of a version on NVMe."""
     rates = {"nvme": TierRate(bytes_per_s=1e9, fixed_s=0.0, loads=1)}
-    return Whereabouts(chunks_by_tier={"nvme": 1}, bytes_by_tier={"nvme": 4096}, rates=rates, bytes_s=bytes_s)
+    return TierPlacement(chunks_by_tier={"nvme": 1}, bytes_by_tier={"nvme": 4096}, rates=rates, bytes_s=bytes_s)
 
 
-class Scene:
+class ForecastScenario:
     """Forecasts over virtual time; `answer` is what the agent says."""
 
-    def __init__(self, tasks: Tasks, answer: Callable[[], Awaitable[Whereabouts]]) -> None:
-        self.feed, self.clock, self.page = FeedHub(), VirtualClock(), Page("controlplane")
-        self.catalogue = Catalogue()
+    def __init__(self, tasks: Tasks, answer: Callable[[], Awaitable[TierPlacement]]) -> None:
+        self.feed, self.clock, self.page = FeedHub(), VirtualClock(), MetricsPage("controlplane")
+        self.catalogue = FakeVersions()
         self.catalogue.add("m", FAST)
-        self.forecasts = Forecasts(self.catalogue.find, lambda _: answer(), self.feed, self.clock, tasks, self.page)
+        self.forecasts = StartForecaster(
+            self.catalogue.find, lambda _: answer(), self.feed, self.clock, tasks, self.page
+        )
 
-    async def begin(self, *, wakes: Level | None = None) -> None:
-        self.forecasts.starting(KEY, self.clock.monotonic_us(), parked=True, wakes=wakes)
+    async def begin(self, *, wake_level: Level | None = None) -> None:
+        self.forecasts.on_start_accepted(KEY, self.clock.monotonic_us(), parked=True, wake_level=wake_level)
         await settle()
 
     def end(self, ready_s: float) -> None:
         ends = {Stage.PROMOTED: 0.001, Stage.LEASED: ready_s - 0.1, Stage.READY: ready_s}
-        spans = tuple(Span(stage, round(after_s * 1e6)) for stage, after_s in ends.items())
+        spans = tuple(StageSpan(stage, round(after_s * 1e6)) for stage, after_s in ends.items())
         tiers = {"nvme": 4096}
         self.forecasts.ready(Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans, bytes_by_tier=tiers))
 
@@ -62,25 +64,25 @@ class Scene:
 
 
 @asynccontextmanager
-async def foretold(answer: Callable[[], Awaitable[Whereabouts]]) -> AsyncIterator[Scene]:
+async def foretold(answer: Callable[[], Awaitable[TierPlacement]]) -> AsyncIterator[ForecastScenario]:
     async with Tasks() as tasks:
-        yield Scene(tasks, answer)
+        yield ForecastScenario(tasks, answer)
 
 
-async def _there() -> Whereabouts:
+async def _there() -> TierPlacement:
     return place()
 
 
-async def _away() -> Whereabouts:
+async def _away() -> TierPlacement:
     raise Refused(Unavailable("cache"))
 
 
-async def _never() -> Whereabouts:
+async def _never() -> TierPlacement:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def test_a_start_is_foretold_and_the_error_kept() -> None:
+async def test_start_is_forecast_and_its_error_recorded() -> None:
     """The feed has the forecast before the start is over; what it took is held against it, and teaches the next."""
     async with foretold(_there) as scene:
         with scene.feed.subscribe() as reader:
@@ -91,47 +93,47 @@ async def test_a_start_is_foretold_and_the_error_kept() -> None:
         assert (row.version, row.ready_in_ms) == (KEY.version, round(said.ready_s * 1000))
         assert (row.bytes_to_bring, row.tier) == (4096, "nvme")
         scene.end(ready_s=0.8)
-        (miss,) = scene.forecasts.history.misses(KEY)
+        (miss,) = scene.forecasts.history.forecast_errors(KEY)
         assert miss.tier == "nvme"
         assert miss.predicted_s == pytest.approx(said.ready_s)
         assert miss.actual_s == pytest.approx(0.8)
         assert sum(scene.counts()) == 1
         better = scene.forecasts.estimate(KEY, place(), parked=True)
-        assert better.known is Known.VERSION
+        assert better.known is EstimateBasis.VERSION
         assert (better.process_s, better.steps.bind_s) == pytest.approx((0.001, 0.1))
 
 
-async def test_a_wrong_forecast_is_seen_to_be_wrong() -> None:
+async def test_wrong_forecast_lands_in_the_lowest_bucket() -> None:
     """Negative control: an agent that promises a hundred times the time leaves the ratio in the lowest interval."""
 
-    async def wrong() -> Whereabouts:
+    async def wrong() -> TierPlacement:
         return place(bytes_s=80.0)
 
     async with foretold(wrong) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         assert scene.counts()[0] == 1
-        assert scene.forecasts.history.misses(KEY)[0].ratio < 0.02
+        assert scene.forecasts.history.forecast_errors(KEY)[0].ratio < 0.02
 
 
 @pytest.mark.parametrize(
     "answer", [pytest.param(_away, id="the agent is away"), pytest.param(_never, id="it answers too late")]
 )
-async def test_a_start_that_was_not_foretold_has_no_error(answer: Callable[[], Awaitable[Whereabouts]]) -> None:
+async def test_unforecast_start_records_no_error(answer: Callable[[], Awaitable[TierPlacement]]) -> None:
     """It teaches all the same: nothing is made up afterwards."""
     async with foretold(answer) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
-        assert scene.forecasts.history.misses(KEY) == ()
+        assert scene.forecasts.history.forecast_errors(KEY) == ()
         assert scene.counts() == ()
         assert scene.forecasts.history.start(KEY, 4096).seconds == pytest.approx(0.8)
 
 
-async def test_a_wake_teaches_what_it_was() -> None:
+async def test_wake_is_recorded_by_what_it_did() -> None:
     """One that leased again tells of sleep without weights, though it was asked for before it had dropped them."""
     async with foretold(_there) as scene:
         history = scene.forecasts.history
-        await scene.begin(wakes=Level.ASLEEP)
+        await scene.begin(wake_level=Level.ASLEEP)
         scene.end(ready_s=0.8)
         assert (history.refill(KEY, 4096).seen, history.wake(KEY, 4096).seen, history.start(KEY, 4096).seen) == (
             1,
@@ -139,25 +141,25 @@ async def test_a_wake_teaches_what_it_was() -> None:
             0,
         )
         assert history.fetches(KEY).keys() == {"nvme"}
-        await scene.begin(wakes=Level.ASLEEP)
-        spans = (Span(Stage.READY, 3_000),)
+        await scene.begin(wake_level=Level.ASLEEP)
+        spans = (StageSpan(Stage.READY, 3_000),)
         scene.forecasts.ready(Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans))
         assert history.wake(KEY, 4096).seconds == pytest.approx(0.003)
         assert scene.counts() == ()
 
 
 @pytest.mark.parametrize(("level", "said_ms"), [(Level.ASLEEP, 50), (Level.ASLEEP2, 110)])
-async def test_a_wake_is_foretold_by_its_level(level: Level, said_ms: int) -> None:
+async def test_wake_is_forecast_by_its_level(level: Level, said_ms: int) -> None:
     """From what such wakes took, or the guess; no cache is asked."""
     async with foretold(_never) as scene:
         with scene.feed.subscribe() as reader:
             await reader.take()
-            await scene.begin(wakes=level)
+            await scene.begin(wake_level=level)
             (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
         assert (row.ready_in_ms, row.bytes_to_bring, row.tier) == (said_ms, 0, None)
 
 
-async def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> None:
+async def test_failed_and_adopted_starts_are_not_recorded() -> None:
     """A replica that another control plane had started is no start of this one's."""
     async with foretold(_there) as scene:
         await scene.begin()
@@ -173,7 +175,7 @@ async def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> N
         pytest.param("guest", f"{KEY.tenant}/{KEY.model}", id="another tenant's, whom it lets call"),
     ],
 )
-async def test_the_first_callers_tell_how_long_the_first_batch_took(tenant: str, model: str) -> None:
+async def test_first_batch_time_is_learned_from_cold_requests(tenant: str, model: str) -> None:
     """From the record of a cold request, which has the stages."""
     async with foretold(_there) as scene:
         await scene.begin()
@@ -182,9 +184,9 @@ async def test_the_first_callers_tell_how_long_the_first_batch_took(tenant: str,
         of = {"tenant": tenant, "model": model, "version": KEY.version}
         cold = msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", **of)
         warm, failed = msgspec.structs.replace(cold, timeline=None), msgspec.structs.replace(cold, outcome="internal")
-        scene.forecasts.answered((warm, failed))
+        scene.forecasts.record_answers((warm, failed))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.1)
-        scene.forecasts.answered((cold,))
+        scene.forecasts.record_answers((cold,))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
 
@@ -196,7 +198,7 @@ async def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 1_150_000), Stamp(Stage.FIRST_TOKEN, 9_000_000))
         of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
         whole = msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", stream=False, **of)
-        scene.forecasts.answered((whole,))
+        scene.forecasts.record_answers((whole,))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
 
@@ -208,26 +210,26 @@ async def test_first_token_of_a_stream_ends_its_start() -> None:
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 950_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
         of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
         streamed = msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", stream=True, **of)
-        scene.forecasts.answered((streamed,))
+        scene.forecasts.record_answers((streamed,))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
 
 GONE = Replica("r", ReplicaState.DRAINING, 0, key=KEY)
 
 
-async def _unmeasured() -> Whereabouts:
+async def _unmeasured() -> TierPlacement:
     rates = {"nvme": TierRate(bytes_per_s=1e9, fixed_s=0.0, loads=0)}
     return msgspec.structs.replace(place(), rates=rates)
 
 
-async def _fall(scene: Scene) -> tuple[StartRow, ...]:
+async def _fall(scene: ForecastScenario) -> tuple[StartRow, ...]:
     """Its replica is lost; what a new reader of the feed is told of starts."""
     scene.forecasts.lost(GONE)
     await settle()
     return scene.feed.snapshot().starts
 
 
-async def test_a_start_that_was_seen_is_told_of_at_zero() -> None:
+async def test_start_time_is_published_at_zero() -> None:
     """To readers and to those that come later; of a deleted version nothing."""
     async with foretold(_there) as scene:
         await scene.begin()
@@ -247,7 +249,7 @@ async def test_a_start_that_was_seen_is_told_of_at_zero() -> None:
 @pytest.mark.parametrize(
     "answer", [pytest.param(_unmeasured, id="a tier was never read"), pytest.param(_away, id="the cache is away")]
 )
-async def test_what_is_guessed_is_not_told(answer: Callable[[], Awaitable[Whereabouts]]) -> None:
+async def test_default_estimates_are_not_published(answer: Callable[[], Awaitable[TierPlacement]]) -> None:
     """A request is refused by what is known, never by a guess."""
     async with foretold(answer) as scene:
         await scene.begin()
@@ -255,13 +257,13 @@ async def test_what_is_guessed_is_not_told(answer: Callable[[], Awaitable[Wherea
         assert await _fall(scene) == ()
 
 
-async def test_of_a_version_that_never_started_nothing_is_told() -> None:
+async def test_never_started_version_publishes_no_estimate() -> None:
     """Its steps would be guesses."""
     async with foretold(_there) as scene:
         assert await _fall(scene) == ()
 
 
-async def test_what_was_said_ends_with_a_replica() -> None:
+async def test_ready_replica_removes_its_forecast() -> None:
     """Also for readers that come after it; one that drains serves nobody."""
     async with foretold(_there) as scene:
         await scene.begin()
@@ -276,11 +278,11 @@ async def test_what_was_said_ends_with_a_replica() -> None:
 
 
 @pytest.mark.parametrize("served", [pytest.param(True, id="it is ready"), pytest.param(False, id="it starts")])
-async def test_an_answer_that_comes_too_late_is_not_told(served: bool) -> None:
+async def test_late_cache_answer_is_not_published(served: bool) -> None:
     """The cache was asked when the version was at zero, which it is no more."""
     asked = asyncio.Event()
 
-    async def slow() -> Whereabouts:
+    async def slow() -> TierPlacement:
         await asked.wait()
         return place()
 

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.control import Feed
 from controlplane import grants
-from tests.controlplane.door import ACME, OPERATOR, Door, ask, feed, opened, push
+from tests.controlplane.door import ACME, OPERATOR, ControlPlaneClient, ask, feed, opened, push
 
 OTHER = {"x-kelvin-principal": json.dumps({"key_id": "other-k", "tenant": "other", "scopes": ["admin"]})}
 CALLER = {"x-kelvin-principal": json.dumps({"key_id": "acme-i", "tenant": "acme", "scopes": ["infer"]})}
@@ -17,26 +17,26 @@ GRANT = {"owner": "acme", "model": "m", "grantee": "other", "told": True}
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-async def _stage(door: Door) -> None:
+async def _stage(door: ControlPlaneClient) -> None:
     """Two tenants; acme has a model."""
     for tenant in ("acme", "other"):
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": tenant}, status=201)
     await push(door, tenant="acme")
 
 
-async def _grantees(door: Door) -> list[tuple[str, ...]]:
+async def _grantees(door: ControlPlaneClient) -> list[tuple[str, ...]]:
     """Of all models, as an activator hears it that comes now."""
     async with feed(door) as reader:
         snapshot: Feed = await reader.line()
     return [row.grantees for row in snapshot.models]
 
 
-async def _actions(door: Door) -> list[tuple[str, str, str, str]]:
+async def _actions(door: ControlPlaneClient) -> list[tuple[str, str, str, str]]:
     events = (await ask(door, ACME, "GET", "/audit"))["events"]
     return [(each["actor"], each["action"], each["subject"], each["detail"]) for each in events]
 
 
-async def test_a_grants_life(data: Path) -> None:
+async def test_grant_is_given_published_and_revoked(data: Path) -> None:
     """Given twice and taken once; each change is in the feed before it is answered, in the audit once, and kept."""
     async with opened(data) as door:
         await _stage(door)
@@ -64,7 +64,7 @@ async def test_a_grants_life(data: Path) -> None:
         ]
 
 
-async def test_who_may(data: Path) -> None:
+async def test_only_owner_or_operator_manages_grants(data: Path) -> None:
     """The owner's admin, or an operator who names the owner; to everybody else the model is not there."""
     async with opened(data) as door:
         await _stage(door)

@@ -9,7 +9,7 @@ from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.scale_settings import ScaleSettings
 from tests.controlplane.builders import registration
-from tests.controlplane.scaling_world import FAST, Catalogue, World, replace_scale, woken, world
+from tests.controlplane.scaling_world import FAST, AutoscalerScenario, FakeVersions, replace_scale, wake_version, world
 
 MODELS = 10_000
 IN_USE = 20
@@ -17,7 +17,7 @@ IDLE_BYTES = 4096
 LETTERS = "0123456789ab"
 
 
-def looked_at(w: World) -> Counter[VersionKey]:
+def looked_at(w: AutoscalerScenario) -> Counter[VersionKey]:
     """How often one tick asks for each version."""
     found: Counter[VersionKey] = Counter()
     find = w.catalogue.find
@@ -32,30 +32,30 @@ def looked_at(w: World) -> Counter[VersionKey]:
     return found
 
 
-def grown(catalogue: Catalogue, scale: ScaleSettings) -> list[VersionKey]:
+def grown(catalogue: FakeVersions, scale: ScaleSettings) -> list[VersionKey]:
     """Ten thousand, all at zero."""
     return [catalogue.add(f"m{number}", scale) for number in range(MODELS)]
 
 
-async def test_a_tick_looks_at_who_is_in_use() -> None:
+async def test_tick_evaluates_only_active_versions() -> None:
     """And at nobody else, before and after they come and go; a report is of its own version."""
 
     async with world(slots=IN_USE) as w:
         used = grown(w.catalogue, FAST)[:: MODELS // IN_USE]
         assert not looked_at(w)
         for which in used:
-            await woken(w, which)
+            await wake_version(w, which)
         seen = looked_at(w)
         assert set(seen) == set(used)
         assert max(seen.values()) == 1
-        await w.seconds(30)
+        await w.pass_seconds(30)
         for which in used:
             w.actuator.drained(which)
-        await w.seconds(4)
+        await w.pass_seconds(4)
         assert not looked_at(w), "who is at zero again is forgotten"
 
 
-async def test_a_minimum_for_all_is_a_look_at_all() -> None:
+async def test_minimum_on_all_models_evaluates_all() -> None:
     """Negative control: the counter counts. Where there is no slot, a look is no look at all the others."""
 
     async with world(slots=0) as w:
@@ -65,13 +65,13 @@ async def test_a_minimum_for_all_is_a_look_at_all() -> None:
         assert max(seen.values()) < 4
 
 
-async def test_a_crowd_without_a_slot_looks_at_those_that_hold_one() -> None:
+async def test_waiting_versions_check_only_slot_holders() -> None:
     """A thousand versions that are asked for at once, with all slots held by busy ones: each looks at these alone."""
 
     async with world(slots=IN_USE) as w:
         every = grown(w.catalogue, FAST)[:1000]
         for which in every[:IN_USE]:
-            await woken(w, which)
+            await wake_version(w, which)
         asked: Counter[VersionKey] = Counter()
         live = w.actuator.live
 
@@ -106,6 +106,6 @@ def bytes_of_each(count: int, versions: int) -> float:
         tracemalloc.stop()
 
 
-def test_what_an_idle_model_takes() -> None:
+def test_idle_model_takes_under_4_kilobytes() -> None:
     """Less than 4 KB, of one version; the control is a model of twelve, which takes more."""
     assert bytes_of_each(2000, versions=1) < IDLE_BYTES < bytes_of_each(500, versions=12)

@@ -7,9 +7,16 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from contracts.billing import BillingReport
-from contracts.usage import Origin, RequestRecord
-from controlplane.policy.findings import Kind
-from tests.controlplane.billing_ground import Record, enter, reconciled, report, verify, whole_engine
+from contracts.usage import RecordOrigin, RequestRecord
+from controlplane.policy.findings import DiscrepancyKind
+from tests.controlplane.billing_ground import (
+    UsageRecord,
+    enter,
+    ledger_and_registry_engine,
+    report,
+    run_usage_audit,
+    verify,
+)
 from tests.controlplane.usage_records import MONTH, lifetime_record, request_record
 
 
@@ -18,7 +25,7 @@ def _guests(number: int, **more: object) -> RequestRecord:
     return msgspec.structs.replace(request_record(number, tenant="guest", model="acme/m"), **more)
 
 
-def _month() -> list[Record]:
+def _month() -> list[UsageRecord]:
     """One request of the owner and two of the guest, at one replica that served three."""
     return [request_record(1), _guests(2), _guests(3), lifetime_record(1, runtime_id="rt-1", requests=3)]
 
@@ -28,10 +35,10 @@ def _bill(engine: Engine, tenant: str, live: set[str] | None = None) -> BillingR
 
 
 def _differences(engine: Engine, tenant: str, month: str | None = None) -> list[tuple[str, str]]:
-    return [(str(each.kind), each.subject) for each in reconciled(engine, month, tenant=tenant).differences]
+    return [(str(each.kind), each.subject) for each in run_usage_audit(engine, month, tenant=tenant).differences]
 
 
-def test_each_pays_its_own(engine: Engine) -> None:
+def test_guest_pays_tokens_and_owner_pays_device_time(engine: Engine) -> None:
     """Tokens are the caller's, by the name that tells whose model it is; the replica's seconds are the owner's."""
     enter(engine, _month())
     owners, guests = _bill(engine, "acme"), _bill(engine, "guest")
@@ -51,11 +58,13 @@ def test_each_pays_its_own(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("left_out", "kind"),
     [
-        pytest.param(1, Kind.REQUESTS_MISSING, id="a guest's record is lost: the owner's replica served more"),
-        pytest.param(3, Kind.LIFETIME_MISSING, id="the replica's life is lost"),
+        pytest.param(
+            1, DiscrepancyKind.REQUESTS_MISSING, id="a guest's record is lost: the owner's replica served more"
+        ),
+        pytest.param(3, DiscrepancyKind.LIFETIME_MISSING, id="the replica's life is lost"),
     ],
 )
-def test_a_loss_is_named_to_the_owner(engine: Engine, left_out: int, kind: Kind) -> None:
+def test_missing_record_is_reported_to_the_owner_only(engine: Engine, left_out: int, kind: DiscrepancyKind) -> None:
     """Once, and not to the guest, whose replica it isn't."""
     records = _month()
     del records[left_out]
@@ -73,13 +82,13 @@ def test_a_replica_that_only_guests_called_is_open_with_its_owner(engine: Engine
     assert _bill(engine, "guest", {"rt-1"}).open_runtimes == ()
 
 
-def test_a_guests_requests_are_what_balances_the_owners_replica(engine: Engine) -> None:
+def test_guest_requests_balance_the_owners_replica(engine: Engine) -> None:
     """Negative control: were they not held against it, the owner would be told a loss."""
     enter(engine, [_guests(1), lifetime_record(1, runtime_id="rt-1", requests=1)])
     assert _differences(engine, "acme", MONTH) == []
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM ledger_runtime_totals"))
-    assert _differences(engine, "acme", MONTH) == [(Kind.REQUESTS_MISSING, "rt-1")]
+    assert _differences(engine, "acme", MONTH) == [(DiscrepancyKind.REQUESTS_MISSING, "rt-1")]
     assert _differences(engine, "guest") == [("total_wrong", "replica rt-1")]
 
 
@@ -88,11 +97,11 @@ def test_a_guests_requests_are_what_balances_the_owners_replica(engine: Engine) 
 def test_an_orphans_and_its_activators_record_are_one(order: list[int], both: bool) -> None:
     """In any order, in batches of one: the replica's record of a guest's request has the guest's name, too."""
     orphan = _guests(
-        2, origin=Origin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=3
+        2, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=3
     )
     life = lifetime_record(1, runtime_id="rt-1", requests=3)
-    records: list[Record] = [request_record(1), _guests(2), orphan, _guests(3), life]
-    engine = whole_engine()
+    records: list[UsageRecord] = [request_record(1), _guests(2), orphan, _guests(3), life]
+    engine = ledger_and_registry_engine()
     try:
         for index in order:
             if both or index != 1:

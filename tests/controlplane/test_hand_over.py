@@ -43,7 +43,7 @@ asyncio.run(main())
 """
 
 
-def killed_writer(spools: Path, records: int) -> int:
+def kill_writer(spools: Path, records: int) -> int:
     """How many records it was told to be durable when it was killed."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(spools)], cwd=ROOT, stdout=subprocess.PIPE, bufsize=0)
     assert writer.stdout is not None
@@ -57,7 +57,7 @@ def killed_writer(spools: Path, records: int) -> int:
     return told
 
 
-class LossyPost:
+class LossySender:
     """Every second answer is lost after the ledger took the records; every third post never reaches it."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -76,7 +76,7 @@ class LossyPost:
 async def billed(root: Path) -> BillingReport:
     """What the bill says once everything that can be recovered was."""
     with closing(World(root)) as world:
-        post = LossyPost(world.ledger)
+        post = LossySender(world.ledger)
         for _ in range(100):
             if not await recover(root / "spool", lambda _: post):
                 break
@@ -85,9 +85,9 @@ async def billed(root: Path) -> BillingReport:
 
 
 @pytest.mark.parametrize("records", [5, 900])
-async def test_a_killed_writer_s_requests_are_billed_once(tmp_path: Path, records: int) -> None:
+async def test_records_of_a_killed_writer_are_billed_once(tmp_path: Path, records: int) -> None:
     """Each durable record is in the bill exactly once, and the bill balances."""
-    told = killed_writer(tmp_path / "spool", records)
+    told = kill_writer(tmp_path / "spool", records)
     found = await billed(tmp_path)
     assert found.balance.balanced, found.balance.problems
     assert found.balance.sources == 1
@@ -95,9 +95,9 @@ async def test_a_killed_writer_s_requests_are_billed_once(tmp_path: Path, record
     assert found.completion_tokens == 7 * found.requests["ok"]
 
 
-async def test_a_record_that_rotted_on_disk_is_named(tmp_path: Path) -> None:
+async def test_damaged_spool_record_is_named(tmp_path: Path) -> None:
     """Negative control: flip one byte of what was durable, and the bill says which records are missing."""
-    killed_writer(tmp_path / "spool", 900)
+    kill_writer(tmp_path / "spool", 900)
     source = tmp_path / "spool" / "activator-1"
     written, first = last_sequence(source), min(source.glob("*.seg"))
     content = bytearray(first.read_bytes())

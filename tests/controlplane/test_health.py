@@ -9,15 +9,15 @@ from coldstart_bench.installation import free_port
 from contracts.settings import BadSetting
 from controlplane.app import run
 from controlplane.health import open_health
-from controlplane.postgres_place import PostgresPlace
-from service.inner_settings import Between
+from controlplane.postgres_place import PostgresUrl
+from service.inner_settings import PeerSettings
 from tests.controlplane.door import settings
 from tests.controlplane.postgres_server import PostgresServer
 from tests.controlplane.probing import probing
 
 
-async def test_a_start_that_waits(
-    postgres: PostgresServer, place: PostgresPlace, data: Path, caplog: pytest.LogCaptureFixture
+async def test_waiting_process_is_alive_and_not_ready(
+    postgres: PostgresServer, place: PostgresUrl, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Alive throughout, and ready once it serves: at one port, which is never closed in between. Ended, it is gone."""
 
@@ -40,10 +40,10 @@ async def test_a_start_that_waits(
         assert await says("/healthz") == (0, "")
 
 
-async def test_its_port_is_taken() -> None:
+async def test_taken_health_port_is_refused_by_setting() -> None:
     """It says so by its setting."""
 
-    place = Between(health=("127.0.0.1", free_port()))
+    place = PeerSettings(health=("127.0.0.1", free_port()))
     async with open_health(place, asyncio.Event()):
         with pytest.raises(BadSetting, match=r"KELVIN_HEALTH_LISTEN=127\.0\.0\.1:\d+: can't be listened on"):
             async with open_health(place, asyncio.Event()):

@@ -2,25 +2,25 @@
 
 import pytest
 
-from controlplane.economy import Economy
+from controlplane.economy import WarmthCost
 from controlplane.facts import VersionKey
-from controlplane.idle_explained import idle_of
+from controlplane.idle_explained import explain_idle
 from controlplane.policy.breakeven import Level
-from controlplane.policy.eta import History
+from controlplane.policy.eta import RestoreHistory
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.price_book import default_price_book
 from controlplane.replicas import Replica, ReplicaTable
-from tests.controlplane.scaling_world import FAST, World, replace_scale, woken, world
+from tests.controlplane.scaling_world import FAST, AutoscalerScenario, replace_scale, wake_version, world
 
 
-def _next(w: World, which: VersionKey) -> str | None:
+def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
     """Return what is said to follow of a version that has one warm replica."""
     table = ReplicaTable(8)
     table.add(Replica("r", ReplicaState.READY, 0, key=which))
-    economy = Economy(default_price_book(), History(), w.clock, kv_bytes=0, memory_price=1.0)
+    economy = WarmthCost(default_price_book(), RestoreHistory(), w.clock, kv_bytes=0, memory_price=1.0)
     found = w.catalogue.find(which)
     assert found is not None
-    versions = idle_of(found[0], table, w.scaler, economy, w.clock).versions
+    versions = explain_idle(found[0], table, w.scaler, economy, w.clock).versions
     return next(each.next_level for each in versions if each.version == which.version)
 
 
@@ -30,10 +30,10 @@ async def test_version_without_a_name_goes_to_zero(idle: str, least: int) -> Non
     """Whatever the model's setting and its minimum, which are for versions that an alias or a split names."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle=idle, min=least))
-        await woken(w, which)
+        await wake_version(w, which)
         w.catalogue.deploy("m", "b")
         assert _next(w, which) == Level.ZERO
-        await w.seconds(14)
+        await w.pass_seconds(14)
         assert w.actuator.ready(which) == 0
 
 
@@ -41,7 +41,7 @@ async def test_minimum_that_does_not_hold_keeps_nothing() -> None:
     """An operator stopped the version: its minimum holds again once it is asked for. The control is before the stop."""
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
-        await woken(w, which)
+        await wake_version(w, which)
         assert _next(w, which) is None
         w.catalogue.set_stopped(which, 1)
         assert _next(w, which) == Level.ZERO

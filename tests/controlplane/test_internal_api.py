@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from contracts.control import Feed, Registered, RequestBatch, StartProblem, TimelineAnswer
+from contracts.control import Feed, RegistrationResult, RequestBatch, StartProblem, TimelineAnswer
 from contracts.jobs import GateJob, SealJob
 from contracts.timeline import Stage, Stamp
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from contracts.wire import decode, encode
 from controlplane.feed import FeedHub
-from controlplane.internal_api import FeedStream, Internals, routes
-from controlplane.running import Running
+from controlplane.internal_api import FeedStream, InternalServices, routes
+from controlplane.running import ReplicaBackend
 from tests.controlplane.builders import TENANT, digest, key, opened_registry, registration, stats
 from tests.controlplane.door import feed, opened
-from tests.controlplane.ground import Run
+from tests.controlplane.ground import RunDirectory
 from tests.controlplane.usage_records import lifetime_record, request_record
 from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
@@ -51,7 +51,7 @@ async def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
         assert gone.revision == snapshot.revision + 4
 
 
-async def test_a_thousand_pokes_over_http_make_one_start(data: Path) -> None:
+async def test_thousand_load_reports_start_one_replica(data: Path) -> None:
     """Each is answered 204; one runtime is bound."""
     async with opened(data) as door:
         await door.ask("POST", "/internal/v1/versions", encode(registration()))
@@ -62,7 +62,7 @@ async def test_a_thousand_pokes_over_http_make_one_start(data: Path) -> None:
         async with feed(door) as reader:
             while not (await reader.line()).replicas:
                 pass
-        assert len(Run(data / "run").calls("bind:m")) == 1
+        assert len(RunDirectory(data / "run").calls("bind:m")) == 1
 
 
 async def test_jobs_run_on_standbys(data: Path) -> None:
@@ -94,9 +94,7 @@ async def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
         pytest.param("lives", lifetime_record(1), id="of lives so far"),
     ],
 )
-async def test_nobody_writes_as_the_control_plane(
-    data: Path, kind: str, record: RequestRecord | LifetimeRecord
-) -> None:
+async def test_reserved_sources_are_kept_aside(data: Path, kind: str, record: RequestRecord | LifetimeRecord) -> None:
     """What it records itself of lives that ended unseen has sources of its own. A record that uses one is kept aside,
     and holds up no other; a word of a life so far is refused. The control: any other is taken.
     """
@@ -117,9 +115,9 @@ async def test_nobody_writes_as_the_control_plane(
 async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
     """Known to its tenant, also after a restart; unknown to others."""
     record = RequestRecord(
-        request_id="req-1", origin=Origin.ACTIVATOR, source="activator-1", sequence=1, tenant="default", model="m",
-        version=digest("a"), key_id="k", runtime_id="r", started_at_us=1, ended_at_us=2, queued_us=0, outcome="ok",
-        status=200, stream=True, prompt_tokens=1, cached_tokens=0, completion_tokens=1, device_us=1,
+        request_id="req-1", origin=RecordOrigin.ACTIVATOR, source="activator-1", sequence=1, tenant="default",
+        model="m", version=digest("a"), key_id="k", runtime_id="r", started_at_us=1, ended_at_us=2, queued_us=0,
+        outcome="ok", status=200, stream=True, prompt_tokens=1, cached_tokens=0, completion_tokens=1, device_us=1,
         timeline=(Stamp(Stage.ROUTED, 10), Stamp(Stage.READY, 500)),
     )  # fmt: skip
     path = "/internal/v1/requests/req-1/timeline?tenant="
@@ -134,7 +132,7 @@ async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
         assert (await door.ask("GET", "/internal/v1/requests/req-1/timeline"))[0] == 400
 
 
-async def test_readiness_is_the_zygotes_too(data: Path) -> None:
+async def test_not_ready_without_a_zygote(data: Path) -> None:
     """Alive as soon as it serves; ready while new standbys can be born."""
     async with opened(data) as door:
         assert (await door.ask("GET", "/healthz"))[0] == 200
@@ -201,11 +199,11 @@ async def test_registration_says_what_keeps_the_version_from_starting(data: Path
 
     feed = FeedHub()
     async with opened_registry(data, feed) as registry:
-        running = cast(Running, SimpleNamespace(jobs=None, obstacle=find))
-        internals = Internals(feed, nothing_known, registry, running, VirtualClock())
+        running = cast(ReplicaBackend, SimpleNamespace(jobs=None, find_start_obstacle=find))
+        internals = InternalServices(feed, nothing_known, registry, running, VirtualClock())
         transport = httpx.ASGITransport(Starlette(routes=routes(internals)))
         async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
             for status in (201, 200):
                 answer = await client.post("/internal/v1/versions", content=encode(registration()))
                 assert answer.status_code == status
-                assert decode(answer.content, Registered).start_problem == problem
+                assert decode(answer.content, RegistrationResult).start_problem == problem

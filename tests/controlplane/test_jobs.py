@@ -7,11 +7,11 @@ import pytest
 
 from contracts.errors import OneMachineOnly, Refused, Unavailable
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
-from controlplane.jobs import STANDBY_S, JobsBeside
-from controlplane.scaling.process import Process
+from controlplane.jobs import STANDBY_WAIT_S, ZygotePushJobs
+from controlplane.scaling.process import RuntimeProcess
 from tests.controlplane.builders import digest, key
 from tests.controlplane.fake_zygote import GATE
-from tests.controlplane.ground import Run, local
+from tests.controlplane.ground import RunDirectory, local
 from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
 
@@ -19,7 +19,7 @@ SEAL = SealJob(tenant="default", version=digest("a"))
 JOB = GateJob(config_json="{}", tensors={})
 
 
-async def test_each_job_has_a_process_of_its_own(run: Run) -> None:
+async def test_each_job_has_a_process_of_its_own(run: RunDirectory) -> None:
     """A gate and a seal run on two standbys, both dead afterwards, and the pool is full again."""
     async with local(run) as it:
         assert await it.jobs.gate(JOB) == GATE
@@ -34,19 +34,19 @@ async def test_each_job_has_a_process_of_its_own(run: Run) -> None:
         assert it.news.deaths == [], "a job is nobody's replica"
 
 
-async def test_a_job_whose_caller_left_ends_its_standby(run: Run) -> None:
+async def test_cancelled_job_ends_its_standby(run: RunDirectory) -> None:
     """Cancelled in the middle of its call: the process is ended, not parked."""
     async with local(run) as it:
         await it.parked()
         (standby,) = it.table
         reached, never = asyncio.Event(), asyncio.Event()
 
-        async def hang(self: Process, job: object, timeout_s: float) -> None:
+        async def hang(self: RuntimeProcess, job: object, timeout_s: float) -> None:
             reached.set()
             await never.wait()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Process, "gate", hang)
+            patch.setattr(RuntimeProcess, "gate", hang)
             job = asyncio.create_task(it.jobs.gate(JOB))
             await reached.wait()
             job.cancel()
@@ -56,23 +56,23 @@ async def test_a_job_whose_caller_left_ends_its_standby(run: Run) -> None:
         await it.parked()
 
 
-async def test_a_job_that_fails_ends_its_standby_too(run: Run) -> None:
+async def test_a_job_that_fails_ends_its_standby_too(run: RunDirectory) -> None:
     """What has computed takes nothing else, least of all after a failure."""
     async with local(run) as it:
         await it.parked()
         (standby,) = it.table
 
-        async def fails(self: Process, job: object, timeout_s: float) -> None:
+        async def fails(self: RuntimeProcess, job: object, timeout_s: float) -> None:
             raise Refused(Unavailable("x"))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Process, "gate", fails)
+            patch.setattr(RuntimeProcess, "gate", fails)
             with pytest.raises(Refused):
                 await it.jobs.gate(JOB)
         await eventually(lambda: standby.runtime_id not in it.table)
 
 
-async def test_starts_come_before_jobs(run: Run) -> None:
+async def test_start_takes_standby_before_job(run: RunDirectory) -> None:
     """A job and then a start wait for a standby: the one that parks goes to the start, the next to the job."""
     async with local(run) as it:
         await it.parked()
@@ -102,18 +102,18 @@ class Desk:
 
 
 @pytest.mark.parametrize(
-    ("comes_after_s", "says"), [(None, "it needs a zygote"), (0.0, "asked"), (STANDBY_S / 2, "asked")]
+    ("comes_after_s", "says"), [(None, "it needs a zygote"), (0.0, "asked"), (STANDBY_WAIT_S / 2, "asked")]
 )
-async def test_a_zygote(tmp_path: Path, comes_after_s: float | None, says: str) -> None:
+async def test_job_waits_for_a_zygote_or_is_refused(tmp_path: Path, comes_after_s: float | None, says: str) -> None:
     """One that is there, or comes while it is waited for, has the job; without one it is refused in the end."""
     clock, socket = VirtualClock(), tmp_path / "zygote.sock"
     if comes_after_s == 0.0:
         socket.touch()
-    task = asyncio.create_task(JobsBeside(socket, Desk(), clock).gate(JOB))
+    task = asyncio.create_task(ZygotePushJobs(socket, Desk(), clock).gate(JOB))
     await clock.advance(comes_after_s or 0.0)
     if comes_after_s:
         assert not task.done()
         socket.touch()
-    await clock.advance(STANDBY_S + 1)
+    await clock.advance(STANDBY_WAIT_S + 1)
     with pytest.raises(Refused, match=says):
         await task

@@ -16,23 +16,23 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import OperationalError
 
 from contracts.billing import BillLine, ClosingReport
-from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
+from contracts.control import LifetimeBatch, RequestBatch, RunningLifetimes
 from contracts.errors import Refused, Unavailable
 from contracts.settings import BadSetting
-from contracts.usage import Origin, RequestRecord
+from contracts.usage import RecordOrigin, RequestRecord
 from controlplane.billing import close_month
-from controlplane.installation import open_installation
+from controlplane.installation import open_services
 from controlplane.journal import (
     PIECE_BYTES,
-    Closing,
-    Entry,
+    ClosedMonthEntry,
+    JournalEntry,
     LedgerJournal,
     OlderDatabase,
+    count_lost_after,
+    decode_entry,
+    encode_entry,
     entries_after,
-    entry_of,
-    extent_of,
-    lost_after,
-    payload_of,
+    journal_extent,
 )
 from controlplane.ledger import Ledger
 from controlplane.price_book import default_price_book
@@ -40,15 +40,15 @@ from controlplane.restore import replay
 from controlplane.settings import load
 from controlplane.store import Database, sqlite_engine
 from controlplane.verify import verify_ledger
-from spool.disk import Disk, segment_name, segments
-from tests.controlplane.billing_ground import fresh_engine, report
+from spool.disk import SegmentDisk, segment_name, segments
+from tests.controlplane.billing_ground import memory_ledger_engine, report
 from tests.controlplane.builders import World
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 
 LATER_US = END_US + 7_200_000_000
 
 
-class FullDisk(Disk):
+class FullDisk(SegmentDisk):
     """Takes nothing while `full`, or only so many writes more."""
 
     full = False
@@ -63,7 +63,7 @@ class FullDisk(Disk):
 
 
 @asynccontextmanager
-async def over(path: Path, disk: Disk | None = None) -> AsyncIterator[tuple[Ledger, LedgerJournal]]:
+async def over(path: Path, disk: SegmentDisk | None = None) -> AsyncIterator[tuple[Ledger, LedgerJournal]]:
     """A ledger with a journal in `path`/place."""
     with closing(World(path, path / "place", has_journal=True, disk=disk)) as world:
         assert world.journal is not None
@@ -73,7 +73,7 @@ async def over(path: Path, disk: Disk | None = None) -> AsyncIterator[tuple[Ledg
 async def enter(path: Path, *numbers: int) -> None:
     """Start, and enter these requests, each in a transaction of its own."""
     async with over(path) as (ledger, _):
-        await ledger.settle_journal()
+        await ledger.write_due_marks()
         for number in numbers:
             await ledger.append_requests(RequestBatch(records=(request_record(number),)))
 
@@ -110,7 +110,7 @@ def again(place: Path, path: Path, after: int = 0) -> Database:
     return database
 
 
-async def test_a_journal_makes_the_same_ledger(tmp_path: Path) -> None:
+async def test_replayed_journal_gives_the_same_ledger(tmp_path: Path) -> None:
     """Chains end with the same digests: repeats, conflicts, a closed month and its adjustment included."""
     async with over(tmp_path / "a") as (ledger, _):
         await fill(ledger)
@@ -126,7 +126,11 @@ async def test_a_journal_makes_the_same_ledger(tmp_path: Path) -> None:
     "records",
     [
         (request_record(1), request_record(1, completion_tokens=99, sequence=50), request_record(2)),
-        (request_record(1), request_record(2), request_record(1, origin=Origin.ORPHAN, source="rt-1", sequence=1)),
+        (
+            request_record(1),
+            request_record(2),
+            request_record(1, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1),
+        ),
         (request_record(1), request_record(2, sequence=1), request_record(3), request_record(2), request_record(2)),
     ],
     ids=["a contradiction between two", "two records of one request", "a sequence that is used twice"],
@@ -149,7 +153,7 @@ async def test_chains_of_lives_do_not_depend_on_batches(tmp_path: Path) -> None:
     same_again(tmp_path)
 
 
-async def test_an_entry_less_is_another_ledger(tmp_path: Path) -> None:
+async def test_missing_journal_entry_changes_the_chains(tmp_path: Path) -> None:
     """The control: without the last entry the chains differ."""
     async with over(tmp_path / "a") as (ledger, _):
         await fill(ledger)
@@ -161,7 +165,7 @@ async def test_an_entry_less_is_another_ledger(tmp_path: Path) -> None:
     database.close()
 
 
-async def test_what_the_journal_refuses_is_not_entered(tmp_path: Path) -> None:
+async def test_record_is_not_entered_without_the_journal(tmp_path: Path) -> None:
     """And its sender keeps it: a full place of backups loses nothing, and the same batch is taken later."""
     disk = FullDisk()
     async with over(tmp_path, disk) as (ledger, journal):
@@ -177,7 +181,7 @@ async def test_what_the_journal_refuses_is_not_entered(tmp_path: Path) -> None:
         assert len(chains(ledger.database)) == 1
 
 
-async def test_a_closing_that_is_not_in_the_journal_did_not_happen(tmp_path: Path) -> None:
+async def test_month_stays_open_without_its_journal_entry(tmp_path: Path) -> None:
     """Neither the frozen bill nor its link."""
     disk = FullDisk()
     async with over(tmp_path, disk) as (ledger, _):
@@ -221,20 +225,22 @@ def same_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3])
-async def test_a_life_that_never_committed_is_not_replayed(tmp_path: Path, failures: int) -> None:
+async def test_uncommitted_lifetime_is_not_replayed(tmp_path: Path, failures: int) -> None:
     """The last word of a replica is cut off, and lost at the COMMIT. The whole life, which comes later, counts."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
-        await ledger.note_lives(LivesSoFar(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1)
+        await ledger.record_running_replicas(
+            RunningLifetimes(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1
+        )
         commits_fail(ledger.database, failures)
         for _attempt in range((failures + 1) // 2):  # each failure is followed by an attempt to mark it
             with pytest.raises(OperationalError):
-                await ledger.cut_lives(2)
+                await ledger.record_lost_replicas(2)
         await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1, active_us=50_022),)))
     same_again(tmp_path)
 
 
-async def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_path: Path) -> None:
+async def test_many_uncommitted_entries_are_not_replayed(tmp_path: Path) -> None:
     """The database's disk is full, and each attempt leaves entries and marks: more than one transaction can write."""
     records = tuple(request_record(number) for number in range(10, 110))
 
@@ -246,19 +252,21 @@ async def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_
 
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
-        await ledger.note_lives(LivesSoFar(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1)
+        await ledger.record_running_replicas(
+            RunningLifetimes(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1
+        )
         await fail(ledger)
     async with over(tmp_path) as (ledger, _):
         await fail(ledger)
     async with over(tmp_path) as (ledger, _):
         commits_fail(ledger.database, 2)
         with pytest.raises(OperationalError):
-            await ledger.cut_lives(2)
+            await ledger.record_lost_replicas(2)
         await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1, active_us=50_022),)))
     same_again(tmp_path)
 
 
-async def test_month_that_is_closed_again_takes_no_room(tmp_path: Path) -> None:
+async def test_repeated_closing_adds_no_journal_entry(tmp_path: Path) -> None:
     """A bill may be large, and a month may be closed any number of times."""
     async with over(tmp_path) as (ledger, journal):
         first = await close(ledger)
@@ -267,7 +275,7 @@ async def test_month_that_is_closed_again_takes_no_room(tmp_path: Path) -> None:
         assert journal.committed == end
 
 
-async def test_a_closing_that_never_committed_is_not_replayed(tmp_path: Path) -> None:
+async def test_uncommitted_closing_is_not_replayed(tmp_path: Path) -> None:
     """The month is closed again when it has one more request."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
@@ -289,25 +297,25 @@ async def test_a_failed_commit_is_marked_at_once(tmp_path: Path) -> None:
     same_again(tmp_path)
 
 
-async def test_a_start_marks_what_a_killed_process_did_not_commit(tmp_path: Path) -> None:
+async def test_start_marks_uncommitted_entries_as_dropped(tmp_path: Path) -> None:
     """It was killed between its journal and its COMMIT. Records that were sent again are entered and replayed."""
     async with over(tmp_path) as (ledger, journal):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         journal.append([request_record(2), request_record(3)])
     async with over(tmp_path) as (ledger, _):
-        await ledger.settle_journal()
-        await ledger.settle_journal()  # nothing is left to be marked
+        await ledger.write_due_marks()
+        await ledger.write_due_marks()  # nothing is left to be marked
         await ledger.append_requests(RequestBatch(records=(request_record(3),)))
     same_again(tmp_path)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 5]
-    assert lost_after(tmp_path / "place", 0) == 0
+    assert count_lost_after(tmp_path / "place", 0) == 0
 
 
-async def test_a_place_that_is_taken_again_drops_nothing_that_was_committed(tmp_path: Path) -> None:
+async def test_reused_journal_drops_no_committed_entry(tmp_path: Path) -> None:
     """The database's position was in another place's journal meanwhile, and says nothing of this one."""
     for place, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("a", 5)):
         with closing(World(tmp_path, tmp_path / place, has_journal=True)) as world:
-            await world.ledger.settle_journal()
+            await world.ledger.write_due_marks()
             await world.enter(number)
     assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 3, 5]
 
@@ -323,7 +331,7 @@ async def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None
     same_again(tmp_path)
 
 
-async def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
+async def test_older_database_beside_its_journal_is_refused(tmp_path: Path) -> None:
     """It lacks transactions that were committed: their senders were answered. A restore enters them."""
     await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
@@ -334,7 +342,7 @@ async def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
     refusal = r"KELVIN_BACKUP=.*had entry 5 before.* run `kelvin restore .* --replace`"
     with closing(Database(sqlite_engine(tmp_path / "kelvin.db"))) as database, pytest.raises(BadSetting, match=refusal):
         async with AsyncExitStack() as stack:
-            await open_installation(stack, settings, Mock(), Mock(), Mock(), Mock(), database, None)
+            await open_services(stack, settings, Mock(), Mock(), Mock(), Mock(), database, None)
     for numbers in ((), (7,)):
         with pytest.raises(OlderDatabase, match="ends at entry 3 of the journal, and had entry 5"):
             await enter(tmp_path, *numbers)
@@ -365,9 +373,7 @@ async def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path:
 @pytest.mark.parametrize(
     "note", [b"", bytes(12), b"\xff" * 12, b"\x05" * 7], ids=["empty", "zeros", "other bytes", "torn"]
 )
-async def test_a_journal_with_a_damaged_note_drops_nothing_of_a_database_that_was_put_back(
-    tmp_path: Path, note: bytes
-) -> None:
+async def test_damaged_committed_file_drops_no_entry(tmp_path: Path, note: bytes) -> None:
     """Nobody knows what was committed, so that all of it counts: it is no older database that has to be refused."""
     await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
@@ -379,9 +385,7 @@ async def test_a_journal_with_a_damaged_note_drops_nothing_of_a_database_that_wa
 
 
 @pytest.mark.parametrize("note", [None, b""], ids=["an older program's", "damaged"])
-async def test_a_first_start_that_does_not_commit_leaves_no_note_by_which_the_next_one_drops_entries(
-    tmp_path: Path, note: bytes | None
-) -> None:
+async def test_failed_first_start_drops_no_entry_later(tmp_path: Path, note: bytes | None) -> None:
     """The note would say that the database was never further than it is."""
     await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
@@ -394,7 +398,7 @@ async def test_a_first_start_that_does_not_commit_leaves_no_note_by_which_the_ne
     async with over(tmp_path) as (ledger, _):
         commits_fail(ledger.database, 1)
         with pytest.raises(OperationalError):
-            await ledger.settle_journal()
+            await ledger.write_due_marks()
     await enter(tmp_path, 7)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6, 7]
 
@@ -434,14 +438,14 @@ def test_a_journal_of_an_older_program_drops_nothing_at_its_first_start(tmp_path
     journal.close()
 
 
-def large_closing() -> Closing:
+def large_closing() -> ClosedMonthEntry:
     """Its bill names more models than fit a frame of the journal."""
     lines = tuple(
         BillLine(item="prompt_tokens", model=hashlib.sha256(b"%d" % number).hexdigest()[:63], device_class=None,
                  since="2026-01-01", quantity=number, unit="token", price_micros=1, per=1, amount_micros=number)
         for number in range(12_000)
     )  # fmt: skip
-    return Closing(prices="{}", report=msgspec.structs.replace(report(fresh_engine()), lines=lines))
+    return ClosedMonthEntry(prices="{}", report=msgspec.structs.replace(report(memory_ledger_engine()), lines=lines))
 
 
 def test_a_bill_of_thousands_of_models_is_kept(tmp_path: Path) -> None:
@@ -451,7 +455,7 @@ def test_a_bill_of_thousands_of_models_is_kept(tmp_path: Path) -> None:
     journal.append([records[0], closing, records[1]])
     journal.close()
     assert [entry for _, entry in entries_after(tmp_path, 0)] == [records[0], closing, records[1]]
-    assert lost_after(tmp_path, 0) == 0
+    assert count_lost_after(tmp_path, 0) == 0
     pieces = journal.committed - 2
     assert pieces > 2
     for first in segments(tmp_path / "journal")[1:-1]:
@@ -459,11 +463,11 @@ def test_a_bill_of_thousands_of_models_is_kept(tmp_path: Path) -> None:
         whole = path.read_bytes()
         path.write_bytes(bytes(len(whole)))
         assert [entry for _, entry in entries_after(tmp_path, 0)] == records
-        assert lost_after(tmp_path, 0) == 1
+        assert count_lost_after(tmp_path, 0) == 1
         path.write_bytes(whole)
 
 
-def test_a_closing_that_the_disk_took_in_part_is_no_loss(tmp_path: Path) -> None:
+def test_partly_written_closing_is_not_a_loss(tmp_path: Path) -> None:
     """It was refused: a restore must not call a ledger incomplete for it."""
     disk = FullDisk()
     journal = LedgerJournal(tmp_path, disk=disk, segment_bytes=PIECE_BYTES + 1024)  # a segment for each piece
@@ -478,7 +482,7 @@ def test_a_closing_that_the_disk_took_in_part_is_no_loss(tmp_path: Path) -> None
     journal.append(records[1:])
     journal.close()
     assert [entry for _, entry in entries_after(tmp_path, 0)] == records
-    assert lost_after(tmp_path, 0) == 0
+    assert count_lost_after(tmp_path, 0) == 0
 
 
 def test_sequences_go_on_after_a_restart_and_a_trim(tmp_path: Path) -> None:
@@ -490,12 +494,12 @@ def test_sequences_go_on_after_a_restart_and_a_trim(tmp_path: Path) -> None:
         if number == 4:
             journal.trim(3)
         journal.close()
-    assert extent_of(tmp_path).trimmed == 3
+    assert journal_extent(tmp_path).trimmed == 3
     assert [sequence for sequence, _ in entries_after(tmp_path, 3)] == [4, 5, 6]
     assert len(segments(tmp_path / "journal")) == 3
 
 
-def test_a_place_has_one_writer(tmp_path: Path) -> None:
+def test_journal_has_one_writer(tmp_path: Path) -> None:
     """Another installation's control plane is refused while the first lives."""
     journal = LedgerJournal(tmp_path)
     with pytest.raises(BlockingIOError):
@@ -504,7 +508,7 @@ def test_a_place_has_one_writer(tmp_path: Path) -> None:
     LedgerJournal(tmp_path).close()
 
 
-def test_a_damaged_journal_is_read_around(tmp_path: Path) -> None:
+def test_entries_behind_journal_damage_are_read(tmp_path: Path) -> None:
     """What lies behind a damaged segment is still entered; the jump says what is lost."""
     for number in range(1, 4):
         journal = LedgerJournal(tmp_path, segment_bytes=2048)
@@ -527,7 +531,7 @@ async def test_entries_behind_damage_outlast_a_restore(tmp_path: Path) -> None:
     await enter(tmp_path, 7)
     kept = [entry.request_id for _, entry in entries_after(tmp_path / "place", 0) if isinstance(entry, RequestRecord)]
     assert kept == ["req-1", "req-2", "req-3", "req-5", "req-6", "req-7"]
-    assert lost_after(tmp_path / "place", 0) == 1
+    assert count_lost_after(tmp_path / "place", 0) == 1
 
 
 def test_damage_in_the_last_segment_of_a_journal_is_missing(tmp_path: Path) -> None:
@@ -538,7 +542,7 @@ def test_damage_in_the_last_segment_of_a_journal_is_missing(tmp_path: Path) -> N
     path = tmp_path / "journal" / segment_name(1)
     path.write_bytes(path.read_bytes().replace(b"req-3", b"req-x"))
     assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1, 2, 4, 5]
-    assert lost_after(tmp_path, 0) == 1
+    assert count_lost_after(tmp_path, 0) == 1
 
 
 @pytest.mark.parametrize("lost", ["a frame", "the segment"])
@@ -553,53 +557,53 @@ async def test_no_number_is_given_twice_after_a_loss(tmp_path: Path, lost: str) 
     else:
         path.unlink()
     async with over(tmp_path) as (ledger, _):
-        await ledger.settle_journal()
+        await ledger.write_due_marks()
         for number in range(6, 9):
             await ledger.append_requests(RequestBatch(records=(request_record(number),)))
     place = tmp_path / "place"
     known = 4 if lost == "a frame" else 0
     kept = [entry.request_id for _, entry in entries_after(place, 5) if isinstance(entry, RequestRecord)]
     assert kept == ["req-6", "req-7", "req-8"]
-    assert lost_after(place, 5) == 0
-    assert lost_after(place, 0) == 5 - known
+    assert count_lost_after(place, 5) == 0
+    assert count_lost_after(place, 0) == 5 - known
 
 
 def test_entries_keep_their_kind() -> None:
     """There and back; an unknown kind is refused."""
-    entry: Entry
+    entry: JournalEntry
     for entry in (request_record(1), lifetime_record(1)):
-        assert entry_of(payload_of(entry)) == entry
+        assert decode_entry(encode_entry(entry)) == entry
     with pytest.raises(ValueError, match="kind"):
-        entry_of(b"X{}")
+        decode_entry(b"X{}")
 
 
 @pytest.mark.parametrize("between", ["b", None], ids=["another place", "no place"])
-async def test_journal_that_was_left_for_a_while_says_so(tmp_path: Path, between: str | None) -> None:
+async def test_unused_journal_reports_a_gap(tmp_path: Path, between: str | None) -> None:
     """It lacks what was entered without it: at least one entry is missing behind a backup from before, and none behind
     one from after. A start with the same place as before is no gap.
     """
     for place, number in (("a", 1), ("a", 2), (between, 3), (between, 4), ("a", 5), ("a", 6)):
         with closing(World(tmp_path, tmp_path / (place or "none"), has_journal=place is not None)) as world:
-            await world.ledger.settle_journal()
+            await world.ledger.write_due_marks()
             await world.enter(number)
     assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 4, 5]
-    assert [lost_after(tmp_path / "a", after) for after in range(6)] == [1, 1, 1, 0, 0, 0]
+    assert [count_lost_after(tmp_path / "a", after) for after in range(6)] == [1, 1, 1, 0, 0, 0]
     if between is not None:
-        assert lost_after(tmp_path / between, 0) == 0
+        assert count_lost_after(tmp_path / between, 0) == 0
 
 
-async def test_gap_is_told_although_its_transaction_failed(tmp_path: Path) -> None:
+async def test_gap_is_reported_after_a_failed_transaction(tmp_path: Path) -> None:
     """The entries of that transaction are dropped; the gap before them is not."""
     async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
-        await Ledger(ledger.database).settle_journal()
+        await Ledger(ledger.database).write_due_marks()
         await ledger.append_requests(RequestBatch(records=(request_record(2),)))
-    assert lost_after(tmp_path / "place", 1) == 1
-    reached = extent_of(tmp_path / "place").last
+    assert count_lost_after(tmp_path / "place", 1) == 1
+    reached = journal_extent(tmp_path / "place").last
     async with over(tmp_path) as (ledger, _):
-        await Ledger(ledger.database).settle_journal()
+        await Ledger(ledger.database).write_due_marks()
         commits_fail(ledger.database)
         with pytest.raises(OperationalError):
             await ledger.append_requests(RequestBatch(records=(request_record(3),)))
-    assert (lost_after(tmp_path / "place", reached) or 0) >= 1
+    assert (count_lost_after(tmp_path / "place", reached) or 0) >= 1
     same_again(tmp_path)

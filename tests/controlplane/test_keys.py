@@ -14,8 +14,8 @@ from contracts.control import KeyRow, Scope
 from controlplane import schema
 from controlplane.audit import Actor
 from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
-from controlplane.keys import DEFAULT_TENANT, MAX_ENDED, KeyStore
-from controlplane.policy.access import Grant
+from controlplane.keys import DEFAULT_TENANT, MAX_ENDED_KEYS, KeyStore
+from controlplane.policy.access import KeySpec
 from tests.controlplane.builders import NOW_S, World
 
 
@@ -40,7 +40,7 @@ async def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
         assert text.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob("kelvin.db*"))
 
 
-async def test_the_next_start_makes_none(tmp_path: Path) -> None:
+async def test_second_start_makes_no_keys(tmp_path: Path) -> None:
     """Files and rows stay as they are, even where a file was taken away for safe keeping."""
     before = await _start(tmp_path)
     (tmp_path / "admin.key").unlink()
@@ -118,7 +118,7 @@ async def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
     async def read(store: KeyStore) -> list[int]:
         """How many rows each call reads."""
         counts, before = list[int](), 0
-        grant = Grant("ci", (Scope.INFER,))
+        grant = KeySpec("ci", (Scope.INFER,))
         key, _ = await store.create(by, "acme", grant, None, NOW_S)
         counts.append(len(rows))
         key, _, _ = await store.rotate(by, "acme", key.key_id, 0, NOW_S)
@@ -127,7 +127,7 @@ async def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
         counts.append(len(rows))
         listed = await store.of_tenant("acme", NOW_S)
         counts.append(len(rows))
-        assert len(listed) == MAX_ENDED
+        assert len(listed) == MAX_ENDED_KEYS
         assert [key.created_at_s for key in listed[:3]] == [NOW_S, NOW_S, NOW_S - 9], "the newest first"
         for number, count in enumerate(counts):
             counts[number], before = count - before, count
@@ -148,4 +148,4 @@ async def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
         event.listen(world.database.engine, "connect", count)
         *changes, listing = await read(world.keys)
     assert max(changes) < 50
-    assert listing < MAX_ENDED + 50
+    assert listing < MAX_ENDED_KEYS + 50

@@ -11,7 +11,7 @@ from contracts.ladder import CapOutput, Fallback, Ladder
 from contracts.numbers import MAX_LIMIT
 from controlplane.facts import Model, Version
 from controlplane.feed import FeedHub
-from controlplane.ladders import check_ladder
+from controlplane.ladders import check_degradation
 from controlplane.policy.lifecycle import VersionState
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, opened_registry, registration
 from tests.controlplane.door import opened, push
@@ -59,33 +59,33 @@ KNOWN = {
         pytest.param((CapOutput(tokens=MAX_LIMIT + 1),), InvalidRequest, id="more tokens than that"),
     ],
 )
-def test_what_a_ladder_may_name(steps: tuple[Any, ...], want: type[Exception] | None) -> None:
+def test_degradation_step_names_callable_models_only(steps: tuple[Any, ...], want: type[Exception] | None) -> None:
     """In the order of waits, and only what its owner may call itself."""
     if want is None:
-        check_ladder(KNOWN[TENANT, "m"], Ladder(steps=steps, plans={"free": steps}), KNOWN.get)
+        check_degradation(KNOWN[TENANT, "m"], Ladder(steps=steps, plans={"free": steps}), KNOWN.get)
         return
     for ladder in (Ladder(steps=steps), Ladder(steps=(), plans={"free": steps})):
         with pytest.raises(Refused) as refused:
-            check_ladder(KNOWN[TENANT, "m"], ladder, KNOWN.get)
+            check_degradation(KNOWN[TENANT, "m"], ladder, KNOWN.get)
         assert isinstance(refused.value.failure, want)
 
 
 def test_repeated_step_is_refused_with_the_rule() -> None:
     """The error says what must hold, not what was wrong."""
     with pytest.raises(Refused) as refused:
-        check_ladder(KNOWN[TENANT, "m"], Ladder(steps=(CAP, CAP)), KNOWN.get)
+        check_degradation(KNOWN[TENANT, "m"], Ladder(steps=(CAP, CAP)), KNOWN.get)
     assert refused.value.failure == InvalidRequest("steps", "(2)", "must name each step once")
 
 
-def test_what_does_not_generate_has_none() -> None:
+def test_degradation_requires_a_generating_model() -> None:
     """Another model's vectors are in another space."""
     with pytest.raises(Refused) as refused:
-        check_ladder(KNOWN[TENANT, "vectors"], Ladder(steps=(SMALL,)), KNOWN.get)
+        check_degradation(KNOWN[TENANT, "vectors"], Ladder(steps=(SMALL,)), KNOWN.get)
     assert isinstance(refused.value.failure, Conflict)
 
 
 @pytest.mark.usefixtures("backend")
-async def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
+async def test_degradation_is_published_stored_and_removed(tmp_path: Path) -> None:
     """To activators, and after a restart."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:

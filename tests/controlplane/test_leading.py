@@ -12,18 +12,18 @@ from controlplane import dependencies
 from controlplane.health import Health
 from controlplane.leading import lead
 from controlplane.scaling.knative.cluster import Json, Ref
-from controlplane.scaling.knative.role_label import LOOK_S, RoleLabel
-from tests.controlplane.candidates import Line, Pods, Store
+from controlplane.scaling.knative.role_label import LABEL_POLL_S, RoleLabel
+from tests.controlplane.candidates import FakeLeaseStore, FakeRolePods, LeaseConnection
 from tests.controlplane.virtual_time import VirtualClock, settle
 
 
 class Place:
     """A process that would run, and what became of it."""
 
-    def __init__(self, pods: Pods | None = None, pod: str = "one") -> None:
-        self.clock, self.store, self.stop = VirtualClock(), Store(), asyncio.Event()
+    def __init__(self, pods: FakeRolePods | None = None, pod: str = "one") -> None:
+        self.clock, self.store, self.stop = VirtualClock(), FakeLeaseStore(), asyncio.Event()
         self.pods, self.pod, self.health = pods, pod, Health(self.stop)
-        self.line = Line(self.store, self.clock)
+        self.line = LeaseConnection(self.store, self.clock)
         self.seen: list[str] = []
         self.end = asyncio.Event()
 
@@ -46,7 +46,7 @@ class Place:
     def beside(self, pod: str) -> "Place":
         """Another one of the same cluster."""
         other = Place(self.pods, pod)
-        other.clock, other.store, other.line = self.clock, self.store, Line(self.store, self.clock)
+        other.clock, other.store, other.line = self.clock, self.store, LeaseConnection(self.store, self.clock)
         return other
 
     async def readiness(self) -> tuple[int, str]:
@@ -77,7 +77,7 @@ class Place:
         self.store.write({**lease, "spec": spec}, new=False)
 
 
-async def test_it_runs_to_its_end() -> None:
+async def test_finished_leader_gives_up_the_lead() -> None:
     """And gives the lead up, for whoever waits."""
 
     it = Place()
@@ -91,7 +91,7 @@ async def test_it_runs_to_its_end() -> None:
     assert not lease["spec"].get("holderIdentity")
 
 
-async def test_the_lead_is_lost() -> None:
+async def test_lost_lead_cancels_and_restarts_the_service() -> None:
     """It is cut at once, and runs anew once the other one's time is over."""
 
     it = Place()
@@ -108,7 +108,7 @@ async def test_the_lead_is_lost() -> None:
     assert it.seen[-1] == "ended"
 
 
-async def test_who_loses_it_over_and_over_stands_less_often() -> None:
+async def test_repeated_loss_of_the_lead_backs_off() -> None:
     """Each run opens all that there is: a cluster that is slow to answer must not have it begun every few seconds."""
 
     it = Place()
@@ -128,7 +128,7 @@ async def test_who_loses_it_over_and_over_stands_less_often() -> None:
     await task
 
 
-def test_it_is_cancelled_while_it_stops() -> None:
+def test_stopping_leader_can_be_cancelled() -> None:
     """After a loss, and before its work has let go: that is waited for no longer than it takes, and does not stay."""
 
     async def main() -> None:
@@ -164,7 +164,7 @@ def test_it_is_cancelled_while_it_stops() -> None:
         pytest.param(20, ["began", "cut", "began"], id="none does until it has run out"),
     ],
 )
-async def test_defect_in_keeping_it(errors: int, seen: list[str]) -> None:
+async def test_error_in_renewal_keeps_leading_until_expiry(errors: int, seen: list[str]) -> None:
     """What runs goes on while the lead is certain, is cut before it runs out, and begins again once it is ours."""
 
     it = Place()
@@ -188,7 +188,7 @@ async def test_defect_in_keeping_it(errors: int, seen: list[str]) -> None:
     assert not lease["spec"].get("holderIdentity")
 
 
-async def test_who_waits_is_stopped() -> None:
+async def test_waiting_follower_stops() -> None:
     """It has not run, and does not."""
 
     it = Place()
@@ -207,7 +207,7 @@ async def test_who_waits_is_stopped() -> None:
     await first
 
 
-async def test_its_own_failure() -> None:
+async def test_error_of_the_service_is_raised() -> None:
     """Is the caller's to hear."""
 
     it = Place()
@@ -224,7 +224,7 @@ async def test_its_own_failure() -> None:
 async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
     """The leader's readiness is what it serves; a follower's is that it waits, and that nobody is sent to it."""
 
-    it = Place(Pods("one", "two"))
+    it = Place(FakeRolePods("one", "two"))
     other = it.beside("two")
     first = it.run()
     await it.clock.advance(1.0)
@@ -244,7 +244,7 @@ async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
 async def test_takeover_moves_the_label() -> None:
     """At no moment two pods have it, also where the leader before was killed and could not clear its own."""
 
-    it = Place(Pods("one", "two", "three"))
+    it = Place(FakeRolePods("one", "two", "three"))
     assert it.pods is not None
     other = it.beside("two")
     first, second = it.run(), other.run()
@@ -265,7 +265,7 @@ async def test_takeover_moves_the_label() -> None:
 async def test_lost_lead_clears_the_own_label() -> None:
     """It is alive: it says itself that it follows, and is ready no sooner."""
 
-    it = Place(Pods("one"))
+    it = Place(FakeRolePods("one"))
     assert it.pods is not None
     task = it.run()
     await it.clock.advance(1.0)
@@ -286,7 +286,7 @@ async def test_lost_lead_clears_the_own_label() -> None:
 async def test_restarted_container_clears_a_label_that_stayed() -> None:
     """A pod keeps its labels across a restart of its container."""
 
-    it = Place(Pods("one", "two"))
+    it = Place(FakeRolePods("one", "two"))
     assert it.pods is not None
     first = it.run()
     await it.clock.advance(1.0)
@@ -301,15 +301,15 @@ async def test_restarted_container_clears_a_label_that_stayed() -> None:
 
 
 async def test_label_that_comes_back_is_cleared() -> None:
-    """A late write of the leader before, or somebody's hand: the leader looks again each LOOK_S."""
+    """A late write of the leader before, or somebody's hand: the leader looks again each LABEL_POLL_S."""
 
-    it = Place(Pods("one", "two"))
+    it = Place(FakeRolePods("one", "two"))
     assert it.pods is not None
     task = it.run()
     await it.clock.advance(1.0)
     it.pods.write("two", "leader")
     it.pods.write("one", "follower")
-    await it.clock.advance(LOOK_S + 1)
+    await it.clock.advance(LABEL_POLL_S + 1)
     assert it.pods.roles == {"one": "leader", "two": "follower"}
     it.end.set()
     await task
@@ -318,7 +318,7 @@ async def test_label_that_comes_back_is_cleared() -> None:
 async def test_label_is_retried_until_the_cluster_takes_it() -> None:
     """An API server that is away neither ends the leader nor is asked without a pause."""
 
-    it = Place(Pods("one"))
+    it = Place(FakeRolePods("one"))
     assert it.pods is not None
     it.pods.away = True
     task = it.run()
@@ -334,7 +334,7 @@ async def test_label_is_retried_until_the_cluster_takes_it() -> None:
 async def test_label_write_without_an_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends by the row of the table about Leases, as reading the labels does."""
     monkeypatch.setattr(dependencies, "LEASE", replace(dependencies.LEASE, timeout_s=0.01))
-    pods, clock = Pods("one"), VirtualClock()
+    pods, clock = FakeRolePods("one"), VirtualClock()
     pods.silent = 1
     following = asyncio.create_task(RoleLabel(pods, "kelvin", "one", clock).follow())
     async with asyncio.timeout(10.0):

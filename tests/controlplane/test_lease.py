@@ -5,15 +5,15 @@ from contextlib import suppress
 
 import pytest
 
-from controlplane.policy.leadership import Terms
-from controlplane.scaling.knative.lease import Election
-from tests.controlplane.candidates import NAMES, Line, Store, party, stand
+from controlplane.policy.leadership import LeaseDurations
+from controlplane.scaling.knative.lease import LeaderElection
+from tests.controlplane.candidates import NAMES, FakeLeaseStore, LeaseConnection, open_candidates, stand
 from tests.controlplane.virtual_time import VirtualClock
 
 
-async def test_one_leads_and_another_takes_over_at_once_when_it_stops() -> None:
+async def test_next_leader_takes_over_at_once_after_a_stop() -> None:
     """It gives the Lease up."""
-    async with party() as it:
+    async with open_candidates() as it:
         for name in NAMES:
             it.start(name)
             await it.advance(1)
@@ -27,10 +27,10 @@ async def test_one_leads_and_another_takes_over_at_once_when_it_stops() -> None:
         assert lease["spec"]["leaseTransitions"] == 1
 
 
-@pytest.mark.parametrize("how", ["cut", "deaf"])
-async def test_who_can_t_renew_stops_before_another_begins(how: str) -> None:
+@pytest.mark.parametrize("how", ["cut", "loses_answers"])
+async def test_leader_that_cannot_renew_stops_first(how: str) -> None:
     """Whether its renewals come to nothing, or only the answers to them."""
-    async with party() as it:
+    async with open_candidates() as it:
         it.start("a")
         await it.advance(5)
         it.start("b")
@@ -42,18 +42,18 @@ async def test_who_can_t_renew_stops_before_another_begins(how: str) -> None:
             stopped_after_s += 0.5
         assert it.working == []
         assert 7 <= stopped_after_s <= 12.5
-        if how == "deaf":  # its writes still arrive: it holds the Lease, and can't know it
+        if how == "loses_answers":  # its writes still arrive: it holds the Lease, and can't know it
             it.lines["a"].cut = True
         await it.advance(40)
         assert it.working == ["b"]
-        it.lines["a"].cut = it.lines["a"].deaf = False
+        it.lines["a"].cut = it.lines["a"].loses_answers = False
         await it.advance(40)
         assert it.history == ["a", "b"]
 
 
-async def test_a_slow_renewal_counts_from_when_it_was_begun() -> None:
+async def test_slow_renewal_counts_from_its_start() -> None:
     """Others may have seen it long before its answer comes."""
-    async with party() as it:
+    async with open_candidates() as it:
         it.lines["a"].delay_s = 3.0
         it.start("a")
         while not it.working:
@@ -64,9 +64,9 @@ async def test_a_slow_renewal_counts_from_when_it_was_begun() -> None:
         assert it.working == []
 
 
-async def test_a_killed_leader_is_followed_after_its_time() -> None:
+async def test_killed_leader_is_replaced_after_lease_expiry() -> None:
     """Not before, and soon after."""
-    async with party() as it:
+    async with open_candidates() as it:
         it.start("a")
         await it.advance(5)
         it.start("b")
@@ -80,11 +80,11 @@ async def test_a_killed_leader_is_followed_after_its_time() -> None:
         assert waited_s <= 18
 
 
-async def test_work_that_ends_ends_the_candidacy() -> None:
+async def test_finished_work_releases_the_lease() -> None:
     """With what it raised, and the Lease is given up."""
 
-    store, clock = Store(), VirtualClock()
-    election = Election(Line(store, clock), "kelvin", "leader", "a", clock)
+    store, clock = FakeLeaseStore(), VirtualClock()
+    election = LeaderElection(LeaseConnection(store, clock), "kelvin", "leader", "a", clock)
 
     async def work() -> None:
         assert election.leading
@@ -97,11 +97,11 @@ async def test_work_that_ends_ends_the_candidacy() -> None:
     assert not election.leading
 
 
-async def test_it_keeps_the_lease_while_its_work_stops() -> None:
+async def test_lease_is_kept_while_work_stops() -> None:
     """Stopping takes its time, and another must not begin meanwhile."""
-    async with party() as it:
+    async with open_candidates() as it:
         clock = it.clock
-        election = Election(it.lines["a"], "kelvin", "leader", "slow", clock, luck=lambda: 0.5)
+        election = LeaderElection(it.lines["a"], "kelvin", "leader", "slow", clock, luck=lambda: 0.5)
         stopped: list[float] = []
 
         async def work() -> None:
@@ -127,12 +127,12 @@ async def test_it_keeps_the_lease_while_its_work_stops() -> None:
             await task
 
 
-async def test_the_control_sees_two(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_leaders_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that leads on for longer than others wait is found out."""
-    broken = Terms()
+    broken = LeaseDurations()
     object.__setattr__(broken, "hold_s", 60.0)
-    async with party() as it:
-        monkeypatch.setattr("controlplane.scaling.knative.lease.Terms", lambda: broken)
+    async with open_candidates() as it:
+        monkeypatch.setattr("controlplane.scaling.knative.lease.LeaseDurations", lambda: broken)
         it.start("a")
         await it.advance(5)
         it.start("b")

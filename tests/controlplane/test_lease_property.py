@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.controlplane.candidates import NAMES, party
+from tests.controlplane.candidates import NAMES, open_candidates
 
 STEP = st.tuples(
     st.sampled_from(["start", "stop", "cut", "deaf", "slow", "heal", "heal", "wait"]),
@@ -16,11 +16,11 @@ STEP = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, max_size=25))
-def test_never_two_and_in_the_end_one(steps: list[tuple[str, str, float]]) -> None:
+def test_at_most_one_leader_and_finally_one(steps: list[tuple[str, str, float]]) -> None:
     """Whatever happens in whatever order; clocks of the three differ by hours."""
 
     async def scenario() -> None:
-        async with party() as it:
+        async with open_candidates() as it:
             for step, name, seconds in steps:
                 line = it.lines[name]
                 match step:
@@ -31,15 +31,15 @@ def test_never_two_and_in_the_end_one(steps: list[tuple[str, str, float]]) -> No
                     case "cut":
                         line.cut = True
                     case "deaf":
-                        line.deaf = True
+                        line.loses_answers = True
                     case "slow":
                         line.delay_s = seconds / 4
                     case "heal":
-                        line.cut = line.deaf = False
+                        line.cut = line.loses_answers = False
                         line.delay_s = 0.0
                 await it.advance(seconds)
             for name, line in it.lines.items():
-                line.cut = line.deaf = False
+                line.cut = line.loses_answers = False
                 line.delay_s = 0.0
                 it.start(name)
             await it.advance(40)

@@ -12,7 +12,7 @@ from sqlalchemy import inspect, text
 from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
 from contracts.timeline import Stage, Stamp
-from contracts.usage import Origin, RequestRecord
+from contracts.usage import RecordOrigin, RequestRecord
 from controlplane.ledger import Appended, Ledger, append_lifetimes, append_requests
 from controlplane.ledger_migrations import STEPS, NewerLedger
 from controlplane.ledger_schema import (
@@ -24,7 +24,7 @@ from controlplane.ledger_schema import (
     sources,
 )
 from controlplane.usage_batches import MAX_BATCH
-from tests.controlplane.billing_ground import charged, requests, rows
+from tests.controlplane.billing_ground import charged_records, requests, rows
 from tests.controlplane.builders import World
 from tests.controlplane.usage_records import lifetime_record, request_record
 
@@ -34,7 +34,7 @@ both = pytest.mark.usefixtures("backend")
 
 
 @both
-async def test_a_record_comes_back_as_it_went_in(ledger: Ledger) -> None:
+async def test_stored_record_equals_the_original(ledger: Ledger) -> None:
     """Every field of both kinds is stored under its own name."""
     record, lifetime = request_record(1), lifetime_record(1)
     await ledger.append_requests(requests(record))
@@ -63,16 +63,16 @@ async def test_repeats_change_nothing(ledger: Ledger) -> None:
     ]
 
 
-ORPHAN = request_record(1, origin=Origin.ORPHAN, source="rt-1", completion_tokens=64, outcome="cancelled")
+ORPHAN = request_record(1, origin=RecordOrigin.ORPHAN, source="rt-1", completion_tokens=64, outcome="cancelled")
 RETRIED = request_record(
-    1, origin=Origin.ORPHAN, source="rt-2", runtime_id="rt-2", completion_tokens=9, outcome="cancelled"
+    1, origin=RecordOrigin.ORPHAN, source="rt-2", runtime_id="rt-2", completion_tokens=9, outcome="cancelled"
 )
 
 
 @pytest.mark.deep
 @given(order=st.permutations([request_record(1), ORPHAN, RETRIED, ORPHAN]), split=st.integers(min_value=0, max_value=4))
 @settings(max_examples=40)
-def test_an_activator_s_record_stands_over_orphans_in_any_order(
+def test_activator_record_is_charged_before_orphans(
     tmp_path_factory: pytest.TempPathFactory, order: list[RequestRecord], split: int
 ) -> None:
     """Also when they come in one batch; nothing of the orphans' records is lost."""
@@ -80,7 +80,7 @@ def test_an_activator_s_record_stands_over_orphans_in_any_order(
     async def main(ledger: Ledger) -> None:
         for part in (order[:split], order[split:]):
             await ledger.append_requests(requests(*part))
-        assert await charged(ledger) == {"req-1": ("activator", 7)}
+        assert await charged_records(ledger) == {"req-1": ("activator", 7)}
         assert len(await rows(ledger, request_records)) == 3
         assert await rows(ledger, conflicts) == []
 
@@ -89,15 +89,15 @@ def test_an_activator_s_record_stands_over_orphans_in_any_order(
 
 
 @both
-async def test_an_orphan_s_record_stands_until_the_activator_s_comes(ledger: Ledger) -> None:
+async def test_orphan_record_is_charged_until_activators(ledger: Ledger) -> None:
     """And never again after that."""
     await ledger.append_requests(requests(RETRIED))
-    assert await charged(ledger) == {"req-1": ("orphan", 9)}
+    assert await charged_records(ledger) == {"req-1": ("orphan", 9)}
     await ledger.append_requests(requests(ORPHAN))
-    assert await charged(ledger) == {"req-1": ("orphan", 64)}
+    assert await charged_records(ledger) == {"req-1": ("orphan", 64)}
     await ledger.append_requests(requests(request_record(1)))
     await ledger.append_requests(requests(ORPHAN))
-    assert await charged(ledger) == {"req-1": ("activator", 7)}
+    assert await charged_records(ledger) == {"req-1": ("activator", 7)}
 
 
 @both
@@ -108,13 +108,13 @@ async def test_the_same_id_of_two_tenants_is_two_requests(ledger: Ledger) -> Non
 
 
 @both
-async def test_a_contradiction_is_kept_aside_once(ledger: Ledger) -> None:
+async def test_contradicting_record_is_kept_aside_once(ledger: Ledger) -> None:
     """The first record stays; the other is kept with its reason, however often it comes; its sequence has arrived."""
     await ledger.append_requests(requests(request_record(1)))
     other = request_record(1, sequence=2, completion_tokens=1_000_000)
     await ledger.append_requests(requests(other))
     await ledger.append_requests(requests(other, other))
-    assert await charged(ledger) == {"req-1": ("activator", 7)}
+    assert await charged_records(ledger) == {"req-1": ("activator", 7)}
     (row,) = await rows(ledger, conflicts)
     assert (row["tenant"], row["subject"]) == ("acme", "req-1 (activator-1#2)")
     assert "1000000" in row["record"]
@@ -125,7 +125,7 @@ async def test_a_contradiction_is_kept_aside_once(ledger: Ledger) -> None:
 
 
 @both
-async def test_holes_are_remembered_and_closed(ledger: Ledger) -> None:
+async def test_sequence_gaps_are_stored_and_filled(ledger: Ledger) -> None:
     """Ranges of what arrived, whatever the order; and the span of time that a source tells about."""
     for batch in ([5, 1], [3], [9, 8], [2, 4, 6, 7]):
         await ledger.append_requests(requests(*(request_record(number) for number in batch)))
@@ -137,7 +137,7 @@ async def test_holes_are_remembered_and_closed(ledger: Ledger) -> None:
 
 
 @both
-def test_what_a_batch_came_to(ledger: Ledger) -> None:
+def test_batch_result_counts_each_record(ledger: Ledger) -> None:
     """New, duplicate, conflicting: each record is one of them."""
     with ledger.database.engine.begin() as connection:
         batch = [request_record(1), request_record(1), request_record(1, status=500), request_record(2)]

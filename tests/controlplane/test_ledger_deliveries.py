@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.control import LifetimeBatch
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import metadata
 from controlplane.price_book import default_price_book
@@ -47,7 +47,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("batches", [1, 9, 30])
-def test_what_was_answered_survives_sigkill(tmp_path: Path, batches: int) -> None:
+def test_acknowledged_batches_survive_sigkill(tmp_path: Path, batches: int) -> None:
     """Whole batches only, and at least those that were answered."""
     path = tmp_path / "kelvin.db"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, bufsize=0)
@@ -72,7 +72,7 @@ RECORDS = [
 ]
 ORPHANS = [
     request_record(
-        number, origin=Origin.ORPHAN, source=f"rt-{number % 2}", runtime_id=f"rt-{number % 2}", sequence=index
+        number, origin=RecordOrigin.ORPHAN, source=f"rt-{number % 2}", runtime_id=f"rt-{number % 2}", sequence=index
     )
     for index, number in ((1, 2), (2, 4), (1, 9))
 ]
@@ -119,7 +119,7 @@ def test_order_repeats_and_batches_do_not_matter(tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_lost_delivery_would_show(tmp_path: Path) -> None:
+def test_missing_record_changes_the_report(tmp_path: Path) -> None:
     """The control: without one record of one batch, tables and report are others."""
     everything: Delivery = [*RECORDS, *ORPHANS, *LIVES]
     whole = contents(tmp_path / "whole", [everything])

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, inspect, text
 
-from controlplane.dialects import in_byte_order
+from controlplane.dialects import ensure_c_collation
 from controlplane.ledger_migrations import STEPS, NewerLedger, ensure_ledger
 from controlplane.ledger_schema import metadata, request_records
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
-from tests.controlplane.backends import SQLITE, Backend
+from tests.controlplane.backends import SQLITE, DatabaseBackend
 from tests.controlplane.billing_ground import GOLDEN, enter, report
 from tests.controlplane.usage_records import lifetime_record, request_record
 
@@ -35,7 +35,7 @@ def old(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def fresh(backend: Backend, tmp_path: Path) -> Engine:
+def fresh(backend: DatabaseBackend, tmp_path: Path) -> Engine:
     """A new one."""
     made = backend.engine(tmp_path / "fresh")
     ensure_ledger(made)
@@ -50,11 +50,13 @@ def _columns(engine: Engine, table: str) -> dict[str, tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("table", sorted(metadata.tables))
-def test_the_steps_lead_to_the_tables(backend: Backend, fresh: Engine, tmp_path: Path, table: str) -> None:
+def test_migrations_produce_the_ledger_tables(
+    backend: DatabaseBackend, fresh: Engine, tmp_path: Path, table: str
+) -> None:
     """Columns, keys and indices, as the code's tables have them."""
     declared = backend.engine(tmp_path / "declared")
     metadata.create_all(declared)
-    in_byte_order(declared, metadata.tables)
+    ensure_c_collation(declared, metadata.tables)
     assert _columns(fresh, table) == _columns(declared, table)
     for facts in ("get_pk_constraint", "get_indexes"):
         found, wanted = (getattr(inspect(engine), facts)(table) for engine in (fresh, declared))

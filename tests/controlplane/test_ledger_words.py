@@ -10,17 +10,17 @@ from controlplane.billing import close_month
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import conflicts, lifetime_records, request_records
 from controlplane.policy.month import month_after
-from controlplane.policy.standing import LIFETIME_WORDS, REQUEST_WORDS
+from controlplane.policy.standing import LIFETIME_TEXT_LENGTHS, REQUEST_TEXT_LENGTHS
 from controlplane.price_book import default_price_book
 from controlplane.usage_batches import read_batch
 from controlplane.verify import verify_ledger
-from tests.controlplane.billing_ground import charged, requests, rows
+from tests.controlplane.billing_ground import charged_records, requests, rows
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, request_record
 
 
-def test_words_are_as_long_as_their_columns() -> None:
+def test_text_limits_match_the_columns() -> None:
     """What the policy lets in fits, in every database; PostgreSQL would refuse the whole batch."""
-    for table, words in ((request_records, REQUEST_WORDS), (lifetime_records, LIFETIME_WORDS)):
+    for table, words in ((request_records, REQUEST_TEXT_LENGTHS), (lifetime_records, LIFETIME_TEXT_LENGTHS)):
         lengths = {column.name: column.type.length for column in table.c if isinstance(column.type, String)}
         rest = {"origin", "orphan_of", "month", "chain", "replaces", "timeline"}  # what is made here
         assert words == {name: length for name, length in lengths.items() if name not in rest}
@@ -39,11 +39,11 @@ async def test_the_longest_names_fit(ledger: Ledger) -> None:
 
 
 @pytest.mark.usefixtures("backend")
-async def test_damage_does_not_block_what_comes_after(ledger: Ledger) -> None:
+async def test_damaged_record_does_not_block_the_batch(ledger: Ledger) -> None:
     """Figures that no database holds are kept aside, as text; the rest of the batch enters."""
     damaged = request_record(2, sequence=10**30, ended_at_us=-5, device_us=10**40)
     await ledger.append_requests(requests(request_record(1), damaged, request_record(3)))
-    assert sorted(await charged(ledger)) == ["req-1", "req-3"]
+    assert sorted(await charged_records(ledger)) == ["req-1", "req-3"]
     (row,) = await rows(ledger, conflicts)
     assert "1" + "0" * 40 in row["record"]
 

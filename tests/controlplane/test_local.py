@@ -15,19 +15,19 @@ from contracts.timeline import Stage
 from contracts.traffic_errors import StartFailed
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.policy.start_problem import problem_of
+from controlplane.policy.start_problem import problem_from_failure
 from controlplane.replicas import Replica
 from controlplane.scaling import fleet as fleet_module
 from controlplane.scaling import local as local_module
-from controlplane.scaling.device import Device
-from controlplane.scaling.process import Process
+from controlplane.scaling.device import CpuShare
+from controlplane.scaling.process import RuntimeProcess
 from controlplane.settings import load
 from tests.controlplane.builders import key
-from tests.controlplane.ground import News, Run, local, miss_reports
+from tests.controlplane.ground import RecordingListener, RunDirectory, fail_next_reports, local
 from tests.eventually import eventually
 
 
-async def test_a_parked_standby_is_promoted(run: Run) -> None:
+async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
     """It takes the version, is in the feed with the spans of its restore, and the pool is filled again afterwards."""
     async with local(run) as it:
         await it.parked()
@@ -44,7 +44,7 @@ async def test_a_parked_standby_is_promoted(run: Run) -> None:
         assert len(it.news.became_ready) == 1
 
 
-async def test_the_pool_is_refilled_only_after_the_restore(run: Run) -> None:
+async def test_the_pool_is_refilled_only_after_the_restore(run: RunDirectory) -> None:
     """While a version restores nothing is forked: the core is the cold start's."""
     async with local(run) as it:
         await it.parked()
@@ -60,7 +60,7 @@ async def test_the_pool_is_refilled_only_after_the_restore(run: Run) -> None:
         assert refilled[1] > bound_us > born[1]
 
 
-async def test_a_thousand_requests_for_one_replica_bind_once(run: Run) -> None:
+async def test_a_thousand_requests_for_one_replica_bind_once(run: RunDirectory) -> None:
     """Starts count from the moment they are accepted, also while no standby is there."""
     async with local(run, standbys=0) as it:
         for _ in range(1000):
@@ -69,13 +69,13 @@ async def test_a_thousand_requests_for_one_replica_bind_once(run: Run) -> None:
         assert len(run.calls("bind:m")) == 1
 
 
-async def test_without_a_parked_standby_one_is_borne_at_once(run: Run) -> None:
+async def test_missing_standby_is_forked_at_once(run: RunDirectory) -> None:
     """Three versions are asked for with one standby parked: three forks, whatever restores meanwhile. The two that
     wait for their process are told of, so that their bytes need not wait for it, too.
     """
     placing: list[VersionKey] = []
     async with local(run) as it:
-        it.actuator.on_placing = placing.append
+        it.actuator.on_start_waiting = placing.append
         await it.parked()
         for name in ("a", "b", "c"):
             it.apply(key(name), 1)
@@ -84,7 +84,7 @@ async def test_without_a_parked_standby_one_is_borne_at_once(run: Run) -> None:
         assert placing == [key("b"), key("c")]
 
 
-async def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> None:
+async def test_failed_restore_fails_requests_and_ends_the_runtime(run: RunDirectory) -> None:
     """Its failure is in the feed under its own code, its process dead, its slot free."""
     async with local(run) as it:
         with it.feed.subscribe() as subscription:
@@ -99,34 +99,36 @@ async def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> 
         assert it.feed.snapshot().replicas == ()
 
 
-async def test_standby_that_dies_as_it_answers_is_a_failed_birth(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_standby_dying_as_it_answers_is_a_failed_fork(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its death is noticed before its answer is read. The next birth waits, as after any that failed."""
-    report = Process.report
+    report = RuntimeProcess.report
 
-    async def last_words(self: Process) -> RuntimeReport:
+    async def last_words(self: RuntimeProcess) -> RuntimeReport:
         found = await report(self)
         os.kill(self.pid, signal.SIGKILL)
         assert await self.gone(5.0)
         return found
 
     async with local(run, standbys=0) as it:
-        monkeypatch.setattr(Process, "report", last_words)
+        monkeypatch.setattr(RuntimeProcess, "report", last_words)
         with pytest.raises(Refused):
-            await it.fleet.bear()
+            await it.fleet.fork_standby()
 
 
-async def test_start_problem_is_published_before_waiting_requests_fail(run: Run) -> None:
+async def test_start_problem_is_published_before_waiting_requests_fail(run: RunDirectory) -> None:
     """A request that fails takes the problem into its timeline at that moment."""
 
-    class Explaining(News):
+    class Explaining(RecordingListener):
         def failed(self, key: VersionKey, failure: Failure) -> None:
             super().failed(key, failure)
-            row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem_of(failure))
+            row = StartProblemRow(
+                tenant=key.tenant, model=key.model, version=key.version, problem=problem_from_failure(failure)
+            )
             it.feed.publish(Feed(start_problems=(row,)))
 
     async with local(run) as it:
         explaining = Explaining()
-        it.actuator.listen(explaining)
+        it.actuator.add_listener(explaining)
         with it.feed.subscribe() as subscription:
             it.apply(key("corrupt"), 1)
             await eventually(lambda: len(explaining.failures) == 1)
@@ -134,12 +136,12 @@ async def test_start_problem_is_published_before_waiting_requests_fail(run: Run)
         assert [(len(line.start_problems), len(line.failures)) for line in lines] == [(0, 0), (1, 0), (0, 1)]
 
 
-async def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_times(run: Run) -> None:
+async def test_lost_restore_is_retried_at_most_twice(run: RunDirectory) -> None:
     """Its callers wait on; only after three deaths in a row are they told."""
     async with local(run, slots=1) as it:
         it.apply(key("crash"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
-        assert len(run.calls("bind:crash")) == local_module.ATTEMPTS
+        assert len(run.calls("bind:crash")) == local_module.MAX_ATTEMPTS
         failure = it.news.failures[0][1]
         assert isinstance(failure, StartFailed)
         assert failure.reason == "crash_loop"
@@ -147,7 +149,7 @@ async def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_
 
 
 @pytest.mark.parametrize("briefly", [True, False], ids=["and comes back", "and stays away"])
-async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: Run, briefly: bool) -> None:
+async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: RunDirectory, briefly: bool) -> None:
     """Callers wait on for the second try. What it says is what they are told."""
     async with local(run, slots=1) as it:
         if briefly:
@@ -161,7 +163,7 @@ async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: Run, br
         assert len(run.calls("bind:away")) == 2
 
 
-async def test_a_kill_while_restoring_costs_the_caller_nothing_but_time(run: Run) -> None:
+async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None:
     """The first standby is killed with SIGKILL in the middle of its restore; another takes over, with the old zero."""
     async with local(run) as it:
         asked_us = it.apply(key("held"), 1)
@@ -178,7 +180,7 @@ async def test_a_kill_while_restoring_costs_the_caller_nothing_but_time(run: Run
         assert row.restore[1].after_us > run.calls("bind:held")[0][1] - asked_us
 
 
-async def test_a_replica_that_dies_leaves_the_feed_at_once(run: Run) -> None:
+async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) -> None:
     """Its socket is removed, its slot free, listeners hear that it had served."""
     async with local(run) as it:
         it.apply(key(), 1)
@@ -192,7 +194,7 @@ async def test_a_replica_that_dies_leaves_the_feed_at_once(run: Run) -> None:
         assert it.table.live(key()) == 0
 
 
-async def test_an_idle_replica_is_drained_before_it_ends(run: Run) -> None:
+async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> None:
     """Activators are told first, then the runtime; the row goes when the process is dead."""
     async with local(run) as it:
         it.apply(key(), 1)
@@ -211,7 +213,7 @@ async def test_an_idle_replica_is_drained_before_it_ends(run: Run) -> None:
         assert it.news.deaths[0].state in (ReplicaState.DRAINING, ReplicaState.ENDING)
 
 
-async def test_a_busy_replica_may_finish(run: Run) -> None:
+async def test_busy_replica_finishes_its_requests(run: RunDirectory) -> None:
     """It drains for as long as it has work, and ends when it has none."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
@@ -224,12 +226,12 @@ async def test_a_busy_replica_may_finish(run: Run) -> None:
         await eventually(lambda: len(it.news.deaths) == 1)
 
 
-async def test_missed_report_does_not_cut_a_drain(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missed_report_does_not_cut_a_drain(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that computes a long prompt on a loaded core may not answer for a while: its streams go on."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
-        missed = miss_reports(monkeypatch, 3)
+        missed = fail_next_reports(monkeypatch, 3)
         it.apply(key("busy"), 0)
         await eventually(lambda: not missed)
         assert it.table.count(ReplicaState.DRAINING) == 1
@@ -237,7 +239,7 @@ async def test_missed_report_does_not_cut_a_drain(run: Run, monkeypatch: pytest.
         await eventually(lambda: len(it.news.deaths) == 1)
 
 
-async def test_a_drain_has_a_deadline(run: Run) -> None:
+async def test_a_drain_has_a_deadline(run: RunDirectory) -> None:
     """Whoever never finishes is ended when the time is up."""
     async with local(run, drain_s=0.2) as it:
         it.apply(key("busy"), 1)
@@ -246,12 +248,12 @@ async def test_a_drain_has_a_deadline(run: Run) -> None:
         await eventually(lambda: len(it.news.deaths) == 1)
 
 
-async def test_a_replica_that_ends_has_its_own_time_to_drain(run: Run) -> None:
+async def test_a_replica_that_ends_has_its_own_time_to_drain(run: RunDirectory) -> None:
     """It is killed no sooner than `KELVIN_RUNTIME_DRAIN_S` lets it finish what it has."""
     settings = load({"KELVIN_DATA": str(run.path), "KELVIN_RUNTIME_DRAIN_S": "120"})
     run.tell("ignore-term")
     async with local(run, drain_s=0.1, term_s=settings.term_s) as it:
-        assert it.actuator.leave_s > settings.term_s > 120
+        assert it.actuator.drain_max_s > settings.term_s > 120
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         (replica,) = it.table.of(key("busy"))
@@ -261,7 +263,7 @@ async def test_a_replica_that_ends_has_its_own_time_to_drain(run: Run) -> None:
         await eventually(lambda: len(it.news.deaths) == 1)
 
 
-async def test_a_version_can_start_again_while_its_last_replica_drains(run: Run) -> None:
+async def test_a_version_can_start_again_while_its_last_replica_drains(run: RunDirectory) -> None:
     """A request that comes during a drain does not wait for its end."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
@@ -276,7 +278,7 @@ async def test_a_version_can_start_again_while_its_last_replica_drains(run: Run)
         assert it.table.ready(key("busy")) == 1
 
 
-async def test_stopping_a_restore_ends_it_without_a_failure(run: Run) -> None:
+async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -> None:
     """Zero wanted while restoring: the process goes, nobody is told of a failure, nothing is tried again."""
     async with local(run) as it:
         it.apply(key("held"), 1)
@@ -290,18 +292,18 @@ async def test_stopping_a_restore_ends_it_without_a_failure(run: Run) -> None:
 
 
 async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes between the loss and the next attempt, while the dead process is waited for."""
-    waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), Process.gone
+    waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), RuntimeProcess.gone
 
-    async def slow(self: Process, timeout_s: float) -> bool:
-        if timeout_s == local_module.DEATH_S:
+    async def slow(self: RuntimeProcess, timeout_s: float) -> bool:
+        if timeout_s == local_module.EXIT_WAIT_S:
             waits.set()
             await may_go_on.wait()
         return await gone(self, timeout_s)
 
-    monkeypatch.setattr(Process, "gone", slow)
+    monkeypatch.setattr(RuntimeProcess, "gone", slow)
     async with local(run) as it:
         await it.parked()
         it.apply(key("crash"), 1)
@@ -315,7 +317,7 @@ async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
         assert it.news.failures == []
 
 
-async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: Run) -> None:
+async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: RunDirectory) -> None:
     """The standby that comes is parked instead."""
     async with local(run) as it:
         it.apply(key(), 1)
@@ -325,7 +327,7 @@ async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: Run) -
         assert run.calls("bind:m") == []
 
 
-async def test_slots_are_never_exceeded(run: Run) -> None:
+async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
     """Ten replicas wanted, two slots: two run, and a version without any is told that the machine is full."""
     async with local(run, slots=2) as it:
         it.apply(key(), 10)
@@ -341,13 +343,13 @@ async def test_slots_are_never_exceeded(run: Run) -> None:
 
 
 async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where this process has no descriptor left for a moment, the version can be started after it."""
     async with local(run, slots=1) as it:
         await it.parked()
         with monkeypatch.context() as patch:
-            patch.setattr(Device, "kv_bytes", _no_descriptor)
+            patch.setattr(CpuShare, "kv_bytes", _no_descriptor)
             it.apply(key(), 1)
             await eventually(lambda: len(it.news.failures) == 1)
         await eventually(lambda: it.table.held == 0)
@@ -355,11 +357,11 @@ async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
         await it.ready(key())
 
 
-def _no_descriptor(device: Device) -> int:
+def _no_descriptor(device: CpuShare) -> int:
     raise OSError(errno.EMFILE, "too many open files")
 
 
-async def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
+async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirectory) -> None:
     """Waiters of a version that serves are not told of a failure beside it."""
     async with local(run) as it:
         run.tell("healed")
@@ -375,7 +377,7 @@ async def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
         assert isinstance(it.news.failures[0][1], RemoteFailure)
 
 
-async def test_a_standby_that_dies_is_replaced(run: Run) -> None:
+async def test_a_standby_that_dies_is_replaced(run: RunDirectory) -> None:
     """The pool notices by the pidfd, not by the next cold start."""
     async with local(run) as it:
         await it.parked()
@@ -386,9 +388,9 @@ async def test_a_standby_that_dies_is_replaced(run: Run) -> None:
         assert len(run.calls("born")) == 2
 
 
-async def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_without_zygote_fails(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ready models are not concerned; a start fails within its patience, and the pool goes on trying."""
-    monkeypatch.setattr(local_module, "TAKE_S", 0.3)
+    monkeypatch.setattr(local_module, "STANDBY_WAIT_S", 0.3)
     async with local(run, standbys=0) as it:
         it.apply(key(), 1)
         await it.ready(key())
@@ -404,11 +406,13 @@ async def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.M
         await it.ready(key("other"))
 
 
-async def test_full_disk_is_the_reason_of_a_start_that_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_is_the_reason_of_a_start_that_fails(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A standby that finds no room for its socket or meter page ends, and can tell nobody why. Callers are told all the
     same, and a start works again once there is room.
     """
-    monkeypatch.setattr(local_module, "TAKE_S", 2.0)
+    monkeypatch.setattr(local_module, "STANDBY_WAIT_S", 2.0)
     monkeypatch.setattr(fleet_module, "PARK_S", 0.2)
     monkeypatch.setattr(os, "posix_fallocate", _no_room)
     async with local(run, standbys=0) as it:
@@ -417,7 +421,7 @@ async def test_full_disk_is_the_reason_of_a_start_that_fails(run: Run, monkeypat
         await eventually(lambda: len(it.news.failures) == 1)
         failure = it.news.failures[0][1]
         assert isinstance(failure, StartFailed)
-        assert problem_of(failure).message == (
+        assert problem_from_failure(failure).message == (
             "no replica could be started: the disk of the data directory is full; free some of it"
         )
         monkeypatch.undo()
@@ -430,11 +434,13 @@ def _no_room(fd: int, start: int, length: int) -> None:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-async def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
+async def test_start_listeners_hear_of_each_accepted_start(run: RunDirectory) -> None:
     """Whether a standby was parked for it; what is refused is no start."""
     async with local(run, slots=2) as it:
         told: list[tuple[str, bool, object]] = []
-        it.actuator.on_start(lambda which, _, *, parked, wakes: told.append((which.model, parked, wakes)))
+        it.actuator.add_start_listener(
+            lambda which, _, *, parked, wake_level: told.append((which.model, parked, wake_level))
+        )
         await it.parked()
         it.apply(key("a"), 1)
         it.apply(key("a"), 1)
@@ -445,7 +451,7 @@ async def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
             await it.ready(key(name))
 
 
-class Broken(News):
+class Broken(RecordingListener):
     """A listener with a defect in each call."""
 
     def ready(self, replica: Replica) -> None:
@@ -461,15 +467,15 @@ class Broken(News):
         raise ValueError("starting")
 
 
-async def test_defect_of_a_listener_stops_no_other(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+async def test_defect_of_a_listener_stops_no_other(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
     """One that raises at each call stands before another one, which hears of a start, a replica, a failure, a death."""
     starts: list[VersionKey] = []
     async with local(run) as it:
-        broken, sound = Broken(), News()
-        it.actuator.listen(broken)
-        it.actuator.listen(sound)
-        it.actuator.on_start(broken.starting)
-        it.actuator.on_start(lambda which, *_, **__: starts.append(which))
+        broken, sound = Broken(), RecordingListener()
+        it.actuator.add_listener(broken)
+        it.actuator.add_listener(sound)
+        it.actuator.add_start_listener(broken.starting)
+        it.actuator.add_start_listener(lambda which, *_, **__: starts.append(which))
         await it.parked()
         it.apply(key(), 1)
         await it.ready(key())

@@ -13,7 +13,7 @@ from contracts.control import RequestBatch
 from contracts.wire import encode
 from controlplane import store
 from tests.controlplane.builders import key, stats
-from tests.controlplane.door import becomes, opened, push
+from tests.controlplane.door import opened, push, wait_for_state
 from tests.controlplane.usage_records import request_record
 
 BUSY_MS = 50
@@ -29,7 +29,7 @@ def locked(data: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
-async def test_models_wake_and_records_wait(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_locked_database_wakes_models_and_refuses_records(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version at zero is woken by what is known of it; records are refused as a passing state, and taken once after
     that; a change is refused likewise. Negative control: each is taken before.
     """
@@ -40,13 +40,13 @@ async def test_models_wake_and_records_wait(data: Path, monkeypatch: pytest.Monk
         with locked(data):
             stat = msgspec.json.encode(stats(key()))
             assert (await door.ask("POST", "/internal/v1/stats", stat))[0] == 204
-            await becomes(door, "ready")
+            await wait_for_state(door, "ready")
             status, problem = await door.ask("POST", "/internal/v1/usage/requests", BATCH)
             assert (status, problem["code"], problem["retryable"]) == (503, "unavailable", True)
             status, problem = await door.admin("PUT", "/models/m/scale", {"grace_s": 2})
             assert (status, problem["code"]) == (503, "unavailable")
         for _ in range(2):
             assert (await door.ask("POST", "/internal/v1/usage/requests", BATCH))[0] == 204
-        assert (await becomes(door, "ready"))["scale"]["grace_s"] == 1
+        assert (await wait_for_state(door, "ready"))["scale"]["grace_s"] == 1
     with closing(sqlite3.connect(data / "kelvin.db")) as database:
         assert database.execute("SELECT count(*) FROM ledger_requests").fetchone() == (1,)

@@ -8,9 +8,9 @@ from aiohttp import web
 from contracts.errors import Conflict
 from contracts.problem import problem_details
 from controlplane import cluster_api, machine_api
-from tests.controlplane.door import becomes, opened, poke, push
-from tests.controlplane.routes_of import Nothing, routes_in
-from tests.listening import Listening
+from tests.controlplane.door import opened, push, report_request, wait_for_state
+from tests.controlplane.routes_of import AnyAttribute, routes_in
+from tests.listening import StubServer
 
 
 async def test_status_names_processes_devices_and_models(data: Path) -> None:
@@ -36,7 +36,7 @@ async def test_status_names_processes_devices_and_models(data: Path) -> None:
         assert [model["model"] for model in found["models"]] == ["m"]
 
 
-async def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) -> None:
+async def test_cache_calls_name_the_callers_tenant(data: Path) -> None:
     """Its state comes through as it is; an eviction names the caller's tenant, and a refusal keeps its own words."""
     told: list[object] = []
 
@@ -58,7 +58,7 @@ async def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) ->
 
     agent = web.Application()
     agent.add_routes([web.get("/v1/state", state), web.post("/v1/evict", evict), web.post("/v1/check", checked)])
-    listening = Listening(agent)
+    listening = StubServer(agent)
     await listening.start(data / "run" / "cache.sock")
     async with opened(data) as door:
         assert await door.admin("GET", "/cache") == (200, {"tiers": {"host": {"bytes": 5}}})
@@ -77,15 +77,15 @@ async def test_standbys_keep_to_their_settings(data: Path) -> None:
     """None fits the budget: none is kept, the operator is told why, and a model starts from zero all the same."""
     async with opened(data, standbys="2", standby_bytes=str(1 << 20), standby_target="0.9") as door:
         await push(door)
-        await poke(door)
-        await becomes(door, "ready")
+        await report_request(door)
+        await wait_for_state(door, "ready")
         (pool,) = (await door.admin("GET", "/status"))[1]["device"]["pools"]
         assert (pool["wanted"], pool["why"], pool["parked"], pool["hits"], pool["misses"]) == (0, "budget", 0, 0, 1)
         assert (pool["target"], pool["budget_bytes"], pool["probability"]) == (0.9, 1 << 20, 0.0)
     async with opened(data, standby_share="1") as door:
         await push(door, "n")
-        await poke(door, "n")
-        await becomes(door, "ready", "n")
+        await report_request(door, "n")
+        await wait_for_state(door, "ready", "n")
         # One for each replica that runs, an adopted one, too.
         await door.until("/status", lambda found: _size(found["device"]["pools"]) == (2, "share"))
 
@@ -95,7 +95,7 @@ def _size(pools: list[dict[str, Any]]) -> tuple[int, str]:
     return pool["wanted"], pool["why"]
 
 
-def test_the_same_paths() -> None:
+def test_cluster_routes_match_machine_routes() -> None:
     """No call gets 404 there for what one machine has."""
-    nothing = cast(Any, Nothing())
+    nothing = cast(Any, AnyAttribute())
     assert routes_in(cluster_api.router(nothing)) == routes_in(machine_api.router(*[nothing] * 3))

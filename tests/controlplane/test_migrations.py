@@ -18,7 +18,7 @@ from contracts.ladder import CapOutput, Fallback
 from contracts.numbers import MAX_LIMIT
 from contracts.wire import encode
 from controlplane import ledger_schema, schema
-from controlplane.dialects import in_byte_order
+from controlplane.dialects import ensure_c_collation
 from controlplane.facts import Model
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
@@ -26,16 +26,16 @@ from controlplane.ledger_migrations import ensure_ledger
 from controlplane.migrations import STEPS, Migration, NewerDatabase, migrate
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.postgres import Postgres
-from controlplane.postgres_place import PostgresPlace
+from controlplane.postgres_place import PostgresUrl
 from controlplane.registry import Registry
 from controlplane.store import Database, disposing, sqlite_engine
 from controlplane.tenants import TenantStore
-from tests.controlplane.backends import Backend
+from tests.controlplane.backends import DatabaseBackend
 from tests.controlplane.billing_ground import GOLDEN
 
 
 @pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Engine:
+def engine(backend: DatabaseBackend, tmp_path: Path) -> Engine:
     return backend.engine(tmp_path)
 
 
@@ -49,21 +49,21 @@ def _shape(engine: Engine, table: str) -> dict[str, Any]:
     return {"columns": columns, "primary": found.get_pk_constraint(table)["constrained_columns"], "foreign": foreign}
 
 
-def _expected(table: str, backend: Backend, path: Path) -> dict[str, Any]:
+def _expected(table: str, backend: DatabaseBackend, path: Path) -> dict[str, Any]:
     fresh = backend.engine(path)
     schema.metadata.create_all(fresh)
-    in_byte_order(fresh, schema.metadata.tables)
+    ensure_c_collation(fresh, schema.metadata.tables)
     return _shape(fresh, table)
 
 
 @pytest.mark.parametrize("table", sorted(schema.metadata.tables))
-def test_the_steps_lead_to_the_schema(backend: Backend, engine: Engine, tmp_path: Path, table: str) -> None:
+def test_migrations_produce_the_schema(backend: DatabaseBackend, engine: Engine, tmp_path: Path, table: str) -> None:
     """What the frozen DDL makes is what the code's tables say, column for column."""
     migrate(engine)
     assert _shape(engine, table) == _expected(table, backend, tmp_path / "fresh")
 
 
-def test_a_forgotten_step_is_noticed(backend: Backend, engine: Engine, tmp_path: Path) -> None:
+def test_a_forgotten_step_is_noticed(backend: DatabaseBackend, engine: Engine, tmp_path: Path) -> None:
     """Negative control: with a column that no step makes, the comparison above goes red."""
     migrate(engine)
     with engine.begin() as connection:
@@ -243,7 +243,7 @@ def brought_forward(path: Path) -> Engine:
     return engine
 
 
-def test_both_have_the_same_tables(place: PostgresPlace, tmp_path: Path) -> None:
+def test_sqlite_and_postgres_have_the_same_tables(place: PostgresUrl, tmp_path: Path) -> None:
     """By name; columns, what may be empty, keys and indices. Control: a column less is noticed."""
     postgres = Postgres(place, 1)
     with closing(postgres), disposing(brought_forward(tmp_path / "kelvin.db")) as old:
@@ -257,7 +257,7 @@ def test_both_have_the_same_tables(place: PostgresPlace, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("table", ["ledger_requests", "ledger_request_totals"])
-def test_a_column_that_was_too_short_is_widened(place: PostgresPlace, table: str) -> None:
+def test_a_column_that_was_too_short_is_widened(place: PostgresUrl, table: str) -> None:
     """In PostgreSQL, where it matters: a granted model is OWNER/M."""
     postgres = Postgres(place, 1)
     with closing(postgres):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.controlplane.door import ADMIN, knocking, program, push
+from tests.controlplane.door import ADMIN, connect_client, program, push
 from tests.controlplane.routes_of import admin_calls
 from tests.eventually import eventually
 
@@ -15,7 +15,7 @@ async def _ask_all(data: Path) -> int:
     await eventually(lambda: (data / "run" / "control.sock").exists())
     headers = {**ADMIN, "x-mark": MARK, "cookie": MARK, "user-agent": MARK}
     refused = 0
-    async with knocking(data) as door:
+    async with connect_client(data) as door:
         await push(door)
         for method, path in admin_calls():
             for body in BODIES if method in ("POST", "PUT") else ({MARK: MARK},):
@@ -31,7 +31,7 @@ def places(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in files if MARK.encode() in path.read_bytes())
 
 
-async def test_nothing_of_it_is_kept(data: Path) -> None:
+async def test_request_content_is_not_kept(data: Path) -> None:
     """At the level `debug`, for every route. Negative control: where the log or the database had it, it is found."""
     with program(data, log_level="debug") as process:
         assert await _ask_all(data) > 20

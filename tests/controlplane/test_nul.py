@@ -8,7 +8,7 @@ import pytest
 from contracts.errors import InvalidRequest, Refused
 from contracts.wire import encode
 from controlplane.nul import RULE, check_json
-from tests.controlplane.backends import Backend
+from tests.controlplane.backends import DatabaseBackend
 from tests.controlplane.builders import registration
 from tests.controlplane.door import ADMIN, opened, push
 from tests.controlplane.routes_of import admin_routes
@@ -27,7 +27,7 @@ BODIES: list[tuple[str, str, Any]] = [
 ]
 
 
-async def test_nul_in_a_path_or_query(backend: Backend, data: Path) -> None:
+async def test_nul_in_a_path_or_query(backend: DatabaseBackend, data: Path) -> None:
     """Each route of the admin API, with a NUL in each name of its path, and in a query; internal ones likewise."""
 
     async with opened(data) as door:
@@ -47,7 +47,7 @@ async def test_nul_in_a_path_or_query(backend: Backend, data: Path) -> None:
             assert RULE in problem["detail"]
 
 
-async def test_nul_in_a_body(backend: Backend, data: Path) -> None:
+async def test_nul_in_a_body(backend: DatabaseBackend, data: Path) -> None:
     """Names of all kinds, by people and by processes. A usage record is no caller's to correct: it is kept aside."""
 
     async with opened(data) as door:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, select, text
 
-from contracts.usage import Origin, RequestRecord
-from controlplane.journal import entry_of, payload_of
+from contracts.usage import RecordOrigin, RequestRecord
+from controlplane.journal import decode_entry, encode_entry
 from controlplane.ledger import append_requests, timeline_of
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import request_records
@@ -21,12 +21,12 @@ from controlplane.verify import verify_ledger
 from tests.controlplane.billing_ground import (
     close,
     enter,
-    fresh_engine,
     good_month,
-    reconciled,
+    ledger_and_registry_engine,
+    memory_ledger_engine,
     report,
+    run_usage_audit,
     verify,
-    whole_engine,
 )
 from tests.controlplane.usage_records import HOUR_US, lifetime_record, request_record
 
@@ -34,7 +34,7 @@ DAY_US = 24 * HOUR_US
 # One key, four times: cut by its caller, by its activator's death (told by two), answered, answered again.
 CUT = request_record(21, outcome="cancelled", status=499, completion_tokens=3, once="k1")
 ORPHAN = request_record(
-    22, origin=Origin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", completion_tokens=64, once="k1"
+    22, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", completion_tokens=64, once="k1"
 )
 LATE_OF_IT = request_record(22, outcome="replica_lost", status=502, completion_tokens=5, once="k1")
 ANSWERED = request_record(23, completion_tokens=8, once="k1")
@@ -58,9 +58,9 @@ def bill(engine: Engine) -> object:
     return made.requests, made.lines, made.total_micros, made.completion_tokens
 
 
-def test_four_requests_of_one_key_are_one_on_the_bill() -> None:
+def test_requests_with_one_idempotency_key_are_billed_once() -> None:
     """And one of another key, of another tenant, of another day, are others."""
-    engine, alone = fresh_engine(), fresh_engine()
+    engine, alone = memory_ledger_engine(), memory_ledger_engine()
     enter(engine, FAMILY)
     enter(alone, [ANSWERED, OTHER, TOMORROW])
     assert standing(engine) == {f"req-{number}" for number in (23, 25, 26, 27)}
@@ -73,9 +73,9 @@ def test_four_requests_of_one_key_are_one_on_the_bill() -> None:
     alone.dispose()
 
 
-def test_what_a_ladder_gave_up_is_kept_and_chained() -> None:
+def test_degradation_of_a_request_is_stored_and_chained() -> None:
     """With a `once` and without; it comes back as it was, changes nothing of the bill, and can't be changed."""
-    engine, plain = fresh_engine(), fresh_engine()
+    engine, plain = memory_ledger_engine(), memory_ledger_engine()
     records = [
         request_record(31, degraded="cap-output=64"),
         request_record(32, degraded="fallback-of=large", once="k1"),
@@ -99,9 +99,9 @@ def test_what_a_ladder_gave_up_is_kept_and_chained() -> None:
     plain.dispose()
 
 
-def test_without_it_each_would_be_charged() -> None:
+def test_requests_without_a_key_are_each_billed() -> None:
     """The control."""
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
     enter(engine, [request_record(number, completion_tokens=8) for number in (23, 24)])
     assert report(engine).requests == {"ok": 2}
     engine.dispose()
@@ -115,7 +115,7 @@ def test_order_repeats_and_batches_do_not_change_a_bill(data: st.DataObject) -> 
     repeats = data.draw(st.lists(st.sampled_from(FAMILY), max_size=6))
     order: Sequence[RequestRecord] = data.draw(st.permutations([*FAMILY, *repeats]))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(order)), max_size=5)))
-    engine, plain = fresh_engine(), fresh_engine()
+    engine, plain = memory_ledger_engine(), memory_ledger_engine()
     for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True):
         with engine.begin() as connection:
             append_requests(connection, order[begin:end])
@@ -130,12 +130,12 @@ def test_order_repeats_and_batches_do_not_change_a_bill(data: st.DataObject) -> 
 @pytest.mark.deep
 @given(data=st.data())
 @settings(max_examples=40)
-def test_a_month_that_is_closed_in_between_charges_once_too(data: st.DataObject) -> None:
+def test_key_is_charged_once_across_a_closed_month(data: st.DataObject) -> None:
     """What the closed month charged stands; the rest of the family costs nothing more; every chain holds."""
     family = [CUT, ANSWERED, AGAIN]
     order = data.draw(st.permutations(family))
     after = data.draw(st.integers(0, len(order)))
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
     enter(engine, order[:after])
     close(engine)
     enter(engine, order[after:])
@@ -149,7 +149,7 @@ def test_a_month_that_is_closed_in_between_charges_once_too(data: st.DataObject)
     engine.dispose()
 
 
-def test_one_that_is_made_to_be_charged_twice_is_found(tmp_path: Path) -> None:
+def test_forged_second_charge_is_found(tmp_path: Path) -> None:
     """By verify, which recomputes who stands; and a `once` that was changed, by its digest."""
     for number, statement in enumerate(
         (
@@ -169,9 +169,9 @@ def test_one_that_is_made_to_be_charged_twice_is_found(tmp_path: Path) -> None:
         engine.dispose()
 
 
-def test_a_second_charge_is_found_where_the_totals_were_changed_with_it() -> None:
+def test_forged_charge_with_forged_totals_is_found() -> None:
     """Each record that has one is held against its kin, though it stands and says nothing else."""
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
     enter(engine, [ANSWERED, AGAIN])
     with engine.begin() as connection:
         connection.execute(text("UPDATE ledger_requests SET stands = 1"))
@@ -183,27 +183,27 @@ def test_a_second_charge_is_found_where_the_totals_were_changed_with_it() -> Non
     engine.dispose()
 
 
-def test_the_accounts_agree_about_requests_that_are_one() -> None:
+def test_usage_audit_agrees_for_repeated_requests() -> None:
     """A replica counted each that it served, a source each that it wrote: what is charged is another matter."""
-    engine = whole_engine()
+    engine = ledger_and_registry_engine()
     begun = lifetime_record(9, runtime_id="rt-9", sequence=1, source="supervisor-9", requests=2)
     answered = request_record(1, source="activator-9", runtime_id="rt-9", request_id="one", once="k1")
     again = request_record(2, source="activator-9", runtime_id="rt-9", request_id="two", once="k1")
     enter(engine, [*good_month(), answered, again, begun])
-    found = reconciled(engine)
+    found = run_usage_audit(engine)
     assert (found.agrees, found.differences) == (True, ())
     with engine.begin() as connection:
         connection.execute(text("UPDATE ledger_request_totals SET requests = requests + 1 WHERE outcome = 'ok'"))
-    assert not reconciled(engine).agrees, "the control"
+    assert not run_usage_audit(engine).agrees, "the control"
     engine.dispose()
 
 
 def test_a_journal_makes_the_same_chains_again() -> None:
     """However the records were batched when they first came."""
-    first, second = fresh_engine(), fresh_engine()
+    first, second = memory_ledger_engine(), memory_ledger_engine()
     for record in [request_record(1), *FAMILY]:
         enter(first, [record])
-    assert replay(second, [entry_of(payload_of(record)) for record in [request_record(1), *FAMILY]]) == 9
+    assert replay(second, [decode_entry(encode_entry(record)) for record in [request_record(1), *FAMILY]]) == 9
     for tenant in ("acme", "other"):
         assert verify(first, tenant=tenant) == verify(second, tenant=tenant)
     first.dispose()

@@ -14,10 +14,10 @@ from contracts.numbers import MAX_LIMIT
 from contracts.settings import BadSetting
 from controlplane.clock import SystemClock
 from controlplane.feed import FeedHub
-from controlplane.installation import open_installation
+from controlplane.installation import open_services
 from controlplane.key_rows import load_keys
 from controlplane.keys import KeyStore
-from controlplane.opening import LOOK_S, keep_writing, open_when_there
+from controlplane.opening import CHECK_INTERVAL_S, open_when_available, watch_write_session
 from controlplane.price_book import default_price_book
 from controlplane.settings import load
 from controlplane.store import Database, open_database
@@ -26,7 +26,7 @@ from tests.controlplane.builders import NOW_S
 
 
 def _open(path: Path) -> Database:
-    opened = asyncio.run(open_when_there(path, asyncio.Event()))
+    opened = asyncio.run(open_when_available(path, asyncio.Event()))
     assert opened is not None
     return opened
 
@@ -192,7 +192,7 @@ async def test_settings_of_a_newer_program_are_refused(tmp_path: Path, change: s
         refusal = rf"KELVIN_DATA=.*: the {named}.*: use the newer program"
         with pytest.raises(BadSetting, match=refusal):
             async with AsyncExitStack() as stack:
-                await open_installation(
+                await open_services(
                     stack, load({"KELVIN_DATA": str(tmp_path)}), SystemClock(), default_price_book(), Mock(), Mock(),
                     database, None,
                 )  # fmt: skip
@@ -205,7 +205,7 @@ def test_start_that_was_killed_early_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_writing_session_is_looked_after_again_after_an_unexpected_error() -> None:
+async def test_write_session_watch_survives_an_error() -> None:
     """A defect in one round doesn't end the loop, or a session that is cut later would stay without the lock. It is
     counted under the loop's name; a database that is away is no error.
     """
@@ -224,7 +224,7 @@ async def test_writing_session_is_looked_after_again_after_an_unexpected_error()
 
     database, health = Scripted(), LoopHealth()
     async with Loops(health) as loops:
-        loops.start("writing session", lambda: keep_writing(database, SystemClock()))  # type: ignore[arg-type]
-        await asyncio.sleep(6 * LOOK_S)
+        loops.start("writing session", lambda: watch_write_session(database, SystemClock()))  # type: ignore[arg-type]
+        await asyncio.sleep(6 * CHECK_INTERVAL_S)
     assert database.writes >= 5
     assert health.errors == {"writing session": 1}

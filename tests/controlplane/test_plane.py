@@ -10,53 +10,53 @@ import pytest
 from contracts.control import Feed, ReplicaRow, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
-from controlplane.policy.knative_seen import Service, service_of
-from controlplane.policy.knative_service import Control
+from controlplane.policy.knative_seen import Service, parse_service
+from controlplane.policy.knative_service import ControlEndpoints
 from controlplane.policy.labels import INSTALLATION, STREAMS, VERSION
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.scale_settings import ScaleSettings
-from controlplane.policy.tenant_space import Needs
+from controlplane.policy.tenant_space import NamespaceRequirements
 from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Ref, Unreachable, Upsert
-from controlplane.scaling.knative.plane import SERVING
-from controlplane.scaling.knative.tenant_spaces import TenantSpaces
+from controlplane.scaling.knative.plane import SERVICE_API
+from controlplane.scaling.knative.tenant_spaces import TenantNamespaces
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key
-from tests.controlplane.cluster_world import running
+from tests.controlplane.cluster_world import running_loop
 from tests.controlplane.plane_world import (
     CLUSTER,
     NAMESPACE,
     OVERLAP_S,
-    KnativeWorld,
-    PlaneWorld,
+    ControllerScenario,
+    FakeKnativeCluster,
     at,
-    planned,
-    prepared,
+    create_controller,
+    running_controller,
 )
 from tests.controlplane.virtual_time import VirtualClock
 
 
-async def test_from_a_registration_to_its_deletion(tmp_path: Path) -> None:
+async def test_service_follows_registration_to_deletion(tmp_path: Path) -> None:
     """A Service as rendered, in a namespace of its tenant; where it is heard of; its pods; nothing that stays."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
         assert it.cluster.services() == {at("a").name}
-        await it.heard()
-        it.cluster.becomes_ready("a")
+        await it.read_feed()
+        it.cluster.set_ready("a")
         it.cluster.pods("a", one=False)
-        await it.passes()
-        lines = await it.heard()
+        await it.let_pass()
+        lines = await it.read_feed()
         assert [row.name for line in lines for row in line.revisions] == [f"{at('a').name}-00001"]
         assert [(row.runtime_id, row.unproven) for line in lines for row in line.replicas] == [("one", True)]
         assert (it.table.ready(key()), it.table.live(key())) == (0, 1)
         it.cluster.pods("a", one=True, two=True)
-        await it.passes()
+        await it.let_pass()
         assert it.table.ready(key()) == 2
         assert {pod.runtime_id for pod in it.table} == {"one", "two"}
-        assert it.outcomes.last(key()) is not None
+        assert it.outcomes.last_attempt(key()) is not None
         it.cluster.pods("a", two=True)
-        await it.passes()
-        assert [name for line in await it.heard() for name in line.removed_replicas] == ["one"]
+        await it.let_pass()
+        assert [name for line in await it.read_feed() for name in line.removed_replicas] == ["one"]
         await it.registry.delete_model(BY, TENANT, "m", NOW_S, it.table.is_present, force=True)
-        await it.passes()
+        await it.let_pass()
         assert it.cluster.services() == set()
         snapshot = it.feed.snapshot()
         assert (snapshot.revisions, snapshot.replicas, len(tuple(it.table))) == ((), (), 0)
@@ -66,27 +66,27 @@ async def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
     """Whoever may make one in a namespace of theirs, with the names of somebody's version: its pods are told to nobody,
     as those where it belongs are (the control).
     """
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
-        it.cluster.becomes_ready("a")
-        theirs = Ref(SERVING, "Service", "theirs", at("a").name)
+        it.cluster.set_ready("a")
+        theirs = Ref(SERVICE_API, "Service", "theirs", at("a").name)
         ours = it.cluster.objects[at("a")]
         it.cluster.put({**ours, "metadata": {**ours["metadata"], "namespace": "theirs", "annotations": {
             VERSION: digest("a"), STREAMS: "4"}}})  # fmt: skip
         it.cluster.pods("a", "theirs", stranger=True)
-        await it.passes()
+        await it.let_pass()
         assert [row.namespace for row in it.feed.snapshot().revisions] == [NAMESPACE]
         assert it.feed.snapshot().replicas == ()
         assert theirs in it.cluster.objects, "it is not ours to delete"
         it.cluster.pods("a", one=True)
-        await it.passes()
+        await it.let_pass()
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
 
 
-async def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_object_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may make an EndpointSlice or a Service somewhere must not be able to stop what follows the cluster."""
 
-    def nameless(it: PlaneWorld, name: str, **target: str) -> None:
+    def nameless(it: ControllerScenario, name: str, **target: str) -> None:
         it.cluster._put(
             "discovery.k8s.io/v1", "EndpointSlice", name, {"serving.knative.dev/service": "x"}, "theirs",
             ports=[{"name": "http", "port": 8012}],
@@ -96,66 +96,66 @@ async def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path, mon
     def defective(obj: Json) -> Service | None:
         if obj["metadata"]["namespace"] == "theirs":
             raise ValueError(obj["metadata"]["name"])
-        return service_of(obj)
+        return parse_service(obj)
 
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
-        it.cluster.becomes_ready("a")
+        it.cluster.set_ready("a")
         it.cluster.pods("a", one=True)
         nameless(it, "no-name")
-        await it.passes(1.0)
+        await it.let_pass(1.0)
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
-        monkeypatch.setattr("controlplane.scaling.knative.seen_versions.service_of", defective)
-        monkeypatch.setattr("controlplane.scaling.knative.seen_versions.failed_of", defective)
+        monkeypatch.setattr("controlplane.scaling.knative.seen_versions.parse_service", defective)
+        monkeypatch.setattr("controlplane.scaling.knative.seen_versions.parse_revision_failure", defective)
         theirs = it.cluster.objects[at("a")]
         it.cluster.put({**theirs, "metadata": {**theirs["metadata"], "namespace": "theirs"}})
-        it.cluster._put(SERVING, "Revision", "theirs", namespace="theirs")
+        it.cluster._put(SERVICE_API, "Revision", "theirs", namespace="theirs")
         it.cluster.pods("a", one=True, two=True)
-        await it.passes(1.0)
+        await it.let_pass(1.0)
         assert {row.runtime_id for row in it.feed.snapshot().replicas} == {"one", "two"}
-        assert len(it.cluster.watching) == 6
+        assert len(it.cluster.open_watches) == 6
 
 
-async def test_another_installation_has_its_service(tmp_path: Path) -> None:
+async def test_service_of_another_installation_is_left_alone(tmp_path: Path) -> None:
     """In the namespace of a tenant of the same name: it stays as it is, its pods are told to nobody, and who waits is
     told so; once it is gone, ours is written.
     """
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
         ours = it.cluster.objects[at("a")]
         notes = {**ours["metadata"]["annotations"], INSTALLATION: "kelvin-staging"}
         it.cluster.remove(at("a"))
         theirs = it.cluster.put({**ours, "metadata": {**ours["metadata"], "annotations": notes}})
-        it.cluster.becomes_ready("a")
+        it.cluster.set_ready("a")
         it.cluster.pods("a", stranger=True)
         it.cluster.calls.clear()
-        await it.passes(10.0)
+        await it.let_pass(10.0)
         assert it.cluster.calls == []
         assert it.cluster.objects[at("a")]["metadata"]["annotations"] == theirs["metadata"]["annotations"]
         assert (it.feed.snapshot().revisions, it.feed.snapshot().replicas) == ((), ())
-        told = [row for line in await it.heard() for row in line.failures]
+        told = [row for line in await it.read_feed() for row in line.failures]
         assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
         assert it.plane.refusals()["Foreign"] == 1
         it.cluster.remove(at("a"))
-        await it.passes(10.0)
+        await it.let_pass(10.0)
         assert it.cluster.calls == [("apply", at("a"))]
         assert it.plane.refusals()["Foreign"] == 0
 
 
 CONTROLLED = replace(
     CLUSTER, secret="kelvin-store",
-    control=Control(url="https://c:7500", snapshotter_url="https://s:7501", secret="kelvin-inner-runtime"),
+    control=ControlEndpoints(url="https://c:7500", snapshotter_url="https://s:7501", secret="kelvin-inner-runtime"),
 )  # fmt: skip
-SECRETS = Needs.of(CONTROLLED)
+SECRETS = NamespaceRequirements.of(CONTROLLED)
 
 
-async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None:
+async def test_incomplete_namespace_starts_nothing(tmp_path: Path) -> None:
     """No Service is made there until the namespace is closed, restricted, ours to write to, and has its secrets.
 
     Operators, callers and whoever pushes are told what it lacks.
     """
 
-    def lacks(it: PlaneWorld) -> tuple[str, str, str]:
+    def lacks(it: ControllerScenario) -> tuple[str, str, str]:
         problem = it.outcomes.problem(key())
         assert problem is not None
         (row,) = it.feed.snapshot().start_problems
@@ -163,9 +163,9 @@ async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -
         said, _, remedy = problem.message.partition(" lacks ")[2].partition("; an operator has to ")
         return problem.reason, said, remedy
 
-    async with planned(tmp_path, KnativeWorld("another"), spec=CONTROLLED) as it:
+    async with running_controller(tmp_path, FakeKnativeCluster("another"), spec=CONTROLLED) as it:
         await it.register("a")
-        push = await it.plane.obstacle(TENANT)
+        push = await it.plane.find_start_obstacle(TENANT)
         assert push is not None
         assert push.reason == "refused_object"
         assert f"the namespace {NAMESPACE} does not exist; " in push.message
@@ -173,7 +173,7 @@ async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -
         assert "`kelvin cluster tenant default`" in push.message
         it.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "uid": "made by API"}})
         it.cluster.refuse[Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")] = deque([Denied("forbidden")])
-        await it.passes()
+        await it.let_pass()
         reason, said, remedy = lacks(it)
         assert (reason, remedy) == ("refused_object", "apply what `kelvin cluster tenant default` prints")
         assert said.split(", ") == [
@@ -183,27 +183,27 @@ async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -
             "a NetworkPolicy that admits requests to replicas",
             "a RoleBinding to the ClusterRole kelvin-tenant",
         ]
-        it.cluster.equip("default")
-        await it.passes(6.0)
+        it.cluster.create_namespace("default")
+        await it.let_pass(6.0)
         secrets = "the secret kelvin-inner-runtime, the secret kelvin-store"
         assert lacks(it) == ("missing_secret", secrets, "create what is missing")
         assert it.cluster.services() == set()
-        it.cluster.equip("default", SECRETS)
-        await it.passes(6.0)
+        it.cluster.create_namespace("default", SECRETS)
+        await it.let_pass(6.0)
         assert it.cluster.services() == {at("a").name}
         assert it.outcomes.problem(key()) is None
         assert it.feed.snapshot().start_problems == ()
-        assert await it.plane.obstacle(TENANT) is None
+        assert await it.plane.find_start_obstacle(TENANT) is None
 
 
 async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None:
     """Nothing starts there. To ask about it raises nothing, which would end the pass over all versions."""
-    clock, cluster = VirtualClock(), KnativeWorld("acme")
+    clock, cluster = VirtualClock(), FakeKnativeCluster("acme")
     namespace = next(ref for ref in cluster.objects if ref.kind == "Namespace")
     held = cluster.objects[namespace]
     cluster.put({**held, "metadata": {**held["metadata"], "labels": "none"}})
-    spaces = TenantSpaces(cluster, Needs(), clock, lambda: None)
-    async with running(spaces):
+    spaces = TenantNamespaces(cluster, NamespaceRequirements(), clock, lambda: None)
+    async with running_loop(spaces):
         await clock.advance(1.0)
         assert not spaces.is_complete("kelvin-acme", "acme")
         failure = spaces.failure("kelvin-acme", "acme")
@@ -213,10 +213,10 @@ async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None
 
 async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> None:
     """The other one is known at the end of its probe, and nothing is listed again."""
-    clock, cluster = VirtualClock(), KnativeWorld("acme", "beta")
+    clock, cluster = VirtualClock(), FakeKnativeCluster("acme", "beta")
     secret = Ref("v1", "Secret", "kelvin-acme", "s")
-    spaces = TenantSpaces(cluster, Needs(secrets=("s",)), clock, lambda: None)
-    async with running(spaces):
+    spaces = TenantNamespaces(cluster, NamespaceRequirements(secrets=("s",)), clock, lambda: None)
+    async with running_loop(spaces):
         await clock.advance(1.0)
         cluster.answered.clear()
         for tenant in ("acme", "beta"):
@@ -230,14 +230,14 @@ async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> 
         failure = spaces.failure("kelvin-acme", "acme")
         assert failure is not None
         assert "the secret s" in failure.message
-        assert len(cluster.watching) == 2
+        assert len(cluster.open_watches) == 2
 
 
 async def test_namespace_that_a_caller_waits_for_is_probed() -> None:
     """Also where a pass over all versions, none of which is there, comes between the question and the probe."""
-    clock, cluster = VirtualClock(), KnativeWorld("acme", "beta")
-    spaces = TenantSpaces(cluster, Needs(secrets=("s",)), clock, lambda: None)
-    async with running(spaces):
+    clock, cluster = VirtualClock(), FakeKnativeCluster("acme", "beta")
+    spaces = TenantNamespaces(cluster, NamespaceRequirements(secrets=("s",)), clock, lambda: None)
+    async with running_loop(spaces):
         await clock.advance(1.0)
         cluster.answered.clear()
         spaces.is_complete("kelvin-acme", "acme")
@@ -251,13 +251,13 @@ async def test_namespace_that_a_caller_waits_for_is_probed() -> None:
         waiting.cancel()
 
 
-async def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
+async def test_service_survives_losses_of_its_namespace(tmp_path: Path) -> None:
     """One that serves is kept as it is wanted; only a new one has to wait."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
         it.cluster.remove(Ref("networking.k8s.io/v1", "NetworkPolicy", NAMESPACE, "nobody"))
         await it.registry.rescale(BY, TENANT, "m", {"max": 7}, NOW_S)
-        await it.passes()
+        await it.let_pass()
         notes = it.cluster.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
         assert notes["autoscaling.knative.dev/max-scale"] == "7"
         await it.register("b")
@@ -268,78 +268,78 @@ async def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> No
         assert "a NetworkPolicy that denies all traffic" in problem.message
 
 
-async def test_a_cluster_that_gives_no_answer_is_no_missing_secret(tmp_path: Path) -> None:
+async def test_unanswered_probe_reports_no_missing_secret(tmp_path: Path) -> None:
     """What could not be asked for is asked for again, and nobody is told that it is missing."""
-    async with planned(tmp_path, spec=CONTROLLED) as it:
+    async with running_controller(tmp_path, spec=CONTROLLED) as it:
         secret = Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")
         it.cluster.refuse[secret] = deque([Unreachable("away"), None])
-        it.cluster.equip("default", SECRETS)
+        it.cluster.create_namespace("default", SECRETS)
         await it.register("a")
         assert (it.cluster.services(), it.outcomes.problem(key())) == (set(), None)
-        await it.passes(6.0)
+        await it.let_pass(6.0)
         assert it.cluster.services() == {at("a").name}
 
 
-async def test_another_version(tmp_path: Path) -> None:
+async def test_old_version_keeps_its_service_until_new_one_is_ready(tmp_path: Path) -> None:
     """What was named before keeps its Service until the new one was ready; deployed back meanwhile it stays."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
         await it.register("b")
         assert it.cluster.services() == {at("a").name}, "nothing names the second one"
-        it.cluster.becomes_ready("a")
+        it.cluster.set_ready("a")
         await it.deploy("b")
         assert it.cluster.services() == {at("a").name, at("b").name}
         it.cluster.says(at("b"), latestCreatedRevisionName="x-00001")
-        await it.passes()
+        await it.let_pass()
         assert it.cluster.services() == {at("a").name, at("b").name}
-        it.cluster.becomes_ready("b")
-        await it.passes()
+        it.cluster.set_ready("b")
+        await it.let_pass()
         assert it.cluster.services() == {at("b").name}
 
 
-async def test_callers_wait_for_no_deploy(tmp_path: Path) -> None:
+async def test_previous_version_serves_during_a_deploy(tmp_path: Path) -> None:
     """What a new version can't take goes to the one before it, from the deploy on: while that has a pod, and until the
     new one has been ready for as long as they overlap.
     """
 
-    def answers(it: PlaneWorld) -> dict[str, str]:
+    def answers(it: ControllerScenario) -> dict[str, str]:
         (row,) = it.feed.snapshot().models
         return {new[0]: old[0] for new, old in row.meanwhile.items()}
 
-    async with planned(tmp_path / "one") as it:
+    async with running_controller(tmp_path / "one") as it:
         await it.register("a")
         await it.register("b")
-        it.cluster.becomes_ready("a")
+        it.cluster.set_ready("a")
         it.cluster.pods("a", one=True)
-        await it.passes()
+        await it.let_pass()
         assert answers(it) == {}
-        await it.heard()
+        await it.read_feed()
         await it.registry.deploy(BY, TENANT, "m", digest("b")[:12], NOW_S)
-        (line,) = [line for line in await it.heard() if line.models]
+        (line,) = [line for line in await it.read_feed() if line.models]
         assert line.models[0].aliases == {"prod": digest("b")}
         assert line.models[0].meanwhile == {digest("b"): digest("a")}, "in the same line"
-        await it.passes()
-        it.cluster.becomes_ready("b")
+        await it.let_pass()
+        it.cluster.set_ready("b")
         it.cluster.pods("b", two=True)
-        await it.passes(OVERLAP_S - 5.0)
+        await it.let_pass(OVERLAP_S - 5.0)
         assert (answers(it), it.cluster.services()) == ({"b": "a"}, {at("a").name, at("b").name})
-        await it.passes(10.0)
+        await it.let_pass(10.0)
         assert (answers(it), it.cluster.services()) == ({}, {at("b").name})
-    async with planned(tmp_path / "two") as it:
+    async with running_controller(tmp_path / "two") as it:
         await it.register("a")
         await it.register("b")
-        it.cluster.becomes_ready("a")
+        it.cluster.set_ready("a")
         it.cluster.pods("a", one=True)
         await it.deploy("b")
-        it.cluster.becomes_ready("b")
+        it.cluster.set_ready("b")
         it.cluster.pods("a")
-        await it.passes(5.0)
+        await it.let_pass(5.0)
         assert (answers(it), it.cluster.services()) == ({}, {at("b").name})
 
 
 async def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
     """It is written as none within seconds, and as it was once there is a budget again."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
 
         def least() -> str:
             notes = it.cluster.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
@@ -355,13 +355,13 @@ async def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
         await it.registry.rescale(BY, TENANT, "m", {"min": 1}, NOW_S)
         for micros, want in ((99, "1"), (100, "0"), (0, "1")):
             spent(micros)
-            await it.passes(5)
+            await it.let_pass(5)
             assert least() == want
 
 
 async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) -> None:
     """Where there are so many devices and no more, a tenant's minimums take at most its share of them."""
-    async with planned(tmp_path, devices=4) as it:
+    async with running_controller(tmp_path, devices=4) as it:
         await it.register("a")
         model = it.registry.model(TENANT, "m")
         it.plane.check_scale(model, ScaleSettings(min=4, max=8))
@@ -375,34 +375,34 @@ async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) ->
             it.plane.check_scale(model, ScaleSettings(min=3, max=8))
 
 
-async def test_a_start_that_fails(tmp_path: Path) -> None:
+async def test_failed_start_fails_waiting_requests_once(tmp_path: Path) -> None:
     """Who waits is told once, in a sentence of ours; an operator sees the last one; a pod that is ready ends it."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
         it.cluster.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
-        await it.passes()
-        await it.heard()
+        await it.let_pass()
+        await it.read_feed()
         for _ in range(3):
             it.cluster.revision("a", "ImagePullBackOff")
             it.cluster.resync()
-            await it.passes()
-        told = [row for line in await it.heard() for row in line.failures]
+            await it.let_pass()
+        told = [row for line in await it.read_feed() for row in line.failures]
         assert [(row.code, row.status, row.retryable) for row in told] == [("start_failed", 503, True)]
         assert told[0].message == "no replica could be started: its image is not to be had"
-        last = it.outcomes.last(key())
-        assert last is not None
-        assert last.failure is not None
-        assert last.failure[0] == "start_failed"
+        last_attempt = it.outcomes.last_attempt(key())
+        assert last_attempt is not None
+        assert last_attempt.failure is not None
+        assert last_attempt.failure[0] == "start_failed"
         it.cluster.revision("a", None)
-        it.cluster.becomes_ready("a")
+        it.cluster.set_ready("a")
         it.cluster.pods("a", one=True)
-        await it.passes()
-        last = it.outcomes.last(key())
-        assert last is not None
-        assert last.failure is None
+        await it.let_pass()
+        last_attempt = it.outcomes.last_attempt(key())
+        assert last_attempt is not None
+        assert last_attempt.failure is None
 
 
-def problem(it: PlaneWorld) -> str | None:
+def problem(it: ControllerScenario) -> str | None:
     """The reason that a new reader of the feed is told; the status says the same."""
     found = it.outcomes.problem(key())
     rows = [row.problem for row in it.feed.snapshot().start_problems]
@@ -410,13 +410,13 @@ def problem(it: PlaneWorld) -> str | None:
     return None if found is None else found.reason
 
 
-def pod_of(it: PlaneWorld, waiting: str = "", *conditions: dict[str, str], code: int = 0) -> None:
+def pod_of(it: ControllerScenario, waiting: str = "", *conditions: dict[str, str], code: int = 0) -> None:
     """A pod of the version, as its kubelet tells of it."""
-    last = {"terminated": {"exitCode": code}} if code else {}
+    last_attempt = {"terminated": {"exitCode": code}} if code else {}
     state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
     labels = {"app.kubernetes.io/managed-by": "kelvin", "serving.knative.dev/service": at("a").name}
     about = {"name": "one", "namespace": NAMESPACE, "uid": "one", "labels": labels}
-    container = {"name": "runtime", "restartCount": 3 if code else 0, "state": state, "lastState": last}
+    container = {"name": "runtime", "restartCount": 3 if code else 0, "state": state, "lastState": last_attempt}
     it.cluster.put({
         "apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {},
         "status": {"conditions": list(conditions), "containerStatuses": [container]},
@@ -426,10 +426,10 @@ def pod_of(it: PlaneWorld, waiting: str = "", *conditions: dict[str, str], code:
 async def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> None:
     """What keeps them is the start problem of their version, and no failed start: they may still come."""
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
         it.cluster.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
-        await it.passes()
+        await it.let_pass()
         for waiting, conditions, code, want in (
             ("", (unschedulable | {"lastTransitionTime": "2026-11-20T10:00:00Z"},), 0, "no_room"),
             ("CreateContainerConfigError", (), 0, "missing_secret"),
@@ -437,79 +437,79 @@ async def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> No
             ("CrashLoopBackOff", (), 137, "crash_loop"),
         ):
             pod_of(it, waiting, *conditions, code=code)
-            await it.passes()
+            await it.let_pass()
             assert problem(it) == want
         found = it.outcomes.problem(key())
         assert found is not None
         assert found.exit_status == -9
-        assert not [row for line in await it.heard() for row in line.failures]
+        assert not [row for line in await it.read_feed() for row in line.failures]
         pod_of(it)
-        await it.passes()
+        await it.let_pass()
         assert problem(it) is None
 
 
 async def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path) -> None:
     """Also if its Service went first, as it does when another version takes its place."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
         pod_of(it, "CrashLoopBackOff", code=137)
-        await it.passes()
+        await it.let_pass()
         assert problem(it) == "crash_loop"
         await it.register("b")
         await it.deploy("b")
-        it.cluster.becomes_ready("b")
-        await it.passes(OVERLAP_S * 3)
+        it.cluster.set_ready("b")
+        await it.let_pass(OVERLAP_S * 3)
         assert it.cluster.services() == {at("b").name}
         it.cluster.remove(Ref("v1", "Pod", NAMESPACE, "one"))
-        await it.passes()
+        await it.let_pass()
         assert problem(it) is None
 
 
 async def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path: Path) -> None:
     """Another process led for a while, and the pod is not there when this one leads again."""
-    async with prepared(tmp_path) as it:
-        async with running(it.plane):
+    async with create_controller(tmp_path) as it:
+        async with running_loop(it.plane):
             await it.register("a")
             pod_of(it, "CrashLoopBackOff", code=137)
-            await it.passes()
+            await it.let_pass()
             assert problem(it) == "crash_loop"
         it.cluster.remove(Ref("v1", "Pod", NAMESPACE, "one"))
-        async with running(it.plane):
-            await it.passes(30.0)
+        async with running_loop(it.plane):
+            await it.let_pass(30.0)
             assert problem(it) is None
 
 
 async def test_start_problem_ends_if_its_reason_went_while_nobody_watched(tmp_path: Path) -> None:
     """Also of a version without a pod: the cluster takes its Service now, or its namespace is there."""
-    async with prepared(tmp_path, KnativeWorld("another"), spec=CONTROLLED) as it:
-        async with running(it.plane):
+    async with create_controller(tmp_path, FakeKnativeCluster("another"), spec=CONTROLLED) as it:
+        async with running_loop(it.plane):
             await it.register("a")
-            await it.passes()
+            await it.let_pass()
             assert problem(it) == "refused_object"
-        it.cluster.equip("default", SECRETS)
+        it.cluster.create_namespace("default", SECRETS)
         it.cluster.refuse[at("a")] = deque([Invalid("no")] * 100)
-        async with running(it.plane):
-            await it.passes(6.0)
+        async with running_loop(it.plane):
+            await it.let_pass(6.0)
             assert problem(it) == "refused_object"
         it.cluster.refuse.clear()
-        async with running(it.plane):
-            await it.passes(6.0)
+        async with running_loop(it.plane):
+            await it.let_pass(6.0)
             assert it.cluster.services() == {at("a").name}
             assert problem(it) is None
 
 
-async def test_a_service_that_is_refused(tmp_path: Path) -> None:
+async def test_refused_service_fails_waiting_requests_once(tmp_path: Path) -> None:
     """The cluster takes no such object: waiters are told, once, and it is tried again."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         it.cluster.refuse[at("a")] = deque([Invalid("admission webhook denied the request: /etc/secret")] * 6)
         await it.register("a")
         for _ in range(5):
-            await it.passes(2.0)
-        told = [row for line in await it.heard() for row in line.failures]
+            await it.let_pass(2.0)
+        told = [row for line in await it.read_feed() for row in line.failures]
         assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
         assert it.plane.refusals()["Invalid"] == 1
         assert problem(it) == "refused_object"
-        await it.passes(400.0)
+        await it.let_pass(400.0)
         assert problem(it) is None, "it was taken in the end"
         assert it.cluster.services() == {at("a").name}
         assert it.plane.refusals()["Invalid"] == 0
@@ -518,122 +518,122 @@ async def test_a_service_that_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lasts", [False, True], ids=["for a moment", "for long"])
 async def test_requests_wait_while_the_cluster_is_away(tmp_path: Path, lasts: bool) -> None:
     """The version is new. After half a minute its requests fail, because it has no Service."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         it.cluster.refuse[at("a")] = deque([Unreachable("away")] * (100 if lasts else 2))
         await it.register("a")
         for _ in range(25):
-            await it.passes(1.0)
-        assert [row for line in await it.heard() for row in line.failures] == []
+            await it.let_pass(1.0)
+        assert [row for line in await it.read_feed() for row in line.failures] == []
         assert problem(it) is None
         assert it.cluster.services() == (set() if lasts else {at("a").name})
         for _ in range(10):
-            await it.passes(1.0)
-        told = [row.code for line in await it.heard() for row in line.failures]
+            await it.let_pass(1.0)
+        told = [row.code for line in await it.read_feed() for row in line.failures]
         assert (told, problem(it)) == ((["start_failed"], "refused_object") if lasts else ([], None))
 
 
-async def test_a_watch_that_missed_something(tmp_path: Path) -> None:
+async def test_resync_publishes_missed_deletions(tmp_path: Path) -> None:
     """What is gone when it begins again is told to be gone."""
-    async with planned(tmp_path) as it:
+    async with running_controller(tmp_path) as it:
         await it.register("a")
-        it.cluster.becomes_ready("a")
+        it.cluster.set_ready("a")
         it.cluster.pods("a", one=True)
-        await it.passes()
+        await it.let_pass()
         for ref in [ref for ref in it.cluster.objects if ref.kind == "EndpointSlice"]:
             del it.cluster.objects[ref]
-        await it.heard()
+        await it.read_feed()
         it.cluster.resync()
-        await it.passes()
-        assert [name for line in await it.heard() for name in line.removed_replicas] == ["one"]
+        await it.let_pass()
+        assert [name for line in await it.read_feed() for name in line.removed_replicas] == ["one"]
 
 
-async def test_another_control_plane_goes_on(tmp_path: Path) -> None:
+async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
     """Its first snapshot has what runs; what changed while there was none is made up for, and the old one is kept."""
-    cluster, clock = KnativeWorld(), VirtualClock()
-    async with prepared(tmp_path, cluster, clock) as it:
-        async with running(it.plane):
+    cluster, clock = FakeKnativeCluster(), VirtualClock()
+    async with create_controller(tmp_path, cluster, clock) as it:
+        async with running_loop(it.plane):
             await it.register("a")
-            cluster.becomes_ready("a")
+            cluster.set_ready("a")
             cluster.pods("a", one=True)
-            await it.passes()
+            await it.let_pass()
         await it.register("b")  # nobody writes: it was cut before
         await it.deploy("b")
         assert cluster.services() == {at("a").name}
-    async with prepared(tmp_path, cluster, clock) as it, running(it.plane):
+    async with create_controller(tmp_path, cluster, clock) as it, running_loop(it.plane):
         await asyncio.wait_for(it.plane.synced.wait(), 10)
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
-        await it.passes()
+        await it.let_pass()
         assert cluster.services() == {at("a").name, at("b").name}
         assert it.table.of(key())[0].state is ReplicaState.READY
 
 
 async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:
     """The version before a deploy was about to go: it goes after a stable window, when activators are back."""
-    async with prepared(tmp_path) as it:
-        async with running(it.plane):
+    async with create_controller(tmp_path) as it:
+        async with running_loop(it.plane):
             await it.register("a")
-            it.cluster.becomes_ready("a")
+            it.cluster.set_ready("a")
             it.cluster.pods("a", one=True)
             await it.register("b")
             await it.deploy("b")
-            it.cluster.becomes_ready("b")
-            await it.passes()
+            it.cluster.set_ready("b")
+            await it.let_pass()
             assert it.cluster.services() == {at("a").name, at("b").name}
-        async with running(it.plane):
-            await it.passes(50)
+        async with running_loop(it.plane):
+            await it.let_pass(50)
             assert it.cluster.services() == {at("a").name, at("b").name}
-            await it.passes(20)
+            await it.let_pass(20)
             assert it.cluster.services() == {at("b").name}
 
 
-async def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
+async def test_new_leader_starts_no_overlap(tmp_path: Path) -> None:
     """Versions of a split that were ready before it began: the lesser one's part goes to none that it saw sooner."""
 
-    class Moving(VirtualClock):
+    class AdvancingClock(VirtualClock):
         """No two looks at it are at the same moment, as on a real one."""
 
         def monotonic_us(self) -> int:
             self._now_us += 1
             return self._now_us
 
-    async with prepared(tmp_path, clock=Moving()) as it:
-        async with running(it.plane):
+    async with create_controller(tmp_path, clock=AdvancingClock()) as it:
+        async with running_loop(it.plane):
             for letter in ("a", "b"):
                 await it.register(letter)
             weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
             await it.registry.split(BY, TENANT, "m", weights, NOW_S)
-            await it.passes()
+            await it.let_pass()
             for letter in ("a", "b"):
-                it.cluster.becomes_ready(letter)
-            await it.passes(2 * OVERLAP_S)
+                it.cluster.set_ready(letter)
+            await it.let_pass(2 * OVERLAP_S)
             assert it.feed.snapshot().models[0].meanwhile == {}
-        async with running(it.plane):
+        async with running_loop(it.plane):
             await asyncio.wait_for(it.plane.synced.wait(), 10)
             for _ in range(3):
                 assert it.feed.snapshot().models[0].meanwhile == {}
-                await it.passes(1.0)
+                await it.let_pass(1.0)
 
 
-async def test_it_leads_a_second_time(tmp_path: Path) -> None:
+async def test_second_term_starts_from_current_objects(tmp_path: Path) -> None:
     """What it knew and wanted before is nothing by then: what went meanwhile is told to be gone, what was to be there
     then is not written, and until all is seen it says that it is not.
     """
-    async with prepared(tmp_path) as it:
-        async with running(it.plane):
+    async with create_controller(tmp_path) as it:
+        async with running_loop(it.plane):
             await it.register("a")
-            it.cluster.becomes_ready("a")
+            it.cluster.set_ready("a")
             it.cluster.pods("a", one=True)
-            await it.passes()
+            await it.let_pass()
             assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
         await it.registry.delete_model(BY, TENANT, "m", NOW_S, it.table.is_present, force=True)
         it.cluster.objects.clear()
         it.cluster.calls.clear()
         it.cluster.told.clear()
-        async with running(it.plane):
-            await it.passes()
+        async with running_loop(it.plane):
+            await it.let_pass()
             assert not it.plane.synced.is_set()
             it.cluster.told.set()
-            await it.passes(10.0)
+            await it.let_pass(10.0)
             assert it.plane.synced.is_set()
             assert it.cluster.calls == []
             snapshot = it.feed.snapshot()
@@ -642,32 +642,32 @@ async def test_it_leads_a_second_time(tmp_path: Path) -> None:
 
 async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
     """Neither its own nor those beside it."""
-    async with prepared(tmp_path) as it:
-        running = asyncio.create_task(it.plane.run())
-        await it.passes()
-        assert len(it.cluster.watching) == 6
-        for kind, changes in it.cluster.watching:
+    async with create_controller(tmp_path) as it:
+        running_loop = asyncio.create_task(it.plane.run())
+        await it.let_pass()
+        assert len(it.cluster.open_watches) == 6
+        for kind, changes in it.cluster.open_watches:
             if kind[1] == "Service":
                 changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
         with pytest.raises(ExceptionGroup) as raised:
-            await running
+            await running_loop
         assert raised.group_contains(KeyError)
-        assert it.cluster.watching == []
+        assert it.cluster.open_watches == []
 
 
-async def test_defect_tells_nobody_that_pods_are_gone(tmp_path: Path) -> None:
+async def test_defect_removes_no_replica_from_the_feed(tmp_path: Path) -> None:
     """What was seen before it stays told until all is seen again; what went meanwhile is gone then."""
-    async with prepared(tmp_path) as it:
+    async with create_controller(tmp_path) as it:
         first = asyncio.create_task(it.plane.run())
-        await it.passes()
+        await it.let_pass()
         for model in ("m", "n"):
             await it.register(model=model)
             name = f"{at('a', model).name}-00001"
             it.cluster.says(at("a", model), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
         it.cluster.pods("a", stays=True)
         it.cluster.pods("a", model="n", goes=True)
-        await it.passes()
-        for kind, changes in it.cluster.watching:
+        await it.let_pass()
+        for kind, changes in it.cluster.open_watches:
             if kind[1] == "Service":
                 changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
         with pytest.raises(ExceptionGroup):
@@ -675,10 +675,10 @@ async def test_defect_tells_nobody_that_pods_are_gone(tmp_path: Path) -> None:
         it.cluster.remove(at("a", "n"))
         it.cluster.remove(Ref("discovery.k8s.io/v1", "EndpointSlice", NAMESPACE, f"{name}-private-x"))
         it.cluster.told.clear()
-        async with running(it.plane):
-            await it.passes()
+        async with running_loop(it.plane):
+            await it.let_pass()
             assert {row.runtime_id for row in it.feed.snapshot().replicas} == {"stays", "goes"}
             it.cluster.told.set()
-            await it.passes()
+            await it.let_pass()
             assert it.plane.synced.is_set()
             assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["stays"]

@@ -5,9 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.machine import MIN_KV_BYTES, available_bytes, kv_bytes_for, threads_for
-from controlplane.policy.lifecycle import IllegalMove, VersionEvent, VersionState, move, speaks_of_bytes
-from controlplane.policy.reclaim import Holder, choose
-from controlplane.policy.standbys import HOLDS_S, SETTLE_S, PoolFacts, backoff_s, holds_cores, to_fork
+from controlplane.policy.lifecycle import IllegalVersionEvent, VersionEvent, VersionState, is_version_fault, move
+from controlplane.policy.reclaim import SlotHolder, choose_victim
+from controlplane.policy.standbys import (
+    READY_HOLDS_CORES_S,
+    RESTORE_HOLDS_CORES_S,
+    PoolFacts,
+    backoff_s,
+    choose_fork_count,
+    holds_cores,
+)
 
 S, E = VersionState, VersionEvent
 
@@ -24,10 +31,12 @@ S, E = VersionState, VersionEvent
         pytest.param(S.ABSENT, E.FOUND_BROKEN, None, id="nor be found broken"),
     ],
 )
-def test_life_of_a_version(state: VersionState, event: VersionEvent, want: VersionState | None) -> None:
+def test_version_moves_are_in_the_table_or_refused(
+    state: VersionState, event: VersionEvent, want: VersionState | None
+) -> None:
     """Every move is in the table or refused."""
     if want is None:
-        with pytest.raises(IllegalMove):
+        with pytest.raises(IllegalVersionEvent):
             move(state, event)
     else:
         assert move(state, event) is want
@@ -42,9 +51,9 @@ def test_life_of_a_version(state: VersionState, event: VersionEvent, want: Versi
         pytest.param("overloaded", False, id="nor does a full machine"),
     ],
 )
-def test_what_speaks_of_bytes(code: str, want: bool) -> None:
+def test_only_byte_failures_mark_a_version_faulty(code: str, want: bool) -> None:
     """A machine's trouble never brands a version."""
-    assert speaks_of_bytes(code) is want
+    assert is_version_fault(code) is want
 
 
 def pool(
@@ -76,15 +85,15 @@ def pool(
 )
 def test_to_fork(facts: PoolFacts, want: int) -> None:
     """The pool is refilled off the path of cold starts, as fast as cores allow."""
-    assert to_fork(facts) == want
+    assert choose_fork_count(facts) == want
 
 
-def test_who_holds_cores() -> None:
+def test_start_holds_cores_until_first_prefill() -> None:
     """A start from its bind to its first prefill; one that lasts waits for bytes."""
     assert holds_cores(0.0, restoring=True)
-    assert not holds_cores(HOLDS_S, restoring=True)
+    assert not holds_cores(RESTORE_HOLDS_CORES_S, restoring=True)
     assert holds_cores(0.0, restoring=False)
-    assert not holds_cores(SETTLE_S, restoring=False)
+    assert not holds_cores(READY_HOLDS_CORES_S, restoring=False)
 
 
 @given(st.integers(0, 100))
@@ -94,8 +103,8 @@ def test_backoff_grows_and_is_bounded(failures: int) -> None:
     assert (backoff_s(failures) == 0.0) == (failures == 0)
 
 
-def holder(name: str, *, ready: int = 1, live: int = 1, least: int = 0, asked_s: float = 0.0) -> Holder[str]:
-    return Holder(name, ready, live, least, asked_s)
+def holder(name: str, *, ready: int = 1, live: int = 1, least: int = 0, asked_s: float = 0.0) -> SlotHolder[str]:
+    return SlotHolder(name, ready, live, least, asked_s)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +119,9 @@ def holder(name: str, *, ready: int = 1, live: int = 1, least: int = 0, asked_s:
         pytest.param([holder("a", ready=0, live=0)], None, id="what holds nothing frees nothing"),
     ],
 )
-def test_who_makes_room(holders: list[Holder[str]], want: str | None) -> None:
+def test_only_idle_versions_give_up_slots(holders: list[SlotHolder[str]], want: str | None) -> None:
     """Only idle versions make room, never below their minimum."""
-    assert choose(holders, now=100.0) == want
+    assert choose_victim(holders, now=100.0) == want
 
 
 @pytest.mark.parametrize(

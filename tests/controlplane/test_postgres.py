@@ -21,11 +21,11 @@ from controlplane import schema, silence
 from controlplane.clock import SystemClock
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import received, request_records
-from controlplane.opening import keep_writing, open_when_there
-from controlplane.postgres_place import PostgresPlace
+from controlplane.opening import open_when_available, watch_write_session
+from controlplane.postgres_place import PostgresUrl
 from controlplane.store import Database, disposing, open_database, reading_engine
-from tests.controlplane.postgres_server import SHIPPED, PostgresServer, name_of, waiting_for_locks
-from tests.controlplane.postgres_wire import Lost, Wire
+from tests.controlplane.postgres_server import PRODUCT_SESSION, PostgresServer, database_name, session_with_lock_timeout
+from tests.controlplane.postgres_wire import LostMessage, PostgresProxy
 from tests.controlplane.usage_records import request_record
 from tests.eventually import eventually
 
@@ -37,9 +37,9 @@ def add(connection: Connection, tenant: str) -> None:
     connection.execute(insert(schema.tenants).values(tenant=tenant, created_at_s=1))
 
 
-def cut(place: PostgresPlace) -> str:
+def cut(place: PostgresUrl) -> str:
     """Ends every session of it; returns once they have ended."""
-    return f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name_of(place)}'"
+    return f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{database_name(place)}'"
 
 
 def tenants(connection: Connection) -> list[str]:
@@ -50,7 +50,7 @@ def _read_only(connection: Connection) -> None:
     tenants(connection)
 
 
-class HurriedClock(SystemClock):
+class FastClock(SystemClock):
     """Sleeps little."""
 
     async def sleep(self, seconds: float) -> None:
@@ -58,21 +58,21 @@ class HurriedClock(SystemClock):
 
 
 @pytest.fixture
-def database(place: PostgresPlace) -> Iterator[Database]:
+def database(place: PostgresUrl) -> Iterator[Database]:
     """Open, migrated and empty."""
     with closing(open_database(place)) as opened:
         yield opened
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_lock_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever finds the lock taken does not wait for it."""
-    monkeypatch.setattr(subject, "_SESSION", waiting_for_locks("20ms"))
+    monkeypatch.setattr(subject, "_SESSION", session_with_lock_timeout("20ms"))
 
 
-async def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_postgres_session_settings(place: PostgresUrl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Durable commits, one state per transaction, bounded waits; one that reads can't write."""
-    monkeypatch.setattr(subject, "_SESSION", SHIPPED)
+    monkeypatch.setattr(subject, "_SESSION", PRODUCT_SESSION)
     bounds = {
         "synchronous_commit": "on", "transaction_isolation": "repeatable read", "lock_timeout": "3s",
         "statement_timeout": "30s",
@@ -87,7 +87,7 @@ async def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.Mo
         assert await database.read(told) == {**bounds, "transaction_read_only": "on"}
 
 
-def test_names_sort_by_their_bytes(place: PostgresPlace) -> None:
+def test_names_sort_by_their_bytes(place: PostgresUrl) -> None:
     """In every locale: each text of ours has the collation C, and a new column gets it at the next start."""
     otherwise = text(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> "
@@ -104,13 +104,13 @@ def test_names_sort_by_their_bytes(place: PostgresPlace) -> None:
         assert tenants(connection) == ["B", "a-b", "ab", "b"]
 
 
-async def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -> None:
+async def test_one_control_plane_writes(place: PostgresUrl, short_lock_timeout: None) -> None:
     """A second one waits until the first has ended; it may read meanwhile."""
     first = open_database(place)
     with pytest.raises(OperationalError, match="another control plane writes to this database"):
         open_database(place)
     stop = asyncio.Event()
-    waiting = asyncio.create_task(open_when_there(place, stop))
+    waiting = asyncio.create_task(open_when_available(place, stop))
     await first.write(lambda connection: add(connection, "t"))
     with disposing(reading_engine(place)) as engine, engine.connect() as connection:
         assert tenants(connection) == ["t"]
@@ -119,24 +119,26 @@ async def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -
     second = await asyncio.wait_for(waiting, 60)
     assert second is not None
     assert await second.read(tenants) == ["t"]
-    given_up = asyncio.create_task(open_when_there(place, stop))
+    given_up = asyncio.create_task(open_when_available(place, stop))
     stop.set()
     assert await asyncio.wait_for(given_up, 60) is None
     second.close()
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["who wrote before begins anew", "who begins counts on"])
-async def test_what_is_written_while_it_waits(postgres: PostgresServer, place: PostgresPlace, is_known: bool) -> None:
+async def test_next_lock_holder_sees_the_last_writes(
+    postgres: PostgresServer, place: PostgresUrl, is_known: bool
+) -> None:
     """By another one, which then ends: it is seen by whoever has the lock next, however soon that stood in line."""
     first, ended = open_database(place) if is_known else None, asyncio.Event()
     if first is not None:
-        first.on_superseded = ended.set
+        first.on_fenced = ended.set
         postgres.ask(cut(place))
     with closing(psycopg.connect(place.url, autocommit=True)) as other:
         other.execute("SELECT pg_advisory_lock(%s)", (subject.LOCK,))
-        work = open_when_there(place, ended) if first is None else first.write(tenants)
+        work = open_when_available(place, ended) if first is None else first.write(tenants)
         waiting = asyncio.create_task(work)
-        await eventually(lambda: postgres.ask(WAITS, name_of(place)) == [(1,)], "it waits for the lock")
+        await eventually(lambda: postgres.ask(WAITS, database_name(place)) == [(1,)], "it waits for the lock")
         other.execute("INSERT INTO writers SELECT MAX(number) + 1 FROM writers")
     if first is None:
         opened = await waiting
@@ -150,18 +152,18 @@ async def test_what_is_written_while_it_waits(postgres: PostgresServer, place: P
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["while it waits for the lock", "as it is open"])
-def test_it_is_cancelled(postgres: PostgresServer, place: PostgresPlace, is_open: bool) -> None:
+def test_cancelled_open_releases_the_lock(postgres: PostgresServer, place: PostgresUrl, is_open: bool) -> None:
     """As where the lead is lost: whatever the thread comes to have open holds the lock from nobody."""
 
     async def main(thread: ThreadPoolExecutor) -> None:
         asyncio.get_running_loop().set_default_executor(thread)
         first = None if is_open else open_database(place)
-        opening = asyncio.create_task(open_when_there(place, asyncio.Event()))
+        opening = asyncio.create_task(open_when_available(place, asyncio.Event()))
         if first is None:
             await asyncio.sleep(0)
             thread.submit(int).result(60)  # it is over there, and this loop hasn't heard of it
         else:
-            await eventually(lambda: postgres.ask(WAITS, name_of(place)) == [(1,)], "it waits for the lock")
+            await eventually(lambda: postgres.ask(WAITS, database_name(place)) == [(1,)], "it waits for the lock")
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
@@ -177,12 +179,12 @@ def test_it_is_cancelled(postgres: PostgresServer, place: PostgresPlace, is_open
         gc.enable()
 
 
-async def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresPlace, database: Database) -> None:
+async def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresUrl, database: Database) -> None:
     """However much is asked at once: three, by the docs' own query, as the docs say."""
     docs = Path(__file__).parents[2].joinpath("docs", "operations.md").read_text()
-    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name_of(place)}'"
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database_name(place)}'"
     assert "*Size.* Three sessions" in docs
-    assert f"`{query.replace(name_of(place), 'kelvin')}`" in docs
+    assert f"`{query.replace(database_name(place), 'kelvin')}`" in docs
 
     all_three = Barrier(3)
 
@@ -197,14 +199,14 @@ async def test_how_many_sessions_there_are(postgres: PostgresServer, place: Post
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-async def test_who_was_replaced_ends(
-    postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool
+async def test_fenced_writer_ends(
+    postgres: PostgresServer, place: PostgresUrl, short_lock_timeout: None, replaced: bool
 ) -> None:
     """Its sessions were cut, and another one began: it writes nothing more, and is told to end. Control: where none
     did, it goes on in a session of its own.
     """
     first, ended = open_database(place), asyncio.Event()
-    first.on_superseded = ended.set
+    first.on_fenced = ended.set
     assert len(postgres.ask(cut(place))) >= 1
     if replaced:
         with closing(open_database(place)):
@@ -221,21 +223,21 @@ async def test_who_was_replaced_ends(
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-async def test_who_writes_nothing_keeps_the_lock(
-    postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool
+async def test_idle_writer_keeps_the_lock(
+    postgres: PostgresServer, place: PostgresUrl, short_lock_timeout: None, replaced: bool
 ) -> None:
     """A session that was cut is made anew without anything to write; and who was replaced meanwhile is told to end."""
     first, ended = open_database(place), asyncio.Event()
-    first.on_superseded = ended.set
+    first.on_fenced = ended.set
     postgres.ask(cut(place))
     if replaced:
         open_database(place).close()
-    looking = asyncio.create_task(keep_writing(first, HurriedClock()))
+    looking = asyncio.create_task(watch_write_session(first, FastClock()))
     if replaced:
         await asyncio.wait_for(ended.wait(), 60)
     else:
         locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-        await eventually(lambda: postgres.ask(locks, name_of(place)) == [(1,)], "the lock is taken again")
+        await eventually(lambda: postgres.ask(locks, database_name(place)) == [(1,)], "the lock is taken again")
         with pytest.raises(OperationalError, match="another control plane"):
             open_database(place)
         assert not ended.is_set()
@@ -244,29 +246,37 @@ async def test_who_writes_nothing_keeps_the_lock(
     first.close()
 
 
-@pytest.mark.parametrize("lost", Lost)
-async def test_a_commit_whose_answer_is_lost(postgres: PostgresServer, place: PostgresPlace, lost: Lost) -> None:
+@pytest.mark.parametrize("lost", LostMessage)
+async def test_commit_with_lost_reply_is_applied_once(
+    postgres: PostgresServer, place: PostgresUrl, lost: LostMessage
+) -> None:
     """What was done is done, once, and known as such; control: what was not done is a passing failure."""
-    with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
-        wire.lose = lost
-        if lost is Lost.ANSWER:
+    with (
+        PostgresProxy(postgres.directory) as wire,
+        closing(open_database(wire.place(database_name(place)))) as database,
+    ):
+        wire.lose_next = lost
+        if lost is LostMessage.ANSWER:
             await database.write(lambda connection: add(connection, "t"))
         else:
             with pytest.raises(Refused) as refused:
                 await database.write(lambda connection: add(connection, "t"))
             assert refused.value.failure == AWAY
-        assert await database.read(tenants) == (["t"] if lost is Lost.ANSWER else [])
+        assert await database.read(tenants) == (["t"] if lost is LostMessage.ANSWER else [])
         await database.write(lambda connection: add(connection, "u"))
 
 
 @pytest.mark.parametrize("repeated", [True, False])
-async def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: PostgresPlace, repeated: bool) -> None:
+async def test_unanswered_commit_during_an_outage(postgres: PostgresServer, place: PostgresUrl, repeated: bool) -> None:
     """And the database is away: records are posted again, and are there once. Of anything else memory may be behind,
     so the control plane has to begin anew.
     """
-    with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+    with (
+        PostgresProxy(postgres.directory) as wire,
+        closing(open_database(wire.place(database_name(place)))) as database,
+    ):
         ledger, ended = Ledger(database), asyncio.Event()
-        database.on_superseded = ended.set
+        database.on_fenced = ended.set
         batch = RequestBatch(records=(request_record(1), request_record(2)))
 
         async def work() -> None:
@@ -275,11 +285,11 @@ async def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: P
             else:
                 await database.write(lambda connection: add(connection, "t"))
 
-        wire.lose, wire.shut = Lost.ANSWER, True
+        wire.lose_next, wire.refuses_connections = LostMessage.ANSWER, True
         with pytest.raises(Refused) as refused:
             await work()
         assert refused.value.failure == AWAY
-        wire.shut = False
+        wire.refuses_connections = False
         if repeated:
             await work()
             found = await database.read(lambda connection: connection.execute(select(request_records)).all())
@@ -293,7 +303,7 @@ async def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: P
         assert ended.is_set() is not repeated
 
 
-async def test_a_server_that_says_nothing_is_away(postgres: PostgresServer, database: Database) -> None:
+async def test_killed_server_is_unavailable(postgres: PostgresServer, database: Database) -> None:
     """SIGKILL, in the middle of a transaction too: refused as passing, and again there as soon as it is."""
     await database.write(lambda connection: add(connection, "t"))
 
@@ -365,13 +375,13 @@ async def test_slow_statement_is_cancelled_at_the_server(
     await database.write(lambda connection: add(connection, "t"))
 
 
-async def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer, place: PostgresPlace) -> None:
+async def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer, place: PostgresUrl) -> None:
     """What was answered is gone from the database, and still in memory. The writer is superseded, and says why."""
     with closing(open_database(place)) as database:
         ended = asyncio.Event()
-        database.on_superseded = ended.set
+        database.on_fenced = ended.set
         await database.write(lambda connection: add(connection, "t"))
-        postgres.keep()
+        postgres.keep_copy()
         await database.write(lambda connection: add(connection, "u"))
         postgres.fail_over()
         with pytest.raises(Refused) as refused:
@@ -386,10 +396,10 @@ async def test_failover_behind_the_first_start_begins_anew(postgres: PostgresSer
     """The server has lost the control plane's own row, and another one took its number meanwhile."""
     place = postgres.database()
     try:
-        postgres.keep()
+        postgres.keep_copy()
         with closing(open_database(place)) as database:
             ended = asyncio.Event()
-            database.on_superseded = ended.set
+            database.on_fenced = ended.set
             await database.write(lambda connection: add(connection, "t"))
             postgres.fail_over()
             open_database(place).close()
@@ -403,7 +413,7 @@ async def test_failover_behind_the_first_start_begins_anew(postgres: PostgresSer
 async def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, database: Database) -> None:
     """A standby that had everything is promoted: a new timeline, and the same control plane."""
     ended = asyncio.Event()
-    database.on_superseded = ended.set
+    database.on_fenced = ended.set
     await database.write(lambda connection: add(connection, "t"))
     postgres.become_standby()
     with pytest.raises(Refused) as refused:
@@ -418,27 +428,30 @@ async def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, dat
 
 @pytest.mark.parametrize("is_lost", [True, False])
 async def test_commit_without_an_answer_and_a_failover(
-    postgres: PostgresServer, place: PostgresPlace, is_lost: bool
+    postgres: PostgresServer, place: PostgresUrl, is_lost: bool
 ) -> None:
     """The server that takes its place may know nothing of the transaction. It is a passing failure all the same, and
     what follows is served; where the server lost earlier commits with it, the control plane begins anew.
     """
-    with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+    with (
+        PostgresProxy(postgres.directory) as wire,
+        closing(open_database(wire.place(database_name(place)))) as database,
+    ):
         ended = asyncio.Event()
-        database.on_superseded = ended.set
+        database.on_fenced = ended.set
         if is_lost:
-            postgres.keep()
+            postgres.keep_copy()
             await database.write(lambda connection: add(connection, "s"))
         else:
             await database.write(lambda connection: add(connection, "s"))
-            postgres.keep()
+            postgres.keep_copy()
             await database.write(_read_only)  # a session anew
-        wire.lose, wire.shut = Lost.ANSWER, True
+        wire.lose_next, wire.refuses_connections = LostMessage.ANSWER, True
         with pytest.raises(Refused) as refused:
             await database.write(lambda connection: add(connection, "t"))
         assert refused.value.failure == AWAY
         postgres.fail_over()
-        wire.shut = False
+        wire.refuses_connections = False
         if is_lost:
             with pytest.raises(Refused):
                 await database.write(tenants)
@@ -468,12 +481,12 @@ async def test_session_that_the_server_ends_is_a_passing_failure(database: Datab
     await database.write(lambda connection: add(connection, "u"))
 
 
-async def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: PostgresPlace) -> None:
+async def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: PostgresUrl) -> None:
     """A start on a read-only standby says in readiness what it waits for, and goes on once that takes writes."""
     said: list[str] = []
 
     postgres.become_standby()
-    opening = asyncio.create_task(open_when_there(place, asyncio.Event(), said.append))
+    opening = asyncio.create_task(open_when_available(place, asyncio.Event(), said.append))
     await eventually(lambda: opening.done() or len(said) > 1, "it says so")
     assert not opening.done()
     postgres.promote()
@@ -484,7 +497,7 @@ async def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: 
     assert "the database: its server is read-only, as a standby is" in said
 
 
-def test_it_is_no_file_to_be_copied(database: Database, tmp_path: Path) -> None:
+def test_postgres_backup_is_refused(database: Database, tmp_path: Path) -> None:
     """A backup says what makes one."""
     with pytest.raises(Refused) as refused:
         database.copy(tmp_path / "copy")

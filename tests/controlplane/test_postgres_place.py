@@ -9,16 +9,16 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from contracts.settings import BadSetting
-from controlplane.opening import open_when_there
-from controlplane.postgres_place import PostgresPlace, place_of, words_of
+from controlplane.opening import open_when_available
+from controlplane.postgres_place import PostgresUrl, database_arguments, parse_database_arguments
 from controlplane.settings import load
 from controlplane.store import Database, disposing, reading_engine
-from tests.controlplane.postgres_server import USER, PostgresServer, name_of
-from tests.controlplane.postgres_wire import Wire
+from tests.controlplane.postgres_server import USER, PostgresServer, database_name
+from tests.controlplane.postgres_wire import PostgresProxy
 from tests.service.pki import Authority
 
 
-def uses_tls(place: PostgresPlace) -> bool:
+def uses_tls(place: PostgresUrl) -> bool:
     """Whether a session of it is encrypted."""
     with disposing(reading_engine(place)) as engine, engine.connect() as connection:
         driver = connection.connection.driver_connection
@@ -35,8 +35,8 @@ def uses_tls(place: PostgresPlace) -> bool:
         pytest.param("verify-full", None, False, id="signed by nobody who is known"),
     ],
 )
-def test_tls(
-    postgres: PostgresServer, place: PostgresPlace, tmp_path: Path, mode: str, trusted: str | None, answers: bool
+def test_postgres_tls_modes(
+    postgres: PostgresServer, place: PostgresUrl, tmp_path: Path, mode: str, trusted: str | None, answers: bool
 ) -> None:
     """libpq's modes, as its URL has them; without TLS at the other end nothing but `disable` and `prefer` connects."""
     one, other = Authority(), Authority("other")
@@ -48,30 +48,30 @@ def test_tls(
     context.load_cert_chain(tmp_path / "pair.pem")
     roots = tmp_path / f"{trusted}.pem"  # one that is not there, where nobody is trusted
     more = f"&sslmode={mode}&sslrootcert={roots if mode != 'require' else '/none'}"
-    with Wire(postgres.directory, context) as wire:
+    with PostgresProxy(postgres.directory, context) as wire:
         if answers:
-            assert uses_tls(wire.place(name_of(place), more))
+            assert uses_tls(wire.place(database_name(place), more))
         else:
             with pytest.raises(OperationalError, match="certificate"):
-                uses_tls(wire.place(name_of(place), more))
-    with Wire(postgres.directory) as wire:
+                uses_tls(wire.place(database_name(place), more))
+    with PostgresProxy(postgres.directory) as wire:
         with pytest.raises(OperationalError, match=r"SSL|certificate"):
-            uses_tls(wire.place(name_of(place), more))
-        assert not uses_tls(wire.place(name_of(place), "&sslmode=prefer"))
+            uses_tls(wire.place(database_name(place), more))
+        assert not uses_tls(wire.place(database_name(place), "&sslmode=prefer"))
 
 
 SECRET = "hunter2"
 
 
 async def test_the_password_comes_from_a_file_and_is_shown_nowhere(
-    postgres: PostgresServer, place: PostgresPlace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    postgres: PostgresServer, place: PostgresUrl, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Read anew for each session; not in errors, logs, names of objects, or what other processes are told."""
     file = tmp_path / "password"
-    kept = PostgresPlace(place.url, file)
+    kept = PostgresUrl(place.url, file)
 
     stop = asyncio.Event()
-    opening = asyncio.create_task(open_when_there(kept, stop))
+    opening = asyncio.create_task(open_when_available(kept, stop))
     async with asyncio.timeout(60):
         while "can't be read" not in caplog.text and not caplog.records:
             await asyncio.sleep(0.005)
@@ -82,12 +82,12 @@ async def test_the_password_comes_from_a_file_and_is_shown_nowhere(
     assert driver.driver_connection is not None
     assert driver.driver_connection.info.password == SECRET
     driver.close()
-    shown = [repr(database), repr(kept), str(kept), *words_of(kept), caplog.text, *map(repr, caplog.records)]
+    shown = [repr(database), repr(kept), str(kept), *database_arguments(kept), caplog.text, *map(repr, caplog.records)]
     assert SECRET not in " ".join(shown)
     database.close()
-    assert place_of(words_of(kept)) == kept
-    assert place_of(words_of(place)) == place
-    assert place_of((str(tmp_path),)) == tmp_path
+    assert parse_database_arguments(database_arguments(kept)) == kept
+    assert parse_database_arguments(database_arguments(place)) == place
+    assert parse_database_arguments((str(tmp_path),)) == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -105,19 +105,19 @@ async def test_the_password_comes_from_a_file_and_is_shown_nowhere(
         pytest.param("/data/kelvin.db", "must be postgresql://", id="a file"),
     ],
 )
-def test_a_place_that_is_none(url: str, rule: str) -> None:
+def test_invalid_postgres_url_is_refused(url: str, rule: str) -> None:
     """Refused by its rule, and nothing of it is shown but its scheme."""
     with pytest.raises(BadSetting, match=f"^KELVIN_DATABASE=.*: .*{rule}") as refused:
         load({"KELVIN_DATA": "/d", "KELVIN_DATABASE": url})
     assert SECRET not in str(refused.value)
 
 
-def test_settings_of_it() -> None:
+def test_postgres_settings() -> None:
     """Unset it is a file; backups are of that file alone."""
     url = f"postgresql://{USER}@h:5433/d?sslmode=verify-full"
     assert load({"KELVIN_DATA": "/d"}).database == load({"KELVIN_DATA": "/d", "KELVIN_DATABASE": ""}).database
     with_file = {"KELVIN_DATA": "/d", "KELVIN_DATABASE": url, "KELVIN_DATABASE_PASSWORD_FILE": "/secrets/p"}
-    assert load(with_file).database == PostgresPlace(url, Path("/secrets/p"))
+    assert load(with_file).database == PostgresUrl(url, Path("/secrets/p"))
     with pytest.raises(BadSetting, match=r"KELVIN_DATABASE_PASSWORD_FILE=p: must be an absolute path"):
         load({**with_file, "KELVIN_DATABASE_PASSWORD_FILE": "p"})
     with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=/b: is for DATA/kelvin\.db"):
@@ -130,6 +130,6 @@ def test_password_file_that_holds_none_is_a_fault_of_the_database(tmp_path: Path
     file = tmp_path / "password"
     if content is not None:
         file.write_bytes(content)
-    there = PostgresPlace(f"postgresql://{USER}@127.0.0.1:1/d", file)
+    there = PostgresUrl(f"postgresql://{USER}@127.0.0.1:1/d", file)
     with disposing(reading_engine(there)) as engine, pytest.raises(OperationalError):
         engine.connect()

@@ -8,21 +8,21 @@ import pytest
 from contracts.errors import Refused, Unavailable
 from controlplane import prefetch
 from controlplane.facts import VersionKey
-from controlplane.prefetch import Prefetcher, Wish
+from controlplane.prefetch import Prefetcher, PrefetchRequest
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
-from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
+from tests.controlplane.scaling_world import FAST, replace_scale, wake_version, world
 
 
 class FakeCache:
     """Takes wishes once it is let; refuses where it is told to."""
 
     def __init__(self, *, away: bool = False) -> None:
-        self.wishes: list[Wish] = []
+        self.wishes: list[PrefetchRequest] = []
         self.open = asyncio.Event()
         self.away = away
 
-    async def ask(self, wish: Wish) -> None:
+    async def ask(self, wish: PrefetchRequest) -> None:
         self.wishes.append(wish)
         await self.open.wait()
         if self.away:
@@ -30,32 +30,32 @@ class FakeCache:
 
 
 @pytest.mark.parametrize("away", [False, True])
-async def test_each_once_at_a_time(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+async def test_prefetch_is_sent_once_at_a_time(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
     """A repeat meanwhile is the same wish, a number of them is all there is; afterwards it is a new one."""
-    monkeypatch.setattr(prefetch, "MAX_ASKING", 2)
+    monkeypatch.setattr(prefetch, "MAX_IN_FLIGHT", 2)
 
     cache = FakeCache(away=away)
     async with Tasks() as tasks:
         prefetcher = Prefetcher(cache.ask, tasks)
         for _ in range(3):
             prefetcher.named(key())
-            prefetcher.placing(key())
+            prefetcher.on_start_waiting(key())
         prefetcher.named(key(letter="b"))
         await asyncio.sleep(0)
         assert [wish.urgent for wish in cache.wishes] == [False, True]
         cache.open.set()
-        await tasks.settled()
+        await tasks.wait_idle()
         prefetcher.named(key(letter="b"))
-        await tasks.settled()
+        await tasks.wait_idle()
     assert [wish.version for wish in cache.wishes] == [digest("a"), digest("a"), digest("b")]
 
 
-async def test_what_an_alias_names_is_wished_for(tmp_path: Path) -> None:
+async def test_alias_target_is_prefetched(tmp_path: Path) -> None:
     """The first push, as it makes `prod`, and each deploy; not a later push, which nobody asks for yet."""
     named: list[VersionKey] = []
 
     async with opened_registry(tmp_path) as registry:
-        registry.on_named = named.append
+        registry.on_alias_moved = named.append
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S)
@@ -64,15 +64,15 @@ async def test_what_an_alias_names_is_wished_for(tmp_path: Path) -> None:
         assert named == [key(letter="a"), key(letter="b")]
 
 
-async def test_who_waits_for_a_device_slot_is_wished_for() -> None:
+async def test_version_waiting_for_slot_is_prefetched() -> None:
     """Once, while an idle version is sent away for it."""
 
     placing: list[VersionKey] = []
     async with world(slots=1) as w:
-        w.scaler.on_placing = placing.append
+        w.scaler.on_start_waiting = placing.append
         idle, asked = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in ("idle", "asked"))
-        await woken(w, idle)
-        await w.seconds(5)
+        await wake_version(w, idle)
+        await w.pass_seconds(5)
         assert placing == []
         w.report(asked)
         w.report(asked)

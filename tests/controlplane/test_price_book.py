@@ -8,7 +8,7 @@ import pytest
 
 from contracts.settings import BadSetting
 from controlplane.app import run
-from controlplane.billing import LATE_US, close_month
+from controlplane.billing import CLOSING_DELAY_US, close_month
 from controlplane.closings import currencies
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices
@@ -59,7 +59,7 @@ def test_a_book_of_two_entries(tmp_path: Path) -> None:
     assert second.device == {"cpu-2": DevicePrices(50, 60, 70), ANY_CLASS: DevicePrices(0, 0, 0)}
 
 
-def test_the_shipped_book() -> None:
+def test_default_price_book_prices_everything() -> None:
     """It prices tokens and every device class."""
     (prices,) = default_price_book().prices
     assert prices.prompt > prices.cached > 0
@@ -92,7 +92,7 @@ def test_the_shipped_book() -> None:
         pytest.param("[[prices]]", "[[prices", "book.toml", id="not TOML"),
     ],
 )  # fmt: skip
-def test_what_is_no_book(before: str, after: str, says: str) -> None:
+def test_malformed_price_book_is_refused(before: str, after: str, says: str) -> None:
     """Refused with the name of the file and what is wrong."""
     assert before in GOOD
     with pytest.raises(BadPriceBook) as caught:
@@ -131,7 +131,7 @@ async def test_the_currency_of_closed_months_is_that_of_the_book(tmp_path: Path)
     database = Database(sqlite_engine(tmp_path / "kelvin.db"))
     with database.engine.begin() as connection:
         euros = parse_price_book(GOOD, "book.toml")
-        close_month(connection, euros, "default", MONTH, live=None, now_us=END_US + LATE_US)
+        close_month(connection, euros, "default", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US)
         assert currencies(connection) == {"EUR"}
     database.close()
     with pytest.raises(BadSetting, match=r"its currency is USD, and there are closed months in EUR"):

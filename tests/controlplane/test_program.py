@@ -16,11 +16,11 @@ import pytest
 
 from contracts.wire import encode
 from controlplane.settings import load
-from service.decider import try_hold
+from service.decider import try_acquire_standby_lock
 from service.unix import SocketDirectory
 from tests.controlplane.builders import registration
-from tests.controlplane.door import becomes, knocking, poke, program, push, ready
-from tests.controlplane.ground import ROOT, Run
+from tests.controlplane.door import connect_client, program, push, ready, report_request, wait_for_state
+from tests.controlplane.ground import ROOT, RunDirectory
 from tests.eventually import eventually
 
 
@@ -39,14 +39,14 @@ async def test_it_starts_in_an_empty_directory(data: Path) -> None:
     assert {"admin.key", "default.key", "kelvin.db"} <= {path.name for path in data.iterdir()}
 
 
-async def test_nobody_else_decides_while_it_lives(data: Path) -> None:
+async def test_control_plane_holds_the_decision_lock(data: Path) -> None:
     """It holds the lock under which an activator would stand in for it, until it is dead, however it dies."""
     with closing(SocketDirectory(data / "run")) as directory, program(data) as process:
         await ready(data)
-        assert try_hold(directory) is None
+        assert try_acquire_standby_lock(directory) is None
         process.kill()
         process.wait(60)
-        held = try_hold(directory)
+        held = try_acquire_standby_lock(directory)
         assert held is not None
         held.close()
 
@@ -55,16 +55,16 @@ async def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
     """Exit 0 with a feed open and a standby parked; the standby lives on."""
     with program(data) as process:
         await ready(data)
-        run = Run(data / "run")
+        run = RunDirectory(data / "run")
         await eventually(lambda: len(run.sockets()) == 1)
-        async with knocking(data) as door, door.session.get("http://control/internal/v1/feed") as feed:
+        async with connect_client(data) as door, door.session.get("http://control/internal/v1/feed") as feed:
             await feed.content.readline()
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 60) == 0
         assert len(run.sockets()) == 1
 
 
-async def test_its_lifeline_ends_it(data: Path) -> None:
+async def test_closed_lifeline_ends_the_control_plane(data: Path) -> None:
     """When the supervisor is gone, so is it."""
     read, write = os.pipe()
     os.set_inheritable(read, True)
@@ -80,14 +80,14 @@ async def test_its_lifeline_ends_it(data: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-async def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals) -> None:
+async def test_runtimes_outlive_a_killed_control_plane(data: Path, ending: signal.Signals) -> None:
     """Killed with a replica ready: the replica is the same process afterwards, known at once, and still watched."""
     with program(data) as process:
         await ready(data)
-        async with knocking(data) as door:
+        async with connect_client(data) as door:
             await push(door)
-            await poke(door)
-            found = await becomes(door, "ready")
+            await report_request(door)
+            found = await wait_for_state(door, "ready")
         (before,) = replicas_of(found)
         process.send_signal(ending)
         process.wait(60)
@@ -95,24 +95,26 @@ async def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Si
     (data / "run" / "control.sock").unlink(missing_ok=True)
     with program(data):
         await ready(data)
-        async with knocking(data) as door:
+        async with connect_client(data) as door:
             assert replicas_of((await door.admin("GET", "/models/m"))[1]) == [before]
-            await poke(door)
+            await report_request(door)
             os.kill(before["pid"], signal.SIGKILL)
             await door.until(
                 "/models/m", lambda found: {each["runtime_id"] for each in replicas_of(found)} - {before["runtime_id"]}
             )
-            await eventually(lambda: len(Run(data / "run").calls("bind:m")) == 2, "another one has the version")
-    assert len(Run(data / "run").calls("bind:m")) == 2
+            await eventually(
+                lambda: len(RunDirectory(data / "run").calls("bind:m")) == 2, "another one has the version"
+            )
+    assert len(RunDirectory(data / "run").calls("bind:m")) == 2
 
 
 @pytest.mark.deep
-async def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path) -> None:
+async def test_killed_push_loses_no_acknowledged_version(data: Path) -> None:
     """Versions are pushed one after another until SIGKILL comes in between: all that were answered are there."""
     acknowledged: list[str] = []
     with program(data) as process:
         await ready(data)
-        async with knocking(data) as door:
+        async with connect_client(data) as door:
             for number in range(10_000):
                 version = f"{number:064x}"
                 body = encode(msgspec.structs.replace(registration(), version=version))
@@ -127,7 +129,7 @@ async def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data
     (data / "run" / "control.sock").unlink(missing_ok=True)
     with program(data):
         await ready(data)
-        async with knocking(data) as door:
+        async with connect_client(data) as door:
             _, model = await door.admin("GET", "/models/m")
     found = {version["version"] for version in model["versions"]}
     assert len(acknowledged) >= 25

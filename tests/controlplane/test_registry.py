@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from sqlalchemy import Connection, func, select, text
 
-from contracts.control import Feed, Registered, VersionRegistration
+from contracts.control import Feed, RegistrationResult, VersionRegistration
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound
 from controlplane import schema
 from controlplane.feed import FeedHub
@@ -31,7 +31,7 @@ async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Pat
     """`prod` names the first version until a deploy says otherwise."""
     async with opened_registry(tmp_path) as registry:
         for letter in "ab":
-            assert await registry.register(registration(letter=letter), NOW_S) == Registered(is_new=True)
+            assert await registry.register(registration(letter=letter), NOW_S) == RegistrationResult(is_new=True)
         assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
         assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
         assert registry.model(TENANT, "m").aliases == {"prod": digest("b")}
@@ -41,12 +41,12 @@ async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Pat
         ]
 
 
-async def test_a_repeat_registers_nothing(tmp_path: Path) -> None:
+async def test_repeated_registration_changes_nothing(tmp_path: Path) -> None:
     """The snapshotter may tell of a version as often as it likes."""
     async with opened_registry(tmp_path) as registry:
         assert (await registry.register(registration(), NOW_S)).is_new
         before = registry.model(TENANT, "m")
-        assert await registry.register(registration(), NOW_S + 5) == Registered(is_new=False)
+        assert await registry.register(registration(), NOW_S + 5) == RegistrationResult(is_new=False)
         assert registry.model(TENANT, "m") == before
 
 
@@ -112,26 +112,26 @@ async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
             assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
 
 
-async def test_a_push_that_checked_nothing_mends_nothing(tmp_path: Path) -> None:
+async def test_unchecked_push_leaves_a_version_faulty(tmp_path: Path) -> None:
     """A faulty version stays faulty, and the snapshotter is told why, also after its deletion and under another
     model. A sound one is as it was.
     """
     async with opened_registry(tmp_path) as registry:
         again = registration(letter="a")
         await registry.register(again, NOW_S)
-        assert await registry.register(again, NOW_S) == Registered(is_new=False)
+        assert await registry.register(again, NOW_S) == RegistrationResult(is_new=False)
         await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
-        assert await registry.register(again, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
+        assert await registry.register(again, NOW_S) == RegistrationResult(is_new=False, fault="chunk_corrupt")
         assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)), Conflict)
         await registry.register(registration(letter="b"), NOW_S)
         await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         await registry.delete(BY, TENANT, "m", digest("b"), NOW_S, lambda _: False)
         other = registration("other", letter="a")
-        assert await registry.register(other, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
+        assert await registry.register(other, NOW_S) == RegistrationResult(is_new=False, fault="chunk_corrupt")
         again = registration(letter="b")
-        assert await registry.register(again, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
+        assert await registry.register(again, NOW_S) == RegistrationResult(is_new=False, fault="chunk_corrupt")
         back = await registry.register(checked(again), NOW_S)
-        assert back == Registered(is_new=False, was_deleted=True)
+        assert back == RegistrationResult(is_new=False, was_deleted=True)
         assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
 
 
@@ -147,7 +147,7 @@ async def test_a_deleted_version_whose_known_answers_failed_comes_back(tmp_path:
         for letter in "ab":
             await registry.delete(BY, TENANT, "n", digest(letter), NOW_S, lambda _: False)
             back = await registry.register(registration("n", letter), NOW_S)
-            assert back == Registered(is_new=False, was_deleted=True)
+            assert back == RegistrationResult(is_new=False, was_deleted=True)
 
 
 async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
         assert await registry.rescale(BY, TENANT, "m", {"target": None}, NOW_S) == ScaleSettings(max=4)
 
 
-async def test_what_is_published_is_durable_already(tmp_path: Path) -> None:
+async def test_change_is_durable_before_it_is_published(tmp_path: Path) -> None:
     """Each change is on disk when the feed hears of it; negative control: the same look before the commit sees none."""
     seen: list[tuple[int, int]] = []
 
@@ -258,7 +258,7 @@ def test_scale_defaults_are_the_policys() -> None:
     )
 
 
-async def test_activators_hear_of_a_scale_what_is_theirs(tmp_path: Path) -> None:
+async def test_feed_has_only_scale_settings_of_activators(tmp_path: Path) -> None:
     """By how much tokens count, also after a restart; of what only the decider needs, nothing."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
@@ -305,9 +305,9 @@ async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) ->
         (version,) = [each for each in registry.model(TENANT, "m").versions if each.is_deleted]
         assert (version.registration.version, version.state) == (digest("b"), VersionState.DELETED)
         assert ("m", digest("b")) not in {(row.model, row.version) for row in feed.snapshot().versions}
-        back = Registered(is_new=False, was_deleted=True)
+        back = RegistrationResult(is_new=False, was_deleted=True)
         assert await registry.register(registration(letter="b"), NOW_S + 9) == back
-        assert await registry.register(registration(letter="b"), NOW_S + 10) == Registered(is_new=False)
+        assert await registry.register(registration(letter="b"), NOW_S + 10) == RegistrationResult(is_new=False)
         assert ("m", digest("b")) in {(row.model, row.version) for row in feed.snapshot().versions}
         assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
 

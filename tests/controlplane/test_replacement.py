@@ -15,28 +15,28 @@ from controlplane.answers import Renewal
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.policy.breakeven import Level
 from controlplane.policy.lifecycle import VersionState
-from controlplane.policy.replacement import Step
+from controlplane.policy.replacement import ReplacementStep
 from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.replacement import DamageLoop, ReplicaReplacement
 from controlplane.scaling import drain
 from controlplane.scaling.local import LocalActuator
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from tests.controlplane.builders import TENANT, key, registration
-from tests.controlplane.ground import Local, Run, local
+from tests.controlplane.ground import LocalMachine, RunDirectory, local
 from tests.eventually import eventually
 
 
-class Renewing:
+class ReplacementScenario:
     """Orders over an actuator, and a decider that wants `wanted` replicas all the time."""
 
-    def __init__(self, it: Local, model: str, wanted: int) -> None:
+    def __init__(self, it: LocalMachine, model: str, wanted: int) -> None:
         self.it = it
         self.which: VersionKey = key(model)
         self.wanted = wanted
         self.fewest = wanted
         self.most_held = 0
         self.replacement = ReplicaReplacement(it.fleet, it.actuator)
-        it.actuator.listen(self.replacement)
+        it.actuator.add_listener(self.replacement)
         version = Version(registration(model), 0, VersionState.READY)
         self.model = Model(TENANT, model, 0, versions=(version,))
 
@@ -72,14 +72,16 @@ class Renewing:
 
 
 @asynccontextmanager
-async def renewing(run: Run, model: str = "m", wanted: int = 2, slots: int = 4) -> AsyncIterator[Renewing]:
+async def running_replacement(
+    run: RunDirectory, model: str = "m", wanted: int = 2, slots: int = 4
+) -> AsyncIterator[ReplacementScenario]:
     async with local(run, slots=slots) as it:
-        yield Renewing(it, model, wanted)
+        yield ReplacementScenario(it, model, wanted)
 
 
-async def test_a_new_one_serves_before_an_old_one_goes(run: Run) -> None:
+async def test_new_replica_serves_before_old_one_drains(run: RunDirectory) -> None:
     """One slot more than there are replicas: all are new in the end, and at no time fewer serve."""
-    async with renewing(run, slots=3) as r:
+    async with running_replacement(run, slots=3) as r:
         old = await r.up()
         ordered = r.replacement.begin(r.model)
         assert (ordered.state, ordered.replicas, ordered.replaced) == ("running", 2, 0)
@@ -91,9 +93,9 @@ async def test_a_new_one_serves_before_an_old_one_goes(run: Run) -> None:
         assert {runtime_id for runtime_id, _ in run.calls("drain")} == old
 
 
-async def test_without_a_slot_to_spare_the_old_one_goes_first(run: Run) -> None:
+async def test_old_replica_drains_first_without_a_free_slot(run: RunDirectory) -> None:
     """One fewer serves meanwhile, which the test above would see; slots are never exceeded."""
-    async with renewing(run, slots=2) as r:
+    async with running_replacement(run, slots=2) as r:
         old = await r.up()
         r.replacement.begin(r.model)
         assert (await r.over()).state == "done"
@@ -101,26 +103,24 @@ async def test_without_a_slot_to_spare_the_old_one_goes_first(run: Run) -> None:
         assert (len(r.ids()), r.fewest, r.most_held) == (2, 1, 2)
 
 
-async def test_without_keeping_the_old_one_until_then_the_first_test_goes_red(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_draining_at_once_is_caught(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: an actuator that drains at once, though there is room, is seen."""
 
-    def hasty(self: LocalActuator, runtime_id: str, step: Step) -> None:
-        replace(self, runtime_id, Step.AFTER if step is Step.BESIDE else step)
+    def hasty(self: LocalActuator, runtime_id: str, step: ReplacementStep) -> None:
+        replace(self, runtime_id, ReplacementStep.AFTER if step is ReplacementStep.BESIDE else step)
 
     replace = LocalActuator.replace
     monkeypatch.setattr(LocalActuator, "replace", hasty)
-    async with renewing(run, slots=3) as r:
+    async with running_replacement(run, slots=3) as r:
         await r.up()
         r.replacement.begin(r.model)
         assert (await r.over()).state == "done"
         assert r.fewest == 1
 
 
-async def test_what_an_old_one_has_is_finished(run: Run) -> None:
+async def test_replacement_waits_for_running_requests(run: RunDirectory) -> None:
     """The order waits for it, and callers are served by the new one."""
-    async with renewing(run, "busy", 1) as r:
+    async with running_replacement(run, "busy", 1) as r:
         (old,) = await r.up()
         r.replacement.begin(r.model)
         await r.over(lambda: bool(run.calls("drain")))
@@ -132,9 +132,9 @@ async def test_what_an_old_one_has_is_finished(run: Run) -> None:
         assert r.fewest == 1
 
 
-async def test_a_second_order_is_refused_while_one_runs(run: Run) -> None:
+async def test_second_replacement_is_refused_while_one_runs(run: RunDirectory) -> None:
     """With how far the first one is; afterwards there may be another."""
-    async with renewing(run, wanted=1) as r:
+    async with running_replacement(run, wanted=1) as r:
         await r.up()
         first = r.replacement.begin(r.model)
         with pytest.raises(Refused, match="is being restarted already; 0 of 1 replicas are replaced"):
@@ -145,9 +145,9 @@ async def test_a_second_order_is_refused_while_one_runs(run: Run) -> None:
 
 
 @pytest.mark.parametrize("slots", [pytest.param(3, id="beside"), pytest.param(1, id="after")])
-async def test_a_new_one_that_fails_is_told(run: Run, slots: int) -> None:
+async def test_failed_new_replica_fails_the_replacement(run: RunDirectory, slots: int) -> None:
     """Beside it: the old one serves on. After it: it is gone, and the order says why no other came."""
-    async with renewing(run, "corrupt", 1, slots=slots) as r:
+    async with running_replacement(run, "corrupt", 1, slots=slots) as r:
         run.tell("healed")
         old = await r.up()
         (run.path / "healed").unlink()
@@ -160,9 +160,9 @@ async def test_a_new_one_that_fails_is_told(run: Run, slots: int) -> None:
         assert r.ids() == (old if slots > 1 else set())
 
 
-async def test_where_memory_does_not_hold_two_the_old_one_goes_first(run: Run) -> None:
+async def test_old_replica_drains_first_if_memory_is_short(run: RunDirectory) -> None:
     """What a lease is refused for as long as another one has it."""
-    async with renewing(run, "full", 1) as r:
+    async with running_replacement(run, "full", 1) as r:
         old = await r.up()
         run.tell("crowded")
         r.replacement.begin(r.model)
@@ -172,9 +172,9 @@ async def test_where_memory_does_not_hold_two_the_old_one_goes_first(run: Run) -
         assert r.ids().isdisjoint(old)
 
 
-async def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: Run) -> None:
+async def test_killed_new_replica_is_started_again(run: RunDirectory) -> None:
     """The old one serves all the time."""
-    async with renewing(run, "held") as r:
+    async with running_replacement(run, "held") as r:
         run.tell("release")
         old = await r.up()
         (run.path / "release").unlink()
@@ -190,7 +190,7 @@ async def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: R
         assert r.fewest == 2
 
 
-async def relieved(run: Run, r: Renewing) -> None:
+async def relieved(run: RunDirectory, r: ReplacementScenario) -> None:
     """An old one serves on until the new one, which is held, is there."""
     run.tell("release")
     await r.up()
@@ -199,18 +199,18 @@ async def relieved(run: Run, r: Renewing) -> None:
     await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
 
 
-async def test_zero_wins_over_a_restart(run: Run) -> None:
+async def test_scale_to_zero_ends_a_replacement(run: RunDirectory) -> None:
     """Who is relieved goes as well when nobody wants the version any more, and the order is over."""
-    async with renewing(run, "held") as r:
+    async with running_replacement(run, "held") as r:
         await relieved(run, r)
         r.wanted = 0
         assert (await r.over()).state == "done"
         assert r.it.table.held == 0
 
 
-async def test_one_fewer_is_the_relieved_one(run: Run) -> None:
+async def test_scale_down_ends_the_relieved_replica(run: RunDirectory) -> None:
     """The decider wants fewer while a new one is on its way: the start is given up, and no more than that serve."""
-    async with renewing(run, "held") as r:
+    async with running_replacement(run, "held") as r:
         await relieved(run, r)
         r.wanted = 1
         run.tell("release")
@@ -218,9 +218,9 @@ async def test_one_fewer_is_the_relieved_one(run: Run) -> None:
         assert len(r.ids()) == 1
 
 
-async def test_one_that_sleeps_is_ended(run: Run) -> None:
+async def test_sleeping_replica_is_ended_by_replacement(run: RunDirectory) -> None:
     """It serves nobody; the next call starts a new one."""
-    async with renewing(run, wanted=1) as r:
+    async with running_replacement(run, wanted=1) as r:
         await r.up()
         r.it.actuator.sleep(r.which, Level.ASLEEP)
         await eventually(lambda: r.it.table.count(ReplicaState.ASLEEP) == 1)
@@ -229,15 +229,15 @@ async def test_one_that_sleeps_is_ended(run: Run) -> None:
         assert r.it.table.of(r.which) == ()
 
 
-async def test_a_control_plane_that_dies_takes_the_order_along(run: Run) -> None:
+async def test_replacement_ends_with_its_control_plane(run: RunDirectory) -> None:
     """Both the relieved one and the new one are adopted and serve; which of them stay is the decider's to say."""
-    async with renewing(run, "held", 1) as r:
+    async with running_replacement(run, "held", 1) as r:
         run.tell("release")
         await r.up()
         (run.path / "release").unlink()
         r.replacement.begin(r.model)
         await eventually(lambda: len(run.calls("bind:held")) == 2)
-    async with renewing(run, "held", 1) as r:
+    async with running_replacement(run, "held", 1) as r:
         assert r.replacement.state(r.model).state == "none"
         assert r.it.table.live(r.which) == 2
         run.tell("release")
@@ -247,7 +247,7 @@ async def test_a_control_plane_that_dies_takes_the_order_along(run: Run) -> None
         await r.it.ready(r.which, 1)
 
 
-async def test_a_damaged_one_is_sent_away(run: Run) -> None:
+async def test_damaged_replica_is_ended(run: RunDirectory) -> None:
     """By its process's number, and told why, though it is busy; the one beside it serves on. It is counted once."""
 
     async with local(run) as it:
@@ -258,19 +258,19 @@ async def test_a_damaged_one_is_sent_away(run: Run) -> None:
                 raise Refused(Unavailable("cache"))
             return frozenset(damaged)
 
-        page = Page("controlplane")
+        page = MetricsPage("controlplane")
         loop = DamageLoop(ask, it.fleet, it.actuator, page)
-        await loop.look()
+        await loop.end_damaged()
         for name in ("busy", "b"):
             it.apply(key(name), 1)
             await it.ready(key(name))
-        await loop.look()
+        await loop.end_damaged()
         assert it.table.ready(key("busy")) == 1
         (one,) = it.table.of(key("busy"))
         damaged.add(one.pid)
-        await loop.look()
+        await loop.end_damaged()
         assert it.table[one.runtime_id].state is ReplicaState.DRAINING
-        await loop.look()
+        await loop.end_damaged()
         assert (it.table.ready(key("busy")), it.table.ready(key("b"))) == (0, 1)
         await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
         assert f"condemn {one.runtime_id}" in (run.path / "calls.log").read_text()
@@ -278,19 +278,19 @@ async def test_a_damaged_one_is_sent_away(run: Run) -> None:
         assert counted.values == {(): 1}
 
 
-async def test_a_damaged_one_is_told_before_activators(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_damaged_replica_hears_before_activators(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader of the feed that takes nothing delays no drain of what may answer from wrong memory."""
-    monkeypatch.setattr(drain, "TOLD_S", 600.0)
+    monkeypatch.setattr(drain, "DRAIN_DELIVERY_LIMIT_S", 600.0)
     async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         (one,) = it.table.of(key("busy"))
         with it.feed.subscribe():
-            it.actuator.replace(one.runtime_id, Step.CONDEMN)
+            it.actuator.replace(one.runtime_id, ReplacementStep.CONDEMN)
             await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
 
 
-async def test_a_damaged_one_that_drains_already_is_told(run: Run) -> None:
+async def test_damaged_draining_replica_hears_of_it(run: RunDirectory) -> None:
     """What it still answers would be said from wrong memory."""
 
     async with local(run) as it:
@@ -302,5 +302,5 @@ async def test_a_damaged_one_that_drains_already_is_told(run: Run) -> None:
             return frozenset({one.pid})
 
         it.actuator.drain(it.fleet[one.runtime_id])
-        await DamageLoop(ask, it.fleet, it.actuator, Page("controlplane")).look()
+        await DamageLoop(ask, it.fleet, it.actuator, MetricsPage("controlplane")).end_damaged()
         await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")

@@ -161,7 +161,7 @@ def _table(state: ReplicaState) -> ReplicaTable:
         pytest.param(ReplicaState.RESTORING, ReplicaEvent.DOZE, id="what does not serve does not fall asleep"),
     ],
 )
-def test_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:
+def test_transition_table_refuses_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:
     """The shape of the table keeps the two rules of the docstring."""
     table = _table(state)
     with pytest.raises(IllegalMove):
@@ -181,14 +181,14 @@ def test_sleeper_that_ends_holds_no_slot(state: ReplicaState) -> None:
     table.begin(KEYS[1], 2)
 
 
-def test_a_second_process_of_the_same_name_is_refused() -> None:
+def test_duplicate_runtime_id_is_refused() -> None:
     """Ids are given once."""
     table = _table(ReplicaState.STANDBY)
     with pytest.raises(ValueError, match="exists"):
         table.add(Replica("r1", ReplicaState.FORKED, 0))
 
 
-def test_the_integrity_check_sees_a_broken_index() -> None:
+def test_integrity_check_finds_broken_index() -> None:
     """Negative control: a replica behind the index's back turns the check red."""
     table = _table(ReplicaState.READY)
     table.check_integrity()

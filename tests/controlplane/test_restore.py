@@ -22,11 +22,11 @@ from contracts.errors import CapacityExceeded, Refused
 from contracts.wire import encode
 from controlplane import placing
 from controlplane.archive import unpack
-from controlplane.backup_place import backups_in, name_of, write_backup
+from controlplane.backup_place import backup_name, list_backups, write_backup
 from controlplane.backups import FILES
 from controlplane.billing import close_month
 from controlplane.internal_api import backup_routes
-from controlplane.journal import lost_after
+from controlplane.journal import count_lost_after
 from controlplane.placing import CannotRestore
 from controlplane.policy.month import month_of
 from controlplane.price_book import default_price_book
@@ -34,8 +34,8 @@ from controlplane.restore import restore
 from controlplane.store import Database
 from spool.disk import segment_name, segments
 from spool.frame import MAX_RECORD_BYTES
-from spool.journal import Journal
-from tests.controlplane.builders import NOW_S, back, back_up_and_enter_one, ids, installed
+from spool.journal import SegmentWriter
+from tests.controlplane.builders import NOW_S, back_up_and_enter_one, ids, installed, restore_backup
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 ROOT = Path(__file__).parents[2]
@@ -71,9 +71,9 @@ async def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest
         assert not list(world.data.glob(".backup-*"))
 
 
-def test_everything_comes_back(made: Path, tmp_path: Path) -> None:
+def test_restore_brings_back_all_files(made: Path, tmp_path: Path) -> None:
     """Database, keys, CA and identity, byte for byte; secrets are their owner's alone; versions are named."""
-    report = back(made, tmp_path / "new")
+    report = restore_backup(made, tmp_path / "new")
     assert report.sound
     assert (report.missing, report.aside, report.keys) == (0, None, 2)
     assert [version.model for version in report.versions] == ["m"]
@@ -96,30 +96,30 @@ async def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: P
     """Only the place is restored with its journal. A check of the file says nothing of it."""
     async with installed(tmp_path) as world:
         await world.enter(1, 2)
-        made = await world.backup_loop().once()
+        made = await world.backup_loop().make_backup()
         assert made is not None
-        assert back(made, tmp_path / "at once").missing == 0
+        assert restore_backup(made, tmp_path / "at once").missing == 0
         await world.enter(3, 4, 5)
     assert restore(made, None, replace=False, accept_unsound=False).missing == 0
-    report = back(made, tmp_path / "file")
+    report = restore_backup(made, tmp_path / "file")
     assert (report.replayed, report.missing) == (0, 3)
-    report = back(tmp_path / "place", tmp_path / "file", replace=True)
+    report = restore_backup(tmp_path / "place", tmp_path / "file", replace=True)
     assert (report.replayed, report.missing) == (3, 0)
 
 
 async def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: Path) -> None:
     """Only a restore of the place has to read its entries. Here they are counted."""
     file = await back_up_and_enter_one(tmp_path)
-    journal = Journal(tmp_path / "place" / "journal")
+    journal = SegmentWriter(tmp_path / "place" / "journal")
     journal.commit([lambda _: b"Xof a newer program"])
     journal.close()
     with pytest.raises(CannotRestore, match="restore with the program that wrote it"):
-        back(tmp_path / "place", tmp_path / "whole")
-    report = back(file, tmp_path / "file")
+        restore_backup(tmp_path / "place", tmp_path / "whole")
+    report = restore_backup(file, tmp_path / "file")
     assert (report.replayed, report.missing) == (0, 2)
 
 
-async def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path) -> None:
+async def test_older_database_is_not_backed_up(tmp_path: Path) -> None:
     """Its start was not refused: the database was locked then. A backup would say that it holds the whole journal."""
     async with installed(tmp_path) as world:
         await world.enter(1)
@@ -132,7 +132,7 @@ async def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path)
         (world.data / "kelvin.db").write_bytes(copy)
         world.open()
         with pytest.raises(Refused, match="ends at entry 1 of the journal, and had entry 3 before"):
-            await world.backup_loop().once()
+            await world.backup_loop().make_backup()
 
 
 async def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ async def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_p
         (world.data / "kelvin.db").unlink()
         world.open()
         with pytest.raises(Refused, match="ends at entry 0 of the journal, and had entry 2 before"):
-            await world.backup_loop().once()
+            await world.backup_loop().make_backup()
 
 
 @pytest.mark.parametrize("has_journal", [True, False], ids=["of now", "of an older program"])
@@ -154,7 +154,7 @@ async def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has
     """
     async with installed(tmp_path, has_journal=has_journal) as world:
         if has_journal:
-            await world.ledger.settle_journal()
+            await world.ledger.write_due_marks()
             await world.enter(1, 2)
         file = await world.back_up(tmp_path / "b.backup")
         world.close()
@@ -163,11 +163,11 @@ async def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has
         for number in (3, 4, 5):
             await world.enter(number)
         world.close()
-        back(file, world.data, replace=True)
+        restore_backup(file, world.data, replace=True)
         world.open()
-        await world.ledger.settle_journal()
+        await world.ledger.write_due_marks()
         await world.enter(6)
-        assert lost_after(world.place, 0) == 0
+        assert count_lost_after(world.place, 0) == 0
     assert ids(tmp_path / "data" / "kelvin.db")[-1] == "req-6"
 
 
@@ -178,19 +178,19 @@ async def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_pa
         world.close()
         first, world.place = world.place, tmp_path / "second"
         world.open()
-        await world.ledger.settle_journal()
+        await world.ledger.write_due_marks()
         await world.enter(2)
         file = await world.back_up(tmp_path / "b.backup")
         world.close()
-        back(file, world.data, replace=True)
+        restore_backup(file, world.data, replace=True)
         world.place = first
         world.open()
-        await world.ledger.settle_journal()
-        assert (lost_after(first, 0), lost_after(tmp_path / "second", 0)) == (1, 0)
+        await world.ledger.write_due_marks()
+        assert (count_lost_after(first, 0), count_lost_after(tmp_path / "second", 0)) == (1, 0)
 
 
 @pytest.mark.deep
-async def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
+async def test_backup_has_all_records_durable_at_its_start(tmp_path: Path) -> None:
     """Whatever was durable when it began is in it: a hundred records, entered one by one beside five backups."""
     async with installed(tmp_path) as world:
         entered = 0
@@ -205,7 +205,7 @@ async def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
         for turn in range(5):
             least = entered
             await world.back_up(tmp_path / f"{turn}.backup")
-            report = await asyncio.to_thread(back, tmp_path / f"{turn}.backup", tmp_path / f"new{turn}")
+            report = await asyncio.to_thread(restore_backup, tmp_path / f"{turn}.backup", tmp_path / f"new{turn}")
             assert report.sound
             found = ids(tmp_path / f"new{turn}" / "kelvin.db")
             assert len(found) >= least
@@ -213,47 +213,47 @@ async def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
         await entering
 
 
-async def test_records_that_wait_in_a_spool_are_in_it(tmp_path: Path) -> None:
+async def test_backup_contains_spooled_records(tmp_path: Path) -> None:
     """Of live and of dead sources, requests and lifetimes; they are entered at the restore."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         for source, record in (("activator-1", request_record(2)), ("supervisor-1", lifetime_record(1))):
             directory = world.data / "spool" / source
             directory.mkdir(parents=True)
-            journal = Journal(directory)
+            journal = SegmentWriter(directory)
             journal.commit([lambda _, record=record: encode(record)])  # type: ignore[misc]
             journal.close()
         await world.back_up(tmp_path / "b.backup")
-    report = back(tmp_path / "b.backup", tmp_path / "new")
+    report = restore_backup(tmp_path / "b.backup", tmp_path / "new")
     assert report.unshipped == 2
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
 
 
-async def test_a_spooled_record_that_can_not_be_read_keeps_no_other_from_a_backup(tmp_path: Path) -> None:
+async def test_unreadable_spooled_record_does_not_stop_a_backup(tmp_path: Path) -> None:
     """A newer program wrote it, before this one was put back: it is in the backup, and a restore counts it."""
     async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
-        journal = Journal(directory)
+        journal = SegmentWriter(directory)
         journal.commit([lambda _: b'{"newer":1}', lambda _: encode(request_record(2))])
         journal.close()
-        assert await world.backup_loop().once() is not None
-    report = back(tmp_path / "place", tmp_path / "new")
+        assert await world.backup_loop().make_backup() is not None
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert (report.unshipped, report.unreadable) == (1, 1)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-2"]
 
 
-async def test_a_spooled_record_of_any_size_and_without_a_time_is_in_the_backup(tmp_path: Path) -> None:
+async def test_large_spooled_record_is_in_the_backup(tmp_path: Path) -> None:
     """As large as a spool takes it. Kept aside, it is in the account of the backup's month, where somebody looks."""
     raw = b'{"request_id":"large","tenant":"acme","more":"'.ljust(MAX_RECORD_BYTES, b"x")
     async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
-        journal = Journal(directory)
+        journal = SegmentWriter(directory)
         journal.commit([lambda _: raw, lambda _: encode(request_record(2))])
         journal.close()
-        assert await world.backup_loop().once() is not None
-    report = back(tmp_path / "place", tmp_path / "new")
+        assert await world.backup_loop().make_backup() is not None
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert (report.unshipped, report.unreadable) == (1, 1)
     with closing(sqlite3.connect(tmp_path / "new" / "kelvin.db")) as database:
         aside = database.execute("SELECT month, LENGTH(record) FROM ledger_conflicts").fetchall()
@@ -268,15 +268,15 @@ async def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_pat
     async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
-        journal = Journal(directory)
+        journal = SegmentWriter(directory)
         journal.commit([lambda _: encode(request_record(1))])
         journal.close()
-        assert await world.backup_loop().once() is not None
+        assert await world.backup_loop().make_backup() is not None
         await world.ledger.close_month(
             lambda connection: close_month(connection, book, "acme", MONTH, live=None, now_us=closing_us)
         )
         await world.enter(1)
-    report = back(tmp_path / "place", tmp_path / "new")
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert (report.sound, report.replayed, report.unshipped) == (True, 2, 1)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1"]
 
@@ -285,34 +285,34 @@ async def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
     """From a place: the newest backup, and every acknowledged record since. A file alone has what it has."""
     async with installed(tmp_path) as world:
         await world.enter(1, 2)
-        assert await world.backup_loop().once() is not None
+        assert await world.backup_loop().make_backup() is not None
         await world.enter(3)
         await world.enter(4)
-    report = back(tmp_path / "place", tmp_path / "new")
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert (report.replayed, report.missing) == (2, 0)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3", "req-4"]
-    ((_, path),) = backups_in(tmp_path / "place")
-    assert back(path, tmp_path / "less").replayed == 0
+    ((_, path),) = list_backups(tmp_path / "place")
+    assert restore_backup(path, tmp_path / "less").replayed == 0
     assert ids(tmp_path / "less" / "kelvin.db") == ["req-1", "req-2"]
 
 
-def test_a_mount_is_an_empty_data_directory(made: Path, tmp_path: Path) -> None:
+def test_mount_point_counts_as_empty_data_directory(made: Path, tmp_path: Path) -> None:
     """Its file system keeps `lost+found` there. Anything else is somebody's, and is refused."""
     (tmp_path / "new" / "lost+found").mkdir(parents=True)
-    back(made, tmp_path / "new")
+    restore_backup(made, tmp_path / "new")
     (tmp_path / "other" / "photos").mkdir(parents=True)
     with pytest.raises(placing.NotEmpty, match="photos"):
-        back(made, tmp_path / "other")
+        restore_backup(made, tmp_path / "other")
     with pytest.raises(placing.NotEmpty, match="photos"):
-        back(tmp_path / "missing.backup", tmp_path / "other")  # before the backup is read, which takes long
+        restore_backup(tmp_path / "missing.backup", tmp_path / "other")  # before the backup is read, which takes long
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["photos"]
 
 
-async def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
+async def test_missing_journal_entries_are_counted(tmp_path: Path) -> None:
     """The control of RPO 0: a journal that lost an entry, or is not there, is told; the rest comes back."""
     async with installed(tmp_path) as world:
         await world.enter(1)
-        assert await world.backup_loop().once() is not None
+        assert await world.backup_loop().make_backup() is not None
         for number in (2, 3):
             world.close()
             world.open()
@@ -320,26 +320,26 @@ async def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
     journal = tmp_path / "place" / "journal"
     (journal / segment_name(2)).write_bytes(b"")
     assert segments(journal)[-1] == 3
-    report = back(tmp_path / "place", tmp_path / "new")
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert (report.replayed, report.missing) == (1, 1)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-3"]
     shutil.rmtree(journal)
-    assert back(tmp_path / "place", tmp_path / "newer").missing is None
+    assert restore_backup(tmp_path / "place", tmp_path / "newer").missing is None
 
 
-async def test_a_damaged_backup_gives_way_to_the_one_before(tmp_path: Path) -> None:
+async def test_damaged_backup_falls_back_to_the_previous(tmp_path: Path) -> None:
     """The journal reaches back to it: nothing is lost, and the report says which one was passed over, and why."""
     async with installed(tmp_path) as world:
         loop = world.backup_loop()
         for number in (1, 2):
             await world.enter(number)
             moment = await world.backups.begin()
-            write_backup(world.place / name_of(NOW_S + number), world.backups.pieces(moment, world.place))
+            write_backup(world.place / backup_name(NOW_S + number), world.backups.pieces(moment, world.place))
         await world.enter(3)
         assert loop.age_s() >= 0
-    newest = backups_in(tmp_path / "place")[-1][1]
+    newest = list_backups(tmp_path / "place")[-1][1]
     newest.write_bytes(newest.read_bytes()[:-2000])
-    report = back(tmp_path / "place", tmp_path / "new")
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert newest.name in report.passed_over[0]
     assert (report.replayed, report.missing) == (2, 0)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3"]
@@ -358,14 +358,14 @@ async def test_newest_backup_that_finds_no_room_is_not_passed_over(
     async with installed(tmp_path) as world:
         for number in (1, 2):
             await world.enter(number)
-            await world.backup_loop().once()
+            await world.backup_loop().make_backup()
     errors = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
     monkeypatch.setattr("controlplane.restore.unpack", fails)
     with pytest.raises(OSError, match="No space left on device"):
-        back(tmp_path / "place", tmp_path / "new")
+        restore_backup(tmp_path / "place", tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
     errors.append(OSError(errno.EIO, os.strerror(errno.EIO)))
-    assert len(back(tmp_path / "place", tmp_path / "new").passed_over) == 1
+    assert len(restore_backup(tmp_path / "place", tmp_path / "new").passed_over) == 1
 
 
 @pytest.mark.parametrize("at", ["kelvin.db", "admin.key", "index.json"])
@@ -376,7 +376,7 @@ def test_a_tampered_backup_puts_nothing_in_place(made: Path, tmp_path: Path, at:
     raw[where + 512 + 20] ^= 1
     made.write_bytes(raw)
     with pytest.raises(CannotRestore):
-        back(made, tmp_path / "new")
+        restore_backup(made, tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -389,8 +389,8 @@ async def test_a_ledger_that_was_changed_by_hand_is_refused(tmp_path: Path) -> N
             connection.commit()
         await world.back_up(tmp_path / "b.backup")
     with pytest.raises(CannotRestore, match="is not sound: request req-1"):
-        back(tmp_path / "b.backup", tmp_path / "new")
-    assert not back(tmp_path / "b.backup", tmp_path / "new", accept_unsound=True).sound
+        restore_backup(tmp_path / "b.backup", tmp_path / "new")
+    assert not restore_backup(tmp_path / "b.backup", tmp_path / "new", accept_unsound=True).sound
 
 
 async def test_an_audit_that_is_not_sound_is_refused_unless_asked_for(tmp_path: Path) -> None:
@@ -401,22 +401,22 @@ async def test_an_audit_that_is_not_sound_is_refused_unless_asked_for(tmp_path: 
             connection.execute(text("UPDATE audit SET actor = 'another' WHERE link = 2"))
         await world.back_up(tmp_path / "b.backup")
     with pytest.raises(CannotRestore, match=r"the audit of default is not sound: link 2 \(key\.created\)"):
-        back(tmp_path / "b.backup", tmp_path / "new")
-    report = back(tmp_path / "b.backup", tmp_path / "new", accept_unsound=True)
+        restore_backup(tmp_path / "b.backup", tmp_path / "new")
+    report = restore_backup(tmp_path / "b.backup", tmp_path / "new", accept_unsound=True)
     assert not report.sound
     assert [(each.tenant, each.links) for each in report.audits] == [("default", 1)]
 
 
-def test_what_is_there_is_not_replaced_unasked(made: Path, tmp_path: Path) -> None:
+def test_existing_data_is_replaced_only_on_request(made: Path, tmp_path: Path) -> None:
     """Refused by name; with the word it is moved aside, whole, and what no backup holds stays."""
     data = tmp_path / "data"
     (data / "store").mkdir()
     (data / "kelvin.db-wal").write_bytes(b"of another database")
     before = (data / "admin.key").read_bytes()
     with pytest.raises(OSError, match="is not empty"):
-        back(made, data)
+        restore_backup(made, data)
     assert (data / "admin.key").read_bytes() == before
-    report = back(made, data, replace=True)
+    report = restore_backup(made, data, replace=True)
     assert report.aside is not None
     assert (Path(report.aside) / "admin.key").read_bytes() == before
     assert (Path(report.aside) / "kelvin.db-wal").exists()
@@ -426,7 +426,9 @@ def test_what_is_there_is_not_replaced_unasked(made: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.deep
-def test_a_restore_may_be_cut_at_any_rename(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_interrupted_at_any_rename_can_resume(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Either nothing has happened, or the mark stands and the same command ends it; what was there is never lost."""
     real, left = os.rename, [0]
 
@@ -443,18 +445,18 @@ def test_a_restore_may_be_cut_at_any_rename(made: Path, tmp_path: Path, monkeypa
         (data / "admin.key").write_text("old")
         left[0] = cut
         try:
-            back(made, data, replace=True)
+            restore_backup(made, data, replace=True)
         except KeyboardInterrupt:
-            marked = (data / placing.MARK).exists()
+            marked = (data / placing.IN_PROGRESS_FILE).exists()
             assert marked or (data / "admin.key").read_text() == "old"
             left[0] = 1000
             if marked:
-                back(made, data)
+                restore_backup(made, data)
             else:
-                back(made, data, replace=True)
+                restore_backup(made, data, replace=True)
         else:
             break
-        assert not (data / placing.MARK).exists()
+        assert not (data / placing.IN_PROGRESS_FILE).exists()
         assert ids(data / "kelvin.db") == ["req-1", "req-2"]
         assert "old" in {path.read_text() for path in data.glob("replaced-*/admin.key")}
     assert cut > 5

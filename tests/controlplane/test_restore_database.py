@@ -14,30 +14,29 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import controlplane.postgres
 from contracts.backup import RestoreReport
-from contracts.control import LivesSoFar, RequestBatch
+from contracts.control import RequestBatch, RunningLifetimes
 from contracts.errors import CapacityExceeded
 from contracts.settings import BadSetting
 from contracts.wire import encode
 from controlplane import placing, schema
 from controlplane.arrivals import insert_rows
-from controlplane.audit import expire, set_days
-from controlplane.backup_place import name_of
+from controlplane.audit import expire, set_window_days
+from controlplane.backup_place import backup_name
 from controlplane.backups import back_up_stopped, main
-from controlplane.billing import LATE_US, billing_report, close_month
+from controlplane.billing import CLOSING_DELAY_US, billing_report, close_month
 from controlplane.ledger_schema import IN_USE, UNKNOWN, journal_position
 from controlplane.migrations import NewerDatabase
 from controlplane.placing import TABLES, CannotRestore, NotEmpty
 from controlplane.policy.month import month_of
-from controlplane.postgres_place import PostgresPlace
+from controlplane.postgres_place import PostgresUrl
 from controlplane.restore import restore
-from controlplane.store import Database, disposing, open_database, reading_engine, sqlite_engine, streamed
-from controlplane.verify import soundness_of
-from spool.journal import Journal
+from controlplane.store import Database, disposing, open_database, reading_engine, sqlite_engine, stream_rows
+from controlplane.verify import verify_all_chains
+from spool.journal import SegmentWriter
 from tests.controlplane.billing_ground import BOOK, GOLDEN, enter
 from tests.controlplane.builders import BY, NOW_S, ids, installed
-from tests.controlplane.postgres_server import PostgresServer, waiting_for_locks
-from tests.controlplane.postgres_server import name_of as name_of_database
-from tests.controlplane.postgres_wire import Lost, Wire
+from tests.controlplane.postgres_server import PostgresServer, database_name, session_with_lock_timeout
+from tests.controlplane.postgres_wire import LostMessage, PostgresProxy
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 DAYS_S = 86_400
@@ -46,7 +45,7 @@ MADE = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
 
 
 @pytest.fixture
-def empty(postgres: PostgresServer) -> Iterator[PostgresPlace]:
+def empty(postgres: PostgresServer) -> Iterator[PostgresUrl]:
     """A database in which nobody has begun."""
     made = postgres.database(migrated=False)
     yield made
@@ -62,16 +61,18 @@ def filled(root: Path, *statements: str) -> Path:
                 connection.execute(insert(schema.tenants).values(tenant="acme", created_at_s=1))
                 grant = {"tenant": "default", "model": "m", "grantee": "acme", "created_at_s": 1}
                 connection.execute(insert(schema.grants).values(grant))
-                set_days(connection, "default", {"keys": 1})
+                set_window_days(connection, "default", {"keys": 1})
                 assert expire(connection, BY, "default", NOW_S + 3 * DAYS_S) > 0
             enter(world.database.engine, [request_record(1), lifetime_record(1)])
             enter(world.database.engine, [request_record(1, completion_tokens=8)])  # which contradicts it
             enter(world.database.engine, [request_record(2, ended_at_us=END_US + 1)])
             with world.database.engine.begin() as connection:
-                close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+                close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + CLOSING_DELAY_US)
             late = request_record(3, degraded="cap-output=64", once="é" * 64, prompt_tokens=2**52)
             await world.ledger.append_requests(RequestBatch(records=(late,)))
-            await world.ledger.note_lives(LivesSoFar(records=(lifetime_record(2, sequence=0),)), END_US - HOUR_US)
+            await world.ledger.record_running_replicas(
+                RunningLifetimes(records=(lifetime_record(2, sequence=0),)), END_US - HOUR_US
+            )
             with world.database.engine.begin() as connection:
                 connection.execute(insert(journal_position).values(id=1, position=7))
                 for statement in statements:
@@ -89,7 +90,7 @@ def backed_up(data: Path) -> Path:
     return path
 
 
-def into(database: PostgresPlace | Path, source: Path, *, accept_unsound: bool = False) -> RestoreReport:
+def into(database: PostgresUrl | Path, source: Path, *, accept_unsound: bool = False) -> RestoreReport:
     """Restored there alone."""
     return restore(source, None, replace=False, accept_unsound=accept_unsound, database=database)
 
@@ -116,13 +117,13 @@ def bills(connection: Connection) -> list[Any]:
     return [billing_report(connection, BOOK, "acme", month, live=None, now_us=END_US) for month in (MONTH, NEXT)]
 
 
-def test_all_of_it_arrives(empty: PostgresPlace, tmp_path: Path) -> None:
+def test_restore_into_postgres_copies_every_row(empty: PostgresUrl, tmp_path: Path) -> None:
     """Of no table nothing. Bills are what they were, chains hold, the audit is guarded again, the backed up file is as
     it was; a control plane can go on with it.
     """
     made = filled(tmp_path)
     with disposing(sqlite_engine(tmp_path / "data" / "kelvin.db")) as engine, engine.connect() as connection:
-        before, billed, sound = everything(connection), bills(connection), soundness_of(connection)
+        before, billed, sound = everything(connection), bills(connection), verify_all_chains(connection)
     assert [name for name, rows in before.items() if not rows] == []
     report = into(empty, made)
     assert report.sound
@@ -139,15 +140,15 @@ def test_all_of_it_arrives(empty: PostgresPlace, tmp_path: Path) -> None:
                 connection.execute(text(forgery))
 
 
-async def test_spools_and_journal_are_entered(empty: PostgresPlace, tmp_path: Path) -> None:
+async def test_spools_and_journal_are_entered(empty: PostgresUrl, tmp_path: Path) -> None:
     """As into a data directory: from a place whatever was acknowledged is there."""
     async with installed(tmp_path) as world:
         await world.enter(1)
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
-        with closing(Journal(directory)) as spool:
+        with closing(SegmentWriter(directory)) as spool:
             spool.commit([lambda _: encode(request_record(2))])
-        assert await world.backup_loop().once() is not None
+        assert await world.backup_loop().make_backup() is not None
         await world.enter(3)
     report = into(empty, tmp_path / "place")
     assert (report.unshipped, report.replayed, report.missing) == (1, 1, 0)
@@ -159,11 +160,11 @@ async def test_spools_and_journal_are_entered(empty: PostgresPlace, tmp_path: Pa
 async def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path: Path) -> None:
     """Which lies in the place like any other: what came later is entered from there."""
     async with installed(tmp_path) as world:
-        await world.ledger.settle_journal()
+        await world.ledger.write_due_marks()
         await world.enter(1)
         world.close()
         made = await asyncio.to_thread(backed_up, world.data)
-        made.rename(world.place / name_of(NOW_S))
+        made.rename(world.place / backup_name(NOW_S))
         world.open()
         await world.enter(2)
     report = into(tmp_path / "new.db", tmp_path / "place")
@@ -171,7 +172,7 @@ async def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path
     assert ids(tmp_path / "new.db") == ["req-1", "req-2"]
 
 
-def test_an_older_file_is_brought_forward_in_the_backup_alone(empty: PostgresPlace, tmp_path: Path) -> None:
+def test_an_older_file_is_brought_forward_in_the_backup_alone(empty: PostgresUrl, tmp_path: Path) -> None:
     """The program that wrote it can go on with it. One of a newer program is refused."""
     path = tmp_path / "data" / "kelvin.db"
     path.parent.mkdir()
@@ -233,7 +234,7 @@ def test_full_disk_of_a_stopped_installation_is_told_in_one_line(
         raise OperationalError("CREATE TABLE t", None, full)
 
     monkeypatch.setattr("controlplane.backups.open_database", no_room)
-    monkeypatch.setattr("controlplane.backups.keep_secrets", lambda: None)
+    monkeypatch.setattr("controlplane.backups.protect_memory", lambda: None)
     open_database(tmp_path / "kelvin.db").close()
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{CapacityExceeded('bytes on the disk of the database', 1, 0).message}\n"
@@ -285,20 +286,20 @@ async def test_a_backup_of_a_damaged_file_is_not_restored(
         ),
     ],
 )
-def test_what_can_t_be_restored_is_not(
-    postgres: PostgresServer, empty: PostgresPlace, tmp_path: Path, statements: tuple[str, ...], says: str
+def test_unrestorable_backup_leaves_the_database_empty(
+    postgres: PostgresServer, empty: PostgresUrl, tmp_path: Path, statements: tuple[str, ...], says: str
 ) -> None:
     """It is named, with no value of a row, and there is no row of anything."""
     made = filled(tmp_path, *statements)
     with pytest.raises(CannotRestore, match=says) as refused:
         into(empty, made)
     assert not any(value in str(refused.value) for value in ("secret", "xxx"))
-    there = {name for (name,) in postgres.ask(MADE, name_of_database(empty))} & {table.name for table in TABLES}
+    there = {name for (name,) in postgres.ask(MADE, database_name(empty))} & {table.name for table in TABLES}
     for name in there:
-        assert postgres.ask(f"SELECT count(*) FROM {name}", name_of_database(empty)) == [(0,)]
+        assert postgres.ask(f"SELECT count(*) FROM {name}", database_name(empty)) == [(0,)]
 
 
-def test_what_is_not_sound_is_restored_as_it_is_if_asked_for(empty: PostgresPlace, tmp_path: Path) -> None:
+def test_what_is_not_sound_is_restored_as_it_is_if_asked_for(empty: PostgresUrl, tmp_path: Path) -> None:
     """And it is told that it isn't."""
     made = filled(tmp_path, "UPDATE ledger_requests SET prompt_tokens = 1 WHERE sequence = 2")
     report = into(empty, made, accept_unsound=True)
@@ -307,42 +308,42 @@ def test_what_is_not_sound_is_restored_as_it_is_if_asked_for(empty: PostgresPlac
         assert everything(connection) == restored(made)
 
 
-def test_a_place_that_is_taken_is_left_alone(postgres: PostgresServer, empty: PostgresPlace, tmp_path: Path) -> None:
+def test_database_in_use_is_left_unchanged(postgres: PostgresServer, empty: PostgresUrl, tmp_path: Path) -> None:
     """One with rows of ours, in which nothing is made, and one that a control plane holds, though it is empty."""
     made = filled(tmp_path)
-    postgres.ask("CREATE TABLE keys (key_id TEXT PRIMARY KEY)", name_of_database(empty))
-    postgres.ask("INSERT INTO keys VALUES ('somebody else''s')", name_of_database(empty))
-    says = rf"{name_of_database(empty)}.* is not empty \(there are rows in keys\): make another"
+    postgres.ask("CREATE TABLE keys (key_id TEXT PRIMARY KEY)", database_name(empty))
+    postgres.ask("INSERT INTO keys VALUES ('somebody else''s')", database_name(empty))
+    says = rf"{database_name(empty)}.* is not empty \(there are rows in keys\): make another"
     with pytest.raises(NotEmpty, match=says):
         into(empty, made)
-    assert postgres.ask(MADE, name_of_database(empty)) == [("keys",)]
+    assert postgres.ask(MADE, database_name(empty)) == [("keys",)]
     held = postgres.database()
     with closing(open_database(held)), pytest.MonkeyPatch.context() as impatient:
-        impatient.setattr(controlplane.postgres, "_SESSION", waiting_for_locks("20ms"))
+        impatient.setattr(controlplane.postgres, "_SESSION", session_with_lock_timeout("20ms"))
         with pytest.raises(CannotRestore, match="another control plane writes to this database"):
             into(held, made)
     into(held, made)
     postgres.drop(held)
 
 
-@pytest.mark.parametrize("lost", Lost)
-def test_cut_at_its_end(
-    postgres: PostgresServer, empty: PostgresPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Lost
+@pytest.mark.parametrize("lost", LostMessage)
+def test_restore_interrupted_at_its_commit(
+    postgres: PostgresServer, empty: PostgresUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: LostMessage
 ) -> None:
     """What was not committed has done nothing, and the same again does it; what was is done, though nobody heard it."""
     made = filled(tmp_path)
-    with Wire(postgres.directory) as wire:
+    with PostgresProxy(postgres.directory) as wire:
 
         def compared(*arguments: Any) -> Any:
-            wire.lose = lost
-            return streamed(*arguments)
+            wire.lose_next = lost
+            return stream_rows(*arguments)
 
-        monkeypatch.setattr(placing, "streamed", compared)
-        place = wire.place(name_of_database(empty))
-        if lost is Lost.ORDER:
+        monkeypatch.setattr(placing, "stream_rows", compared)
+        place = wire.place(database_name(empty))
+        if lost is LostMessage.ORDER:
             with pytest.raises(CannotRestore, match=r"postgresql://"):
                 into(place, made)
-            assert postgres.ask("SELECT count(*) FROM tenants", name_of_database(empty)) == [(0,)]
+            assert postgres.ask("SELECT count(*) FROM tenants", database_name(empty)) == [(0,)]
             monkeypatch.undo()
         assert into(place, made).sound
     with disposing(reading_engine(empty)) as engine, engine.connect() as connection:
@@ -357,8 +358,8 @@ def test_cut_at_its_end(
         pytest.param(None, id="the control: nothing is"),
     ],
 )
-def test_what_comes_out_otherwise_is_noticed(
-    empty: PostgresPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], Any] | None
+def test_restored_row_that_differs_is_noticed(
+    empty: PostgresUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], Any] | None
 ) -> None:
     """Also of rows that are in no chain."""
     made = filled(tmp_path)
@@ -374,7 +375,7 @@ def test_what_comes_out_otherwise_is_noticed(
         into(empty, made)
 
 
-def test_where_there_is_none(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_restore_into_missing_database_fails(postgres: PostgresServer, tmp_path: Path) -> None:
     """A database that is not there."""
     with pytest.raises(CannotRestore, match=r'database "none" does not exist'):
         into(postgres.place("none"), filled(tmp_path))

@@ -12,19 +12,27 @@ import pytest
 
 from contracts.control import ReplicaRow
 from controlplane.feed import FeedHub
-from controlplane.policy.convergence import stamped
-from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, PodVersion, service
+from controlplane.policy.convergence import with_digest
+from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, ClusterSpec, PodVersion, service
 from controlplane.policy.labels import RENDERING
-from controlplane.policy.rollout import PAUSES, WAVE, ImageBehind
+from controlplane.policy.rollout import FAILURE_PAUSES, WAVE_SIZE, ImageBehind
 from controlplane.scaling.knative import wanted as wanted_services
 from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Unreachable
-from controlplane.scaling.knative.plane import SERVING
+from controlplane.scaling.knative.plane import SERVICE_API
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.rollout import Rollout
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
-from tests.controlplane.cluster_world import running
-from tests.controlplane.plane_world import CLUSTER, NAMESPACE, KnativeWorld, PlaneWorld, at, at_once, planned
+from tests.controlplane.cluster_world import running_loop
+from tests.controlplane.plane_world import (
+    CLUSTER,
+    NAMESPACE,
+    ControllerScenario,
+    FakeKnativeCluster,
+    at,
+    deliver_at_once,
+    running_controller,
+)
 from tests.controlplane.virtual_time import VirtualClock
 
 OLD = replace(CLUSTER, features=frozenset({ZERO_INITIAL_SCALE}))
@@ -37,7 +45,7 @@ def ref_of(model: str) -> Ref:
     return at("a", model)
 
 
-class Fleet(KnativeWorld):
+class FakeServices(FakeKnativeCluster):
     """Models `m00`, `m01`, ... with a version each, and a Knative that starts Revisions when it is told to."""
 
     def __init__(self, clock: VirtualClock, models: int) -> None:
@@ -84,7 +92,7 @@ class Fleet(KnativeWorld):
         }})  # fmt: skip
         if status == "False":
             reason = {"type": "Ready", "status": "False", "reason": "ImagePullBackOff", "lastTransitionTime": now}
-            self._put(SERVING, "Revision", newest, status={"conditions": [reason]})
+            self._put(SERVICE_API, "Revision", newest, status={"conditions": [reason]})
 
     def starting(self) -> list[str]:
         """Whose newest Revision Knative has not yet said anything about; one that begins with no pod is ready."""
@@ -103,7 +111,7 @@ class Fleet(KnativeWorld):
         for model in models:
             self.pods("a", model=model, **{f"{model}-pod": True})  # type: ignore[arg-type]
 
-    async def starts_all(self, scene: PlaneWorld) -> int:
+    async def starts_all(self, scene: ControllerScenario) -> int:
         """Every Revision becomes ready, until none is made any more; the most that started at a time."""
         most, quiet = 0, 0
         while quiet < 2:
@@ -112,42 +120,42 @@ class Fleet(KnativeWorld):
             most = max(most, len(starting))
             for model in starting:
                 self.becomes(model, "True")
-            await scene.passes(10)
+            await scene.let_pass(10)
             quiet = 0 if starting or before != {model: self.generation(model) for model in self.models} else quiet + 1
         return most
 
 
-Lead = Callable[[Cluster], AbstractAsyncContextManager[PlaneWorld]]
+Lead = Callable[[ClusterSpec], AbstractAsyncContextManager[ControllerScenario]]
 
 
 @asynccontextmanager
-async def fleet(path: Path, models: int) -> AsyncIterator[tuple[Fleet, Lead]]:
+async def fleet(path: Path, models: int) -> AsyncIterator[tuple[FakeServices, Lead]]:
     """All of them are ready with the image of before, and at zero. `lead` is a control plane that takes over."""
     clock, feed = VirtualClock(), FeedHub()
-    feed.settled = at_once  # type: ignore[method-assign]
-    place = Fleet(clock, models)
+    feed.wait_until_delivered = deliver_at_once  # type: ignore[method-assign]
+    place = FakeServices(clock, models)
     async with opened_registry(path, feed) as registry, Tasks() as tasks:
 
         @asynccontextmanager
-        async def lead(spec: Cluster) -> AsyncIterator[PlaneWorld]:
-            scene = PlaneWorld(place, registry, feed, clock, tasks, spec=spec)
-            async with running(scene.plane):
-                await scene.passes(10)
+        async def lead(spec: ClusterSpec) -> AsyncIterator[ControllerScenario]:
+            scene = ControllerScenario(place, registry, feed, clock, tasks, spec=spec)
+            async with running_loop(scene.plane):
+                await scene.let_pass(10)
                 yield scene
 
         async with lead(OLD) as scene:
             for model in place.models:
                 await registry.register(registration(model), NOW_S)
-            await scene.passes(10)
+            await scene.let_pass(10)
             await place.starts_all(scene)
             assert place.starting() == []
         place.calls.clear()
         place.writes.clear()
         yield place, lead
-    assert place.watching == []
+    assert place.open_watches == []
 
 
-def behind(scene: PlaneWorld, model: str) -> ImageBehind | None:
+def behind(scene: ControllerScenario, model: str) -> ImageBehind | None:
     return scene.outcomes.behind.get(key(model))
 
 
@@ -158,7 +166,7 @@ async def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
     async with fleet(tmp_path, 50) as (place, lead):
         place.runs("m17", *place.models[20:])
         async with lead(NEW) as scene:
-            await scene.passes(600)
+            await scene.let_pass(600)
             assert place.writes == [ref_of("m17")]
             assert place.with_new() == ["m17"]
             waits = behind(scene, "m03")
@@ -172,9 +180,9 @@ async def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
             assert canary.reason == "starting"
             assert len(scene.outcomes.behind) == 50
             place.becomes("m17", "True")
-            await scene.passes(2)
-            assert 1 < len(place.with_new()) <= 1 + WAVE
-            assert 1 < await place.starts_all(scene) <= WAVE
+            await scene.let_pass(2)
+            assert 1 < len(place.with_new()) <= 1 + WAVE_SIZE
+            assert 1 < await place.starts_all(scene) <= WAVE_SIZE
             assert place.images() == {NEW.image: 50}
             assert scene.outcomes.behind == {}
             assert {place.generation(model) for model in place.models} == {2}
@@ -191,10 +199,10 @@ async def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
             assert initial == {model: None if model in ("m01", "m02") else "0" for model in place.models}
             # What was chosen stays: another choice would be another Revision.
             place.runs(*place.models)
-            await scene.passes(600)
+            await scene.let_pass(600)
             assert {place.generation(model) for model in place.models} == {2}
         async with lead(NEW) as scene:
-            await scene.passes(600)
+            await scene.let_pass(600)
             assert {place.generation(model) for model in place.models} == {2}
 
 
@@ -211,7 +219,7 @@ async def test_initial_scale_is_not_asked_for_where_it_is_not_allowed(tmp_path: 
     """Idle versions start a pod then, a wave at a time."""
     without = replace(NEW, features=frozenset[str]())
     async with fleet(tmp_path, 9) as (place, lead), lead(without) as scene:
-        assert await place.starts_all(scene) == WAVE
+        assert await place.starts_all(scene) == WAVE_SIZE
         assert all(INITIAL not in place.notes(model) for model in place.models)
         assert place.images() == {NEW.image: 9}
 
@@ -224,7 +232,7 @@ async def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "False")
-            await scene.passes(10)
+            await scene.let_pass(10)
             failed, waits = behind(scene, "m00"), behind(scene, "m07")
             assert failed is not None
             assert waits is not None
@@ -234,14 +242,14 @@ async def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
             assert (waits.reason, waits.message) == (
                 "waiting", "it waits: the new image did not start for another version, and is tried again later",
             )  # fmt: skip
-            await scene.passes(PAUSES.first_s - 60)
+            await scene.let_pass(FAILURE_PAUSES.first_s - 60)
             assert place.with_new() == ["m00"]
-            await scene.passes(90)
+            await scene.let_pass(90)
             assert place.with_new() == ["m00", "m01"]
             place.becomes("m01", "False")
-            await scene.passes(2 * PAUSES.first_s - 60)
+            await scene.let_pass(2 * FAILURE_PAUSES.first_s - 60)
             assert place.with_new() == ["m00", "m01"]
-            await scene.passes(PAUSES.first_s * 4)
+            await scene.let_pass(FAILURE_PAUSES.first_s * 4)
             assert place.with_new() == ["m00", "m01", "m02"]
 
 
@@ -251,13 +259,13 @@ async def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> N
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "False")
-            await scene.passes(2 * PAUSES.first_s)
+            await scene.let_pass(2 * FAILURE_PAUSES.first_s)
             assert place.with_new() == ["m00", "m01"]
-            assert 1 < await place.starts_all(scene) < WAVE
+            assert 1 < await place.starts_all(scene) < WAVE_SIZE
             assert place.images() == {NEW.image: 20}
             assert place.generation("m00") == 3
             assert scene.outcomes.behind == {}
-            await scene.passes(2 * PAUSES.longest_s)
+            await scene.let_pass(2 * FAILURE_PAUSES.longest_s)
             assert place.generation("m00") == 3
 
 
@@ -268,7 +276,7 @@ async def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "False")
-            await scene.passes(10)
+            await scene.let_pass(10)
         async with lead(fixed) as scene:
             assert place.images() == {OLD.image: 7, NEW.image: 1, fixed.image: 1}
             assert place.image("m01") == fixed.image
@@ -285,11 +293,11 @@ async def test_takeover_goes_on_with_the_wave(tmp_path: Path, canary: str) -> No
         async with lead(NEW):
             place.becomes("m00", canary)
         async with lead(NEW) as scene:
-            await scene.passes(300)
+            await scene.let_pass(300)
             assert place.with_new() == ["m00"]
             assert place.generation("m00") == 2
             place.becomes("m00", "True")
-            await scene.passes(10)
+            await scene.let_pass(10)
             await place.starts_all(scene)
             assert place.images() == {NEW.image: 9}
 
@@ -300,12 +308,12 @@ async def test_takeover_in_a_wave_exceeds_no_wave(tmp_path: Path) -> None:
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "True")
-            await scene.passes(10)
-            assert len(place.starting()) == WAVE
+            await scene.let_pass(10)
+            assert len(place.starting()) == WAVE_SIZE
             place.becomes(place.starting()[0], "True")
         async with lead(NEW) as scene:
-            await scene.passes(60)
-            assert len(place.starting()) == WAVE
+            await scene.let_pass(60)
+            assert len(place.starting()) == WAVE_SIZE
 
 
 async def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -> None:
@@ -314,17 +322,17 @@ async def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -
         place.runs(*place.models)
         async with lead(NEW) as scene:
             await scene.registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
-            await scene.passes(10)
+            await scene.let_pass(10)
             assert (place.notes("m05")[MAX], place.image("m05")) == ("4", OLD.image)
             assert place.generation("m05") == 2
             assert place.with_new() == ["m00"]
             place.becomes("m05", "True")
             # Another control plane changes nothing of it, and its turn comes with the scale that holds.
         async with lead(NEW) as scene:
-            await scene.passes(60)
+            await scene.let_pass(60)
             assert place.generation("m05") == 2
             place.becomes("m00", "True")
-            await scene.passes(10)
+            await scene.let_pass(10)
             await place.starts_all(scene)
             assert (place.notes("m05")[MAX], place.image("m05")) == ("4", NEW.image)
 
@@ -335,11 +343,11 @@ async def test_minimum_of_an_idle_version_starts_its_pod(tmp_path: Path) -> None
         await place.starts_all(scene)
         assert place.notes("m05")[INITIAL] == "0"
         await scene.registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
-        await scene.passes(10)
+        await scene.let_pass(10)
         assert (place.notes("m05")[MAX], place.notes("m05").get(INITIAL)) == ("4", "0")
         assert place.starting() == []
         await scene.registry.rescale(BY, TENANT, "m05", {"min": 1}, NOW_S)
-        await scene.passes(10)
+        await scene.let_pass(10)
         assert (place.notes("m05")[MIN], place.notes("m05").get(INITIAL)) == ("1", None)
 
 
@@ -350,11 +358,11 @@ async def test_edit_of_a_version_that_waits_is_undone(tmp_path: Path) -> None:
         path = ("spec", "template", "spec", "containers", 0, "image")
         async with lead(NEW) as scene:
             place.edit(ref_of("m05"), path, "evil")
-            await scene.passes(10)
+            await scene.let_pass(10)
             assert place.image("m05") == OLD.image
 
 
-def unmarked(place: Fleet) -> None:
+def unmarked(place: FakeServices) -> None:
     """As a build wrote them that knew nothing of renderings."""
     for model in place.models:
         obj: Json = place.objects[ref_of(model)]
@@ -363,17 +371,17 @@ def unmarked(place: Fleet) -> None:
 
 
 @pytest.mark.parametrize("after", [pytest.param(NEW, id="another image"), pytest.param(OLD, id="the same image")])
-async def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: Cluster) -> None:
+async def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: ClusterSpec) -> None:
     """From a build that wrote no digest: versions whose scale is the same go in waves."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         unmarked(place)
         async with lead(after) as scene:
-            await scene.passes(60)
+            await scene.let_pass(60)
             if after == NEW:
                 assert place.with_new() == ["m00"]
                 place.becomes("m00", "True")
-                await scene.passes(10)
+                await scene.let_pass(10)
             await place.starts_all(scene)
             assert place.images() == {after.image: 9}
             assert scene.outcomes.behind == {}
@@ -387,11 +395,11 @@ async def test_version_that_never_was_ready_holds_up_no_roll_out(tmp_path: Path)
         async with lead(NEW) as scene:
             for model in ("x0", "x1"):
                 await scene.registry.register(registration(model), NOW_S)
-            await scene.passes(10)
+            await scene.let_pass(10)
             place.becomes("x0", "False")
-            await scene.passes(10)
+            await scene.let_pass(10)
             place.becomes("m00", "True")
-            await scene.passes(10)
+            await scene.let_pass(10)
             await place.starts_all(scene)
             assert place.images() == {NEW.image: 9}
 
@@ -402,7 +410,7 @@ async def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) 
         place.runs(*place.models)
         place.becomes("m08", "False")
         async with lead(OLD) as scene:
-            await scene.passes(PAUSES.first_s * 4)
+            await scene.let_pass(FAILURE_PAUSES.first_s * 4)
             assert {place.generation(model) for model in place.models} == {1}
             assert scene.outcomes.behind == {}
 
@@ -410,7 +418,7 @@ async def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) 
 async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one version there is a defect in rendering it: what serves is neither changed nor deleted."""
 
-    def defective(pod: PodVersion, cluster: Cluster) -> Json:
+    def defective(pod: PodVersion, cluster: ClusterSpec) -> Json:
         if pod.model == "m01":
             raise ValueError(pod.model)
         return service(pod, cluster)
@@ -419,11 +427,11 @@ async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeyp
         place.runs(*place.models)
         monkeypatch.setattr("controlplane.scaling.knative.wanted.service", defective)
         async with lead(OLD) as scene:
-            await scene.passes(60)
+            await scene.let_pass(60)
             assert {place.generation(model) for model in place.models} == {1}
             assert scene.outcomes.problem(key("m01")) is not None
             await scene.registry.delete_model(BY, TENANT, "m01", NOW_S, scene.table.is_present, force=True)
-            await scene.passes(10)
+            await scene.let_pass(10)
             assert [ref for name, ref in place.calls if name == "delete"] == [ref_of("m01")]
 
 
@@ -434,7 +442,7 @@ async def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> N
         what = f"denied: {INITIAL}=0 not allowed by cluster"
         place.refuse[ref_of("m00")] = deque([Unreachable("away"), *([Invalid(what)] * 1000)])
         async with lead(NEW) as scene:
-            await scene.passes(300)
+            await scene.let_pass(300)
             assert (place.writes, place.with_new()) == ([], [])
             told = behind(scene, "m00")
             assert told is not None
@@ -442,10 +450,10 @@ async def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> N
                 "refused",
                 "the cluster does not take its new Service: Knative's config-autoscaler needs allow-zero-initial-scale",
             )
-            await scene.passes(PAUSES.first_s)
+            await scene.let_pass(FAILURE_PAUSES.first_s)
             assert place.with_new() == ["m01"]
             place.refuse.clear()
-            await scene.passes(600)
+            await scene.let_pass(600)
             assert place.with_new() == ["m00", "m01"]
 
 
@@ -455,17 +463,17 @@ async def test_unproven_roll_out_renders_nothing_again(tmp_path: Path) -> None:
         place.runs("m00")
         async with lead(NEW) as scene:
             renderings = 0
-            look_again = scene.registry.look_again
+            republish_meanwhile = scene.registry.republish_meanwhile
 
             def counted() -> None:
                 nonlocal renderings
                 renderings += 1
-                look_again()
+                republish_meanwhile()
 
-            scene.registry.look_again = counted  # type: ignore[method-assign]
-            await scene.passes(600)
+            scene.registry.republish_meanwhile = counted  # type: ignore[method-assign]
+            await scene.let_pass(600)
             place.becomes("m00", "True")
-            await scene.passes(10)
+            await scene.let_pass(10)
             assert len(place.with_new()) > 1
             assert renderings == 0
 
@@ -493,14 +501,14 @@ def test_pass_reads_only_services_that_changed() -> None:
     places = {(NAMESPACE, ref_of(name).name): key(name) for name in names}
     seen: dict[Ref, Json] = {}
 
-    def becomes(name: str, status: str, generation: int, cluster: Cluster) -> None:
-        obj = stamped(rendered(name, cluster), "kelvin")
+    def becomes(name: str, status: str, generation: int, cluster: ClusterSpec) -> None:
+        obj = with_digest(rendered(name, cluster), "kelvin")
         about = {**obj["metadata"], "generation": generation}
         condition = {"type": "ConfigurationsReady", "status": status}
         told = {"observedGeneration": generation, "latestReadyRevisionName": "before", "conditions": [condition]}
         seen[ref_of(name)] = CountedService({**obj, "metadata": about, "status": told}, read)
 
-    def rendered(name: str, cluster: Cluster, scale: int = 1) -> Json:
+    def rendered(name: str, cluster: ClusterSpec, scale: int = 1) -> Json:
         pod = PodVersion(
             tenant=TENANT, model=name, version=digest("a"), weight_bytes=1 << 30, kv_bytes=1 << 29, max_streams=8,
             min_scale=0, max_scale=scale, target=None, window_s=60, grace_s=30, average="linear",
@@ -564,7 +572,7 @@ async def test_service_that_cannot_be_read_costs_only_itself(
         others = [model for model in place.models if model != "m03"]
         async with lead(NEW) as scene:
             for _ in range(20):
-                await scene.passes(10)
+                await scene.let_pass(10)
                 for model in others:
                     place.becomes(model, "True")
             assert {place.image(model) for model in others} == {NEW.image}
@@ -582,18 +590,18 @@ async def test_service_that_cannot_be_read_costs_only_itself(
             assert scene.outcomes.behind == {}
 
 
-async def serve_bad_and_good(scene: PlaneWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def serve_bad_and_good(scene: ControllerScenario, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models are ready. From then on the Service of `bad` can't be rendered."""
     for name in ("bad", "good"):
         await scene.registry.register(registration(name), NOW_S)
         await scene.registry.deploy(BY, TENANT, name, digest("a")[:12], NOW_S)
-    await scene.passes()
+    await scene.let_pass()
     for name in ("bad", "good"):
         ready = f"{ref_of(name).name}-00001"
         scene.cluster.says(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
-    await scene.passes()
+    await scene.let_pass()
 
-    def broken(pod: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    def broken(pod: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
         if pod.model == "bad":
             raise ZeroDivisionError
         return service(pod, cluster)
@@ -612,7 +620,7 @@ async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
             raise errors.pop()
         return choose(self, refusals)
 
-    async with planned(tmp_path) as scene:
+    async with running_controller(tmp_path) as scene:
         place = scene.cluster
         await serve_bad_and_good(scene, monkeypatch)
         monkeypatch.setattr(Rollout, "choose", choose_after_errors)
@@ -620,11 +628,11 @@ async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
         sound = place.objects[ref_of("good")]
         for name in ("bad", "good"):
             await scene.registry.rescale(BY, TENANT, name, {"max": 5}, NOW_S)
-        await scene.passes()
+        await scene.let_pass()
         assert not errors
         place.put({**sound, "status": {**sound["status"], "latestReadyRevisionName": "other"}})
         for _ in range(10):
-            await scene.passes(0.5)
+            await scene.let_pass(0.5)
             assert ref_of("bad") in place.objects
 
 
@@ -632,13 +640,13 @@ async def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays, and what changes of another version is written."""
-    async with planned(tmp_path) as scene:
+    async with running_controller(tmp_path) as scene:
         place = scene.cluster
         await serve_bad_and_good(scene, monkeypatch)
         before = place.objects[ref_of("bad")]
         place.put({**before, "metadata": {**before["metadata"], "managedFields": [None]}})
         for name in ("bad", "good"):
             await scene.registry.rescale(BY, TENANT, name, {"max": 6}, NOW_S)
-        await scene.passes(10)
+        await scene.let_pass(10)
         assert place.objects[ref_of("good")]["spec"]["template"]["metadata"]["annotations"][MAX] == "6"
         assert ref_of("bad") in place.objects

@@ -20,22 +20,22 @@ def test_calls_in_line_wait_once_for_a_silent_server() -> None:
     thread does between two waits is not the server's silence.
     """
     now_s = time.monotonic()
-    with silence.within(4.0, asked_s=now_s - 50):
-        silence.begin_wait()
+    with silence.limit_silence(4.0, queued_at_s=now_s - 50):
+        silence.start_silence()
         assert silence.remaining_s() > 3.0
         silence.give_up()
-    with pytest.raises(silence.Silent), silence.within(1e-9, asked_s=now_s - 50):
+    with pytest.raises(silence.ServerSilent), silence.limit_silence(1e-9, queued_at_s=now_s - 50):
         pass
     silence.record_answer()
-    with silence.within(4.0, asked_s=now_s - 50):
-        silence.begin_wait()
+    with silence.limit_silence(4.0, queued_at_s=now_s - 50):
+        silence.start_silence()
         assert silence.remaining_s() > 3.0
 
 
 def test_lower_limit_that_holds_already_stays() -> None:
     """What is done within a call has no more time than the call, and without a call there is no limit."""
     assert silence.remaining_s() == float("inf")
-    with silence.within(2.0, asked_s=time.monotonic()), silence.within(4.0):
-        silence.begin_wait()
+    with silence.limit_silence(2.0, queued_at_s=time.monotonic()), silence.limit_silence(4.0):
+        silence.start_silence()
         assert silence.remaining_s() <= 2.0
     assert silence.remaining_s() == float("inf")

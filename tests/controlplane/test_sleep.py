@@ -10,16 +10,16 @@ from contracts.control import Feed
 from contracts.timeline import Stage
 from controlplane.facts import VersionKey
 from controlplane.policy.breakeven import Level
-from controlplane.policy.replacement import Step
+from controlplane.policy.replacement import ReplacementStep
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import sleep as sleep_module
-from controlplane.scaling.device import Device
+from controlplane.scaling.device import CpuShare
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, local
+from tests.controlplane.ground import LocalMachine, RunDirectory, local
 from tests.eventually import eventually
 
 
-async def asleep(it: Local, which: VersionKey, level: Level = Level.ASLEEP) -> None:
+async def asleep(it: LocalMachine, which: VersionKey, level: Level = Level.ASLEEP) -> None:
     """Start it, and have it asleep."""
     it.apply(which, 1)
     await it.ready(which)
@@ -31,11 +31,11 @@ async def asleep(it: Local, which: VersionKey, level: Level = Level.ASLEEP) -> N
     it.check_integrity()
 
 
-async def test_a_sleeper_gives_its_slot_back_and_wakes_for_a_caller(run: Run) -> None:
+async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> None:
     """With one slot: another version runs meanwhile; then the first wakes, in the same process, and is in the feed."""
     async with local(run, slots=1) as it:
         rooms: list[int] = []
-        it.actuator.on_room(lambda: rooms.append(it.table.held))
+        it.actuator.on_slot_freed(lambda: rooms.append(it.table.held))
         await asleep(it, key())
         assert rooms == [0]
         assert (it.table.held, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
@@ -58,7 +58,7 @@ async def test_a_sleeper_gives_its_slot_back_and_wakes_for_a_caller(run: Run) ->
         await eventually(lambda: len(it.table.sleepers()) == 1, "it sleeps again")
 
 
-async def failures_of(it: Local, which: VersionKey) -> list[str]:
+async def failures_of(it: LocalMachine, which: VersionKey) -> list[str]:
     """What waiting requests are told when the version is to have a replica."""
     with it.feed.subscribe() as subscription:
         it.apply(which, 1)
@@ -67,7 +67,7 @@ async def failures_of(it: Local, which: VersionKey) -> list[str]:
     return [failure.code for failure in line.failures]
 
 
-async def test_a_wake_is_a_start_and_needs_a_slot(run: Run) -> None:
+async def test_wake_needs_a_slot(run: RunDirectory) -> None:
     """However many ask; where the slot is another's, callers are told."""
     async with local(run, slots=1) as it:
         await asleep(it, key())
@@ -82,15 +82,17 @@ async def test_a_wake_is_a_start_and_needs_a_slot(run: Run) -> None:
         assert len(run.calls("wake:m")) == 1
 
 
-async def test_wake_counts_no_replica_that_is_being_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wake_counts_no_replica_that_is_being_replaced(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It keeps its share of the machine for good, as a start does, and a replica that is being replaced leaves soon."""
     shares: list[int] = []
 
-    def threads(_: Device, replicas: int) -> int:
+    def threads(_: CpuShare, replicas: int) -> int:
         shares.append(replicas)
         return 1
 
-    monkeypatch.setattr(Device, "threads", threads)
+    monkeypatch.setattr(CpuShare, "threads", threads)
     async with local(run) as it:
         await asleep(it, key())
         run.tell("release")
@@ -98,7 +100,7 @@ async def test_wake_counts_no_replica_that_is_being_replaced(run: Run, monkeypat
         await it.ready(key("held"))
         (run.path / "release").unlink()
         (old,) = it.table.of(key("held"))
-        it.actuator.replace(old.runtime_id, Step.BESIDE)
+        it.actuator.replace(old.runtime_id, ReplacementStep.BESIDE)
         await eventually(lambda: len(run.calls("bind:held")) == 2)
         shares.clear()
         it.apply(key(), 1)
@@ -106,7 +108,7 @@ async def test_wake_counts_no_replica_that_is_being_replaced(run: Run, monkeypat
         assert shares == [2]
 
 
-async def test_without_giving_the_slot_back_the_test_above_goes_red(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sleeper_that_holds_a_slot_is_caught(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: where a sleeper counts as one that holds a slot, nothing else can run."""
     async with local(run, slots=1) as it:
         await asleep(it, key())
@@ -115,7 +117,7 @@ async def test_without_giving_the_slot_back_the_test_above_goes_red(run: Run, mo
         monkeypatch.undo()
 
 
-async def test_who_is_asked_for_while_it_falls_asleep_wakes_as_soon_as_it_sleeps(run: Run) -> None:
+async def test_request_during_falling_asleep_wakes_the_replica(run: RunDirectory) -> None:
     """One process throughout, no second start, and the slot is never another's."""
     async with local(run, slots=1) as it:
         it.apply(key(), 1)
@@ -133,19 +135,19 @@ async def test_who_is_asked_for_while_it_falls_asleep_wakes_as_soon_as_it_sleeps
         assert not row.draining
 
 
-async def test_the_slot_of_who_falls_asleep_may_be_its_own_again(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+async def test_replica_falling_asleep_may_regain_its_slot(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
     """It waits for a slot, and the one that it gives back is free: it wakes, once."""
     async with local(run, slots=1) as it:
         it.apply(key(), 1)
         await it.ready(key())
-        it.actuator.on_room(lambda: it.actuator.apply(key(), 1, it.fleet.clock.monotonic_us()))
+        it.actuator.on_slot_freed(lambda: it.actuator.apply(key(), 1, it.fleet.clock.monotonic_us()))
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(run.calls("wake:m")) == 1)
         await it.ready(key())
         assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_who_is_busy_serves_on(run: Run) -> None:
+async def test_busy_replica_does_not_sleep(run: RunDirectory) -> None:
     """It is in the feed as before."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
@@ -158,12 +160,12 @@ async def test_who_is_busy_serves_on(run: Run) -> None:
         run.tell("idle")
 
 
-async def test_one_that_does_not_give_its_memory_back_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sleeper_that_keeps_its_memory_is_ended(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls itself asleep from the beginning. Its slot is another's only once it is gone."""
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
     async with local(run, slots=1) as it:
         slept: list[int] = []
-        it.actuator.on_room(lambda: slept.append(len(it.table.sleepers())))
+        it.actuator.on_slot_freed(lambda: slept.append(len(it.table.sleepers())))
         it.apply(key(), 1)
         await it.ready(key())
         run.tell("restless")
@@ -173,7 +175,7 @@ async def test_one_that_does_not_give_its_memory_back_is_ended(run: Run, monkeyp
         assert len(run.calls("drain")) == 1
 
 
-async def test_one_that_may_yet_sleep_does_not_serve_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_that_may_still_sleep_does_not_serve(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that it is ready, as it has not begun what it was told."""
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
     async with local(run) as it:
@@ -184,7 +186,7 @@ async def test_one_that_may_yet_sleep_does_not_serve_on(run: Run, monkeypatch: p
         await eventually(lambda: not it.table.of(key()), "it is gone")
 
 
-async def test_zero_ends_a_sleeper(run: Run) -> None:
+async def test_scale_to_zero_ends_a_sleeper(run: RunDirectory) -> None:
     """And one that is falling asleep."""
     async with local(run) as it:
         await asleep(it, key())
@@ -200,7 +202,7 @@ async def test_zero_ends_a_sleeper(run: Run) -> None:
         assert it.table.held == 0
 
 
-async def test_a_sleeper_that_dies_is_started_anew(run: Run) -> None:
+async def test_dead_sleeper_is_started_on_request(run: RunDirectory) -> None:
     """Nobody misses it until somebody asks."""
     async with local(run) as it:
         await asleep(it, key())
@@ -216,7 +218,7 @@ LEVELS = pytest.mark.parametrize("level", [Level.ASLEEP, Level.ASLEEP2])
 
 
 @LEVELS
-async def test_a_wake_that_fails_is_followed_by_a_start(run: Run, level: Level) -> None:
+async def test_a_wake_that_fails_is_followed_by_a_start(run: RunDirectory, level: Level) -> None:
     """Its process is dead; callers wait on for another one, and are told of no failure. With one slot."""
     async with local(run, slots=1) as it:
         await asleep(it, key(), level)
@@ -231,7 +233,7 @@ async def test_a_wake_that_fails_is_followed_by_a_start(run: Run, level: Level) 
         assert it.table.held == 1
 
 
-async def test_a_start_that_fails_after_such_a_wake_is_told(run: Run) -> None:
+async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) -> None:
     """Control of the test above: where the version itself is bad, callers learn it, under its own code."""
     async with local(run) as it:
         run.tell("healed")
@@ -246,7 +248,7 @@ async def test_a_start_that_fails_after_such_a_wake_is_told(run: Run) -> None:
         await eventually(lambda: not it.table.of(key("corrupt")))
 
 
-async def test_a_kill_in_the_middle_of_a_wake_costs_the_caller_nothing_but_time(run: Run) -> None:
+async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
     """The process that leases its weights again is killed: a standby takes the version instead."""
     async with local(run, slots=1) as it:
         await asleep(it, key(), Level.ASLEEP2)
@@ -263,7 +265,7 @@ async def test_a_kill_in_the_middle_of_a_wake_costs_the_caller_nothing_but_time(
         assert it.news.failures == []
 
 
-async def test_who_drops_its_weights_leases_them_for_a_caller(run: Run) -> None:
+async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
     """The same process: no slot while it sleeps, at the wake another lease, told with the tier that it came from."""
     async with local(run, slots=1) as it:
         await asleep(it, key(), Level.ASLEEP2)
@@ -282,7 +284,7 @@ async def test_who_drops_its_weights_leases_them_for_a_caller(run: Run) -> None:
         assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
 
 
-async def test_who_is_asked_for_while_it_drops_its_weights_wakes_without_them(run: Run) -> None:
+async def test_request_during_release_wakes_without_weights(run: RunDirectory) -> None:
     """The wake comes after the drop, however often both are asked for, and nothing is dropped under a caller."""
     async with local(run) as it:
         await asleep(it, key())
@@ -300,7 +302,7 @@ async def test_who_is_asked_for_while_it_drops_its_weights_wakes_without_them(ru
         assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
 
 
-async def test_who_can_t_drop_its_weights_ends(run: Run) -> None:
+async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> None:
     """Something still refers to them: nobody may be served by it again. The next caller has a start."""
     async with local(run) as it:
         await asleep(it, key())
@@ -314,7 +316,7 @@ async def test_who_can_t_drop_its_weights_ends(run: Run) -> None:
 
 
 @LEVELS
-async def test_a_restarted_control_plane_finds_its_sleepers(run: Run, level: Level) -> None:
+async def test_a_restarted_control_plane_finds_its_sleepers(run: RunDirectory, level: Level) -> None:
     """It sleeps on, as deep as before, and wakes for the next caller; one of a version that is gone by now ends."""
     async with local(run) as it:
         await asleep(it, key(), level)
@@ -330,7 +332,7 @@ async def test_a_restarted_control_plane_finds_its_sleepers(run: Run, level: Lev
         await eventually(lambda: not it.table.of(key()))
 
 
-async def test_memory_that_sleepers_keep_goes_to_whoever_is_asked_for(run: Run) -> None:
+async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> None:
     """The one that has slept for longest first, one at a time, and no more than it takes; who keeps none is spared."""
     async with local(run) as it:
         await asleep(it, key("empty"), Level.ASLEEP2)
@@ -345,7 +347,7 @@ async def test_memory_that_sleepers_keep_goes_to_whoever_is_asked_for(run: Run) 
         assert it.news.failures == []
 
 
-async def test_without_a_sleeper_who_finds_no_memory_is_told(run: Run) -> None:
+async def test_start_without_memory_fails_without_sleepers(run: RunDirectory) -> None:
     """Control of the test above: nothing gives way, so the failure is the callers'."""
     async with local(run) as it:
         run.tell("crowded")

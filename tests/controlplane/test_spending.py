@@ -26,10 +26,10 @@ from controlplane.ledger_schema import request_records
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import Bill, PriceBook, Prices
 from controlplane.price_book import default_price_book
-from controlplane.spending import LATEST, Spending, spending
-from tests.controlplane.billing_ground import enter, fresh_engine
+from controlplane.spending import RECENT_SOURCES, SpendingFeed, spending
+from tests.controlplane.billing_ground import enter, memory_ledger_engine
 from tests.controlplane.builders import BY, NOW_S, World
-from tests.controlplane.door import OPERATOR, Door, FeedReader, ask, feed, opened
+from tests.controlplane.door import OPERATOR, ControlPlaneClient, FeedReader, ask, feed, opened
 from tests.controlplane.usage_records import END_US, request_record
 from tests.eventually import eventually
 
@@ -47,7 +47,7 @@ async def told(reader: FeedReader, spent: int) -> SpendingRow:
                     return row
 
 
-async def post(door: Door, *numbers: int, source: str = "activator-1") -> None:
+async def post(door: ControlPlaneClient, *numbers: int, source: str = "activator-1") -> None:
     """Records of a million prompt tokens each, of requests that end now."""
     records = tuple(
         request_record(
@@ -59,7 +59,7 @@ async def post(door: Door, *numbers: int, source: str = "activator-1") -> None:
     assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=records))))[0] == 204
 
 
-async def test_who_has_a_budget_is_told_of_what_is_spent(data: Path) -> None:
+async def test_spending_of_budgets_is_published(data: Path) -> None:
     """From when it is given on, after each batch, and in the snapshot of the next control plane: the bill's total, up
     to which record of each spool. Without a budget nothing is told: the control.
     """
@@ -90,7 +90,7 @@ async def test_who_has_a_budget_is_told_of_what_is_spent(data: Path) -> None:
 
 async def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next telling comes soon. Until then requests would pass a budget that is spent."""
-    monkeypatch.setattr(controlplane.spending, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(controlplane.spending, "FULL_READ_INTERVAL_S", 3600.0)
     errors, read = [ValueError("a row that no code of ours wrote"), OSError("disk I/O error")], spending
 
     def fails(connection: Connection, book: PriceBook, now_us: int, tenants: Sequence[str]) -> Any:
@@ -107,7 +107,7 @@ async def test_budgets_are_told_after_an_error_of_the_database(data: Path, monke
         assert errors == []
 
 
-class Rows(FeedHub):
+class FeedRecorder(FeedHub):
     """Keeps the tenants of each line that tells of spending."""
 
     def __init__(self) -> None:
@@ -129,14 +129,14 @@ async def give_budgets(world: World, *tenants: str) -> None:
         await world.tenants.limit(BY, tenant, {"budget_micros": 1_000_000}, NOW_S)
 
 
-async def test_a_database_that_is_away_is_named_once(
+async def test_unavailable_database_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each time: it may be away for hours, and is asked four times a second."""
-    monkeypatch.setattr(controlplane.spending, "PAUSE_S", 0.001)
-    rows, refusals = Rows(), 0
+    monkeypatch.setattr(controlplane.spending, "PUBLISH_INTERVAL_S", 0.001)
+    rows, refusals = FeedRecorder(), 0
     with closing(World(tmp_path, feed=rows)) as world:
-        spending, read = Spending(world.database, default_price_book(), rows, SystemClock()), world.database.read
+        spending, read = SpendingFeed(world.database, default_price_book(), rows, SystemClock()), world.database.read
 
         async def away(work: Any) -> Any:
             nonlocal refusals
@@ -149,7 +149,7 @@ async def test_a_database_that_is_away_is_named_once(
             nonlocal refusals
             await give_budgets(world, tenant)
             refusals = 20
-            spending.changed(tenant)
+            spending.on_budget_changed(tenant)
             await eventually(lambda: {tenant} in rows.told, "it is told")
 
         monkeypatch.setattr(world.database, "read", away)
@@ -163,11 +163,11 @@ async def test_a_database_that_is_away_is_named_once(
 @pytest.mark.parametrize("tokens", [10, 0], ids=["charged", "free"])
 async def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens: int) -> None:
     """Though the number of its spool is seen in all rows. All are read again each half minute."""
-    rows, now_us = Rows(), time.time_ns() // 1000
+    rows, now_us = FeedRecorder(), time.time_ns() // 1000
     with closing(World(tmp_path, feed=rows)) as world:
         await give_budgets(world, "acme", "b", "c")
-        spending = Spending(world.database, default_price_book(), rows, SystemClock())
-        await spending.tell()
+        spending = SpendingFeed(world.database, default_price_book(), rows, SystemClock())
+        await spending.publish_spending()
         running = asyncio.create_task(spending.run())
         record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
         await world.ledger.append_requests(RequestBatch(records=(record,)))
@@ -177,7 +177,7 @@ async def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens
         assert rows.last is not None
         assert rows.last.seen == {"activator-1": 1}
         await give_budgets(world, "d")
-        await spending.tell()
+        await spending.publish_spending()
     assert rows.told == [{"acme", "b", "c"}, {"acme"}, {"d"}]
 
 
@@ -194,13 +194,13 @@ async def test_tenants_with_a_budget_are_those_that_activators_know(
     tmp_path: Path, limits: str, told: list[set[str]]
 ) -> None:
     """However their limits are written in the database."""
-    rows = Rows()
+    rows = FeedRecorder()
     with closing(World(tmp_path, feed=rows)) as world:
         await world.tenants.create(BY, "acme", NOW_S)
         write = update(schema.tenants).values(limits=limits)
         await world.database.write(lambda connection: connection.execute(write))
         await world.tenants.load(NOW_S)
-        await Spending(world.database, default_price_book(), rows, SystemClock()).tell()
+        await SpendingFeed(world.database, default_price_book(), rows, SystemClock()).publish_spending()
     assert rows.told == told
 
 
@@ -226,7 +226,7 @@ def test_one_tenants_defect_stops_no_other_budget(engine: Engine, monkeypatch: p
 @pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)", "1.5"])
 def test_last_sequence_of_a_source_is_a_number(value: str) -> None:
     """SQLite may keep any value there. Activators can't decode a line of the feed with another type."""
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
     enter(engine, [request_record(1)])
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE ledger_received SET last = {value}"))
@@ -239,7 +239,7 @@ def test_last_sequence_of_a_source_is_a_number(value: str) -> None:
 @pytest.mark.parametrize("value", ["CAST(X'ff' AS TEXT)", "1.5"])
 def test_rows_that_cannot_be_read_stop_no_other_budget(value: str) -> None:
     """SQLite keeps anything in a column."""
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
     enter(engine, [request_record(1, tenant="bad"), request_record(2)])
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE ledger_request_totals SET prompt_tokens = {value} WHERE tenant = 'bad'"))
@@ -258,7 +258,7 @@ def test_rows_that_cannot_be_read_stop_no_other_budget(value: str) -> None:
         pytest.param(day_us(date(2026, 12, 31)), {"2027-01"}, id="the last"),
     ],
 )
-def test_the_month_beside_is_told_at_its_ends(engine: Engine, day: int, beside: set[str]) -> None:
+def test_adjacent_month_is_published_near_month_ends(engine: Engine, day: int, beside: set[str]) -> None:
     """Clocks of activators are behind or ahead."""
     (row,), _ = rows_of(engine, day, "acme")
     assert (row.month, set(row.beside)) == ("2026-12", beside)
@@ -271,18 +271,18 @@ def test_records_that_waited_for_longer_than_an_hour_are_seen(engine: Engine) ->
         request_record(
             1, source=f"activator-{hours}", request_id=f"r{hours}", ended_at_us=now_us - hours * 3_600_000_000
         )
-        for hours in range(2, 4 + LATEST)
+        for hours in range(2, 4 + RECENT_SOURCES)
     ]
     enter(engine, hours_ago)
     (row,), _ = rows_of(engine, now_us, "acme")
-    assert row.seen == {f"activator-{hours}": 1 for hours in range(2, 2 + LATEST)}
+    assert row.seen == {f"activator-{hours}": 1 for hours in range(2, 2 + RECENT_SOURCES)}
 
 
 TOKENS = st.integers(0, 10_000_000)
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS, TOKENS), min_size=1, max_size=20), st.sampled_from([1_000, 1_000_000]))
-def test_what_activators_reckon_is_what_the_ledger_does(requests: list[tuple[int, int, int]], per: int) -> None:
+def test_activator_estimate_matches_the_ledger(requests: list[tuple[int, int, int]], per: int) -> None:
     """Never less than the bill, and at most a micro-unit a request, and a line, more."""
     prices = Prices(from_us=0, per_tokens=per, prompt=7, cached=3, completion=11, request=2, device={})
     reckoned, bill = 0, Bill()

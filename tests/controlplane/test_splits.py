@@ -23,13 +23,13 @@ async def _pushed(registry: Registry, *letters: str) -> None:
 
 
 @pytest.mark.usefixtures("backend")
-async def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
+async def test_split_is_published_stored_and_ended(tmp_path: Path) -> None:
     """By whole digests, to activators and after a restart; by nothing, and by a deploy, it ends."""
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await _pushed(registry, "a", "b", "c")
         named: list[VersionKey] = []
-        registry.on_named = named.append
+        registry.on_alias_moved = named.append
         assert await registry.split(BY, TENANT, "m", {B: 10, A: 90}, NOW_S) == {digest("a"): 90, digest("b"): 10}
         assert sorted(named) == [key(letter="a"), key(letter="b")], "their bytes are brought"
         assert registry.model(TENANT, "m").named == {digest("a"), digest("b")}
@@ -48,7 +48,7 @@ async def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("backend")
-async def test_what_may_not_share_a_model(tmp_path: Path) -> None:
+async def test_invalid_split_is_refused(tmp_path: Path) -> None:
     """Each refusal names the value; nothing changes."""
     async with opened_registry(tmp_path) as registry:
         await _pushed(registry, "a", "b", "c")

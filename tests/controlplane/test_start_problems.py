@@ -13,7 +13,7 @@ from contracts.usage import LifetimeRecord
 from contracts.wire import encode
 from controlplane.answers import ReplicaDeath
 from controlplane.feed import FeedHub
-from controlplane.outcomes import Outcomes
+from controlplane.outcomes import StartOutcomes
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.rollout import ImageBehind
 from controlplane.policy.start_problem import crash_loop
@@ -27,11 +27,11 @@ VERSION = (TENANT, "m", digest("a"))
 
 
 @asynccontextmanager
-async def outcomes_of(data: Path) -> AsyncIterator[tuple[Outcomes, FeedHub, Registry]]:
+async def outcomes_of(data: Path) -> AsyncIterator[tuple[StartOutcomes, FeedHub, Registry]]:
     feed = FeedHub()
     async with opened_registry(data, feed) as registry, Tasks() as tasks:
         await registry.register(registration(), NOW_S)
-        yield Outcomes(registry, feed, tasks), feed, registry
+        yield StartOutcomes(registry, feed, tasks), feed, registry
 
 
 def lifetime(exit_status: int) -> LifetimeRecord:
@@ -95,10 +95,10 @@ async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Pa
     async with outcomes_of(tmp_path) as (outcomes, feed, _):
         outcomes.failed(key(), crash_loop())
         assert problems(feed)[VERSION].exit_status is None
-        outcomes.exited([lifetime(-9)])
+        outcomes.record_exits([lifetime(-9)])
         assert problems(feed)[VERSION].exit_status == -9
         assert "signal 9 (SIGKILL)" in problems(feed)[VERSION].message
-        outcomes.exited([lifetime(3), lifetime(0)])
+        outcomes.record_exits([lifetime(3), lifetime(0)])
         outcomes.failed(key(), crash_loop())
         assert problems(feed)[VERSION].exit_status == 3
 
@@ -116,13 +116,13 @@ async def test_replica_that_ends_unexpectedly_is_in_status(tmp_path: Path, state
     """Also after another one has taken its place. The record of its life says how it ended."""
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
         outcomes.lost(Replica("r1", state, 0, key=key()))
-        outcomes.exited([lifetime(-9), lifetime(-9)])
+        outcomes.record_exits([lifetime(-9), lifetime(-9)])
         outcomes.ready(Replica("r2", ReplicaState.READY, 0, key=key()))
         (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
         assert shown.last_death == (ReplicaDeath("r1", 0, -9) if is_shown else None)
 
 
-async def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:
+async def test_deleting_version_removes_its_start_problem(tmp_path: Path) -> None:
     """A reader that comes after the deletion hears nothing of it."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
@@ -133,12 +133,12 @@ async def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:
         assert problems(feed) == {}
 
 
-async def test_nothing_is_kept_of_deleted_versions(tmp_path: Path) -> None:
+async def test_records_of_deleted_versions_are_dropped(tmp_path: Path) -> None:
     """At the latest when another version is tried. So memory does not grow with models that come and go."""
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
         outcomes.lost(Replica("r1", ReplicaState.READY, 0, key=key()))
-        outcomes.exited([lifetime(-9)])
+        outcomes.record_exits([lifetime(-9)])
         outcomes.failed(key(), Unavailable("the zygote"))
         await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
         outcomes.ready(Replica("r2", ReplicaState.READY, 0, key=key("other")))
-        assert (outcomes.last(key()), outcomes.last_death(key())) == (None, None)
+        assert (outcomes.last_attempt(key()), outcomes.last_death(key())) == (None, None)

@@ -5,21 +5,29 @@ import pytest
 from sqlalchemy import Engine, text, update
 
 from contracts.billing import BillingReport
-from contracts.usage import Origin, RequestRecord
+from contracts.usage import RecordOrigin, RequestRecord
 from contracts.wire import decode, encode
 from controlplane.ledger_migrations import STEPS, ensure_ledger
 from controlplane.ledger_schema import closings, step_totals
-from controlplane.policy.booking import Booked, StepKey, step_sums
-from controlplane.policy.chain import Kind, digest_of
-from tests.controlplane.billing_ground import Record, close, enter, fresh_engine, reconciled, report, verify
+from controlplane.policy.booking import LedgerRecord, StepKey, step_sums
+from controlplane.policy.chain import RowKind, digest_of
+from tests.controlplane.billing_ground import (
+    UsageRecord,
+    close,
+    enter,
+    memory_ledger_engine,
+    report,
+    run_usage_audit,
+    verify,
+)
 from tests.controlplane.usage_records import BEGIN_US, HOUR_US, MONTH, lifetime_record, request_record
 
 DAY = BEGIN_US // (24 * HOUR_US)
 # An orphan's record of a capped answer; the activator's comes after the month was closed.
-ORPHAN = request_record(6, origin=Origin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled",
+ORPHAN = request_record(6, origin=RecordOrigin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled",
                         degraded="cap-output=64")  # fmt: skip
 LATE = request_record(6, degraded="fallback-of=large")
-RECORDS: list[Record] = [
+RECORDS: list[UsageRecord] = [
     request_record(1, degraded="cap-output=64"),
     request_record(2, degraded="cap-output=8", model="other"),
     request_record(3, degraded="fallback-of=large"),
@@ -58,14 +66,14 @@ def kept(engine: Engine) -> list[tuple[object, ...]]:
 )
 def test_a_record_is_counted_by_its_step(degraded: str, want: str) -> None:
     """Names are those of the metric; there are never more of them than are known."""
-    booked = Booked(request_record(1, degraded=degraded), MONTH, stands=True)
+    booked = LedgerRecord(request_record(1, degraded=degraded), MONTH, stands=True)
     assert step_sums([booked]) == {StepKey("acme", MONTH, DAY, want): 1}
 
 
-def test_what_gave_nothing_up_or_is_not_charged_counts_for_nothing() -> None:
+def test_uncharged_or_full_requests_are_not_counted() -> None:
     """The control: the whole of it, and the record that another one stands over."""
-    whole = Booked(request_record(1), MONTH, stands=True)
-    beside = Booked(request_record(1, degraded="cached=3"), MONTH, stands=False)
+    whole = LedgerRecord(request_record(1), MONTH, stands=True)
+    beside = LedgerRecord(request_record(1, degraded="cached=3"), MONTH, stands=False)
     assert step_sums([whole]) == step_sums([beside]) == {}
 
 
@@ -77,13 +85,13 @@ def test_the_bill_counts_each_step(engine: Engine) -> None:
     assert (found.degraded, sum(found.requests.values())) == (STEPS_OF_RECORDS, 6)
     assert report(engine, tenant="other").degraded == report(engine, month="2026-12").degraded == {}
     assert verify(engine).sound
-    assert not [each for each in reconciled(engine, None).differences if each.kind == "total_wrong"]
+    assert not [each for each in run_usage_audit(engine, None).differences if each.kind == "total_wrong"]
 
 
-def test_a_step_is_no_money(engine: Engine) -> None:
+def test_degradation_step_costs_nothing(engine: Engine) -> None:
     """The same requests without a word on steps cost the same."""
-    plain = fresh_engine()
-    records: list[Record] = [
+    plain = memory_ledger_engine()
+    records: list[UsageRecord] = [
         msgspec.structs.replace(each, degraded=msgspec.UNSET) if isinstance(each, RequestRecord) else each
         for each in RECORDS
     ]
@@ -115,7 +123,7 @@ def test_a_better_record_of_an_open_month_changes_the_step(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("is_corrected", [False, True])
-def test_a_ledger_from_before_is_counted(engine: Engine, is_corrected: bool) -> None:
+def test_migration_counts_existing_degraded_requests(engine: Engine, is_corrected: bool) -> None:
     """By the records that are there, what was taken back of them included: as the program itself counts."""
     if is_corrected:
         close(engine)
@@ -146,7 +154,7 @@ def test_a_count_that_is_not_what_the_rows_make_is_named(engine: Engine, stateme
         connection.execute(text(statement))
     (difference,) = verify(engine, month=MONTH).months[0].differences
     assert difference.subject == f"total of day {DAY}, {step}"
-    (wrong,) = (each for each in reconciled(engine, MONTH).differences if each.kind == "total_wrong")
+    (wrong,) = (each for each in run_usage_audit(engine, MONTH).differences if each.kind == "total_wrong")
     assert wrong.subject == f"{MONTH}: 2026-11-01, {step}"
     assert (wrong.requests, wrong.amount_micros) == (2 if step == "other" else 1, 0)
 
@@ -164,7 +172,7 @@ def test_a_month_that_was_closed_before_steps_were_counted_is_sound(engine: Engi
                  "WHERE month = :month AND link = :last"), {"month": MONTH, "last": row["link"] - 1},
         ).scalars().all()[-1]  # fmt: skip
         values = [row["tenant"], row["closed_at_us"], row["prices"], old]
-        chain = digest_of(bytes.fromhex(before), [Kind.CLOSING, *values]).hex()
+        chain = digest_of(bytes.fromhex(before), [RowKind.CLOSING, *values]).hex()
         connection.execute(update(closings).values(report=old, chain=chain))
         connection.execute(text("UPDATE ledger_chains SET chain = :chain WHERE month = :month"),
                            {"chain": chain, "month": MONTH})  # fmt: skip

@@ -17,7 +17,7 @@ from contracts.errors import CapacityExceeded, Refused, Unavailable
 from controlplane import schema
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
-from controlplane.policy.access import Grant
+from controlplane.policy.access import KeySpec
 from controlplane.store import Database, sqlite_engine
 from tests.controlplane.builders import BY, NOW_S
 
@@ -41,7 +41,7 @@ def _tenants(connection: Connection) -> set[str]:
     return set(connection.execute(select(schema.tenants.c.tenant)).scalars())
 
 
-async def test_it_is_durable_and_private(path: Path, database: Database) -> None:
+async def test_database_is_durable_and_private(path: Path, database: Database) -> None:
     """WAL with synchronous=FULL on every connection, and nobody else reads the file or its log."""
 
     def pragmas(connection: Connection) -> tuple[str, int, int]:
@@ -58,7 +58,7 @@ async def test_it_is_durable_and_private(path: Path, database: Database) -> None
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
-async def test_what_was_written_is_there_after_a_reopening(path: Path) -> None:
+async def test_written_rows_survive_reopening(path: Path) -> None:
     """Durable on return."""
     database = Database(sqlite_engine(path))
     await database.write(lambda connection: _add(connection, "t"))
@@ -129,7 +129,7 @@ async def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> Non
     database.close()
 
 
-async def test_damaged_text_is_said_as_such(path: Path, database: Database) -> None:
+async def test_damaged_text_is_reported(path: Path, database: Database) -> None:
     """It is no passing state, and the driver's own words are kept."""
     await database.write(lambda connection: _add(connection, "t"))
     with closing(sqlite3.connect(path)) as other, other:
@@ -203,7 +203,7 @@ async def test_full_disk_is_told_and_leaves_nothing(path: Path, database: Databa
     made, recorded = 0, await database.read(entries)
     with pytest.raises(Refused) as refused:  # noqa: PT012 - some fit into the pages that there are
         for made in range(1000):
-            await keys.create(BY, "default", Grant(f"key-{made}", (Scope.INFER,), ()), None, NOW_S)
+            await keys.create(BY, "default", KeySpec(f"key-{made}", (Scope.INFER,), ()), None, NOW_S)
     assert refused.value.failure == CapacityExceeded("bytes on the disk of the database", 1, 0)
     assert len(await keys.of_tenant("default", NOW_S)) == len(feed.snapshot().keys) == 2 + made
     assert await database.read(entries) == recorded + made

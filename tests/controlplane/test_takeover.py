@@ -2,13 +2,13 @@
 
 from contracts.control import Stats
 from controlplane.facts import VersionKey
-from controlplane.policy.breakeven import Level, Step
+from controlplane.policy.breakeven import Level, LevelChange
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
-from tests.controlplane.scaling_world import FAST, World, replace_scale, world
+from tests.controlplane.scaling_world import FAST, AutoscalerScenario, replace_scale, world
 
 
-def adopt(w: World, which: VersionKey, count: int) -> None:
+def adopt(w: AutoscalerScenario, which: VersionKey, count: int) -> None:
     """One after the other, as each answers."""
     for number in range(count):
         w.actuator.serving[which] = number + 1
@@ -18,80 +18,80 @@ def adopt(w: World, which: VersionKey, count: int) -> None:
 async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
     """Three adopted replicas stay while nobody has reported; then those that nobody uses leave."""
 
-    async with world(began_before_s=0.0) as w:
+    async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0))
         adopt(w, which, 3)
-        await w.seconds(19)
+        await w.pass_seconds(19)
         assert w.actuator.live(which) == 3
-        await w.seconds(60)
+        await w.pass_seconds(60)
         assert w.actuator.live(which) == 0
 
 
 async def test_takeover_counts_no_load_of_an_activator_that_is_not_back() -> None:
     """One of two activators reports a third of the load: the replicas of the other's streams stay."""
 
-    async with world(began_before_s=0.0) as w:
+    async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0), max_streams=10)
         adopt(w, which, 3)
-        await w.seconds(15, which, 5.0)
+        await w.pass_seconds(15, which, 5.0)
         assert w.actuator.live(which) == 3
 
 
 async def test_takeover_makes_no_room_before_every_activator_has_reported() -> None:
     """A version that is asked for waits for a slot until what runs is known to be idle; no longer than that."""
 
-    async with world(slots=1, began_before_s=0.0) as w:
+    async with world(slots=1, started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
         other = w.catalogue.add("n", FAST)
         adopt(w, which, 1)
         with w.feed.subscribe("activator-0"), w.feed.subscribe("activator-1"):
-            await w.seconds(10, other, 1.0)
+            await w.pass_seconds(10, other, 1.0)
             assert w.actuator.live(which) == 1, "activator-1 may have streams there"
             w.scaler.observe(Stats(activator="activator-1", stats=()))
-            await w.seconds(3, other, 1.0)
+            await w.pass_seconds(3, other, 1.0)
             assert w.actuator.live(which) == 0
 
 
 async def test_takeover_makes_no_room_while_no_activator_is_back() -> None:
     """No reader of the feed is not the same as no activator."""
 
-    async with world(slots=1, began_before_s=0.0) as w:
+    async with world(slots=1, started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
         other = w.catalogue.add("n", FAST)
         adopt(w, which, 1)
-        await w.seconds(30, other, 1.0)
+        await w.pass_seconds(30, other, 1.0)
         assert w.actuator.live(which) == 1
-        await w.seconds(40, other, 1.0)
+        await w.pass_seconds(40, other, 1.0)
         assert w.actuator.live(which) == 0, "a stable window has passed"
 
 
 async def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() -> None:
     """Break-even counts from the last request, which a new control plane does not know."""
 
-    async with world(began_before_s=0.0) as w:
-        w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ASLEEP, 3.0))
+    async with world(started_ago_s=0.0) as w:
+        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 3.0))
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=30.0))
         adopt(w, which, 1)
-        await w.seconds(29)
+        await w.pass_seconds(29)
         assert w.actuator.live(which) == 1
-        await w.seconds(5)
+        await w.pass_seconds(5)
         assert which in w.actuator.asleep
 
 
 async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> None:
     """Down to zero as well: it counts from the last request, so the window's average, still unknown, is not needed."""
 
-    async with world(began_before_s=0.0) as w:
-        w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ZERO, 3.0))
+    async with world(started_ago_s=0.0) as w:
+        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
         used = w.catalogue.add("n", replace_scale(FAST, idle="auto", window_s=60.0))
         adopt(w, which, 1)
         adopt(w, used, 1)
         with w.feed.subscribe("activator-0"), w.feed.subscribe("activator-1"):
-            await w.seconds(10, used, 1.0)
+            await w.pass_seconds(10, used, 1.0)
             assert w.actuator.live(which) == 1, "activator-1 may have streams there"
             w.scaler.observe(Stats(activator="activator-1", stats=()))
-            await w.seconds(5, used, 1.0)
+            await w.pass_seconds(5, used, 1.0)
             assert w.actuator.live(which) == 0
             assert w.actuator.live(used) == 1
 
@@ -99,12 +99,12 @@ async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> 
 async def test_takeover_starts_at_once() -> None:
     """Starts and minimums wait for nobody."""
 
-    async with world(began_before_s=0.0) as w:
+    async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", FAST)
         pinned = w.catalogue.add("p", replace_scale(FAST, min=1))
         w.report(which)
         assert w.actuator.live(which) == 1
-        await w.seconds(3)
+        await w.pass_seconds(3)
         assert w.actuator.live(pinned) == 1
 
 
@@ -113,7 +113,7 @@ async def test_takeover_starts_a_stopped_version_for_a_request_that_waits() -> N
     poke first, and starts the version.
     """
 
-    async with world(began_before_s=0.0) as w:
+    async with world(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", FAST)
         w.catalogue.set_stopped(which, 1)
         await w.clock.advance(0.9)

@@ -34,7 +34,7 @@ async def test_leaving_ends_everything() -> None:
     assert (len(tasks), "late" in ended) == (0, False)
 
 
-async def test_a_failure_is_heard_of_and_stays_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_task_failure_is_logged_and_isolated(caplog: pytest.LogCaptureFixture) -> None:
     """The others go on; the log names the task."""
 
     done = asyncio.Event()
@@ -50,7 +50,7 @@ async def test_a_failure_is_heard_of_and_stays_alone(caplog: pytest.LogCaptureFi
         tasks.start(breaks(), "breaks")
         tasks.start(works(), "works")
         await done.wait()
-        await tasks.settled()
+        await tasks.wait_idle()
     (record,) = caplog.records
     assert record.__dict__["task"] == "breaks"
 
@@ -74,7 +74,7 @@ async def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
     async with Tasks() as tasks:
         tasks.start_loop("spending", body)
         await asyncio.sleep(1.0)
-        await tasks.settled()
+        await tasks.wait_idle()
         assert (began, is_gone) == (2, False)
     assert is_gone
 
@@ -93,5 +93,5 @@ async def test_settled_waits_for_tasks_that_tasks_start() -> None:
                 tasks.start(chain(left - 1), f"chain {left - 1}")
 
         tasks.start(chain(3), "chain 3")
-        await tasks.settled()
+        await tasks.wait_idle()
     assert order == [3, 2, 1, 0]

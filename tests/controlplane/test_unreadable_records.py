@@ -18,11 +18,11 @@ from controlplane.ledger import Ledger
 from controlplane.ledger_schema import conflicts
 from controlplane.usage_batches import MAX_BATCH, read_batch
 from spool.frame import MAX_RECORD_BYTES
-from spool.journal import Journal
+from spool.journal import SegmentWriter
 from spool.shipper import Shipper
 from spool.spool import Spool
-from tests.controlplane.billing_ground import charged, report, rows
-from tests.controlplane.builders import back, installed
+from tests.controlplane.billing_ground import charged_records, report, rows
+from tests.controlplane.builders import installed, restore_backup
 from tests.controlplane.door import opened
 from tests.controlplane.usage_records import END_US, lifetime_record, request_record
 
@@ -51,13 +51,13 @@ async def test_unreadable_record_is_kept_aside(ledger: Ledger, bad: bytes, reaso
     """The records around it enter. It is stored and counted once, with the reason."""
     for _ in range(2):
         await post(ledger, GOOD[0], bad, GOOD[1])
-    assert sorted(await charged(ledger)) == ["req-1", "req-3"]
+    assert sorted(await charged_records(ledger)) == ["req-1", "req-3"]
     (aside,) = await rows(ledger, conflicts)
     assert reason in aside["reason"]
     assert ledger.kept_aside == 1
 
 
-async def test_unreadable_record_is_no_hole(ledger: Ledger) -> None:
+async def test_unreadable_record_leaves_no_sequence_gap(ledger: Ledger) -> None:
     """The bill's balance names the record that is kept aside, and misses no sequence of its source."""
     await post(ledger, GOOD[0], HALF, GOOD[1])
     problems = report(ledger.database.engine).balance.problems
@@ -94,12 +94,12 @@ async def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
     async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
-        journal = Journal(directory)
+        journal = SegmentWriter(directory)
         journal.commit([lambda _: b'{"request_id":"waits","tenant":"acme"}'])
         journal.close()
-        assert await world.backup_loop().once() is not None
+        assert await world.backup_loop().make_backup() is not None
         await post(world.ledger, GOOD[0], HALF, b"x" * MAX_RECORD_BYTES)
-    report = back(tmp_path / "place", tmp_path / "new")
+    report = restore_backup(tmp_path / "place", tmp_path / "new")
     assert (report.unreadable, report.unshipped, report.replayed, report.missing) == (1, 0, 3, 0)
     with closing(sqlite3.connect(tmp_path / "new" / "kelvin.db")) as database:
         subjects = database.execute("SELECT subject FROM ledger_conflicts ORDER BY subject").fetchall()

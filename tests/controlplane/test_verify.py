@@ -9,12 +9,20 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, StaticPool, create_engine, text
 
 from contracts.billing import VerifyReport
-from contracts.usage import Origin
+from contracts.usage import RecordOrigin
 from controlplane.ledger_migrations import STEPS, ensure_ledger
 from controlplane.policy.chain import LEDGER, genesis
-from controlplane.verify import soundness_of
+from controlplane.verify import verify_all_chains
 from tests.controlplane.backends import SQLITE
-from tests.controlplane.billing_ground import Record, close, enter, fresh_engine, good_month, reconciled, verify
+from tests.controlplane.billing_ground import (
+    UsageRecord,
+    close,
+    enter,
+    good_month,
+    memory_ledger_engine,
+    run_usage_audit,
+    verify,
+)
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 LATE = request_record(4, runtime_id="rt-2", outcome="ok", completion_tokens=70, source="activator-2", sequence=1)
@@ -32,7 +40,7 @@ def engine(engine: Engine) -> Engine:
     return engine
 
 
-def test_what_the_product_wrote_is_sound(engine: Engine) -> None:
+def test_written_ledger_verifies(engine: Engine) -> None:
     """Both months of the tenant, the platform's own, and those of whoever has none."""
     found = verify(engine)
     assert (found.sound, [(each.month, each.closed, each.differences) for each in found.months]) == (
@@ -170,7 +178,7 @@ def test_links_before_a_row_that_cannot_be_read_hold(engine: Engine) -> None:
         pytest.param("'2026-13'", "2026-13", id="no month of a year"),
     ],
 )
-def test_month_that_is_none_is_named(engine: Engine, month: str, name: str) -> None:
+def test_malformed_month_of_a_row_is_named(engine: Engine, month: str, name: str) -> None:
     """Also where no text of ours could be read of it; the month that it was taken from has a gap, and is told."""
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE ledger_requests SET month = {month} WHERE request_id = 'req-1'"))
@@ -181,18 +189,18 @@ def test_month_that_is_none_is_named(engine: Engine, month: str, name: str) -> N
         (name, True),
     ]
     assert not found.sound
-    assert reconciled(engine).months == ("2026-11", "2026-12")
+    assert run_usage_audit(engine).months == ("2026-11", "2026-12")
 
 
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 @pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])
-def test_chain_of_no_tenant_hides_no_other(engine: Engine, tenant: str) -> None:
+def test_chain_without_tenant_does_not_hide_others(engine: Engine, tenant: str) -> None:
     """Whoever has its rows is told that its end is not there, when all are read for a restore as well."""
     with engine.begin() as connection:
         connection.execute(
             text(f"UPDATE ledger_chains SET tenant = {tenant} WHERE tenant = 'acme' AND month = '2026-11'")
         )
-        assert "acme 2026-11" in (soundness_of(connection).fault or "")
+        assert "acme 2026-11" in (verify_all_chains(connection).fault or "")
 
 
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
@@ -211,7 +219,7 @@ def test_total_of_a_replica_that_cannot_be_read_is_found(engine: Engine) -> None
 def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
     """Who owns the database can make a sound chain of other rows: only a digest noted elsewhere tells."""
     before = verify(engine, month="2026-12").months[0]
-    forged = fresh_engine()
+    forged = memory_ledger_engine()
     enter(forged, [request_record(6, ended_at_us=END_US + HOUR_US, completion_tokens=1)])
     after = verify(forged, month="2026-12").months[0]
     assert after.differences == ()
@@ -221,10 +229,12 @@ def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
 
 def test_a_total_that_returns_to_zero_leaves_no_row() -> None:
     """The next month takes a cancelled request back, then another late one of the same figures is booked there."""
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
 
-    def cancelled(number: int) -> Record:
-        return request_record(number, origin=Origin.ORPHAN, source="rt-1", outcome="cancelled", completion_tokens=64)
+    def cancelled(number: int) -> UsageRecord:
+        return request_record(
+            number, origin=RecordOrigin.ORPHAN, source="rt-1", outcome="cancelled", completion_tokens=64
+        )
 
     enter(engine, [cancelled(1)])
     close(engine)
@@ -253,10 +263,10 @@ def test_empty_totals_of_an_older_program_are_removed() -> None:
     engine.dispose()
 
 
-EVERYTHING: Sequence[Record] = [
+EVERYTHING: Sequence[UsageRecord] = [
     *good_month(),
     LATE,
-    request_record(4, origin=Origin.ORPHAN, source="rt-7", sequence=1, runtime_id="rt-7", completion_tokens=90),
+    request_record(4, origin=RecordOrigin.ORPHAN, source="rt-7", sequence=1, runtime_id="rt-7", completion_tokens=90),
     request_record(8, ended_at_us=END_US + HOUR_US),
     request_record(9, status=500, request_id="req-8"),
     lifetime_record(5, tenant=None, model=None, requests=0),
@@ -269,7 +279,7 @@ EVERYTHING: Sequence[Record] = [
 def test_any_history_is_sound(data: st.DataObject) -> None:
     """Records in any order and batches, with repeats, and months closed in between: chain, totals and bills hold."""
     order = data.draw(st.permutations([*EVERYTHING, *data.draw(st.lists(st.sampled_from(EVERYTHING), max_size=6))]))
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
     for record in order:
         enter(engine, [record])
         if data.draw(st.integers(min_value=0, max_value=5)) == 0:
@@ -281,7 +291,7 @@ def test_any_history_is_sound(data: st.DataObject) -> None:
             text("SELECT SUM(requests), SUM(completion_tokens) FROM ledger_request_totals WHERE billable")
         ).one()
     # Whenever months were closed, and whichever record came first: the totals of all months are what stands at last.
-    plain = fresh_engine()
+    plain = memory_ledger_engine()
     enter(plain, order)
     with plain.connect() as connection:
         wanted = connection.execute(

@@ -2,16 +2,16 @@
 
 import pytest
 
-from controlplane.scaling.knative.cluster import Change, Gone, Json, Synced, Upsert
-from controlplane.scaling.knative.converge import Converger
-from controlplane.scaling.knative.view import Uids, View
-from tests.controlplane.cluster_world import SERVICE, M, World, converging, running, service
+from controlplane.scaling.knative.cluster import Change, Deleted, Json, Synced, Upsert
+from controlplane.scaling.knative.converge import Applier
+from controlplane.scaling.knative.view import ObjectCache, UidTracker
+from tests.controlplane.cluster_world import SERVICE, FakeCluster, M, running_applier, running_loop, service
 from tests.controlplane.virtual_time import VirtualClock
 
 
-async def test_what_it_is_not_told_of_yet_is_not_done_again() -> None:
+async def test_own_writes_are_known_before_the_watch() -> None:
     """Its own calls are known to it before a watch that lags tells of them."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         world.told.clear()
         it.want([service("m")])
         await clock.advance(600)
@@ -28,10 +28,10 @@ async def test_what_it_is_not_told_of_yet_is_not_done_again() -> None:
 async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
     """A control plane that has just begun does not write ten thousand objects that are there."""
 
-    world, clock = World(), VirtualClock()
+    world, clock = FakeCluster(), VirtualClock()
     world.told.clear()
-    it = Converger(world, *SERVICE, clock, "kelvin", luck=lambda: 0.0)
-    async with running(it):
+    it = Applier(world, *SERVICE, clock, "kelvin", luck=lambda: 0.0)
+    async with running_loop(it):
         await clock.advance(1)
         it.want([service("m")])
         await clock.advance(600)
@@ -42,9 +42,9 @@ async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
 
 
 @pytest.mark.parametrize("missed", [False, True])
-async def test_what_was_deleted_before_its_answer_came_is_written_again(missed: bool) -> None:
+async def test_object_deleted_before_its_answer_is_rewritten(missed: bool) -> None:
     """The watch, or a list after a gap, is faster than the answer to what was written: that is of one dead."""
-    async with converging() as (world, it, clock):
+    async with running_applier() as (world, it, clock):
         world.answered.clear()
         it.want([service("m")])
         await clock.advance(1)
@@ -65,47 +65,47 @@ def _at(version: int, uid: str = "u") -> Json:
     return obj
 
 
-def test_news_of_long_ago_is_none() -> None:
+def test_old_watch_events_are_ignored() -> None:
     """An answer may overtake the watch; a name may be given anew before the end of the first is told."""
-    view = View()
+    view = ObjectCache()
     assert view.take(Synced((_at(5),))) == {M}
-    with view.asking(M) as put:
+    with view.expecting_response(M) as put:
         assert put(_at(9))
     assert view.take(Upsert(_at(7))) == set()
-    assert view.take(Gone(M, "another")) == set()
+    assert view.take(Deleted(M, "another")) == set()
     assert view.objects[M]["metadata"]["resourceVersion"] == "9"
-    assert view.take(Gone(M, "u")) == {M}
-    assert view.take(Gone(M, "u")) == set()
+    assert view.take(Deleted(M, "u")) == {M}
+    assert view.take(Deleted(M, "u")) == set()
 
 
 @pytest.mark.parametrize(
     ("change", "answer", "want"),
     [
-        pytest.param(Gone(M, "u", "9"), 8, False, id="it was deleted after that was said"),
-        pytest.param(Gone(M, "u", "9"), 10, True, id="it was made anew by that"),
+        pytest.param(Deleted(M, "u", "9"), 8, False, id="it was deleted after that was said"),
+        pytest.param(Deleted(M, "u", "9"), 10, True, id="it was made anew by that"),
         pytest.param(Synced((), "9"), 8, False, id="all there is was heard of, without it"),
         pytest.param(Synced((), "9"), 10, True, id="all there was before that was heard of"),
         pytest.param(Synced((_at(7),), "9"), 8, True, id="it was not gone"),
     ],
 )
-def test_an_answer_that_comes_late(change: Change, answer: int, want: bool) -> None:
+def test_late_answer_revives_no_object(change: Change, answer: int, want: bool) -> None:
     """What went while it was on its way is not brought back by it; a later one is taken."""
-    view = View()
+    view = ObjectCache()
     view.take(Synced((_at(5),), "6"))
-    with view.asking(M) as put:
+    with view.expecting_response(M) as put:
         view.take(change)
         assert put(_at(answer)) is want
         assert (M in view.objects) is want
-    with view.asking(M) as put:
+    with view.expecting_response(M) as put:
         assert put(_at(11))
 
 
-def test_who_is_there_is_known_by_name_and_uid() -> None:
+def test_uid_tracker_follows_name_and_uid() -> None:
     """What a list has no more is gone, and what bears the name of one that went is not."""
-    known = Uids()
+    known = UidTracker()
     assert list(known.take(Synced((_at(5),)))) == [(M, _at(5))]
     assert list(known.take(Upsert(_at(7, "v")))) == [(M, _at(7, "v"))]
-    assert list(known.take(Gone(M, "u"))) == []
+    assert list(known.take(Deleted(M, "u"))) == []
     assert list(known.take(Synced(()))) == [(M, None)]
     known.take(Upsert(_at(9)))
-    assert list(known.take(Gone(M, "u"))) == [(M, None)]
+    assert list(known.take(Deleted(M, "u"))) == [(M, None)]

@@ -8,14 +8,14 @@ import pytest
 
 from contracts.errors import Internal, Refused
 from controlplane.facts import Model, Version, VersionKey
-from controlplane.policy.knative_service import Cluster, PodVersion, service, service_name
+from controlplane.policy.knative_service import ClusterSpec, PodVersion, service, service_name
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.scaling.knative import wanted
-from controlplane.scaling.knative.wanted import Rendering, served
+from controlplane.scaling.knative.wanted import ServiceRenderer, versions_with_service
 from tests.controlplane.builders import NOW_S, digest, key, registration
 
-CLUSTER = Cluster(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
+CLUSTER = ClusterSpec(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
 
 
 def model(prod: str = "a", versions: str = "ab", *, tenant: str = "default", name: str = "m", **more: Any) -> Model:
@@ -27,8 +27,8 @@ def model(prod: str = "a", versions: str = "ab", *, tenant: str = "default", nam
 OVERLAP = model("b", meanwhile={digest("b"): digest("a")})
 
 
-def rendering(own: str = "kelvin", devices: int | None = None) -> Rendering:
-    return Rendering(CLUSTER, own, kv_bytes=512 << 20, devices=devices)
+def rendering(own: str = "kelvin", devices: int | None = None) -> ServiceRenderer:
+    return ServiceRenderer(CLUSTER, own, kv_bytes=512 << 20, devices=devices)
 
 
 def _letters(it: Model, there: str = "", ready: str = "", awake: str = "", *, settled_in: bool = True) -> str:
@@ -36,7 +36,8 @@ def _letters(it: Model, there: str = "", ready: str = "", awake: str = "", *, se
         return lambda of: of.version[0] in letters
 
     return "".join(
-        v.key.version[0] for _, v in served([it], among(there), among(ready), among(awake), lambda _: settled_in)
+        v.key.version[0]
+        for _, v in versions_with_service([it], among(there), among(ready), among(awake), lambda _: settled_in)
     )
 
 
@@ -63,7 +64,7 @@ def _letters(it: Model, there: str = "", ready: str = "", awake: str = "", *, se
         pytest.param(model("a", ""), "", "", "", "", id="a model without versions"),
     ],
 )  # fmt: skip
-def test_served(it: Model, there: str, ready: str, awake: str, want: str) -> None:
+def test_old_version_keeps_its_service_by_the_rules(it: Model, there: str, ready: str, awake: str, want: str) -> None:
     """By what is named, what is there, what was ready once, and what has pods."""
     assert _letters(it, there, ready, awake) == want
 
@@ -72,7 +73,7 @@ def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest
     """What can't be rendered is a failure of that version alone."""
     good, bad = model(name="good"), model(name="bad")
 
-    def broken(pod: PodVersion, cluster: Cluster) -> dict[str, Any]:
+    def broken(pod: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
         if pod.model == "bad":
             raise ZeroDivisionError
         return service(pod, cluster)
@@ -84,7 +85,7 @@ def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest
     assert failed == {bad.versions[0].key: Internal()}
 
 
-def test_takeover_keeps_what_has_pods() -> None:
+def test_takeover_keeps_versions_with_pods() -> None:
     """A control plane that has only just begun takes away nothing that may be in use; a deleted version goes."""
     assert _letters(model("b"), "ab", "ab", "ab", settled_in=False) == "ba"
     assert _letters(model("b"), "ab", "ab", "b", settled_in=False) == "b"
@@ -92,7 +93,7 @@ def test_takeover_keeps_what_has_pods() -> None:
     assert _letters(deleted, "ab", "ab", "ab", settled_in=False) == ""
 
 
-def test_rendered() -> None:
+def test_service_is_rendered_once_per_version() -> None:
     """A Service for each version in its tenant's namespace, scaled as its model; none of it twice."""
     scale = ScaleSettings(min=1, max=3, target=4.0, window_s=30.0, grace_s=10.0)
     models = [model(versions="a", scale=scale), model(name="n", versions="a"), model(tenant="acme", versions="a")]
@@ -118,7 +119,7 @@ def test_rendered() -> None:
     assert again[0] is objects[0], "what is the same is not rendered anew"
 
 
-def test_a_suspended_tenant() -> None:
+def test_suspended_tenant_keeps_no_minimum() -> None:
     """Nothing of it is kept warm."""
     it = model(versions="a", scale=ScaleSettings(min=2, max=3))
     for suspended, least in ((False, "2"), (True, "0"), (False, "2")):
@@ -128,10 +129,12 @@ def test_a_suspended_tenant() -> None:
         assert notes["autoscaling.knative.dev/min-scale"] == least
 
 
-def most_of(it: Rendering, *models: Model, old: str = "") -> list[str]:
+def most_of(it: ServiceRenderer, *models: Model, old: str = "") -> list[str]:
     """The `max-scale` of each version that is served, in the order of the models."""
     every = list(
-        served(models, lambda key: key.version[0] in old, lambda key: False, lambda key: False, lambda _: True)
+        versions_with_service(
+            models, lambda key: key.version[0] in old, lambda key: False, lambda key: False, lambda _: True
+        )
     )
     objects, failed = it.objects(every, lambda tenant: False)
     assert not failed
@@ -141,7 +144,7 @@ def most_of(it: Rendering, *models: Model, old: str = "") -> list[str]:
     ]
 
 
-def test_devices() -> None:
+def test_devices_are_divided_oldest_model_first() -> None:
     """The oldest model has its part first, whatever it is called; who comes later has what is left, and one; a deploy
     changes nobody's part.
     """
@@ -167,7 +170,7 @@ def test_devices() -> None:
         pytest.param(model(name="x" * 50 + "other", versions="a"), "same name", id="the name of another one's"),
     ],
 )
-def test_what_can_t_be_rendered(it: Model, says: str) -> None:
+def test_unrenderable_version_fails_alone(it: Model, says: str) -> None:
     """It is said of that version, and the others are rendered all the same."""
     fine = model(name="x" * 50, versions="a")
     every = [(each, each.versions[0]) for each in (fine, it)]
@@ -177,7 +180,7 @@ def test_what_can_t_be_rendered(it: Model, says: str) -> None:
     assert all(says in failure.message for failure in failed.values())
 
 
-def test_scale_settings() -> None:
+def test_scale_unsupported_on_a_cluster_is_refused() -> None:
     """What a cluster can't do is refused, with the rule, before it is a setting."""
     rendering().check(model(), ScaleSettings(min=1, max=2, target=0.01, window_s=30.0))
     for scale, says in (

@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, UnsetType
 
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from controlplane.policy.month import month_bounds_us
 
 MONTH = "2026-11"
@@ -13,7 +13,7 @@ HOUR_US = 3_600_000_000
 def request_record(
     number: int,
     *,
-    origin: Origin = Origin.ACTIVATOR,
+    origin: RecordOrigin = RecordOrigin.ACTIVATOR,
     source: str = "activator-1",
     sequence: int | None = None,
     request_id: str | None = None,

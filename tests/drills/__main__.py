@@ -20,21 +20,21 @@ from tests.drills.matrix import (
     FAULTS,
     FIRST,
     KILLS,
-    Damage,
-    Fault,
+    DamageKind,
+    FaultKind,
     FirstStage,
     Operation,
-    Process,
     Stage,
-    gaps,
+    VictimProcess,
+    find_empty_cells,
     markdown,
 )
 from tests.drills.scenes import with_own_mounts
 
-Kills = dict[Stage, list[Process]]
-Firsts = dict[Process, list[FirstStage]]
-Troubles = dict[Fault, list[Operation]]
-Damages = list[tuple[str, Damage]]
+Kills = dict[Stage, list[VictimProcess]]
+Firsts = dict[VictimProcess, list[FirstStage]]
+Troubles = dict[FaultKind, list[Operation]]
+Damages = list[tuple[str, DamageKind]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,22 @@ def chosen(cells: Sequence[str]) -> Cells:
     """Return those that are named, all where none is. Raises ValueError for what is no cell."""
     if not cells:
         return Cells(
-            {stage: list(Process) for stage in Stage},
-            {process: list(FirstStage) for process in Process},
-            [(file, damage) for file in DAMAGED for damage in Damage],
-            {fault: list(Operation) for fault in Fault},
+            {stage: list(VictimProcess) for stage in Stage},
+            {process: list(FirstStage) for process in VictimProcess},
+            [(file, damage) for file in DAMAGED for damage in DamageKind],
+            {fault: list(Operation) for fault in FaultKind},
         )
     named = Cells()
     for cell in cells:
         who, _, where = cell.rpartition("/")
         if who in DAMAGED:
-            named.damages.append((who, Damage(where)))
-        elif who in set(Process) and where in set(FirstStage):
-            named.firsts.setdefault(Process(who), []).append(FirstStage(where))
-        elif who in set(Process):
-            named.kills.setdefault(Stage(where), []).append(Process(who))
+            named.damages.append((who, DamageKind(where)))
+        elif who in set(VictimProcess) and where in set(FirstStage):
+            named.firsts.setdefault(VictimProcess(who), []).append(FirstStage(where))
+        elif who in set(VictimProcess):
+            named.kills.setdefault(Stage(where), []).append(VictimProcess(who))
         else:
-            named.troubles.setdefault(Fault(who), []).append(Operation(where))
+            named.troubles.setdefault(FaultKind(who), []).append(Operation(where))
     return named
 
 
@@ -82,13 +82,13 @@ def main(arguments: Sequence[str]) -> int:
     if options.table:
         print(markdown(), end="")
         return 0
-    if empty := gaps(KILLS, FIRST, FAULTS):
+    if empty := find_empty_cells(KILLS, FIRST, FAULTS):
         parser.error(f"empty cells: {empty}")
     try:
         cells = chosen(options.cell)
     except ValueError as error:
         parser.error(str(error))
-    if Fault.DISK_FULL in cells.troubles or Fault.READ_ONLY in cells.troubles:
+    if FaultKind.DISK_FULL in cells.troubles or FaultKind.READ_ONLY in cells.troubles:
         with_own_mounts()
     return run(cells, options.seed)
 
@@ -98,30 +98,30 @@ def run(cells: Cells, seed: int) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from tests.drills.damage import drill_damage
-    from tests.drills.drill import Result, Yard, drill_stage, group  # they bring torch
+    from tests.drills.drill import CellResult, DrillContext, drill_stage, run_group  # they bring torch
     from tests.drills.first import drill_first
     from tests.drills.models import TinyModels
     from tests.drills.trouble import drill_fault
 
     disable_progress_bar()
-    results: list[Result] = []
+    results: list[CellResult] = []
 
-    def tell(result: Result) -> None:
+    def tell(result: CellResult) -> None:
         results.append(result)
         print(result, flush=True)
 
     began = time.monotonic()
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="kelvin-drills-") as place:
-        yard = Yard(Path(place), TinyModels(Path(place)), random.Random(seed), tell)
+        context = DrillContext(Path(place), TinyModels(Path(place)), random.Random(seed), tell)
         for stage, processes in cells.kills.items():
-            group(yard, str(stage), partial(drill_stage, yard, stage, processes))
+            run_group(context, str(stage), partial(drill_stage, context, stage, processes))
         for process, stages in cells.firsts.items():
-            group(yard, f"the first minute of {process}", partial(drill_first, yard, process, stages))
+            run_group(context, f"the first minute of {process}", partial(drill_first, context, process, stages))
         if cells.damages:
-            group(yard, "damaged files", partial(drill_damage, yard, cells.damages))
+            run_group(context, "damaged files", partial(drill_damage, context, cells.damages))
         for fault, operations in cells.troubles.items():
-            group(yard, str(fault), partial(drill_fault, yard, fault, operations))
+            run_group(context, str(fault), partial(drill_fault, context, fault, operations))
     red = [result for result in results if result.wrong]
     print(f"{len(results) - len(red)} of {len(results)} green in {time.monotonic() - began:.0f} s")
     print("".join(f"{result}\n" for result in red), end="")

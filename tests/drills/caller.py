@@ -44,7 +44,7 @@ class Connection(http.client.HTTPSConnection):
         self.sock = self._context.wrap_socket(plain, server_hostname=self.host)  # type: ignore[attr-defined]
 
 
-def call(asked: dict[str, Any], number: int) -> None:
+def run_request(asked: dict[str, Any], number: int) -> None:
     """One streamed completion from request to end."""
     context = ssl.create_default_context(cafile=asked["ca"])
     connection = Connection("localhost", asked["port"], context=context, timeout=TIMEOUT_S)
@@ -90,7 +90,7 @@ def read(answer: http.client.HTTPResponse, number: int, pace_s: float) -> None:
 def main() -> None:
     """All of them at once."""
     asked = json.loads(sys.argv[1])
-    threads = [threading.Thread(target=call, args=(asked, number)) for number in range(asked["times"])]
+    threads = [threading.Thread(target=run_request, args=(asked, number)) for number in range(asked["times"])]
     for thread in threads:
         thread.start()
     for thread in threads:

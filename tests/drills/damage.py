@@ -13,45 +13,46 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from coldstart_bench.endings import Totals, totals_of
-from tests.drills.drill import Yard, kill, timed
-from tests.drills.ground import Ground, standing, wait
-from tests.drills.matrix import Damage, Start, start_expected
-from tests.drills.operations import ROOT, NotSo
+from coldstart_bench.endings import BillTotals, bill_totals_of
+from tests.drills.drill import DrillContext, kill, run_cell
+from tests.drills.ground import DrillInstallation, running_drill_installation, wait
+from tests.drills.matrix import DamageKind, StartOutcome, start_expected
+from tests.drills.operations import ROOT, PreconditionFailed
 
 SECRETS: Final = ("ca.pem", "tls/ca.key", "once.key", "attest.key", "admin.key", "default.key")
 KEYS: Final = ("admin.key", "default.key")  # of the drill's own client
 FRIEND: Final = "trust/friend.pem"
 PRICES: Final = "prices.toml"  # KELVIN_PRICE_BOOK
-SAID: Final = {"run/feed": "the feed that was kept can't be read"}  # by warnings that do not have a file's name
+# By warnings that do not have a file's name.
+WARNING_TEXTS: Final = {"run/feed": "the feed that was kept can't be read"}
 
 
 @dataclass(frozen=True, slots=True)
-class Killed:
+class KilledInstallation:
     """The data directory of an installation that had pushed, answered and billed, and was killed as a whole."""
 
     data: Path
-    totals: Totals  # on its bill
+    totals: BillTotals  # on its bill
 
 
-def drill_damage(yard: Yard, cells: Collection[tuple[str, Damage]]) -> None:
+def drill_damage(context: DrillContext, cells: Collection[tuple[str, DamageKind]]) -> None:
     """Start over each of these damages, each on a copy of its own."""
-    killed = _killed(yard)
+    killed = _killed(context)
     for number, (file, damage) in enumerate(cells):
-        cell = partial(_start_over, killed, yard.work / f"damaged-{number}", file, damage)
-        yard.tell(timed(f"{file}/{damage}", cell))
+        cell = partial(_start_over, killed, context.work / f"damaged-{number}", file, damage)
+        context.tell(run_cell(f"{file}/{damage}", cell))
 
 
-def _killed(yard: Yard) -> Killed:
-    data = yard.work / "damage" / "data"
+def _killed(context: DrillContext) -> KilledInstallation:
+    data = context.work / "damage" / "data"
     data.mkdir(parents=True)
     shutil.copyfile(ROOT / "controlplane" / "price_book.toml", data / PRICES)
-    ground = Ground(data, settings=_settings(data))
-    with standing(ground, yard.models.served):
+    ground = DrillInstallation(data, settings=_settings(data))
+    with running_drill_installation(ground, context.models.served):
         ground.expect_answer()
         if wrong := ground.settle([]):
-            raise NotSo(f"before the damage: {wrong}")
-        totals = totals_of(ground.bill())
+            raise PreconditionFailed(f"before the damage: {wrong}")
+        totals = bill_totals_of(ground.bill())
         wait((data / "run" / "feed").exists, "the feed is kept")
         ground.note_family()
         kill(ground.everything())
@@ -61,14 +62,14 @@ def _killed(yard: Yard) -> Killed:
     for name in ("exits.json", "succession", "decider"):
         with (data / "run" / name).open("a") as file:
             file.write("[]\n")
-    return Killed(data, totals)
+    return KilledInstallation(data, totals)
 
 
 def _settings(data: Path) -> dict[str, str]:
     return {"KELVIN_PRICE_BOOK": str(data / PRICES), "KELVIN_BACKUP": str(data.parent / f"{data.name}-backup")}
 
 
-def _start_over(killed: Killed, place: Path, file: str, damage: Damage) -> tuple[None, list[str]]:
+def _start_over(killed: KilledInstallation, place: Path, file: str, damage: DamageKind) -> tuple[None, list[str]]:
     """Return what is not as the matrix has it."""
     data = place / "data"
     shutil.copytree(killed.data, data, ignore=lambda _, names: [name for name in names if name.endswith(".sock")])
@@ -77,14 +78,14 @@ def _start_over(killed: Killed, place: Path, file: str, damage: Damage) -> tuple
     _damage(data / file, damage)
     before = {name: (data / name).read_bytes() for name in SECRETS}
     expected = start_expected(file, damage)
-    ground = Ground(data, settings=_settings(data))
+    ground = DrillInstallation(data, settings=_settings(data))
     try:
         ground.begin()
         is_ready = ground.becomes_ready()
         wrong = [f"{name} was overwritten" for name in SECRETS if (data / name).read_bytes() != before[name]]
         if is_ready:
             seen, more = _started(ground, killed, file)
-        elif expected is Start.RESTORED:
+        elif expected is StartOutcome.RESTORED:
             seen, more = _restored(ground, killed)
         else:
             seen, more = _refused(ground, file)
@@ -95,46 +96,46 @@ def _start_over(killed: Killed, place: Path, file: str, damage: Damage) -> tuple
     return None, wrong + [f"{log.name} has a traceback" for log in logs if "Traceback" in log.read_text()]
 
 
-def _damage(path: Path, damage: Damage) -> None:
+def _damage(path: Path, damage: DamageKind) -> None:
     content = path.read_bytes()
     match damage:
-        case Damage.EMPTY:
+        case DamageKind.EMPTY:
             path.write_bytes(b"")
-        case Damage.TORN:
+        case DamageKind.TORN:
             path.write_bytes(content[: len(content) // 2])
-        case Damage.ZEROED:
+        case DamageKind.ZEROED:
             path.write_bytes(bytes(len(content)))
 
 
-def _refused(ground: Ground, file: str) -> tuple[Start, list[str]]:
-    status, last = ground.ended_with(), _last_line(ground)
+def _refused(ground: DrillInstallation, file: str) -> tuple[StartOutcome, list[str]]:
+    status, last = ground.wait_exit(), _last_line(ground)
     is_named = last.startswith("Error: ") and Path(file).name in last
-    return Start.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {last}"]
+    return StartOutcome.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {last}"]
 
 
-def _last_line(ground: Ground) -> str:
+def _last_line(ground: DrillInstallation) -> str:
     """Of its standard error; empty where it said nothing."""
     return "".join(ground.errors.read_text().strip().splitlines()[-1:])
 
 
-def _restored(ground: Ground, killed: Killed) -> tuple[Start, list[str]]:
+def _restored(ground: DrillInstallation, killed: KilledInstallation) -> tuple[StartOutcome, list[str]]:
     """What is wrong with the restore that the refusal names, and with the bill after it."""
     restore = ("restore", _settings(ground.data)["KELVIN_BACKUP"], "--data", str(ground.data), "--replace")
     refusal = _last_line(ground)
     if shlex.join(("kelvin", *restore)) not in refusal:
-        return Start.REFUSED, [refusal]
+        return StartOutcome.REFUSED, [refusal]
     status, _, said = ground.kelvin(*restore)
     ground.begin()
     if status != 0 or not ground.becomes_ready():
-        return Start.REFUSED, [said]
+        return StartOutcome.REFUSED, [said]
     for key in KEYS:
         shutil.copyfile(killed.data / key, ground.data / key)
     ground.connect()
-    bill = totals_of(ground.bill())
-    return Start.RESTORED, [] if bill == killed.totals else [f"the bill was {killed.totals}, and is {bill}"]
+    bill = bill_totals_of(ground.bill())
+    return StartOutcome.RESTORED, [] if bill == killed.totals else [f"the bill was {killed.totals}, and is {bill}"]
 
 
-def _started(ground: Ground, killed: Killed, file: str) -> tuple[Start, list[str]]:
+def _started(ground: DrillInstallation, killed: KilledInstallation, file: str) -> tuple[StartOutcome, list[str]]:
     """Whether the file was named in a log, and what is wrong with the next request and the bill."""
     for key in KEYS:  # whoever has a copy can go on
         shutil.copyfile(killed.data / key, ground.data / key)
@@ -144,6 +145,6 @@ def _started(ground: Ground, killed: Killed, file: str) -> tuple[Start, list[str
     ground.expect_answer()
     wrong = ground.settle([])
     lines = [line for log in (ground.data / "logs").iterdir() for line in log.read_text().splitlines()]
-    said = SAID.get(file, Path(file).name)
+    said = WARNING_TEXTS.get(file, Path(file).name)
     is_named = any('"warning"' in line and said in line for line in lines)
-    return Start.WARNED if is_named else Start.WHOLE, wrong
+    return StartOutcome.WARNED if is_named else StartOutcome.WHOLE, wrong

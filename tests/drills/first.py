@@ -19,16 +19,16 @@ from typing import Final
 import psutil
 
 from coldstart_bench.clock import SteppedClock
-from coldstart_bench.endings import ANSWERED, GONE, NOT_CONCERNED, Ending, Outcome, totals_of
+from coldstart_bench.endings import ANSWERED, GONE, NOT_CONCERNED, RequestEnd, RequestOutcome, bill_totals_of
 from contracts.usage import KILLED
 from tests.drills import leftovers
-from tests.drills.bill import reasons
-from tests.drills.drill import ENDING, Yard, billed, closing_checks, kill, timed, victims
-from tests.drills.ground import SERVED, Ground, wait
-from tests.drills.matrix import FirstStage, Process, first_expected
+from tests.drills.bill import outcome_problems
+from tests.drills.drill import ENDS_INSTALLATION, DrillContext, billed, check_group, choose_victims, kill, run_cell
+from tests.drills.ground import SERVED, DrillInstallation, wait
+from tests.drills.matrix import FirstStage, VictimProcess, first_expected
 from tests.drills.models import TinyModels
-from tests.drills.operations import Command, NotSo, Operation
-from tests.drills.stages import STAGED, Held, decode, drafts, sent, waiting_for_lease
+from tests.drills.operations import KelvinCommand, Operation, PreconditionFailed
+from tests.drills.stages import STAGED, HeldOperation, decode, drafts, sent, waiting_for_lease
 
 # The first push, request and record of one installation, and the moments before them of another.
 CHAINS: Final = (
@@ -39,26 +39,26 @@ SERVICES: Final = 6  # processes that the supervisor starts by itself
 HOUR_S: Final = 3600
 
 
-class StageMissed(NotSo):
+class StageMissed(PreconditionFailed):
     """The operation was not at its stage when the kill was to come."""
 
 
 @dataclass(slots=True)
-class First:
+class HeldFirstStage:
     """A first stage. `held` is the operation that is under way; without it, `again` begins one after the kill."""
 
     is_there: Callable[[], bool]
-    held: Held | None = None
+    held: HeldOperation | None = None
     again: Callable[[], Operation] | None = None
 
 
-class Starting:
+class StartingInstallation:
     """`kelvin up`, until it is ready."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: DrillInstallation) -> None:
         self._ground = ground
         self.pid = ground.begin()
-        self._outcome: Outcome | None = None
+        self._outcome: RequestOutcome | None = None
 
     def __repr__(self) -> str:
         return f"<Starting pid={self.pid} {self._outcome or ''}>"
@@ -67,17 +67,17 @@ class Starting:
         """See `Operation`."""
         return self._outcome is not None
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestOutcome:
         """See `Operation`."""
         if self._outcome is None and self._ground.becomes_ready():
             self._outcome = ANSWERED
         elif self._outcome is None:
-            if self._ground.ended_with() != KILLED:
-                raise NotSo(f"`kelvin up` is not ready: {self._ground.errors.read_text()[-800:]}")
+            if self._ground.wait_exit() != KILLED:
+                raise PreconditionFailed(f"`kelvin up` is not ready: {self._ground.errors.read_text()[-800:]}")
             self._outcome = GONE
         return self._outcome
 
-    def endings(self) -> Sequence[Ending]:
+    def endings(self) -> Sequence[RequestEnd]:
         """See `Operation`."""
         return ()
 
@@ -86,85 +86,88 @@ class Starting:
 
 
 @contextlib.contextmanager
-def start(ground: Ground, models: TinyModels) -> Iterator[First]:
+def start(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """The data directory does not exist, and `kelvin up` begins."""
-    held = Held(Starting(ground), lambda: True, None)  # who is killed, is killed as soon as it exists
-    yield First(held.is_there, held)
+    # Who is killed, is killed as soon as it exists.
+    held = HeldOperation(StartingInstallation(ground), lambda: True, None)
+    yield HeldFirstStage(held.is_there, held)
 
 
 @contextlib.contextmanager
-def before_push(ground: Ground, models: TinyModels) -> Iterator[First]:
+def before_push(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """Everything runs and is idle, and no version was ever pushed."""
-    yield First(lambda: not _has_versions(ground), again=lambda: ground.push(models.served, SERVED))
+    yield HeldFirstStage(lambda: not _has_versions(ground), again=lambda: ground.push(models.served, SERVED))
 
 
 @contextlib.contextmanager
-def push(ground: Ground, models: TinyModels) -> Iterator[First]:
+def push(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """Some chunks of the first push are staged, and it is still sending."""
     running = ground.push(models.served, SERVED, "96K")
-    held = Held(running, lambda: not running.is_over() and not drafts(ground.data), None)
+    held = HeldOperation(running, lambda: not running.is_over() and not drafts(ground.data), None)
     with contextlib.closing(held):
         wait(lambda: sent(ground.data) >= STAGED or running.is_over(), "chunks are staged")
-        yield First(held.is_there, held, lambda: ground.push(models.served, SERVED))
+        yield HeldFirstStage(held.is_there, held, lambda: ground.push(models.served, SERVED))
 
 
 @contextlib.contextmanager
-def before_lease(ground: Ground, models: TinyModels) -> Iterator[First]:
+def before_lease(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """A version is there, and nothing of it was ever read."""
-    yield First(lambda: not ground.replicas(), again=lambda: ground.call(10))
+    yield HeldFirstStage(lambda: not ground.replicas(), again=lambda: ground.call(10))
 
 
 @contextlib.contextmanager
-def request(ground: Ground, models: TinyModels) -> Iterator[First]:
+def request(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """The first request waits for the first lease."""
     with waiting_for_lease(ground) as held:
-        yield First(held.is_there, held, lambda: ground.call(10))
+        yield HeldFirstStage(held.is_there, held, lambda: ground.call(10))
 
 
 @contextlib.contextmanager
-def record(ground: Ground, models: TinyModels) -> Iterator[First]:
+def record(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """A month has begun while a replica was idle, and the request that will be on its first record has some tokens."""
     next_month(ground, 10)
     with decode(ground, models) as held:
-        yield First(lambda: held.is_there() and not totals_of(ground.bill()).requests, held)
+        yield HeldFirstStage(lambda: held.is_there() and not bill_totals_of(ground.bill()).requests, held)
 
 
 @contextlib.contextmanager
-def closing(ground: Ground, models: TinyModels) -> Iterator[First]:
+def closing(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """The first month that has a record is over, and closing it has begun: the control plane is stopped."""
     month = ground.month
     next_month(ground, 2 * HOUR_S)
-    runtime, control = ground.replica(), ground.process(Process.CONTROL_PLANE)
+    runtime, control = ground.replica(), ground.process(VictimProcess.CONTROL_PLANE)
 
-    def close() -> Command:
-        return Command(["billing", "close", "--month", month, "--data", str(ground.data)])
+    def close() -> KelvinCommand:
+        return KelvinCommand(["billing", "close", "--month", month, "--data", str(ground.data)])
 
     control.suspend()
     command = close()
-    held = Held(
+    held = HeldOperation(
         command, lambda: control.status() == psutil.STATUS_STOPPED and not command.is_over(), runtime, [control]
     )
     with contextlib.closing(held):
         ground.wait_for_connection(command.pid)
-        yield First(held.is_there, held, close)
+        yield HeldFirstStage(held.is_there, held, close)
 
 
-def next_month(ground: Ground, seconds: int) -> None:
+def next_month(ground: DrillInstallation, seconds: int) -> None:
     """Step the clock so far into the next month, once all requests before are on the bill and a replica is idle."""
     ground.replica_at_work()
     if wrong := ground.settle([]):
-        raise NotSo(f"before the month ends: {wrong}")
+        raise PreconditionFailed(f"before the month ends: {wrong}")
     now_s = time.time()
     today = time.gmtime(now_s)
     begins_s = calendar.timegm((today.tm_year, today.tm_mon + 1, 1, 0, 0, 0))
     ground.step(int(begins_s - now_s) + seconds)
 
 
-def _has_versions(ground: Ground) -> bool:
+def _has_versions(ground: DrillInstallation) -> bool:
     return any((ground.data / "store").glob("*/manifests/*"))
 
 
-STAGES: Final[Mapping[FirstStage, Callable[[Ground, TinyModels], AbstractContextManager[First]]]] = {
+FIRST_STAGE_CONTEXTS: Final[
+    Mapping[FirstStage, Callable[[DrillInstallation, TinyModels], AbstractContextManager[HeldFirstStage]]]
+] = {
     FirstStage.START: start,
     FirstStage.BEFORE_PUSH: before_push,
     FirstStage.PUSH: push,
@@ -175,31 +178,31 @@ STAGES: Final[Mapping[FirstStage, Callable[[Ground, TinyModels], AbstractContext
 }
 
 
-def pass_stage(
-    ground: Ground, models: TinyModels, stage: FirstStage, process: Process | None
-) -> tuple[Outcome, list[str]]:
+def drill_first_stage(
+    ground: DrillInstallation, models: TinyModels, stage: FirstStage, process: VictimProcess | None
+) -> tuple[RequestOutcome, list[str]]:
     """Kill the process at the stage, or nobody. Return what the client saw, and what is wrong after it.
 
     Raises StageMissed.
     """
     wrong: list[str] = []
-    with STAGES[stage](ground, models) as first:
+    with FIRST_STAGE_CONTEXTS[stage](ground, models) as first:
         if process is not None:
             _kill_when_there(ground, process, first)
         # A replica that stays stopped would have the door cut its stream, as nothing tells it to.
-        if process is Process.SUPERVISOR and stage is not FirstStage.RECORD:
+        if process is VictimProcess.SUPERVISOR and stage is not FirstStage.RECORD:
             _wait_for_orphans(ground)
         if first.held is not None:
             first.held.release()
         if stage is FirstStage.START:
             seen, endings = _ended(first)  # before it is started again
-        if process in ENDING:
+        if process in ENDS_INSTALLATION:
             ground.restart()
         if stage is not FirstStage.START:
             seen, endings = _ended(first)
         ground.wait_until_whole()
         if seen != ANSWERED and first.again is not None:
-            repeated, more = _ended(First(first.is_there, None, first.again))
+            repeated, more = _ended(HeldFirstStage(first.is_there, None, first.again))
             endings += more
             wrong += [] if repeated == ANSWERED else [f"the same again is {repeated}"]
     if stage in (FirstStage.BEFORE_PUSH, FirstStage.PUSH):
@@ -209,13 +212,13 @@ def pass_stage(
     return seen, wrong + ground.settle(billed(process, endings))
 
 
-def _kill_when_there(ground: Ground, process: Process, first: First) -> None:
+def _kill_when_there(ground: DrillInstallation, process: VictimProcess, first: HeldFirstStage) -> None:
     dying: list[psutil.Process] = []
 
     def is_there() -> bool:
-        with contextlib.suppress(NotSo, psutil.Error):
-            dying[:] = victims(ground, process, first.held)
-            return process not in ENDING or len(ground.everything()) > SERVICES
+        with contextlib.suppress(PreconditionFailed, psutil.Error):
+            dying[:] = choose_victims(ground, process, first.held)
+            return process not in ENDS_INSTALLATION or len(ground.everything()) > SERVICES
         return False
 
     wait(is_there, f"{process} is there to be killed")
@@ -225,7 +228,7 @@ def _kill_when_there(ground: Ground, process: Process, first: First) -> None:
     kill(dying)
 
 
-def _wait_for_orphans(ground: Ground) -> None:
+def _wait_for_orphans(ground: DrillInstallation) -> None:
     """Until those that are not held have ended: whether they are quicker than what is held would be chance."""
     held = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
@@ -242,7 +245,7 @@ def _status(process: psutil.Process) -> str:
         return psutil.STATUS_ZOMBIE
 
 
-def _ended(first: First) -> tuple[Outcome, list[Ending]]:
+def _ended(first: HeldFirstStage) -> tuple[RequestOutcome, list[RequestEnd]]:
     """Wait for the operation, which is begun now where it is not under way."""
     if first.held is not None:
         return first.held.operation.outcome(), list(first.held.operation.endings())
@@ -251,7 +254,7 @@ def _ended(first: First) -> tuple[Outcome, list[Ending]]:
         return operation.outcome(), list(operation.endings())
 
 
-def drill_first(yard: Yard, process: Process, wanted: Collection[FirstStage]) -> None:
+def drill_first(context: DrillContext, process: VictimProcess, wanted: Collection[FirstStage]) -> None:
     """Kill the process at each of these stages, then check what every group is checked for."""
     left = [stage for stage in wanted if first_expected(process, stage) != NOT_CONCERNED]
     for number, chain in enumerate(CHAINS):
@@ -261,43 +264,49 @@ def drill_first(yard: Yard, process: Process, wanted: Collection[FirstStage]) ->
             reached = max(
                 2, chain.index(stages[-1]) + 1
             )  # as far as the push at least: the checks after it ask for its model
-            _drill_chain(yard, process, chain[:reached], stages, f"{process}-{number}")
+            _drill_chain(context, process, chain[:reached], stages, f"{process}-{number}")
 
 
 def _drill_chain(
-    yard: Yard, process: Process, chain: Sequence[FirstStage], drilled: Collection[FirstStage], name: str
+    context: DrillContext,
+    process: VictimProcess,
+    chain: Sequence[FirstStage],
+    drilled: Collection[FirstStage],
+    name: str,
 ) -> None:
     """Pass through the chain. After a cell of unknown end a new installation passes through it without that kill."""
     shared, tries = leftovers.shared_memory(), count(1)
     done: set[FirstStage] = set()
     while True:
-        with _installation(yard.work / f"{name}-{next(tries)}") as ground:
+        with _installation(context.work / f"{name}-{next(tries)}") as ground:
             for stage in chain:
                 if stage in done or stage not in drilled:
-                    pass_stage(ground, yard.models, stage, None)
+                    drill_first_stage(ground, context.models, stage, None)
                     continue
-                result = timed(f"{process}/{stage}", partial(_cell, ground, yard.models, stage, process))
+                result = run_cell(f"{process}/{stage}", partial(_cell, ground, context.models, stage, process))
                 done.add(stage)
-                yard.tell(result)
+                context.tell(result)
                 if result.seen is None:
                     break  # nobody knows in which state it was left
             else:
-                yard.tell(timed(f"after {name}", partial(closing_checks, ground, shared)))
+                context.tell(run_cell(f"after {name}", partial(check_group, ground, shared)))
                 return
             if done >= set(drilled):
                 return
 
 
-def _cell(ground: Ground, models: TinyModels, stage: FirstStage, process: Process) -> tuple[Outcome, list[str]]:
-    seen, wrong = pass_stage(ground, models, stage, process)
-    return seen, reasons(first_expected(process, stage), seen) + wrong
+def _cell(
+    ground: DrillInstallation, models: TinyModels, stage: FirstStage, process: VictimProcess
+) -> tuple[RequestOutcome, list[str]]:
+    seen, wrong = drill_first_stage(ground, models, stage, process)
+    return seen, outcome_problems(first_expected(process, stage), seen) + wrong
 
 
 @contextlib.contextmanager
-def _installation(place: Path) -> Iterator[Ground]:
+def _installation(place: Path) -> Iterator[DrillInstallation]:
     """Nothing of it is there yet, but a clock."""
     place.mkdir(parents=True)
-    ground = Ground(place / "data", clock=SteppedClock(place / "clock"))
+    ground = DrillInstallation(place / "data", clock=SteppedClock(place / "clock"))
     try:
         yield ground
     finally:

@@ -13,11 +13,11 @@ import psutil
 
 from coldstart_bench import patience
 from coldstart_bench.clock import SteppedClock
-from coldstart_bench.endings import ANSWERED, Bounds, Ending, Totals, differences, totals_of
-from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, run_command
-from tests.drills.bill import bounds_of_all, remaining, unexplained
-from tests.drills.matrix import Process
-from tests.drills.operations import Calls, Command, NotSo, Push
+from coldstart_bench.endings import ANSWERED, BillBounds, BillTotals, RequestEnd, bill_differences, bill_totals_of
+from coldstart_bench.installation import Installation, InstallationFailed, KelvinUpProcess, free_port, run_command
+from tests.drills.bill import bounds_of_all, remaining, unexplained_imbalance
+from tests.drills.matrix import VictimProcess
+from tests.drills.operations import KelvinCommand, PreconditionFailed, PushCommand, StreamedRequests
 
 SERVED: Final = "served"
 STANDBYS: Final = 2
@@ -37,22 +37,22 @@ SETTLED_S: Final = 30.0
 WAIT_S: Final = 60.0
 AWAY: Final = (OSError, http.client.HTTPException, InstallationFailed)
 _MODULES: Final = {
-    Process.ACTIVATOR: "activator",
-    Process.CONTROL_PLANE: "controlplane",
-    Process.SNAPSHOTTER: "snapshotter",
-    Process.CACHE: "weightcache",
-    Process.ZYGOTE: "runtime.zygote",
-    Process.FILTERS: "filters",
+    VictimProcess.ACTIVATOR: "activator",
+    VictimProcess.CONTROL_PLANE: "controlplane",
+    VictimProcess.SNAPSHOTTER: "snapshotter",
+    VictimProcess.CACHE: "weightcache",
+    VictimProcess.ZYGOTE: "runtime.zygote",
+    VictimProcess.FILTERS: "filters",
 }
 
 
 def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
-    """Wait until `is_so()`. Raises NotSo, naming `what`, after `limit_s`."""
-    if not patience.comes(is_so, limit_s):
-        raise NotSo(f"after {limit_s:g} s it is not so that {what}")
+    """Wait until `is_so()`. Raises PreconditionFailed, naming `what`, after `limit_s`."""
+    if not patience.poll_until_true(is_so, limit_s):
+        raise PreconditionFailed(f"after {limit_s:g} s it is not so that {what}")
 
 
-class Ground:
+class DrillInstallation:
     """One data directory and the installation on it, started as often as it is killed."""
 
     def __init__(
@@ -70,13 +70,13 @@ class Ground:
         self._clock, self._ahead_s = clock, 0
         self._program, self._options, self._prefix = program, options, prefix
         self._settings = {**SETTINGS, **(settings or {}), **(clock.settings if clock else {})}
-        self._process: Up | None = None
+        self._process: KelvinUpProcess | None = None
         self._family: list[psutil.Process] = []
         self._up: Installation | None = None
-        self._counted = Totals()
-        self._late = Bounds()  # what may still come of requests that are counted
+        self._counted = BillTotals()
+        self._late = BillBounds()  # what may still come of requests that are counted
         self._unrecorded = 0  # requests whose replica had counted them when everything was killed
-        self._due: list[Ending] = []  # requests of the drill's own since the bill was looked at
+        self._due: list[RequestEnd] = []  # requests of the drill's own since the bill was looked at
 
     def __repr__(self) -> str:
         return f"<Ground {self.data} pid={self._process.pid if self._process else None}>"
@@ -91,8 +91,8 @@ class Ground:
         """`kelvin up`, until it says that it is ready."""
         self.begin()
         if not self.becomes_ready():
-            self.ended_with()
-            raise NotSo(f"`kelvin up` is not ready: {self.errors.read_text()[-800:]}")
+            self.wait_exit()
+            raise PreconditionFailed(f"`kelvin up` is not ready: {self.errors.read_text()[-800:]}")
 
     @property
     def errors(self) -> Path:
@@ -104,7 +104,7 @@ class Ground:
         self.data.parent.mkdir(parents=True, exist_ok=True)
         if self._process is not None:
             self._process.close()
-        self._process = Up(
+        self._process = KelvinUpProcess(
             self.data, self.port, self._settings,
             options=self._options, program=self._program, prefix=self._prefix, errors=self.errors,
         )  # fmt: skip
@@ -123,14 +123,14 @@ class Ground:
         assert self._process is not None
         self._up = Installation(self.data, self.port, self._process.pid)
 
-    def count_from(self, totals: Totals) -> None:
+    def count_from(self, totals: BillTotals) -> None:
         """Take these for what the bill has, on a directory that another installation used before."""
         self._counted = totals
 
-    def ended_with(self) -> int:
+    def wait_exit(self) -> int:
         """The exit status of `kelvin up`, which has ended or is about to."""
         assert self._process is not None
-        return self._process.ended_with()
+        return self._process.wait_exit()
 
     def step(self, seconds: int) -> None:
         """Set the installation's wall clock so far ahead of this process's. A month that begins counts from nothing."""
@@ -139,7 +139,7 @@ class Ground:
         self._clock.step(seconds)
         self._ahead_s = seconds
         if self.month != before:
-            self._counted, self._late = Totals(), Bounds()
+            self._counted, self._late = BillTotals(), BillBounds()
 
     @property
     def month(self) -> str:
@@ -153,10 +153,10 @@ class Ground:
         # The activator would wait for the TLS end of our idle connections, which we read only with the next answer.
         self.up.close()
         self._process.send(signal.SIGTERM)
-        status = self.ended_with()
+        status = self.wait_exit()
         self.gone()
         if status != 0:
-            raise NotSo(f"`kelvin up` ended with {status}")
+            raise PreconditionFailed(f"`kelvin up` ended with {status}")
 
     def restart(self) -> None:
         """After the supervisor's death: all others end by themselves, and the directory is free again."""
@@ -188,16 +188,16 @@ class Ground:
         # With its settings: a command reads some of them, too. Its clock does not step what a command calls today.
         return run_command(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
 
-    def push(self, directory: Path, model: str, rate: str = "16M") -> Push:
+    def push(self, directory: Path, model: str, rate: str = "16M") -> PushCommand:
         """Begin a push."""
-        return Push(directory, model, self.data, rate)
+        return PushCommand(directory, model, self.data, rate)
 
     def call(
         self, tokens: int, *, times: int = 1, prompt: str = "w1 w2 w3", pace_s: float = 0.0, port: int | None = None
-    ) -> Calls:
+    ) -> StreamedRequests:
         """Begin requests to the served model."""
         body = {"model": SERVED, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        return Calls(self.address(port), body, times, pace_s)
+        return StreamedRequests(self.address(port), body, times, pace_s)
 
     def address(self, port: int | None = None) -> dict[str, Any]:
         """Return where and with which key an outside client calls."""
@@ -238,12 +238,12 @@ class Ground:
 
     def everything(self) -> list[psutil.Process]:
         """The supervisor and every process below it."""
-        supervisor = self.process(Process.SUPERVISOR)
+        supervisor = self.process(VictimProcess.SUPERVISOR)
         return [supervisor, *supervisor.children(recursive=True)]
 
-    def process(self, which: Process) -> psutil.Process:
+    def process(self, which: VictimProcess) -> psutil.Process:
         """The one service of that name; the zygote is the process of its module that has no meter page."""
-        if which is Process.SUPERVISOR:
+        if which is VictimProcess.SUPERVISOR:
             assert self._process is not None
             return psutil.Process(self._process.pid)
         metered = self._metered()
@@ -252,7 +252,7 @@ class Ground:
             words = _words(child)
             if len(words) == 4 and words[3].endswith(module) and child.pid not in metered:
                 return child
-        raise NotSo(f"no {which} runs")
+        raise PreconditionFailed(f"no {which} runs")
 
     def wait_until_whole(self) -> None:
         """Every process is healthy and ready, and as many standbys are parked as should be at least."""
@@ -284,48 +284,48 @@ class Ground:
         """Return this month's bill."""
         return self.ask("GET", f"/admin/v1/billing/report?month={self.month}")
 
-    def settle(self, endings: Iterable[Ending]) -> list[str]:
+    def settle(self, endings: Iterable[RequestEnd]) -> list[str]:
         """What is wrong with the bill after these requests, once it has had time to hear of them; counts from there."""
         endings = [*endings, *self._due]
         bounds = bounds_of_all(endings) + self._late
         self._unrecorded += sum(each.unrecorded and each.words > 0 for each in endings)
         self._due.clear()
-        found = Totals()
+        found = BillTotals()
 
         def amiss() -> list[str]:
             nonlocal found
             with contextlib.suppress(*AWAY):
-                found = totals_of(self.bill())
-                return differences(self._counted, found, bounds)
+                found = bill_totals_of(self.bill())
+                return bill_differences(self._counted, found, bounds)
             return ["the bill can't be asked for"]
 
         wrong = patience.remaining(amiss, SETTLED_S)
-        self._late = Bounds() if wrong else remaining(self._counted, found, bounds)
+        self._late = BillBounds() if wrong else remaining(self._counted, found, bounds)
         self._counted = found
         return wrong
 
     def unsettled(self) -> list[str]:
         """Return what the bill has gained since `settle` that no request explains."""
-        return differences(self._counted, totals_of(self.bill()), self._late)
+        return bill_differences(self._counted, bill_totals_of(self.bill()), self._late)
 
     def unbalanced(self) -> list[str]:
         """Return what `kelvin billing report` names of this month, except for requests that nobody could record."""
         status, out, err = self.kelvin("billing", "report", "--format", "json", "--month", self.month)
         if status not in (0, 2):
             return [f"kelvin billing report ends with {status}: {err.strip()}"]
-        return unexplained(json.loads(out), self._unrecorded)
+        return unexplained_imbalance(json.loads(out), self._unrecorded)
 
     def expect_answer(self) -> None:
-        """The next request. Raises NotSo where it is not answered."""
+        """The next request. Raises PreconditionFailed where it is not answered."""
         with self.call(3) as call:
             (ending,) = call.endings()
         self._due.append(ending)
         if ending.outcome != ANSWERED:
-            raise NotSo(f"the next request is {ending.outcome}")
+            raise PreconditionFailed(f"the next request is {ending.outcome}")
 
-    def billing(self) -> Command:
+    def billing(self) -> KelvinCommand:
         """Begin asking for the bill."""
-        return Command(["billing", "report", "--format", "json", "--data", str(self.data)])
+        return KelvinCommand(["billing", "report", "--format", "json", "--data", str(self.data)])
 
     def wait_for_connection(self, client: int) -> None:
         """Wait until that process is connected to the activator."""
@@ -358,13 +358,15 @@ class Ground:
         self._family += [child for child in self._children() if child.pid not in known]
 
     def gone(self) -> None:
-        """Wait for the end of every process that was noted. Raises NotSo."""
-        self.ended_with()
+        """Wait for the end of every process that was noted. Raises PreconditionFailed."""
+        self.wait_exit()
         if self._up is not None:
             self._up.close()
         _, alive = psutil.wait_procs(self._family, timeout=WAIT_S)  # one that is still loading hears of it afterwards
         if alive:
-            raise NotSo(f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}")
+            raise PreconditionFailed(
+                f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}"
+            )
         self._family.clear()
 
 
@@ -376,7 +378,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 @contextlib.contextmanager
-def standing(ground: Ground, directory: Path) -> Iterator[Ground]:
+def running_drill_installation(ground: DrillInstallation, directory: Path) -> Iterator[DrillInstallation]:
     """Start the installation, and have it serve the model of that directory. What is left of it after the block is
     killed: call `ground.stop()` to see it end well.
     """
@@ -384,12 +386,12 @@ def standing(ground: Ground, directory: Path) -> Iterator[Ground]:
         ground.start()
         first = ground.push(directory, SERVED)
         if first.outcome() != ANSWERED:
-            raise NotSo(f"the first push is {first.outcome()}: {json.dumps(first.said())}")
+            raise PreconditionFailed(f"the first push is {first.outcome()}: {json.dumps(first.said())}")
         ground.ask("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
         ground.expect_answer()
         wrong = ground.settle([])
         if wrong:
-            raise NotSo(f"the first request: {wrong}")
+            raise PreconditionFailed(f"the first request: {wrong}")
         yield ground
     finally:
         ground.abandon()

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-from coldstart_bench.endings import ANSWERED, CUT, FAILED, GONE, Ending, Outcome, refused
+from coldstart_bench.endings import ANSWERED, CUT, FAILED, GONE, RequestEnd, RequestOutcome, refused_with
 from contracts.usage import KILLED
 
 END_S: Final = 120.0
 ROOT: Final = Path(__file__).parents[2]
 
 
-class NotSo(Exception):
+class PreconditionFailed(Exception):
     """Something that a drill relies on did not come about; the text says what."""
 
 
@@ -30,17 +30,17 @@ class Operation(Protocol):
     def is_over(self) -> bool:
         """Whether it has ended."""
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestOutcome:
         """How it ended for its client; waits for that."""
 
-    def endings(self) -> Sequence[Ending]:
+    def endings(self) -> Sequence[RequestEnd]:
         """What a bill will have of it, once it is over."""
 
     def close(self) -> None:
         """Nothing of it runs any more."""
 
 
-class Calls:
+class StreamedRequests:
     """Streamed completions, `times` of them at once."""
 
     def __init__(self, address: Mapping[str, Any], body: Mapping[str, Any], times: int, pace_s: float) -> None:
@@ -91,12 +91,12 @@ class Calls:
             return self._closed or any(line["type"] == "end" for line in self._told)
 
     def wait_for(self, is_so: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-        """Raises NotSo where it ends before, or after so long."""
+        """Raises PreconditionFailed where it ends before, or after so long."""
         limit = time.monotonic() + limit_s
         with self._heard:
             while not is_so():
                 if self._closed or not self._heard.wait(limit - time.monotonic()):
-                    raise NotSo(f"a request: {what}; heard {self._told[-1:]}")
+                    raise PreconditionFailed(f"a request: {what}; heard {self._told[-1:]}")
 
     def is_quiet(self, for_s: float) -> bool:
         """Whether nothing comes for so long."""
@@ -104,16 +104,16 @@ class Calls:
             before = len(self._told)
             return not self._heard.wait_for(lambda: len(self._told) > before, for_s)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestOutcome:
         """See `Operation`; of several, that of the first which was not answered."""
         outcomes = [ending.outcome for ending in self.endings()]
         return next((outcome for outcome in outcomes if outcome != ANSWERED), ANSWERED)
 
-    def endings(self) -> Sequence[Ending]:
+    def endings(self) -> Sequence[RequestEnd]:
         """See `Operation`."""
         self._thread.join(END_S)
         if self._thread.is_alive():
-            raise NotSo(f"a request does not end; heard {self._told[-1:]}")
+            raise PreconditionFailed(f"a request does not end; heard {self._told[-1:]}")
         return [self._ending(number) for number in range(self._times)]
 
     def close(self) -> None:
@@ -138,18 +138,18 @@ class Calls:
             self._closed = True
             self._heard.notify_all()
 
-    def _ending(self, number: int) -> Ending:
+    def _ending(self, number: int) -> RequestEnd:
         told = [line for line in self._told if line["n"] == number]
         words = sum(line["count"] for line in told if line["type"] == "words")
         whole = any(line["type"] == "finish" for line in told)
         how = next((line["how"] for line in told if line["type"] == "end"), "")
         if not how and self._process.returncode != KILLED:
-            raise NotSo(f"a client ended with {self._process.returncode} and without a word")
-        outcome = {"done": ANSWERED, "cut": CUT, "": GONE}.get(how) or refused(how)
-        return Ending(outcome, words, self._limit, whole)
+            raise PreconditionFailed(f"a client ended with {self._process.returncode} and without a word")
+        outcome = {"done": ANSWERED, "cut": CUT, "": GONE}.get(how) or refused_with(how)
+        return RequestEnd(outcome, words, self._limit, whole)
 
 
-class Command:
+class KelvinCommand:
     """A `kelvin` command; it leaves nothing on a bill."""
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -176,10 +176,10 @@ class Command:
             try:
                 self._said = self._process.communicate(timeout=END_S)
             except subprocess.TimeoutExpired:
-                raise NotSo("a command does not end") from None
+                raise PreconditionFailed("a command does not end") from None
         return self._said
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestOutcome:
         """See `Operation`. A traceback is no sentence."""
         out, err = self.said()
         match self._process.returncode:
@@ -190,9 +190,9 @@ class Command:
             case 1 if "Traceback" not in err and len(err.strip().splitlines()) <= 1:
                 return FAILED
             case status:
-                raise NotSo(f"a command ended with {status}: {out[-300:]}{err[-600:]}")
+                raise PreconditionFailed(f"a command ended with {status}: {out[-300:]}{err[-600:]}")
 
-    def endings(self) -> Sequence[Ending]:
+    def endings(self) -> Sequence[RequestEnd]:
         """See `Operation`."""
         return ()
 
@@ -202,7 +202,7 @@ class Command:
         self.said()
 
 
-class Push(Command):
+class PushCommand(KelvinCommand):
     """`kelvin push`, slowly enough to be met on its way."""
 
     def __init__(self, directory: Path, model: str, data: Path, rate: str = "16M") -> None:
@@ -211,12 +211,14 @@ class Push(Command):
              "--data", str(data)]
         )  # fmt: skip
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestOutcome:
         """See `Operation`; a refusal's code is in its JSON."""
         out, err = self.said()
         if self._process.returncode in (0, KILLED):
             return super().outcome()
         try:
-            return refused(json.loads(out)["error"]["code"])
+            return refused_with(json.loads(out)["error"]["code"])
         except (ValueError, KeyError):
-            raise NotSo(f"a push ended with {self._process.returncode}: {out[-300:]}{err[-600:]}") from None
+            raise PreconditionFailed(
+                f"a push ended with {self._process.returncode}: {out[-300:]}{err[-600:]}"
+            ) from None

@@ -14,7 +14,7 @@ _SMALL: Final = 4096
 _POLL_S: Final = 0.05
 
 
-class Relay:
+class SilentRelay:
     """One connection at a time, from its own port to the door's."""
 
     def __init__(self, port: int) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from coldstart_bench.clock import SteppedClock
-from coldstart_bench.endings import totals_of
-from tests.drills.ground import Ground, wait
-from tests.drills.matrix import Fault
-from tests.drills.operations import Calls, NotSo
-from tests.drills.relay import Relay
+from coldstart_bench.endings import bill_totals_of
+from tests.drills.ground import DrillInstallation, wait
+from tests.drills.matrix import FaultKind
+from tests.drills.operations import PreconditionFailed, StreamedRequests
+from tests.drills.relay import SilentRelay
 from tests.faults.buckets import ENVIRONMENT, serving
-from tests.faults.faults import Refused
+from tests.faults.faults import ClosedConnection
 from tests.faults.proxy import FaultProxy
 
 DISK: Final = 192 << 20
@@ -28,12 +28,12 @@ _NAMESPACED: Final = "DRILLS_NAMESPACED"
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class FaultScene:
     """An installation, not started, and its fault, which lasts as long as its block."""
 
-    ground: Ground
+    ground: DrillInstallation
     during: Callable[[], AbstractContextManager[None]]
-    call: Callable[[int], Calls]  # a request of so many tokens, as this scene's client makes it
+    call: Callable[[int], StreamedRequests]  # a request of so many tokens, as this scene's client makes it
     tokens: int = 10
     unread: int = 0  # of which so many may lie in a line that its client does not read
     sound: Callable[[], None] = lambda: None  # back to where it was, for the checks
@@ -52,7 +52,7 @@ def with_own_mounts() -> None:
 def _mount(*words: str) -> None:
     done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise NotSo(f"mount {' '.join(words)}: {done.stderr.strip()}")
+        raise PreconditionFailed(f"mount {' '.join(words)}: {done.stderr.strip()}")
 
 
 @contextlib.contextmanager
@@ -66,12 +66,12 @@ def _disk(place: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(place)], check=False)
 
 
-def _plain(ground: Ground) -> Callable[[int], Calls]:
+def _plain(ground: DrillInstallation) -> Callable[[int], StreamedRequests]:
     return lambda tokens: ground.call(tokens)
 
 
 @contextlib.contextmanager
-def disk_full(work: Path) -> Iterator[Scene]:
+def disk_full(work: Path) -> Iterator[FaultScene]:
     """Data directory and store are on a disk whose last byte is taken."""
     disk = work / "disk"
 
@@ -87,8 +87,8 @@ def disk_full(work: Path) -> Iterator[Scene]:
             filler.unlink()
 
     with _disk(disk):
-        ground = Ground(disk / "data")
-        yield Scene(ground, full, _plain(ground))
+        ground = DrillInstallation(disk / "data")
+        yield FaultScene(ground, full, _plain(ground))
 
 
 def _free(place: Path) -> int:
@@ -97,7 +97,7 @@ def _free(place: Path) -> int:
 
 
 @contextlib.contextmanager
-def read_only(work: Path) -> Iterator[Scene]:
+def read_only(work: Path) -> Iterator[FaultScene]:
     """The store is on a disk that takes no write any more, as ext4's after an error."""
     disk = work / "disk"
 
@@ -110,25 +110,25 @@ def read_only(work: Path) -> Iterator[Scene]:
             _mount("-o", f"remount,rw,size={DISK}", str(disk))
 
     with _disk(disk):
-        ground = Ground(work / "data", options=["--store", f"file://{disk / 'store'}"])
-        yield Scene(ground, sealed, _plain(ground))
+        ground = DrillInstallation(work / "data", options=["--store", f"file://{disk / 'store'}"])
+        yield FaultScene(ground, sealed, _plain(ground))
 
 
 @contextlib.contextmanager
-def slow_client(work: Path) -> Iterator[Scene]:
+def slow_client(work: Path) -> Iterator[FaultScene]:
     """The client takes an event at a time, and a hundredth of a second for each, through a buffer of four kilobytes."""
-    ground = Ground(work / "data")
-    yield Scene(ground, contextlib.nullcontext, lambda tokens: ground.call(tokens, pace_s=0.01), tokens=200)
+    ground = DrillInstallation(work / "data")
+    yield FaultScene(ground, contextlib.nullcontext, lambda tokens: ground.call(tokens, pace_s=0.01), tokens=200)
 
 
 @contextlib.contextmanager
-def half_open(work: Path) -> Iterator[Scene]:
+def half_open(work: Path) -> Iterator[FaultScene]:
     """After some words the client's line is silent: it takes nothing, and never closes."""
-    ground = Ground(work / "data")
-    relays: list[Relay] = []
+    ground = DrillInstallation(work / "data")
+    relays: list[SilentRelay] = []
 
-    def call(tokens: int) -> Calls:
-        relays.append(Relay(ground.port))
+    def call(tokens: int) -> StreamedRequests:
+        relays.append(SilentRelay(ground.port))
         calls = ground.call(tokens, port=relays[-1].__enter__().port)
         calls.wait_for(lambda: calls.words > 5, "words come")
         relays[-1].fall_silent()
@@ -136,24 +136,24 @@ def half_open(work: Path) -> Iterator[Scene]:
 
     @contextlib.contextmanager
     def silent() -> Iterator[None]:
-        before = totals_of(ground.bill()).requests
+        before = bill_totals_of(ground.bill()).requests
         try:
             yield
             # The line is silent still: what ends the request is the door's patience.
-            wait(lambda: totals_of(ground.bill()).requests > before, "the door lets go of a silent client")
+            wait(lambda: bill_totals_of(ground.bill()).requests > before, "the door lets go of a silent client")
         finally:
             while relays:
                 relays.pop().__exit__()
 
-    yield Scene(ground, silent, call, tokens=LONG, unread=LONG)
+    yield FaultScene(ground, silent, call, tokens=LONG, unread=LONG)
 
 
 @contextlib.contextmanager
-def clock_step(work: Path) -> Iterator[Scene]:
+def clock_step(work: Path) -> Iterator[FaultScene]:
     """The wall clock is ten minutes ahead at once, and then ten minutes behind."""
     work.mkdir(parents=True, exist_ok=True)
     clock = SteppedClock(work / "clock")
-    ground = Ground(work / "data", clock=clock)
+    ground = DrillInstallation(work / "data", clock=clock)
 
     @contextlib.contextmanager
     def stepped() -> Iterator[None]:
@@ -163,22 +163,22 @@ def clock_step(work: Path) -> Iterator[Scene]:
         finally:
             clock.step(-STEP_S)
 
-    yield Scene(ground, stepped, _plain(ground), sound=lambda: clock.step(0))
+    yield FaultScene(ground, stepped, _plain(ground), sound=lambda: clock.step(0))
 
 
 @contextlib.contextmanager
-def store_away(work: Path) -> Iterator[Scene]:
+def store_away(work: Path) -> Iterator[FaultScene]:
     """Versions are in S3, and every connection to it is closed without a word."""
     with serving() as buckets, FaultProxy(buckets.host, buckets.port) as proxy:
         url = buckets.url(buckets.make(), "here", port=proxy.port, read_s=5)
-        ground = Ground(work / "data", settings=ENVIRONMENT, options=["--store", url])
-        yield Scene(ground, lambda: proxy.faulty(Refused()), _plain(ground))
+        ground = DrillInstallation(work / "data", settings=ENVIRONMENT, options=["--store", url])
+        yield FaultScene(ground, lambda: proxy.faulty(ClosedConnection()), _plain(ground))
 
 
 @contextlib.contextmanager
-def locked(work: Path) -> Iterator[Scene]:
+def locked(work: Path) -> Iterator[FaultScene]:
     """Another process holds the database's write lock."""
-    ground = Ground(work / "data")
+    ground = DrillInstallation(work / "data")
 
     @contextlib.contextmanager
     def held() -> Iterator[None]:
@@ -189,15 +189,15 @@ def locked(work: Path) -> Iterator[Scene]:
             finally:
                 other.execute("ROLLBACK")
 
-    yield Scene(ground, held, _plain(ground))
+    yield FaultScene(ground, held, _plain(ground))
 
 
-SCENES: Final[Mapping[Fault, Callable[[Path], AbstractContextManager[Scene]]]] = {
-    Fault.DISK_FULL: disk_full,
-    Fault.READ_ONLY: read_only,
-    Fault.SLOW_CLIENT: slow_client,
-    Fault.HALF_OPEN: half_open,
-    Fault.CLOCK_STEP: clock_step,
-    Fault.STORE_AWAY: store_away,
-    Fault.LOCKED: locked,
+SCENES: Final[Mapping[FaultKind, Callable[[Path], AbstractContextManager[FaultScene]]]] = {
+    FaultKind.DISK_FULL: disk_full,
+    FaultKind.READ_ONLY: read_only,
+    FaultKind.SLOW_CLIENT: slow_client,
+    FaultKind.HALF_OPEN: half_open,
+    FaultKind.CLOCK_STEP: clock_step,
+    FaultKind.STORE_AWAY: store_away,
+    FaultKind.LOCKED: locked,
 }

@@ -16,11 +16,11 @@ from typing import Final
 import psutil
 
 from coldstart_bench.endings import ANSWERED
-from coldstart_bench.patience import comes
-from tests.drills.ground import SERVED, Ground, wait
-from tests.drills.matrix import Process, Stage
+from coldstart_bench.patience import poll_until_true
+from tests.drills.ground import SERVED, DrillInstallation, wait
+from tests.drills.matrix import Stage, VictimProcess
 from tests.drills.models import TinyModels
-from tests.drills.operations import Calls, NotSo, Operation
+from tests.drills.operations import Operation, PreconditionFailed, StreamedRequests
 from tests.stopping import stop
 
 TOKENS: Final = 150
@@ -31,14 +31,14 @@ STAGED: Final = 3  # chunks, of some twenty
 
 
 @dataclass(slots=True)
-class Held:
+class HeldOperation:
     """An operation at its stage. `is_there` is asked right before the kill; `runtime` is who serves or restores."""
 
     operation: Operation
     is_there: Callable[[], bool]
     runtime: psutil.Process | None
     stopped: list[psutil.Process] = field(default_factory=list)
-    beside: Calls | None = None
+    beside: StreamedRequests | None = None
     again: Callable[[], Operation] | None = None  # the same operation once more
 
     def stop(self, process: psutil.Process) -> psutil.Process:
@@ -66,12 +66,12 @@ class Held:
 
 
 @contextlib.contextmanager
-def upload(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def upload(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """Some chunks are staged, and the push is still sending."""
     runtime = ground.replica_at_work()
     directory = models.fresh()
     push = ground.push(directory, "uploaded", "96K")
-    held = Held(push, lambda: not push.is_over() and not drafts(ground.data), runtime)
+    held = HeldOperation(push, lambda: not push.is_over() and not drafts(ground.data), runtime)
     held.again = lambda: ground.push(directory, "uploaded")
     with contextlib.closing(held):
         wait(lambda: sent(ground.data) >= STAGED or push.is_over(), "chunks are staged")
@@ -79,12 +79,12 @@ def upload(ground: Ground, models: TinyModels) -> Iterator[Held]:
 
 
 @contextlib.contextmanager
-def seal(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def seal(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """The draft is written, and the standby that is to seal it is stopped."""
     runtime = ground.replica_at_work()
     directory = models.fresh()
     push = ground.push(directory, "sealed", "192K")
-    held = Held(push, lambda: bool(drafts(ground.data)) and not push.is_over(), runtime)
+    held = HeldOperation(push, lambda: bool(drafts(ground.data)) and not push.is_over(), runtime)
     held.again = lambda: ground.push(directory, "sealed")
     with contextlib.closing(held):
         wait(lambda: sent(ground.data) >= 1 or push.is_over(), "a chunk is staged")
@@ -97,7 +97,7 @@ def seal(ground: Ground, models: TinyModels) -> Iterator[Held]:
 
 
 @contextlib.contextmanager
-def restore(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def restore(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """A process was given the version, and waits for a lease of its bytes: the cache is stopped."""
     ground.to_zero()
     ground.wait_until_whole()
@@ -106,26 +106,28 @@ def restore(ground: Ground, models: TinyModels) -> Iterator[Held]:
 
 
 @contextlib.contextmanager
-def waiting_for_lease(ground: Ground) -> Iterator[Held]:
+def waiting_for_lease(ground: DrillInstallation) -> Iterator[HeldOperation]:
     """Begin a request for the served model, of which nothing runs, and hold it there."""
-    cache = ground.process(Process.CACHE)
+    cache = ground.process(VictimProcess.CACHE)
     cache.suspend()
     call = ground.call(10)
     # The cache, until it is known who restores: a process is held by being stopped, whatever it is called here.
-    held = Held(call, lambda: bool(ground.replicas(SERVED, "restoring")) and not call.is_over(), cache, [cache])
+    held = HeldOperation(
+        call, lambda: bool(ground.replicas(SERVED, "restoring")) and not call.is_over(), cache, [cache]
+    )
     with contextlib.closing(held):
         held.runtime = ground.replica("restoring")
         yield held
 
 
 @contextlib.contextmanager
-def queued(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def queued(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """All slots of the only replica are taken, it is stopped, and one more request says that it is queued."""
     runtime = ground.replica_at_work()
     places = ground.replica_row()["max_streams"]
     runtime.suspend()
     others = ground.call(2, times=places, prompt="w7 w8")
-    held = Held(others, lambda: True, runtime, [runtime], beside=others)
+    held = HeldOperation(others, lambda: True, runtime, [runtime], beside=others)
     with contextlib.closing(held):
         others.wait_for(lambda: others.stages() == {"prefilling"}, "all slots are taken")
         call = ground.call(5)
@@ -136,38 +138,38 @@ def queued(ground: Ground, models: TinyModels) -> Iterator[Held]:
 
 
 @contextlib.contextmanager
-def prefill(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def prefill(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """A replica has the request, and has not answered a byte: it is stopped."""
     runtime = ground.replica_at_work()
     runtime.suspend()
     call = ground.call(10)
-    held = Held(call, lambda: call.stages() == {"prefilling"} and call.words == 0, runtime, [runtime])
+    held = HeldOperation(call, lambda: call.stages() == {"prefilling"} and call.words == 0, runtime, [runtime])
     with contextlib.closing(held):
         call.wait_for(lambda: "prefilling" in call.stages(), "it is prefilling")
         yield held
 
 
 @contextlib.contextmanager
-def decode(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def decode(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """Some tokens have come, the rest has not: the replica is stopped, and nothing is on its way."""
     runtime = ground.replica_at_work()
     call = ground.call(LONG_TOKENS)
-    held = Held(call, lambda: 0 < call.words < LONG_TOKENS and not call.is_finished(), runtime)
+    held = HeldOperation(call, lambda: 0 < call.words < LONG_TOKENS and not call.is_finished(), runtime)
     with contextlib.closing(held):
         call.wait_for(lambda: call.words >= BEGUN_WORDS, "tokens come")
         held.stop(runtime)
-        comes(lambda: call.is_quiet(QUIET_S), 10)
+        poll_until_true(lambda: call.is_quiet(QUIET_S), 10)
         yield held
 
 
 @contextlib.contextmanager
-def last_byte(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def last_byte(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """The client has all text, the record is durable, and the end of the stream has not left the activator."""
     runtime = ground.replica_at_work()
-    activator = ground.process(Process.ACTIVATOR)
+    activator = ground.process(VictimProcess.ACTIVATOR)
     (ground.data / "hold").write_text("synced")
     call = ground.call(TOKENS)
-    held = Held(call, lambda: call.is_finished() and not call.is_over(), runtime, [activator])
+    held = HeldOperation(call, lambda: call.is_finished() and not call.is_over(), runtime, [activator])
     with contextlib.closing(held):
         wait(lambda: activator.status() == psutil.STATUS_STOPPED, "the activator stopped before the last byte")
         call.wait_for(call.is_finished, "the text is whole")
@@ -175,17 +177,17 @@ def last_byte(ground: Ground, models: TinyModels) -> Iterator[Held]:
 
 
 @contextlib.contextmanager
-def report(ground: Ground, models: TinyModels) -> Iterator[Held]:
+def report(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """A request is over and its record durable; the control plane is stopped: neither ledger nor bill has it."""
     runtime = ground.replica_at_work()
-    control = ground.process(Process.CONTROL_PLANE)
+    control = ground.process(VictimProcess.CONTROL_PLANE)
     control.suspend()
     call = ground.call(10)
-    held = Held(call, call.is_over, runtime, [control], beside=call)
+    held = HeldOperation(call, call.is_over, runtime, [control], beside=call)
     with contextlib.closing(held):
         call.wait_for(call.is_over, "it is answered without a control plane")
         if call.outcome() != ANSWERED:
-            raise NotSo(f"without a control plane a request is {call.outcome()}")
+            raise PreconditionFailed(f"without a control plane a request is {call.outcome()}")
         bill = ground.billing()
         held.operation, held.again = bill, ground.billing
         held.is_there = lambda: control.status() == psutil.STATUS_STOPPED and not bill.is_over()
@@ -208,7 +210,9 @@ def drafts(data: Path) -> list[Path]:
     return list((data / "store").glob("*/drafts/[0-9a-f]*"))
 
 
-STAGES: Final[Mapping[Stage, Callable[[Ground, TinyModels], AbstractContextManager[Held]]]] = {
+STAGE_CONTEXTS: Final[
+    Mapping[Stage, Callable[[DrillInstallation, TinyModels], AbstractContextManager[HeldOperation]]]
+] = {
     Stage.UPLOAD: upload,
     Stage.SEAL: seal,
     Stage.RESTORE: restore,

@@ -8,9 +8,9 @@ import pytest
 
 from coldstart_bench import installation
 from tests.drills.damage import _refused
-from tests.drills.drill import timed
-from tests.drills.ground import Ground
-from tests.drills.matrix import Start
+from tests.drills.drill import run_cell
+from tests.drills.ground import DrillInstallation
+from tests.drills.matrix import StartOutcome
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
 
@@ -20,13 +20,13 @@ def test_an_installation_that_does_not_end_is_red(tmp_path: Path, monkeypatch: p
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(installation, "END_S", 1.0)
-    ground = Ground(tmp_path / "data", program="stubborn")
+    ground = DrillInstallation(tmp_path / "data", program="stubborn")
     ground.begin()
     assert ground._process is not None
     try:
         assert ground._process.ready_line() == "1\n"
         ground._process.send(signal.SIGTERM)
-        result = timed("x", cast(Any, lambda: (None, [str(ground.ended_with())])))
+        result = run_cell("x", cast(Any, lambda: (None, [str(ground.wait_exit())])))
     finally:
         ground.abandon()
     assert result.wrong == ("InstallationFailed: kelvin up did not end within 1 s",)
@@ -36,11 +36,11 @@ def test_a_start_that_dies_without_a_word_is_red(tmp_path: Path, monkeypatch: py
     """A start over a damaged file that is killed is no refusal."""
     (tmp_path / "silent.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    ground = Ground(tmp_path / "data", program="silent")
+    ground = DrillInstallation(tmp_path / "data", program="silent")
     ground.begin()
     try:
         assert not ground.becomes_ready()
-        assert _refused(ground, "ca.pem") == (Start.REFUSED, ["`kelvin up` ended with -9: "])
+        assert _refused(ground, "ca.pem") == (StartOutcome.REFUSED, ["`kelvin up` ended with -9: "])
     finally:
         ground.abandon()
 
@@ -49,11 +49,11 @@ def test_the_bill_is_of_the_installations_month(tmp_path: Path, monkeypatch: pyt
     """Where its clock is ahead, the command is told the month: by itself it would take this process's."""
     asked: list[tuple[str, ...]] = []
 
-    def kelvin(self: Ground, *words: str) -> tuple[int, str, str]:
+    def kelvin(self: DrillInstallation, *words: str) -> tuple[int, str, str]:
         asked.append(words)
         return 0, '{"balance": {"problems": []}}', ""
 
-    monkeypatch.setattr(Ground, "kelvin", kelvin)
-    monkeypatch.setattr(Ground, "month", "2031-05")
-    assert Ground(tmp_path / "data").unbalanced() == []
+    monkeypatch.setattr(DrillInstallation, "kelvin", kelvin)
+    monkeypatch.setattr(DrillInstallation, "month", "2031-05")
+    assert DrillInstallation(tmp_path / "data").unbalanced() == []
     assert asked[0][-2:] == ("--month", "2031-05")

@@ -9,12 +9,12 @@ from contextlib import closing
 
 import pytest
 
-from coldstart_bench.endings import ANSWERED, CUT, refused, totals_of
+from coldstart_bench.endings import ANSWERED, CUT, bill_totals_of, refused_with
 from tests.drills.drill import kill_at
-from tests.drills.ground import Ground, standing, wait
-from tests.drills.matrix import Process, Stage
+from tests.drills.ground import DrillInstallation, running_drill_installation, wait
+from tests.drills.matrix import Stage, VictimProcess
 from tests.drills.models import TinyModels
-from tests.drills.operations import ROOT, NotSo
+from tests.drills.operations import ROOT, PreconditionFailed
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 
@@ -33,7 +33,7 @@ SAMPLE = (
 )
 
 
-def test_a_sample_is_green() -> None:
+def test_sample_of_drills_passes() -> None:
     """As anyone runs it: the cells, the bill after each, and the checks that end each group."""
     words = [word for cell in SAMPLE for word in ("--cell", cell)]
     command = [sys.executable, "-m", "tests.drills", "--seed", str(random.randrange(2**32)), *words]
@@ -50,43 +50,49 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 
 @pytest.fixture(scope="module")
-def ground(models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def ground(models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DrillInstallation]:
     """An installation for the controls."""
-    with standing(Ground(tmp_path_factory.mktemp("drill") / "data"), models.served) as ground:
+    with running_drill_installation(
+        DrillInstallation(tmp_path_factory.mktemp("drill") / "data"), models.served
+    ) as ground:
         yield ground
 
 
-def test_what_is_expected_wrongly_is_red(ground: Ground, models: TinyModels) -> None:
+def test_wrong_expectation_fails_the_cell(ground: DrillInstallation, models: TinyModels) -> None:
     """Control: the same kills, each with another class's outcome stated."""
-    seen, wrong = kill_at(ground, models, Process.RUNTIME, Stage.DECODE, ANSWERED)
-    assert (seen, wrong) == (refused("replica_lost"), ["expected answered, seen refused replica_lost"])
-    seen, wrong = kill_at(ground, models, Process.SNAPSHOTTER, Stage.DECODE, CUT)
+    seen, wrong = kill_at(ground, models, VictimProcess.RUNTIME, Stage.DECODE, ANSWERED)
+    assert (seen, wrong) == (refused_with("replica_lost"), ["expected answered, seen refused replica_lost"])
+    seen, wrong = kill_at(ground, models, VictimProcess.SNAPSHOTTER, Stage.DECODE, CUT)
     assert (seen, wrong) == (ANSWERED, ["expected cut, seen answered"])
 
 
-def test_a_kill_that_misses_is_none(ground: Ground, models: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_kill_fails_the_cell(
+    ground: DrillInstallation, models: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Control: where the request has ended before, no victim dies, and the cell is red."""
     monkeypatch.setattr("tests.drills.stages.LONG_TOKENS", 1)
     monkeypatch.setattr("tests.drills.stages.BEGUN_WORDS", 1)
     monkeypatch.setattr("tests.drills.drill.TRIES", 2)
-    cache = ground.process(Process.CACHE)
-    with pytest.raises(NotSo, match="met its stage"):
-        kill_at(ground, models, Process.CACHE, Stage.DECODE, ANSWERED)
+    cache = ground.process(VictimProcess.CACHE)
+    with pytest.raises(PreconditionFailed, match="met its stage"):
+        kill_at(ground, models, VictimProcess.CACHE, Stage.DECODE, ANSWERED)
     assert cache.is_running()
 
 
-def test_a_request_that_the_client_did_not_count_is_red(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_the_client_did_not_count_is_red(
+    ground: DrillInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Control: the bill has one that is left out of the count."""
     monkeypatch.setattr("tests.drills.ground.SETTLED_S", 3.0)
-    before = totals_of(ground.bill()).requests
+    before = bill_totals_of(ground.bill()).requests
     with ground.call(2) as call:
         (ending,) = call.endings()
     assert ending.outcome == ANSWERED
-    wait(lambda: totals_of(ground.bill()).requests > before, "the bill has heard of it")
+    wait(lambda: bill_totals_of(ground.bill()).requests > before, "the bill has heard of it")
     assert any("1 more requests, the client counted 0" in line for line in ground.settle([]))
 
 
-def test_a_record_that_is_dropped_is_red(ground: Ground) -> None:
+def test_a_record_that_is_dropped_is_red(ground: DrillInstallation) -> None:
     """Control: a row less in the ledger, and the command that ends each group says so."""
     assert ground.kelvin("billing", "verify")[0] == 0
     with closing(sqlite3.connect(ground.data / "kelvin.db", timeout=30)) as database, database:

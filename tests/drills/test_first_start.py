@@ -11,7 +11,7 @@ import pytest
 
 from coldstart_bench.endings import ANSWERED
 from tests.drills.drill import kill
-from tests.drills.ground import SERVED, Ground
+from tests.drills.ground import SERVED, DrillInstallation
 from tests.drills.models import TinyModels
 from tests.eventually import wait
 
@@ -23,7 +23,7 @@ LAST_S = 8.0  # of the moments at which it is killed; most of what is made is ma
 STAGES: Final = ("kelvin.db", "spool", "run/control.sock")
 
 
-def _kill(ground: Ground) -> None:
+def _kill(ground: DrillInstallation) -> None:
     ground.note_family()
     kill(ground.everything())
     ground.gone()
@@ -31,7 +31,7 @@ def _kill(ground: Ground) -> None:
 
 def test_first_start_killed_anywhere_goes_on(tmp_path: Path) -> None:
     """Whatever the kills left half made: it becomes ready, a push and a request go well, and the bill is exact."""
-    ground, seed = Ground(tmp_path / "data"), random.randrange(2**32)
+    ground, seed = DrillInstallation(tmp_path / "data"), random.randrange(2**32)
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         stack.callback(ground.abandon)

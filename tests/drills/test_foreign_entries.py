@@ -11,7 +11,7 @@ import pytest
 
 from coldstart_bench.endings import ANSWERED
 from tests.drills.drill import kill
-from tests.drills.ground import SERVED, Ground, standing, wait
+from tests.drills.ground import SERVED, DrillInstallation, running_drill_installation, wait
 from tests.drills.models import TinyModels
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
@@ -36,11 +36,11 @@ def models(tmp_path: Path) -> TinyModels:
 
 
 @pytest.fixture
-def littered(tmp_path: Path, models: TinyModels) -> Iterator[Ground]:
+def littered(tmp_path: Path, models: TinyModels) -> Iterator[DrillInstallation]:
     """An installation that was killed as a whole, with foreign entries everywhere; not started again."""
     prefix = AS_USER if os.geteuid() == 0 else []
-    ground = Ground(tmp_path / "data", prefix=prefix, settings={"KELVIN_BACKUP": str(tmp_path / "backups")})
-    with standing(ground, models.served):
+    ground = DrillInstallation(tmp_path / "data", prefix=prefix, settings={"KELVIN_BACKUP": str(tmp_path / "backups")})
+    with running_drill_installation(ground, models.served):
         ground.note_family()
         kill(ground.everything())
         ground.gone()
@@ -74,7 +74,7 @@ def _litter(directory: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root reads every directory")
-def test_start_over_foreign_entries(littered: Ground, models: TinyModels) -> None:
+def test_start_over_foreign_entries(littered: DrillInstallation, models: TinyModels) -> None:
     """It starts, answers, pushes, collects, bills and ends well, and what is not ours is there afterwards. A data
     directory that others could look into is its owner's alone.
     """

@@ -6,22 +6,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from coldstart_bench.endings import ANSWERED, Outcome, Way
-from coldstart_bench.patience import comes
+from coldstart_bench.endings import ANSWERED, EndKind, RequestOutcome
+from coldstart_bench.patience import poll_until_true
 from tests.drills import leftovers
-from tests.drills.bill import reasons
-from tests.drills.drill import Yard, closing_checks, timed
-from tests.drills.ground import standing
-from tests.drills.matrix import Fault, Operation, fault_expected
+from tests.drills.bill import outcome_problems
+from tests.drills.drill import DrillContext, check_group, run_cell
+from tests.drills.ground import running_drill_installation
+from tests.drills.matrix import FaultKind, Operation, fault_expected
 from tests.drills.models import TinyModels
 from tests.drills.operations import Operation as Running
-from tests.drills.operations import Push
-from tests.drills.scenes import SCENES, Scene
+from tests.drills.operations import PushCommand
+from tests.drills.scenes import SCENES, FaultScene
 
-LASTS_S: Final = 9.0  # longer than anything of ours waits for a lock
+FAULT_DURATION_S: Final = 9.0  # longer than anything of ours waits for a lock
 
 
-def endure(scene: Scene, models: TinyModels, operation: Operation, expected: Outcome) -> tuple[Outcome, list[str]]:
+def run_under_fault(
+    scene: FaultScene, models: TinyModels, operation: Operation, expected: RequestOutcome
+) -> tuple[RequestOutcome, list[str]]:
     """What the client saw, and what is wrong. Whatever it was, the same is answered once the fault is over."""
     ground = scene.ground
     push = partial(ground.push, models.fresh(), "pushed")
@@ -35,25 +37,28 @@ def endure(scene: Scene, models: TinyModels, operation: Operation, expected: Out
         with scene.during():
             running: Running = push() if operation is Operation.PUSH else scene.call(scene.tokens)
             stack.callback(running.close)
-            comes(running.is_over, LASTS_S)
+            poll_until_true(running.is_over, FAULT_DURATION_S)
         seen = running.outcome()
-        wrong = reasons(expected, seen)
+        wrong = outcome_problems(expected, seen)
         endings = [replace(ending, unread=scene.unread) for ending in running.endings()]
-    if isinstance(running, Push) and seen != ANSWERED:
+    if isinstance(running, PushCommand) and seen != ANSWERED:
         wrong += [] if (repeated := push().outcome()) == ANSWERED else [f"the same again is {repeated}"]
     ground.wait_until_whole()
     ground.expect_answer()
     return seen, wrong + ground.settle(endings)
 
 
-def drill_fault(yard: Yard, fault: Fault, operations: Sequence[Operation]) -> None:
+def drill_fault(context: DrillContext, fault: FaultKind, operations: Sequence[Operation]) -> None:
     """Each operation under the fault, on one installation; then its closing checks."""
     shared = leftovers.shared_memory()
-    with SCENES[fault](yard.work / str(fault)) as scene, standing(scene.ground, yard.models.served) as ground:
+    with (
+        SCENES[fault](context.work / str(fault)) as scene,
+        running_drill_installation(scene.ground, context.models.served) as ground,
+    ):
         for operation in operations:
             expected = fault_expected(fault, operation)
-            if expected.way is not Way.NOT_CONCERNED:
-                cell = partial(endure, scene, yard.models, operation, expected)
-                yard.tell(timed(f"{fault}/{operation}", cell))
+            if expected.way is not EndKind.NOT_CONCERNED:
+                cell = partial(run_under_fault, scene, context.models, operation, expected)
+                context.tell(run_cell(f"{fault}/{operation}", cell))
         scene.sound()
-        yard.tell(timed(f"after {fault}", partial(closing_checks, ground, shared)))
+        context.tell(run_cell(f"after {fault}", partial(check_group, ground, shared)))

@@ -16,7 +16,7 @@ def run(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
-def measured(tmp_path: Path, *words: str) -> tuple[Any, "subprocess.CompletedProcess[str]"]:
+def run_measured(tmp_path: Path, *words: str) -> tuple[Any, "subprocess.CompletedProcess[str]"]:
     """The report of a bench that leaves nothing, and how it ended: with 1 where a claim that decides is red."""
     scratch, report = tmp_path / "scratch", tmp_path / "report.json"
     scratch.mkdir(exist_ok=True)
@@ -31,8 +31,8 @@ def measured(tmp_path: Path, *words: str) -> tuple[Any, "subprocess.CompletedPro
     return found, done
 
 
-def passed(tmp_path: Path, *words: str) -> tuple[Any, str]:
+def run_passing(tmp_path: Path, *words: str) -> tuple[Any, str]:
     """The report of a bench none of whose claims that decide is red, and what it printed."""
-    found, done = measured(tmp_path, *words)
+    found, done = run_measured(tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return found, done.stdout

@@ -12,12 +12,12 @@ from kelvin.main import main
 
 def run(kelvin: Installation, *words: str, code: int = 0, errors: bool | None = None) -> str:
     """The command's standard output, of a failure its standard error; its exit code must be `code`."""
-    status, out, err = run_to_the_end(*words, "--data", str(kelvin.data))
+    status, out, err = run_to_end(*words, "--data", str(kelvin.data))
     assert status == code, f"{out}\n{err}"
     return err if (code != 0 if errors is None else errors) else out
 
 
-def run_to_the_end(*words: str) -> tuple[int, str, str]:
+def run_to_end(*words: str) -> tuple[int, str, str]:
     """`kelvin` with these words: its exit code and both outputs. Raises what nobody turned into a sentence."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):

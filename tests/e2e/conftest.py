@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from tests.e2e.models import make_tiny
 from tests.telemetry import receiver
 from tests.telemetry.receiver import Receiver
-from tests.together import KEPT, Kept
+from tests.together import SHARED_FIXTURES, SharedFixtures
 
 # Small tiers, quick scaling, two replicas' worth of devices: what a test machine has.
 SETTINGS = {
@@ -44,10 +44,10 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def together(scratch: Path) -> Iterator[Kept]:
+def together(scratch: Path) -> Iterator[SharedFixtures]:
     """Installations that several files share: they end with the last of these, at the latest with the session."""
-    yield KEPT
-    KEPT.close()
+    yield SHARED_FIXTURES
+    SHARED_FIXTURES.close()
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def qwen2(scratch: Path) -> Path:
 
 @contextmanager
 def _with_both(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
-    with running(scratch / "data", settings=SETTINGS) as installation:
+    with running_installation(scratch / "data", settings=SETTINGS) as installation:
         installation.push(llama, "llama")
         installation.push(qwen2, "qwen2")
         for model in ("llama", "qwen2"):
@@ -73,7 +73,7 @@ def _with_both(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation
 
 
 @pytest.fixture(scope="module")
-def kelvin(together: Kept, scratch: Path, llama: Path, qwen2: Path) -> Installation:
+def kelvin(together: SharedFixtures, scratch: Path, llama: Path, qwen2: Path) -> Installation:
     """`kelvin up` with both tiny models pushed."""
     return together.get("kelvin", partial(_with_both, scratch, llama, qwen2))
 
@@ -88,14 +88,14 @@ def collector() -> Iterator[Receiver]:
 @contextmanager
 def _with_one(collector: Receiver, scratch: Path, llama: Path) -> Iterator[Installation]:
     settings = {**WATCHED, "KELVIN_OTLP_ENDPOINT": collector.endpoint}
-    with running(scratch / "watched", settings=settings) as installation:
+    with running_installation(scratch / "watched", settings=settings) as installation:
         installation.push(llama, "llama")
         installation.admin.request("PUT", "/admin/v1/models/llama/scale", {"max": 1})
         yield installation
 
 
 @pytest.fixture(scope="module")
-def watched(together: Kept, collector: Receiver, scratch: Path, llama: Path) -> Installation:
+def watched(together: SharedFixtures, collector: Receiver, scratch: Path, llama: Path) -> Installation:
     """`kelvin up` that tells a collector of notable requests only, looks at all that it keeps every other moment,
     learns how many standbys it needs, and brings weights ahead after pauses of seconds; with one tiny model.
     """

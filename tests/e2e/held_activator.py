@@ -27,8 +27,8 @@ def main() -> None:
     from kelvin import main as command
     from kelvin.supervisor import children
 
-    held = [replace(spec, module=__spec__.name) if spec.name == "activator" else spec for spec in children.SPECS]
-    setattr(children, "SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
+    held = [replace(spec, module=__spec__.name) if spec.name == "activator" else spec for spec in children.CHILD_SPECS]
+    setattr(children, "CHILD_SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
     command.main()
 
 
@@ -50,24 +50,24 @@ def _activator() -> None:
     from activator import __main__ as program
     from activator.account import Account
     from activator.exchange import Exchange
-    from activator.sessions import Desk
-    from activator.usage import Usage
+    from activator.sessions import ReceiptSender
+    from activator.usage import UsageRecords
     from contracts.errors import Failure
-    from spool.disk import Disk
+    from spool.disk import SegmentDisk
 
-    desks: set[Desk] = set()
+    desks: set[ReceiptSender] = set()
     settled: list[Account] = []  # what ended here: its record alone is what the disk stops at
     begin, settle, finish, tell, write, sync = (
-        Desk._begin,
-        Usage.settle,
+        ReceiptSender._start_sending,
+        UsageRecords.settle,
         Exchange.finish,
-        Desk._tell,
-        Disk.write,
-        Disk.sync,
+        ReceiptSender._send_receipts,
+        SegmentDisk.write,
+        SegmentDisk.sync,
     )
 
     async def held_settle(
-        self: Usage, account: Account, failure: Failure | None = None, status: int | None = None
+        self: UsageRecords, account: Account, failure: Failure | None = None, status: int | None = None
     ) -> None:
         _stop_at("end read")
         settled.append(account)
@@ -78,32 +78,32 @@ def _activator() -> None:
         if settled:  # a question about the bill ends here, too, and its asker may go on before that
             _stop_at("finished")
 
-    def seen_begin(self: Desk) -> None:
+    def seen_begin(self: ReceiptSender) -> None:
         desks.add(self)
         begin(self)
 
-    async def held_tell(self: Desk) -> None:
+    async def held_tell(self: ReceiptSender) -> None:
         ends = any(receipt.recorded for receipt in self._due.values())
         await tell(self)
         if ends:
             _stop_at("told")
 
-    def held_write(self: Disk, fd: int, payload: bytes, offset: int) -> None:
+    def held_write(self: SegmentDisk, fd: int, payload: bytes, offset: int) -> None:
         if settled and _is_held("disk waits"):
             limit = time.monotonic() + TOLD_S
-            while any(desk._telling for desk in desks) and time.monotonic() < limit:
+            while any(desk._send_task for desk in desks) and time.monotonic() < limit:
                 time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGSTOP)
         write(self, fd, payload, offset)
 
-    def held_sync(self: Disk, fd: int) -> None:
+    def held_sync(self: SegmentDisk, fd: int) -> None:
         sync(self, fd)
         if settled:
             _stop_at("synced")
 
-    Usage.settle, Exchange.finish, Desk._tell = held_settle, held_finish, held_tell  # type: ignore[method-assign]
-    Desk._begin = seen_begin  # type: ignore[method-assign]
-    Disk.write, Disk.sync = held_write, held_sync  # type: ignore[method-assign]
+    UsageRecords.settle, Exchange.finish, ReceiptSender._send_receipts = held_settle, held_finish, held_tell  # type: ignore[method-assign]
+    ReceiptSender._start_sending = seen_begin  # type: ignore[method-assign]
+    SegmentDisk.write, SegmentDisk.sync = held_write, held_sync  # type: ignore[method-assign]
     program.main()
 
 

@@ -20,8 +20,10 @@ def main() -> None:
     from kelvin import main as command
     from kelvin.supervisor import children
 
-    held = [replace(spec, module=__spec__.name) if spec.name == "controlplane" else spec for spec in children.SPECS]
-    setattr(children, "SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
+    held = [
+        replace(spec, module=__spec__.name) if spec.name == "controlplane" else spec for spec in children.CHILD_SPECS
+    ]
+    setattr(children, "CHILD_SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
     command.main()
 
 

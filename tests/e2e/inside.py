@@ -22,13 +22,13 @@ def cache(kelvin: Installation) -> Any:
     return kelvin.admin.request("GET", "/admin/v1/cache")
 
 
-def reads(kelvin: Installation) -> int:
+def chunk_reads(kelvin: Installation) -> int:
     """Chunks read from NVMe or the store since the agent started."""
     counted: dict[str, int] = cache(kelvin)["chunk_reads"]
     return counted.get("nvme", 0) + counted.get("store", 0)
 
 
-def at_rest(kelvin: Installation) -> None:
+def wait_cache_idle(kelvin: Installation) -> None:
     """Wait until the cache prefetches nothing and admits nothing. Its counters then stand still until the next call."""
 
     def is_resting() -> bool:

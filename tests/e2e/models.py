@@ -97,7 +97,7 @@ def text_of(directory: Path, ids: Sequence[int]) -> str:
     return str(tokenizer.decode([token for token in ids if token != 1], skip_special_tokens=False)).strip()
 
 
-def greedy(directory: Path, prompt: Sequence[int], count: int) -> list[int]:
+def greedy_continuation(directory: Path, prompt: Sequence[int], count: int) -> list[int]:
     """What `transformers.generate` continues `prompt` with, greedily."""
     import torch
     from transformers import AutoModelForCausalLM

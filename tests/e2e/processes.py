@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from coldstart_bench.installation import Installation, Up, free_port
+from coldstart_bench.installation import Installation, KelvinUpProcess, free_port
 
 
 def command(process: psutil.Process) -> list[str]:
@@ -24,8 +24,8 @@ def refused_start(
     data: Path, settings: Mapping[str, str] | None = None, *, port: int | None = None, options: Sequence[str] = ()
 ) -> str:
     """What `kelvin up` says of why it does not start: it is never ready, and ends with 1."""
-    with Up(data, port or free_port(), settings, options=options) as process:
-        assert (process.ready_line(), process.ended_with()) == ("", 1), process.said()
+    with KelvinUpProcess(data, port or free_port(), settings, options=options) as process:
+        assert (process.ready_line(), process.wait_exit()) == ("", 1), process.said()
         return process.said()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from contracts.usage import ACK_TOKENS
 from tests.e2e.calls import Answer, complete, connect, headers
 from tests.e2e.conftest import SETTINGS
@@ -30,7 +30,7 @@ TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
 @pytest.fixture(scope="module")
 def held(scratch: Path, llama: Path) -> Iterator[Installation]:
     """An installation whose activator stops where a test says."""
-    with running(scratch / "held", settings=SETTINGS, program=HELD) as installation:
+    with running_installation(scratch / "held", settings=SETTINGS, program=HELD) as installation:
         installation.push(llama, "llama")
         _recorded(installation, complete(installation, "llama", "w1", max_tokens=1))
         yield installation

@@ -7,12 +7,12 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from contracts.attestation import read_seal
 from tests.e2e.calls import complete
 from tests.e2e.commands import run
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.inside import at_rest, cache, log_lines
+from tests.e2e.inside import cache, log_lines, wait_cache_idle
 from tests.e2e.models import make_tiny
 from tests.service.test_signing import pem_of, public_pem_of
 
@@ -47,7 +47,7 @@ def test_a_new_engine_is_proven_once(kelvin: Installation, tmp_path: Path) -> No
     (path,) = attestations(kelvin, version, "seal")
     sealed = read_seal(path.read_bytes(), version).seal
     assert (sealed.device_checksum is None) == (torch.cuda.device_count() == 0), "nobody pays for what no device checks"
-    at_rest(kelvin)  # what was pushed was brought, its seal with it
+    wait_cache_idle(kelvin)  # what was pushed was brought, its seal with it
     path.unlink()
     kelvin.forget("host")
     kelvin.forget("nvme")
@@ -76,7 +76,7 @@ def test_nothing_unverified_starts(tmp_path: Path) -> None:
     (tmp_path / "stranger.pem").write_bytes(pem_of(Ed25519PrivateKey.generate()))
     model = make_tiny(tmp_path / "model", "llama", seed=62)
     push = ("push", str(model), "--name", "m")
-    with running(data, settings=SETTINGS | {"KELVIN_VERIFY": "require"}) as kelvin:
+    with running_installation(data, settings=SETTINGS | {"KELVIN_VERIFY": "require"}) as kelvin:
         assert "nobody signed it" in run(kelvin, *push, code=3)
         assert "no trust root" in run(kelvin, *push, "--sign", str(tmp_path / "stranger.pem"), code=3)
         assert "m " not in run(kelvin, "models")

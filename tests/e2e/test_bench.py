@@ -19,7 +19,7 @@ SYSTEMS = {*OURS, "from_pretrained", "resident transformers"}
 @pytest.mark.timeout(300)
 def test_a_small_run(tmp_path: Path) -> None:
     """One round of one small size: a row for each system and tier, with its ratio to the tier's floor."""
-    found, said = benches.passed(tmp_path, "cold", "--sizes", "0.05", "--repeats", "1")
+    found, said = benches.run_passing(tmp_path, "cold", "--sizes", "0.05", "--repeats", "1")
     scratch = tmp_path / "scratch"
     wanted = {(tier, system) for tier in ("host", "nvme") for system in SYSTEMS}
     wanted |= {("store", system) for system in OURS}

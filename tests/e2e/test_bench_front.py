@@ -13,7 +13,7 @@ pytestmark = pytest.mark.deep
 def test_a_small_front(tmp_path: Path) -> None:
     """Every system that is here has rows, each answer of ours has its record, streams come; nothing is left."""
     words = ["--loader", "own", "--rounds", "1", "--seconds", "1", "--connections", "1,4", "--no-peers"]
-    found, said = benches.passed(tmp_path, "front", *words)
+    found, said = benches.run_passing(tmp_path, "front", *words)
     assert list((tmp_path / "scratch").iterdir()) == []
     absent = {failed["system"] for failed in found["failures"]}
     assert absent <= {"nginx"}

@@ -15,7 +15,7 @@ REPORT_S = 3.0  # what ten million may take
 
 def measure(scratch: Path, requests: int) -> Any:
     """The report of a run, which leaves nothing."""
-    found, said = benches.passed(scratch, "ledger", "--requests", str(requests))
+    found, said = benches.run_passing(scratch, "ledger", "--requests", str(requests))
     assert f"{requests:,}" in said
     return found
 

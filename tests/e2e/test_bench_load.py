@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from coldstart_bench.load_rows import ALL, PEERS
-from coldstart_bench.programs import PeerFailed, Program, program_output
+from coldstart_bench.programs import Program, ProgramFailed, program_output
 from tests.e2e import benches
 
 pytestmark = pytest.mark.deep
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_a_small_run(tmp_path: Path) -> None:
     """One round of one small size: every installed loader from a cold and a hot disk, ours from memory as well."""
-    found, _ = benches.passed(tmp_path, "load", "--sizes", "0.05", "--repeats", "1")
+    found, _ = benches.run_passing(tmp_path, "load", "--sizes", "0.05", "--repeats", "1")
     installed = {contender.name for contender in ALL if contender.installed}
     loads = {(row["state"], row["system"]) for row in found["rows"] if not row["system"].startswith("floor")}
     assert loads == {(state, name) for state in ("cold", "hot") for name in installed} | {("host", "kelvin")}
@@ -37,7 +37,7 @@ def test_a_small_run(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_small_run_to_a_device(tmp_path: Path) -> None:
     """The same bytes in device memory, by us and by others."""
-    found, _ = benches.passed(tmp_path, "load", "--sizes", "0.05", "--repeats", "1", "--device", "cuda:0")
+    found, _ = benches.run_passing(tmp_path, "load", "--sizes", "0.05", "--repeats", "1", "--device", "cuda:0")
     assert found["device"] == "cuda:0"
 
 
@@ -56,5 +56,5 @@ def test_a_flipped_byte_shows_in_the_sum_and_a_loader_that_checks_refuses_it(tmp
         with Program(by_name[name].program, *by_name[name].arguments) as program:
             assert program.ask(path=str(path), device="cpu")["checksum"] != right
     verifying = by_name["tensorizer-verify"]
-    with Program(verifying.program, *verifying.arguments) as program, pytest.raises(PeerFailed, match="Hash"):
+    with Program(verifying.program, *verifying.arguments) as program, pytest.raises(ProgramFailed, match="Hash"):
         program.ask(path=str(other), device="cpu")

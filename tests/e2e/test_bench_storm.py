@@ -16,7 +16,7 @@ pytestmark = pytest.mark.deep
 def test_a_small_storm(tmp_path: Path) -> None:
     """Each version arrives at each agent, for which each byte left the store once."""
     words = ["--agents", "2", "--models", "4", "--model-mib", "2", "--line", "0.1"]
-    found, _ = benches.passed(tmp_path, "storm", *words)
+    found, _ = benches.run_passing(tmp_path, "storm", *words)
     miss = found["miss"]
     assert [len(ends) for ends in miss["finished_s"]] == [4, 4]
     assert miss["failures"] == []
@@ -31,7 +31,7 @@ def test_a_small_storm(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_small_pool(tmp_path: Path) -> None:
     """Both ways in each round, with the same token; a bind is the sooner one."""
-    found, _ = benches.passed(tmp_path, "pool", "--size", "0.05", "--repeats", "2")
+    found, _ = benches.run_passing(tmp_path, "pool", "--size", "0.05", "--repeats", "2")
     own, waiting = (next(row for row in found["rows"] if row["system"] == name) for name in (pool.OWN, pool.WAITING))
     assert (own["n"], waiting["n"], found["failures"]) == (2, 2, [])
     assert own["median_s"] > waiting["median_s"]
@@ -42,7 +42,7 @@ def test_a_small_pool(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_small_injuries(tmp_path: Path) -> None:
     """What is damaged on NVMe is healed, what is damaged in the store is refused by name, and nothing else happens."""
-    found, _ = benches.passed(tmp_path, "integrity", "--corruptions", "10", "--size", "0.05")
+    found, _ = benches.run_passing(tmp_path, "integrity", "--corruptions", "10", "--size", "0.05")
     nvme, store = found["tallies"]
     assert (nvme["injected"], nvme["healed"]) == (8, 8)
     assert (store["injected"], store["refused"]) == (2, 2)

@@ -14,7 +14,7 @@ RIGHT = ("requests that were not answered right", "answers without a usage recor
 
 def bench(tmp_path: Path, *words: str) -> Any:
     """The report of a run in which all that was answered was right; times may be red on a busy machine."""
-    found, done = benches.measured(tmp_path, *words)
+    found, done = benches.run_measured(tmp_path, *words)
     red = [verdict["claim"] for verdict in found["verdicts"] if verdict["passed"] is False]
     assert not [claim for claim in red if claim in RIGHT], done.stdout
     return found

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from coldstart_bench.installation import Installation, free_port, running
+from coldstart_bench.installation import Installation, free_port, running_installation
 from contracts.roles import Role
 from service.trust import PUBLIC_FILE, SECRET_FILE
-from tests.e2e.commands import run_to_the_end
+from tests.e2e.commands import run_to_end
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import is_recorded, log_lines
 from tests.e2e.processes import service, services
@@ -110,7 +110,7 @@ def kelvin(scratch: Path, llama: Path, inner: Path, places: dict[str, str]) -> I
         "KELVIN_CONTROL_LISTEN": places["KELVIN_CONTROL"].removeprefix("https://"),
         "KELVIN_RUNTIME_LISTEN": f"{THERE}:0",
     }
-    with running(scratch / "there", settings=settings) as installation:
+    with running_installation(scratch / "there", settings=settings) as installation:
         installation.push(llama, "llama")
         installation.admin.request("PUT", "/admin/v1/models/llama/scale", {"max": 1})
         yield installation
@@ -162,7 +162,7 @@ def test_a_model_is_pushed_from_another_host(kelvin: Installation, elsewhere: El
     """Through the activator to a snapshotter, which asks the control plane for gate, seal and registration."""
     door = ["--url", f"https://localhost:{elsewhere.port}", "--ca", str(elsewhere.data / "ca.pem")]
     key = ["--key", str(kelvin.data / "admin.key")]
-    status, _, err = run_to_the_end("push", str(qwen2), "--name", "pushed", *door, *key)
+    status, _, err = run_to_end("push", str(qwen2), "--name", "pushed", *door, *key)
     assert status == 0, err
     kelvin.wait(lambda: elsewhere.ask("GET", "/v1/models/pushed")[0] == 200, "the activator elsewhere knows it")
     status, raw, _ = elsewhere.ask("POST", "/v1/completions", BODY | {"model": "pushed"})

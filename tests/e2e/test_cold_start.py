@@ -6,8 +6,8 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete
-from tests.e2e.inside import at_rest, cache, chunks, reads
-from tests.e2e.models import greedy, prompt_of, text_of
+from tests.e2e.inside import cache, chunk_reads, chunks, wait_cache_idle
+from tests.e2e.models import greedy_continuation, prompt_of, text_of
 
 PROMPT = [5, 9, 12, 33, 20]
 
@@ -29,18 +29,18 @@ def test_the_first_request_starts_the_model_and_the_last_comment_tells_how(kelvi
     assert [stamp["at_us"] for stamp in timeline["stamps"]] == sorted(stamp["at_us"] for stamp in timeline["stamps"])
 
 
-def test_two_hundred_at_once_on_zero_are_one_restore(kelvin: Installation, llama: Path) -> None:
+def test_two_hundred_requests_at_zero_cause_one_restore(kelvin: Installation, llama: Path) -> None:
     """200 answers, all right, one start, each chunk read once."""
     kelvin.to_zero("llama")
-    at_rest(kelvin)
+    wait_cache_idle(kelvin)
     kelvin.forget("host")
-    before, leases = reads(kelvin), cache(kelvin)["leases_granted"]
-    want = greedy(llama, PROMPT, 6)
+    before, leases = chunk_reads(kelvin), cache(kelvin)["leases_granted"]
+    want = greedy_continuation(llama, PROMPT, 6)
     answers = all_at_once(*[lambda: complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6)] * 200)
     assert [answer.status for answer in answers] == [200] * 200
     assert {answer.text.strip() for answer in answers} == {text_of(llama, want)}
     assert cache(kelvin)["leases_granted"] == leases + 1
-    assert reads(kelvin) - before == len(set(chunks(kelvin, "llama")))
+    assert chunk_reads(kelvin) - before == len(set(chunks(kelvin, "llama")))
 
 
 @pytest.mark.deep
@@ -49,7 +49,7 @@ def test_a_model_that_nobody_calls_goes_to_zero_by_itself(kelvin: Installation) 
     kelvin.admin.request("PUT", "/admin/v1/models/qwen2/scale", {"window_s": 6, "grace_s": 0})
     assert complete(kelvin, "qwen2", prompt_of(PROMPT), max_tokens=2).status == 200
     kelvin.wait(lambda: kelvin.model("qwen2")["state"] == "zero", "qwen2 is at zero")
-    at_rest(kelvin)
-    before = reads(kelvin)
+    wait_cache_idle(kelvin)
+    before = chunk_reads(kelvin)
     assert complete(kelvin, "qwen2", prompt_of(PROMPT), max_tokens=2).status == 200
-    assert reads(kelvin) == before
+    assert chunk_reads(kelvin) == before

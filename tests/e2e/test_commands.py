@@ -12,8 +12,8 @@ import safetensors
 from coldstart_bench.installation import Installation
 from tests.e2e import benches
 from tests.e2e.calls import complete, post
-from tests.e2e.commands import run, run_to_the_end
-from tests.e2e.inside import at_rest, cache, change, is_recorded, reads
+from tests.e2e.commands import run, run_to_end
+from tests.e2e.inside import cache, change, chunk_reads, is_recorded, wait_cache_idle
 from tests.e2e.models import make_tiny
 from tests.snapshotter.models import Weight
 from tests.snapshotter.tensors_files import TensorsFile
@@ -110,17 +110,17 @@ def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two
     reads its chunks (the control).
     """
     first, second = two
-    at_rest(kelvin)  # what others pushed and deployed is not brought after all was forgotten
+    wait_cache_idle(kelvin)  # what others pushed and deployed is not brought after all was forgotten
     kelvin.forget("host")
     assert cache(kelvin)["host"]["versions"] == 0
     run(kelvin, "deploy", f"two@{second[:12]}")
     kelvin.wait(lambda: cache(kelvin)["host"]["versions"] == 1, "the version is in the host tier")
-    at_rest(kelvin)
-    before = reads(kelvin)
+    wait_cache_idle(kelvin)
+    before = chunk_reads(kelvin)
     assert complete(kelvin, "two", "w1 w2 w3", max_tokens=2).status == 200
-    assert reads(kelvin) == before
+    assert chunk_reads(kelvin) == before
     assert complete(kelvin, f"two@{first[:16]}", "w1 w2 w3", max_tokens=2).status == 200
-    assert reads(kelvin) > before
+    assert chunk_reads(kelvin) > before
     run(kelvin, "deploy", f"two@{first}")
 
 
@@ -315,14 +315,14 @@ def test_billing_close_freezes_a_month(kelvin: Installation) -> None:
 def test_another_installation_is_reached_by_url_ca_and_key(kelvin: Installation) -> None:
     """Without a data directory."""
     files = ("--ca", str(kelvin.data / "ca.pem"), "--key", str(kelvin.data / "admin.key"))
-    status, out, err = run_to_the_end("models", "--url", f"https://localhost:{kelvin.port}", *files)
+    status, out, err = run_to_end("models", "--url", f"https://localhost:{kelvin.port}", *files)
     assert status == 0, err
     assert "llama" in out
 
 
 def test_an_installation_that_is_away_is_a_sentence(tmp_path: Path) -> None:
     """No stack trace, the directory and the remedy are named."""
-    status, _, err = run_to_the_end("models", "--data", str(tmp_path / "none"))
+    status, _, err = run_to_end("models", "--data", str(tmp_path / "none"))
     assert status == 1
     assert "kelvin up" in err
 
@@ -357,7 +357,7 @@ def test_models_render_for_a_cluster(kelvin: Installation) -> None:
 def test_doctor_beside_a_running_installation(kelvin: Installation) -> None:
     """Its secrets are guarded, its CA and the certificate that callers see are good, and it serves on."""
     words = ("doctor", "--data", str(kelvin.data), "--read-bytes", str(8 << 20), "--json")
-    _, out, err = run_to_the_end(*words)
+    _, out, err = run_to_end(*words)
     found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
     for check in ("secrets", "certificate of the CA", "certificate that callers see", "store", "services"):
         assert found[check]["level"] == "ok", found[check]

@@ -18,7 +18,7 @@ from kelvin.main import main
 from tests.e2e import unverified
 from tests.e2e.calls import Answer, complete
 from tests.e2e.inside import cache, chunks, log_lines, sole_rows
-from tests.e2e.models import greedy, prompt_of
+from tests.e2e.models import greedy_continuation, prompt_of
 
 pytestmark = pytest.mark.deep
 
@@ -150,7 +150,7 @@ def _faults(state: Any) -> Counter[tuple[str, str]]:
 def test_the_control_sees_wrong_text(cold: Installation, llama: Path) -> None:
     """With verification and probe off, flipped exponent bits do come out as other words; the product refuses them."""
     prompt = [8, 12, 15]
-    right = greedy(llama, prompt, 8)
+    right = greedy_continuation(llama, prompt, 8)
     assert unverified.generate(cold, "llama", prompt, 8) == right
     manifest = unverified.manifest_of(cold, "llama")
     path, rows = sole_rows(cold, "llama")

@@ -12,7 +12,7 @@ import pytest
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import Answer, complete
 from tests.e2e.inside import cache, chunks, pack_rows, sole_rows
-from tests.e2e.models import greedy, prompt_of, text_of
+from tests.e2e.models import greedy_continuation, prompt_of, text_of
 
 pytestmark = pytest.mark.deep
 
@@ -124,7 +124,7 @@ def test_a_hundred_corruptions(ground: Ground, llama: Path) -> None:
     """Those on NVMe are healed while the request waits, and counted; those in the store, too, are refused by name."""
     assert HEALED_ROUNDS * HEALED_AT_ONCE + REFUSED >= 100
     assert set(chunks(ground.kelvin, "llama")) == set(ground.right)
-    source, right = random.Random(3), text_of(llama, greedy(llama, IDS, TOKENS))
+    source, right = random.Random(3), text_of(llama, greedy_continuation(llama, IDS, TOKENS))
     for _ in range(HEALED_ROUNDS):
         before, bad = ground.faults("nvme"), source.sample(ground.digests, HEALED_AT_ONCE)
         for number, digest in enumerate(bad):

@@ -16,7 +16,7 @@ from coldstart_bench.installation import Installation
 from tests.e2e.calls import Answer, complete, connect, headers, read
 from tests.e2e.commands import run
 from tests.e2e.inside import cache, chunks, replicas, sole_replica
-from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
+from tests.e2e.models import greedy_continuation, make_tiny, prompt_of, text_of
 from tests.e2e.processes import services
 from tests.stopping import stop
 from tests.weightcache.flips import flipped
@@ -92,7 +92,7 @@ def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) 
     which stays. Its control, where nobody looks: `test_damage_unseen.py`.
     """
     kelvin, directory = watched, serving(watched, scratch)
-    right = text_of(directory, greedy(directory, PROMPT, 6))
+    right = text_of(directory, greedy_continuation(directory, PROMPT, 6))
     before = sole_replica(kelvin, MODEL)
     in_memory, memory_bytes, on_disk, disk_bytes = injured(kelvin)
     with contextlib.closing(connect(kelvin)) as connection:

@@ -22,7 +22,7 @@ def _seen(kelvin: Installation) -> Any:
     return [now[name] for name in ("sweeps", "examined_chunks", "chunk_faults", "damaged")]
 
 
-def test_nobody_looks(kelvin: Installation, scratch: Path) -> None:
+def test_bit_flips_stay_unseen_without_scrubbing(kelvin: Installation, scratch: Path) -> None:
     """Negative control: where nobody looks, both flips stay, unseen, under a replica that serves on. They were there to
     be found: who asks for a look gets both.
     """

@@ -65,7 +65,7 @@ def vectors(answer: Answer) -> torch.Tensor:
     return torch.tensor([item["embedding"] for item in items])
 
 
-def test_as_the_library_has_it(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
+def test_embeddings_equal_the_librarys(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
     """Alone from zero, all in one request, and in many requests at once: the library's numbers to 1e-5."""
     ask = partial(embed, kelvin, model=minilm)
     alone = vectors(ask(input=TEXTS[0]))
@@ -94,7 +94,7 @@ def test_token_ids_base64_and_counts(
     assert row["billable"]
 
 
-def test_the_books_balance(kelvin: Installation, minilm: str) -> None:
+def test_embeddings_are_billed_and_balance(kelvin: Installation, minilm: str) -> None:
     """What was embedded is on the bill, and nothing in it disagrees."""
     before = record(kelvin, embed(kelvin, model=minilm, input="x"))
     told = bill(kelvin)
@@ -116,7 +116,9 @@ def test_the_books_balance(kelvin: Installation, minilm: str) -> None:
         pytest.param({"input": "a", "stream": True}, "invalid_request", "not streamed", id="a stream"),
     ],
 )
-def test_refused_before_compute(kelvin: Installation, minilm: str, body: Any, code: str, said: str) -> None:
+def test_invalid_embedding_is_refused_before_compute(
+    kelvin: Installation, minilm: str, body: Any, code: str, said: str
+) -> None:
     """400 in OpenAI's form, naming value and rule; it cost nothing."""
     answer = embed(kelvin, model=minilm, **body)
     assert answer.status == 400
@@ -165,7 +167,7 @@ def test_who_hangs_up_leaves_nothing(kelvin: Installation, minilm: str, wanted: 
     kelvin.wait(lambda: report(kelvin, minilm).open_files <= before.open_files + 2, "no descriptor is left")
 
 
-def test_the_official_client(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
+def test_official_client_reads_embeddings(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
     """`embeddings.create`, which asks for base64 and decodes it, and with floats; its errors are its own."""
     context = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
     with openai.OpenAI(

@@ -72,7 +72,9 @@ def _client(port: int, issuer: Issuer, kelvin: Installation, *, http2: bool) -> 
 
 
 @pytest.mark.parametrize(("http2", "version"), [(False, "HTTP/1.1"), (True, "HTTP/2")])
-def test_whole_and_streamed(kelvin: Installation, issuer: Issuer, port: int, http2: bool, version: str) -> None:
+def test_answers_pass_the_proxy_unchanged(
+    kelvin: Installation, issuer: Issuer, port: int, http2: bool, version: str
+) -> None:
     """The text that Kelvin gives without it; the protocol is the client's."""
     want = complete(kelvin, "llama", "w1 w2", max_tokens=8).text
     with _client(port, issuer, kelvin, http2=http2) as client:
@@ -86,7 +88,7 @@ def test_whole_and_streamed(kelvin: Installation, issuer: Issuer, port: int, htt
         assert client.get("/v1/models", headers={"authorization": "Bearer nobody"}).status_code == 401
 
 
-def test_http_3(kelvin: Installation, issuer: Issuer, port: int, tmp_path: Path) -> None:
+def test_http3_passes_the_proxy(kelvin: Installation, issuer: Issuer, port: int, tmp_path: Path) -> None:
     """Likewise; without the issuer's certificate there is no connection."""
     (tmp_path / "root.pem").write_bytes(issuer.root)
     named = [(name.encode(), value.encode()) for name, value in headers(kelvin).items()]

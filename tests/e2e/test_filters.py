@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.installation import Installation, InstallationFailed, running_installation
 from tests.e2e.calls import Answer, complete, post
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import log_lines
-from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
+from tests.e2e.models import greedy_continuation, make_tiny, prompt_of, text_of
 from tests.e2e.processes import services
 from tests.kelvin.pods import was_probed
 
@@ -53,7 +53,7 @@ class Talkative:
 def talkative(scratch: Path) -> Talkative:
     """One of the words that a random model says greedily is called as an address is."""
     directory = make_tiny(scratch / "talkative", "llama", seed=7)
-    said = greedy(directory, PROMPT, TOKENS)
+    said = greedy_continuation(directory, PROMPT, TOKENS)
     word = next(token - 3 for token in said[2:] if token > 2 and token not in PROMPT)
     tokenizer = directory / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace(f'"▁w{word}"', f'"▁{ADDRESS}"'))
@@ -65,7 +65,7 @@ def talkative(scratch: Path) -> Talkative:
 @pytest.fixture(scope="module")
 def filtering(scratch: Path, talkative: Talkative) -> Iterator[Installation]:
     """An installation that runs filters; the model with its policy and without."""
-    with running(scratch / "filtering", settings={**SETTINGS, "KELVIN_FILTERS": "on"}) as installation:
+    with running_installation(scratch / "filtering", settings={**SETTINGS, "KELVIN_FILTERS": "on"}) as installation:
         installation.push(talkative.directory, "plain")
         installation.push(talkative.with_policy(scratch / "filtered", POLICY), "filtered")
         yield installation
@@ -75,7 +75,7 @@ def _ask(kelvin: Installation, model: str, prompt: str = "", **fields: object) -
     return complete(kelvin, model, prompt or prompt_of(PROMPT), max_tokens=TOKENS, **fields)
 
 
-def test_what_the_caller_gets(filtering: Installation, talkative: Talkative) -> None:
+def test_filtered_answers_are_redacted(filtering: Installation, talkative: Talkative) -> None:
     """Redacted, streamed or not, and again from what was kept; a prompt that holds a card is refused; the same model
     without the file says everything. Usage is what was computed.
     """
@@ -130,7 +130,7 @@ def test_lost_filters_are_replaced(filtering: Installation, talkative: Talkative
     assert 'verdict="redact"' in shown
 
 
-def test_where_no_filters_run(kelvin: Installation, scratch: Path, talkative: Talkative) -> None:
+def test_filtered_model_is_refused_without_filters(kelvin: Installation, scratch: Path, talkative: Talkative) -> None:
     """The directory is refused by the name of its file; a malformed one likewise, with value and rule."""
     with pytest.raises(InstallationFailed, match=r"kelvin-filters\.json.*KELVIN_FILTERS=off"):
         kelvin.push(talkative.with_policy(scratch / "no-filters", POLICY), "filtered")

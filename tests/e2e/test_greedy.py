@@ -8,7 +8,7 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete, connect, headers
-from tests.e2e.models import FAMILIES, greedy, make_tiny, prompt_of, text_of
+from tests.e2e.models import FAMILIES, greedy_continuation, make_tiny, prompt_of, text_of
 
 PROMPTS = ([4, 8, 15, 16, 23, 42], [7] * 3 + list(range(3, 40)))  # the second alone is longer than any window
 
@@ -18,7 +18,7 @@ def test_greedy_equals_generate_alone(kelvin: Installation, request: pytest.Fixt
     """One request by itself."""
     directory: Path = request.getfixturevalue(family)
     answer = complete(kelvin, family, prompt_of([4, 8, 15, 16, 23, 42]), max_tokens=24)
-    assert answer.text.strip() == text_of(directory, greedy(directory, [4, 8, 15, 16, 23, 42], 24))
+    assert answer.text.strip() == text_of(directory, greedy_continuation(directory, [4, 8, 15, 16, 23, 42], 24))
     usage = answer.json["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 24, 30)
 
@@ -29,7 +29,7 @@ def test_greedy_equals_generate_in_company(kelvin: Installation, request: pytest
     directory: Path = request.getfixturevalue(family)
     rng = random.Random(7)
     prompts = [[rng.randrange(3, 64) for _ in range(rng.choice((1, 3, 17, 60, 130)))] for _ in range(12)]
-    wanted = [text_of(directory, greedy(directory, prompt, 16)) for prompt in prompts]
+    wanted = [text_of(directory, greedy_continuation(directory, prompt, 16)) for prompt in prompts]
     quitters = [_start_and_quit(kelvin, family, rng.randrange(1, 6)) for _ in range(4)]
     answers = all_at_once(*[partial(complete, kelvin, family, prompt_of(ids), max_tokens=16) for ids in prompts])
     assert [answer.text.strip() for answer in answers] == wanted
@@ -56,6 +56,6 @@ def test_greedy_equals_generate_in_every_family(kelvin: Installation, scratch: P
     kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})
     answers = all_at_once(*[partial(complete, kelvin, name, prompt_of(ids), max_tokens=24) for ids in PROMPTS])
     assert [answer.status for answer in answers] == [200, 200]
-    wanted = [text_of(directory, greedy(directory, ids, 24)) for ids in PROMPTS]
+    wanted = [text_of(directory, greedy_continuation(directory, ids, 24)) for ids in PROMPTS]
     assert [answer.text.strip() for answer in answers] == wanted
     kelvin.to_zero(name)

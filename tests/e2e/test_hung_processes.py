@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from coldstart_bench.installation import Installation
-from kelvin.supervisor.watchdog import ANSWER_S, LOOK_S
+from kelvin.supervisor.watchdog import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from service.unix import SocketDirectory, peer_pid
 from tests.e2e.calls import complete
 from tests.e2e.commands import run
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]
 
 REPLACED_S = 30.0
 KILLED_S = 25.0  # until the watchdog has found and killed what hangs; starts come on top
-ASKED_S = LOOK_S + 2 * ANSWER_S  # from when a process answers until the watchdog has heard it
+ASKED_S = PROBE_INTERVAL_S + 2 * PROBE_TIMEOUT_S  # from when a process answers until the watchdog has heard it
 SERVICES = {"activator", "cache", "control", "snapshotter", "zygote"}
 
 

@@ -212,7 +212,7 @@ def test_every_route_is_classified(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("route", CALLS, ids=" ".join)
-def test_anothers_is_as_nothing(stranger: Caller, theirs: Names, route: Route) -> None:
+def test_foreign_names_look_unknown(stranger: Caller, theirs: Names, route: Route) -> None:
     """The same status and the same words for what is another's and for what nobody has."""
     refused, unknown = stranger.call(route, theirs), stranger.call(route, NOBODYS)
     assert refused == unknown
@@ -220,7 +220,7 @@ def test_anothers_is_as_nothing(stranger: Caller, theirs: Names, route: Route) -
 
 
 @pytest.mark.parametrize("route", sorted(SAME), ids=" ".join)
-def test_the_same_for_everybody(kelvin: Installation, stranger: Caller, route: Route) -> None:
+def test_public_answers_are_the_same_for_every_key(kelvin: Installation, stranger: Caller, route: Route) -> None:
     """Byte by byte, and nothing to a key that may call none of it."""
     own = Caller(kelvin, _keys_of_default(kelvin))
     assert stranger.ask("admin", *route) == own.ask("admin", *route)
@@ -229,7 +229,7 @@ def test_the_same_for_everybody(kelvin: Installation, stranger: Caller, route: R
 
 
 @pytest.mark.parametrize("route", LISTS, ids=" ".join)
-def test_lists_show_the_own_alone(stranger: Caller, theirs: Names, route: Route) -> None:
+def test_lists_show_own_objects_alone(stranger: Caller, theirs: Names, route: Route) -> None:
     """Nothing that `default` has is in them."""
     status, text = stranger.ask(LISTS[route], *route)
     assert status == 200

@@ -13,7 +13,7 @@ import safetensors
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
 from tests.e2e.commands import run
-from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
+from tests.e2e.models import greedy_continuation, make_tiny, prompt_of, text_of
 from tests.snapshotter.models import Weight
 from tests.snapshotter.tensors_files import TensorsFile
 
@@ -62,12 +62,12 @@ def stored(kelvin: Installation) -> Path:
     return path
 
 
-def test_restored_from_the_file(cold: Installation, directory: Path, kept: Path, tmp_path: Path) -> None:
+def test_model_is_restored_from_the_kept_file(cold: Installation, directory: Path, kept: Path, tmp_path: Path) -> None:
     """The file is there byte for byte, the answer is the model's, and the export is the file again."""
     assert stored(cold).read_bytes() == kept.read_bytes()
     answer = complete(cold, MODEL, prompt_of(PROMPT), max_tokens=6)
     assert answer.status == 200, answer.raw
-    assert answer.text.strip() == text_of(directory, greedy(directory, PROMPT, 6))
+    assert answer.text.strip() == text_of(directory, greedy_continuation(directory, PROMPT, 6))
     version = cold.model(MODEL)["version"]
     said = run(cold, "export", f"{MODEL}@{version}", str(tmp_path / "out"), "--format", "tensors")
     assert "as they were pushed" in said
@@ -90,4 +90,4 @@ def test_a_wrong_byte_is_refused(cold: Installation, directory: Path) -> None:
     assert path.name in run(cold, "fsck", code=1, errors=False)
     path.write_bytes(whole)
     answer = complete(cold, MODEL, prompt_of(PROMPT), max_tokens=6)
-    assert answer.text.strip() == text_of(directory, greedy(directory, PROMPT, 6))
+    assert answer.text.strip() == text_of(directory, greedy_continuation(directory, PROMPT, 6))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coldstart_bench.installation import Installation
-from kelvin.supervisor.log_rotation import LIMIT_BYTES, LOOK_S, SUFFIX
+from kelvin.supervisor.log_rotation import LIMIT_BYTES, ROTATION_INTERVAL_S, SUFFIX
 from tests.e2e.calls import complete, post
 from tests.e2e.inside import log_lines
 from tests.e2e.models import prompt_of
@@ -68,7 +68,7 @@ def test_large_log_is_rotated_while_the_installation_runs(kelvin: Installation) 
         for path, size in ((large, LIMIT_BYTES + 1), (small, LIMIT_BYTES)):
             path.touch()
             os.truncate(path, size)
-        kelvin.wait(lambda: older.exists() and large.stat().st_size == 0, "it is rotated", 2 * LOOK_S)
+        kelvin.wait(lambda: older.exists() and large.stat().st_size == 0, "it is rotated", 2 * ROTATION_INTERVAL_S)
         assert older.stat().st_size == LIMIT_BYTES + 1
         assert small.stat().st_size == LIMIT_BYTES
     finally:

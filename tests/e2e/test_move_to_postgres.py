@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
-from tests.controlplane.postgres_server import PostgresServer, name_of
+from coldstart_bench.installation import Installation, running_installation
+from tests.controlplane.postgres_server import PostgresServer, database_name
 from tests.e2e.calls import complete
-from tests.e2e.commands import run_to_the_end
+from tests.e2e.commands import run_to_end
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import bill, is_recorded
 
@@ -26,7 +26,7 @@ def test_an_installation_moves(scratch: Path, llama: Path) -> None:
     data, backup = scratch / "moving", scratch / "moving.backup"
     with PostgresServer() as postgres:
         place = postgres.database(migrated=False)
-        with running(data, settings=SETTINGS) as kelvin:
+        with running_installation(data, settings=SETTINGS) as kelvin:
             kelvin.push(llama, "llama")
             answer = complete(kelvin, "llama", "w1", max_tokens=2)
             kelvin.wait(lambda: is_recorded(kelvin, answer.headers["x-request-id"]), "it is in the ledger")
@@ -35,12 +35,12 @@ def test_an_installation_moves(scratch: Path, llama: Path) -> None:
             ("backup", str(backup), "--data", str(data)),
             ("restore", str(backup), "--database", place.url),
         ):
-            status, out, err = run_to_the_end(*command)
+            status, out, err = run_to_end(*command)
             assert status == 0, out + err
-        with running(data, settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as kelvin:
+        with running_installation(data, settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as kelvin:
             assert [model["id"] for model in kelvin.door.request("GET", "/v1/models")["data"]] == ["llama"]
             assert _charged(kelvin) == charged
             assert complete(kelvin, "llama", "w1", max_tokens=2).text == answer.text
             rows = "SELECT count(*) FROM ledger_requests"
-            kelvin.wait(lambda: postgres.ask(rows, name_of(place)) == [(2,)], "the next one is in the ledger")
+            kelvin.wait(lambda: postgres.ask(rows, database_name(place)) == [(2,)], "the next one is in the ledger")
             assert _charged(kelvin)["requests"] == {"ok": 2}

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from contracts.errors import Internal
 from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
 from contracts.wire import encode
@@ -48,7 +48,7 @@ NEED_MORE: Final[set[Operation]] = {
 @contextlib.contextmanager
 def _installed(data: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
     settings = {**SETTINGS, "KELVIN_DEVICE_SLOTS": "1"}
-    with running(data, settings=settings) as installation:
+    with running_installation(data, settings=settings) as installation:
         installation.push(llama, "llama")
         installation.push(qwen2, "llama")  # a version that no alias names
         yield installation

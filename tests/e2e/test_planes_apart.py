@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from tests.e2e.calls import Answer, post
 from tests.e2e.commands import run
 from tests.e2e.conftest import SETTINGS
@@ -86,7 +86,7 @@ def _balanced(kelvin: Installation) -> None:
 def kelvin(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
     """With two models at zero, and room for one replica."""
     settings = {**SETTINGS, "KELVIN_DEVICE_SLOTS": "1"}
-    with running(scratch / "apart", settings=settings, program=CONTROL) as installation:
+    with running_installation(scratch / "apart", settings=settings, program=CONTROL) as installation:
         installation.push(llama, "llama")
         installation.push(qwen2, "other")
         yield installation

@@ -9,7 +9,7 @@ from tests.e2e.calls import post
 from tests.runtime.predictor import models
 
 
-def test_from_zero(kelvin: Installation, tmp_path: Path) -> None:
+def test_prediction_from_zero_is_right(kelvin: Installation, tmp_path: Path) -> None:
     """As the arithmetic has it; another schema, another shape and another kind are refused."""
     (tmp_path / "model.onnx").write_bytes(models.regression().SerializeToString())
     version = kelvin.push(tmp_path, "linear")

@@ -79,7 +79,7 @@ def assert_as_the_library(answer: Answer, model: Any, rows: Any) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_as_scikit_learn_has_it(kelvin: Installation, served: dict[str, Trained], name: str) -> None:
+def test_predictions_equal_scikit_learns(kelvin: Installation, served: dict[str, Trained], name: str) -> None:
     """Alone from zero, all rows in one request, and in many requests at once."""
     model, rows = served[name].model, served[name].rows
     kelvin.to_zero(name)
@@ -207,7 +207,7 @@ def test_refused(
     assert said in answer.json["error"]
 
 
-def test_without_a_key(kelvin: Installation, served: dict[str, Trained]) -> None:
+def test_inference_without_a_key_is_refused(kelvin: Installation, served: dict[str, Trained]) -> None:
     """Nothing is told, health included."""
     for path in ("/v2", "/v2/health/live", "/v2/models/boosted"):
         connection = connect(kelvin)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coldstart_bench.installation import Installation, InstallationFailed, running
+from coldstart_bench.installation import Installation, InstallationFailed, running_installation
 from tests.e2e.calls import complete
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.inside import at_rest, cache, chunks, reads
+from tests.e2e.inside import cache, chunk_reads, chunks, wait_cache_idle
 
 
 def is_forgotten(kelvin: Installation) -> bool:
@@ -24,14 +24,14 @@ def test_a_start_without_a_standby_has_its_bytes_brought_meanwhile(tmp_path: Pat
     """No standby is parked: the version's bytes do not wait for its process, each chunk is read once, and the start
     is told where they came from.
     """
-    with running(tmp_path / "data", settings={**SETTINGS, "KELVIN_STANDBYS": "0"}) as kelvin:
+    with running_installation(tmp_path / "data", settings={**SETTINGS, "KELVIN_STANDBYS": "0"}) as kelvin:
         kelvin.push(llama, "llama")
         kelvin.wait(lambda: cache(kelvin)["prefetches"]["done"] >= 1, "what `prod` names was brought")
-        at_rest(kelvin)
+        wait_cache_idle(kelvin)
         kelvin.wait(lambda: is_forgotten(kelvin), "the host tier is empty")
         done = cache(kelvin)["prefetches"]["done"]
-        before = reads(kelvin)
+        before = chunk_reads(kelvin)
         assert complete(kelvin, "llama", "w1 w2 w3", max_tokens=2).status == 200
         kelvin.wait(lambda: cache(kelvin)["prefetches"]["done"] == done + 1, "what the start waited for was brought")
-        assert reads(kelvin) - before == len(set(chunks(kelvin, "llama")))
+        assert chunk_reads(kelvin) - before == len(set(chunks(kelvin, "llama")))
         assert cache(kelvin)["leases_hot"] == 0

@@ -128,7 +128,7 @@ def test_without_anything_planted_the_accounts_agree(kelvin: Installation, named
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_is_planted_is_named(kelvin: Installation, named: dict[str, str], planted: Planted) -> None:
+def test_planted_difference_is_named(kelvin: Installation, named: dict[str, str], planted: Planted) -> None:
     """By kind, with its size; the exit code is 2, but for what is known not to be exact."""
     with changed(kelvin, planted, named):
         report = reconciled(kelvin, 2 if planted.fails else 0)

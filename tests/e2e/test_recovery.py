@@ -11,14 +11,14 @@ from coldstart_bench import recovery
 from coldstart_bench.installation import Installation
 from coldstart_bench.recovery import DrillPlan, drill, judge
 from tests.e2e.calls import complete
-from tests.e2e.commands import run_to_the_end
+from tests.e2e.commands import run_to_end
 from tests.e2e.inside import bill, is_recorded
 from tests.e2e.processes import refused_start
 
 
 def run(*words: str, code: int = 0) -> str:
     """The command's output, standard error included; its exit code must be `code`."""
-    status, out, err = run_to_the_end(*words)
+    status, out, err = run_to_end(*words)
     assert status == code, out + err
     return out + err
 
@@ -85,7 +85,7 @@ def _last_records(place: Path) -> None:
 def test_the_drill_sees_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without the journal's last segment the restore succeeds, and the drill goes red over the bill."""
     monkeypatch.setattr(recovery, "SETTLE_S", 3.0)  # what is waited for will not come
-    found = drill(DrillPlan(3, tell=lambda _: None), tmp_path, losses=("the database",), hurt=_last_records)
+    found = drill(DrillPlan(3, tell=lambda _: None), tmp_path, losses=("the database",), damage_backups=_last_records)
     (case,) = found.cases
     assert case.billed < case.answered
     assert "requests by which" in " ".join(each.claim for each in judge(found) if each.passed is False), found

@@ -46,7 +46,7 @@ def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_pat
     assert charlie.complete().status == 200
 
 
-def test_a_tenant_with_all_it_has(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
+def test_deleted_tenant_takes_keys_and_models_along(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
     """Its keys are bad at once, its models gone; an operator frees its bytes; others serve on, the bill stays."""
     charlie.run("push", str(make_tiny(tmp_path / "m", "llama", seed=32)), "--name", "m")
     answered = charlie.complete()

@@ -14,7 +14,7 @@ import pytest
 
 from coldstart_bench import installation
 from coldstart_bench.installation import Installation
-from tests.activator.kept_alive import Connected, Load
+from tests.activator.kept_alive import Connected, KeepAliveClients
 from tests.activator.world import http
 from tests.e2e.calls import Answer, all_at_once, complete
 from tests.e2e.commands import run
@@ -46,8 +46,8 @@ def test_three_restarts_under_load(kelvin: Installation) -> None:
             assert status == 0, out + err
             seen.append(services(kelvin)["activator"].pid)
 
-    load = Load(connect, [get, post, get, get])
-    asyncio.run(load.during(16, change))
+    load = KeepAliveClients(connect, [get, post, get, get])
+    asyncio.run(load.run_during(16, change))
     assert load.failures == []
     assert len(set(seen)) == 4
 

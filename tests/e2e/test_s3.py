@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, running_installation
 from tests.e2e.calls import complete
 from tests.e2e.commands import run
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
+from tests.e2e.models import greedy_continuation, make_tiny, prompt_of, text_of
 from tests.e2e.processes import refused_start, supervisor
 from tests.e2e.test_kept_file import as_tensors
 from tests.faults.buckets import ENVIRONMENT, Buckets
-from tests.faults.faults import SLOW_DOWN, Cut, Lost, Refused, flipped, truncated
+from tests.faults.faults import SLOW_DOWN, ClosedConnection, LostAnswer, TruncatedBody, flipped, truncated
 from tests.faults.proxy import FaultProxy
 
 pytestmark = pytest.mark.deep
@@ -41,11 +41,13 @@ def bucket(buckets: Buckets) -> str:
 def up(scratch: Path, llama: Path, buckets: Buckets, bucket: str, proxy: FaultProxy) -> Iterator[Installation]:
     """`kelvin up --store s3://…` with a model pushed, over a line that faltered."""
     url = buckets.url(bucket, "here", port=proxy.port, read_s=5)
-    with running(scratch / "s3", settings={**SETTINGS, **ENVIRONMENT}, options=["--store", url]) as installation:
+    with running_installation(
+        scratch / "s3", settings={**SETTINGS, **ENVIRONMENT}, options=["--store", url]
+    ) as installation:
         proxy.inject(SLOW_DOWN, method="PUT", holding="/packs/")
-        proxy.inject(Lost(), method="PUT", holding="/packs/")
-        proxy.inject(Cut(1000), method="GET", holding="/packs/")
-        proxy.inject(Lost(), method="PUT", holding="/manifests/")
+        proxy.inject(LostAnswer(), method="PUT", holding="/packs/")
+        proxy.inject(TruncatedBody(1000), method="GET", holding="/packs/")
+        proxy.inject(LostAnswer(), method="PUT", holding="/manifests/")
         installation.push(llama, "llama")
         assert sum(seen.fault is not None for seen in proxy.seen) == 4
         yield installation
@@ -62,11 +64,11 @@ def cold(up: Installation, proxy: FaultProxy) -> Iterator[Installation]:
     up.wait(lambda: complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200, "it serves again")
 
 
-def test_push_cold_start_answer(cold: Installation, llama: Path, proxy: FaultProxy) -> None:
+def test_model_is_served_from_s3(cold: Installation, llama: Path, proxy: FaultProxy) -> None:
     """The bytes come from S3, and the answer is the model's; the store is sound, and not in the data directory."""
     answer = complete(cold, "llama", prompt_of(PROMPT), max_tokens=6)
     assert answer.status == 200
-    assert answer.json["choices"][0]["text"].strip() == text_of(llama, greedy(llama, PROMPT, 6))
+    assert answer.json["choices"][0]["text"].strip() == text_of(llama, greedy_continuation(llama, PROMPT, 6))
     assert proxy.count("GET", "/here/default/packs/") > 0
     assert not (cold.data / "store").exists()
     for command in (["fsck"], ["collect", "--dry-run"]):
@@ -82,7 +84,7 @@ def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, sc
     cold.forget("nvme")
     proxy.forget()
     answer = complete(cold, "kept", prompt_of(PROMPT), max_tokens=6)
-    assert answer.text.strip() == text_of(directory, greedy(directory, PROMPT, 6))
+    assert answer.text.strip() == text_of(directory, greedy_continuation(directory, PROMPT, 6))
     assert proxy.count("GET", ".tensors") > 5
     out = scratch / "kept-s3-out"
     run(cold, "export", "kept", str(out), "--format", "tensors")
@@ -91,7 +93,7 @@ def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, sc
 
 def test_a_store_that_falters_is_waited_for(cold: Installation, proxy: FaultProxy) -> None:
     """One answer is cut, one too short, one a 503: the caller notices nothing."""
-    for fault in (Cut(100), truncated(100), SLOW_DOWN):
+    for fault in (TruncatedBody(100), truncated(100), SLOW_DOWN):
         proxy.inject(fault, method="GET", holding="/packs/")
     assert complete(cold, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
     assert sum(seen.fault is not None for seen in proxy.seen) == 3
@@ -110,7 +112,7 @@ def test_wrong_bytes_are_refused_by_name(cold: Installation, proxy: FaultProxy, 
 def test_a_store_that_is_away(up: Installation, proxy: FaultProxy) -> None:
     """A replica serves on, and a start from NVMe needs no store; one that does is `unavailable` until it is back."""
     assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
-    with proxy.faulty(Refused()):
+    with proxy.faulty(ClosedConnection()):
         assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
         up.forget("host")
         assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200

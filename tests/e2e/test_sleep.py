@@ -17,7 +17,7 @@ from contracts.jobs import RuntimeState
 from tests.e2e.calls import complete
 from tests.e2e.commands import run
 from tests.e2e.inside import cache, replicas, report, rows, sole_replica
-from tests.e2e.models import greedy, prompt_of, text_of
+from tests.e2e.models import greedy_continuation, prompt_of, text_of
 from tests.e2e.processes import services
 
 pytestmark = pytest.mark.deep
@@ -72,7 +72,7 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     assert "it sleeps" in run(kelvin, "explain", "start", "llama")
     leases, slept_us = cache(kelvin)["leases_granted"], (time.monotonic() - since_s) * 1e6
     answer = complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6, stream=True)
-    assert answer.text.strip() == text_of(llama, greedy(llama, PROMPT, 6))
+    assert answer.text.strip() == text_of(llama, greedy_continuation(llama, PROMPT, 6))
     after = sole_replica(kelvin, "llama")
     assert (after["runtime_id"], after["pid"]) == (replica["runtime_id"], replica["pid"])
     assert cache(kelvin)["leases_granted"] == leases
@@ -100,7 +100,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
     """`--idle sleep2`: the same process without its weights, which the cache evicts; woken, it leases them again. Then
     once more, and it is killed while it waits for its lease: the request is answered by another process.
     """
-    kelvin, right = sleepy, text_of(llama, greedy(llama, PROMPT, 6))
+    kelvin, right = sleepy, text_of(llama, greedy_continuation(llama, PROMPT, 6))
     run(kelvin, "scale", "llama", "--idle", "sleep2")
     replica = _asleep(kelvin, "asleep2")
     seen = report(kelvin, "llama")

@@ -14,13 +14,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, running
+from coldstart_bench.installation import (
+    Installation,
+    InstallationFailed,
+    KelvinUpProcess,
+    free_port,
+    running_installation,
+)
 from tests.e2e.calls import complete, connect, headers
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import bill, replicas, sole_replica
 from tests.e2e.models import make_tiny
 from tests.e2e.processes import command, refused_start, services
-from tests.endings import disorder
+from tests.endings import find_unclean_exit
 
 ROOT = Path(__file__).parents[2]
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
@@ -40,7 +46,7 @@ def hurt(place: Path) -> Iterator[Installation]:
     book.parent.mkdir(parents=True)
     book.write_text((ROOT / "controlplane" / "price_book.toml").read_text().replace('"USD"', '"EUR"'))
     settings = {**SETTINGS, "KELVIN_PRICE_BOOK": str(book), "KELVIN_CHUNK_BYTES": str(64 << 10)}
-    with running(place, settings=settings) as installation:
+    with running_installation(place, settings=settings) as installation:
         installation.push(make_tiny(place.parent / "model", "llama", seed=3), "m")
         installation.admin.request("PUT", "/admin/v1/models/m/scale", {"max": 1})
         yield installation
@@ -187,7 +193,7 @@ def test_a_process_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with a model, whose installation has ended."""
     directory = tmp_path_factory.mktemp("ends")
-    with running(directory / "data", settings=SETTINGS) as kelvin:
+    with running_installation(directory / "data", settings=SETTINGS) as kelvin:
         kelvin.push(make_tiny(directory / "model", "llama", seed=3), "m")
     return directory / "data"
 
@@ -204,7 +210,7 @@ def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Sig
     and no log has a traceback.
     """
     port = free_port()
-    with Up(ends, port, SETTINGS) as process, contextlib.ExitStack() as stack:
+    with KelvinUpProcess(ends, port, SETTINGS) as process, contextlib.ExitStack() as stack:
         assert process.ready_line().startswith("kelvin is ready: url=https://localhost:"), process.said()
         if is_asked:
             kelvin = Installation(ends, port, process.pid)
@@ -218,12 +224,12 @@ def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Sig
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 5
         process.send(number)
-        assert process.ended_with() == (-9 if number is signal.SIGKILL else 0)
+        assert process.wait_exit() == (-9 if number is signal.SIGKILL else 0)
         _, alive = psutil.wait_procs(family, timeout=60)
         assert alive == []
         logs = [process.said(), *(path.read_text() for path in (ends / "logs").glob("*.log"))]
     assert len(logs) > 5
-    assert [line for log in logs for line in disorder(log)] == []
+    assert [line for log in logs for line in find_unclean_exit(log)] == []
 
 
 @contextlib.contextmanager

@@ -12,15 +12,15 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from coldstart_bench.installation import free_port, running
+from coldstart_bench.installation import free_port, running_installation
 from contracts.roles import Role
 from controlplane.policy.pool_service import LISTEN_PORT
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.cluster.api_server import serving
-from tests.cluster.playing import FEATURES, Knative, equip
+from tests.cluster.playing import FEATURES, FakeKnative, make_tenant_namespace
 from tests.cluster.playing import SETTINGS as ON_CLUSTER
 from tests.cluster.test_pools import ADDRESS, POOLS, SERVICE, appears, cost
-from tests.controlplane.door import knocking, program
+from tests.controlplane.door import connect_client, program
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.processes import service
 from tests.eventually import eventually
@@ -44,7 +44,7 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
     data, store = tmp_path / "data", buckets.url(buckets.make())
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    with running(data, settings={**SETTINGS, "KELVIN_STORE": store}) as kelvin:
+    with running_installation(data, settings={**SETTINGS, "KELVIN_STORE": store}) as kelvin:
         kelvin.push(llama, "llama")
         want = kelvin.door.request("POST", "/v1/completions", BODY)["choices"]
     inner, authority, port = tmp_path / "inner", Authority(), free_port()
@@ -57,7 +57,7 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
     waits = Orders(inner, LISTEN_PORT, host=ADDRESS)
     kept = ["--store", store, "--host", ADDRESS, "--port", str(port), "--data", str(tmp_path / "pod")]
 
-    async def main(knative: Knative, autoscaler: StrictAutoscaler) -> None:
+    async def main(knative: FakeKnative, autoscaler: StrictAutoscaler) -> None:
         def start() -> Any:
             (data / "run" / "control.sock").unlink(missing_ok=True)
             return program(data, **settings)
@@ -100,7 +100,7 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
                     await eventually(lambda: (data / "run" / "control.sock").exists(), "the next control plane")
                     assert await ask() == want
                     (name,) = {(await asyncio.to_thread(waits.state) or {})["runtime_id"]}
-                    async with knocking(data) as door:
+                    async with connect_client(data) as door:
                         assert (await door.admin("DELETE", "/models/llama?force=true"))[0] == 200
                     again = await asyncio.to_thread(poll_until, "another life waits", lambda: waits.parked(name))
                     assert again != name
@@ -110,8 +110,8 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
         autoscaler = StrictAutoscaler(NAME)
         await autoscaler.start()
         try:
-            equip(server, "-pools")
-            await main(Knative(server), autoscaler)
+            make_tenant_namespace(server, "-pools")
+            await main(FakeKnative(server), autoscaler)
         finally:
             await autoscaler.stop()
         assert autoscaler.wrong == []

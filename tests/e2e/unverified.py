@@ -10,7 +10,7 @@ import torch
 from coldstart_bench.installation import Installation
 from contracts.attestation import read_seal
 from contracts.manifest import Manifest, decode_manifest
-from runtime.binding import DTYPES, bind
+from runtime.binding import TORCH_DTYPES, bind
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Generated, GenerationRequest, Sampling
 from tests.e2e.inside import pack_rows
@@ -35,12 +35,12 @@ def generate(kelvin: Installation, model: str, prompt: list[int], count: int) ->
     files = {file.path: bytes(space[file.offset : file.offset + file.size]) for file in manifest.files}
     tensors = {
         tensor.name: torch.frombuffer(
-            space, dtype=DTYPES[manifest.engine.dtype], count=tensor.nbytes // 4, offset=tensor.offset
+            space, dtype=TORCH_DTYPES[manifest.engine.dtype], count=tensor.nbytes // 4, offset=tensor.offset
         ).view(tensor.shape)
         for tensor in manifest.tensors
     }
     cpu = torch.device("cpu")
-    bound = bind(manifest, files["config.json"], tensors, how="library", dtype=torch.float32, device=cpu)
+    bound = bind(manifest, files["config.json"], tensors, bind_method="library", dtype=torch.float32, device=cpu)
     engine = ModelEngine(bound, facts, version=version, kv_bytes=64 << 20, device=cpu, probe=None)
     asked = GenerationRequest(
         request_id="control",

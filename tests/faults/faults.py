@@ -59,7 +59,7 @@ Fault = Callable[[Exchange], None]
 
 
 @dataclass(frozen=True)
-class Late:
+class DelayedAnswer:
     """The answer comes, `seconds` later; None: when the faults are lifted."""
 
     seconds: float | None = None
@@ -70,7 +70,7 @@ class Late:
 
 
 @dataclass(frozen=True)
-class Refused:
+class ClosedConnection:
     """The connection is closed; the server never hears of the request."""
 
     def __call__(self, exchange: Exchange) -> None:
@@ -78,7 +78,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostAnswer:
     """The server does what was asked, and its answer is lost."""
 
     def __call__(self, exchange: Exchange) -> None:
@@ -87,7 +87,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Cut:
+class TruncatedBody:
     """The head is whole, the body ends after so many bytes, and the connection with it."""
 
     after: int = 0
@@ -97,7 +97,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Stalled:
+class StalledBody:
     """The head and so many bytes of the body come; the rest when the faults are lifted, which cuts the line."""
 
     after: int = 0
@@ -109,7 +109,7 @@ class Stalled:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class S3Error:
     """An error in the form of S3, instead of the server's answer."""
 
     status: int
@@ -120,12 +120,12 @@ class Refusal:
         exchange.send(Answer(self.status, (("Content-Type", "application/xml"),), body))
 
 
-SLOW_DOWN = Refusal(503, "SlowDown")
-CONFLICT = Refusal(409, "ConditionalRequestConflict")
+SLOW_DOWN = S3Error(503, "SlowDown")
+CONFLICT = S3Error(409, "ConditionalRequestConflict")
 
 
 @dataclass(frozen=True)
-class Altered:
+class AlteredBody:
     """The body is another one: well-formed HTTP of the new length. Other headers stay."""
 
     change: Callable[[bytes], bytes]
@@ -135,28 +135,28 @@ class Altered:
         exchange.send(replace(answer, body=self.change(answer.body)))
 
 
-def truncated(keep: int) -> Altered:
+def truncated(keep: int) -> AlteredBody:
     """Fewer bytes than were asked for, and a head that says so."""
-    return Altered(lambda body: body[:keep])
+    return AlteredBody(lambda body: body[:keep])
 
 
-def flipped(at: int = 0) -> Altered:
+def flipped(at: int = 0) -> AlteredBody:
     """One bit of one byte is wrong."""
 
     def change(body: bytes) -> bytes:
         where = at % len(body)
         return body[:where] + bytes([body[where] ^ 0x10]) + body[where + 1 :]
 
-    return Altered(lambda body: change(body) if body else body)
+    return AlteredBody(lambda body: change(body) if body else body)
 
 
-def zeroed() -> Altered:
+def zeroed() -> AlteredBody:
     """As many bytes, all of them zero."""
-    return Altered(lambda body: bytes(len(body)))
+    return AlteredBody(lambda body: bytes(len(body)))
 
 
 @dataclass(frozen=True)
-class Stale:
+class StaleAnswer:
     """What the same request was first answered, whatever has happened since."""
 
     def __call__(self, exchange: Exchange) -> None:
@@ -164,7 +164,7 @@ class Stale:
 
 
 @dataclass(frozen=True)
-class Swapped:
+class SwappedAnswer:
     """The answer to another target."""
 
     target: str

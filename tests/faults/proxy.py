@@ -123,7 +123,7 @@ class FaultProxy:
         lifted.set()
 
     def forget(self) -> None:
-        """Drop what was seen, and the answers that `Stale` would give."""
+        """Drop what was seen, and the answers that `StaleAnswer` would give."""
         with self._lock:
             self.seen.clear()
             self._first.clear()

@@ -10,14 +10,14 @@ import pytest
 
 from tests.faults.faults import (
     SLOW_DOWN,
-    Cut,
+    ClosedConnection,
+    DelayedAnswer,
     Fault,
-    Late,
-    Lost,
-    Refused,
-    Stale,
-    Stalled,
-    Swapped,
+    LostAnswer,
+    StaleAnswer,
+    StalledBody,
+    SwappedAnswer,
+    TruncatedBody,
     flipped,
     truncated,
     zeroed,
@@ -80,7 +80,7 @@ def ask(proxy: FaultProxy, method: str = "GET", target: str = "/a", body: bytes 
         connection.close()
 
 
-def test_what_is_not_injected_passes(proxy: FaultProxy) -> None:
+def test_exchange_without_a_fault_passes(proxy: FaultProxy) -> None:
     """Bodies, statuses and HEAD, and all of it is seen."""
     assert ask(proxy) == (200, BODY)
     assert ask(proxy, "PUT", "/c", b"new") == (200, b"")
@@ -93,12 +93,12 @@ def test_what_is_not_injected_passes(proxy: FaultProxy) -> None:
 @pytest.mark.parametrize(
     ("fault", "status", "body"),
     [
-        pytest.param(Late(0.001), 200, BODY, id="late, but whole"),
+        pytest.param(DelayedAnswer(0.001), 200, BODY, id="late, but whole"),
         pytest.param(SLOW_DOWN, 503, b"SlowDown", id="slow down"),
         pytest.param(truncated(7), 200, BODY[:7], id="fewer bytes in a well-formed answer"),
         pytest.param(flipped(3), 200, BODY[:3] + bytes([BODY[3] ^ 0x10]) + BODY[4:], id="one bit"),
         pytest.param(zeroed(), 200, bytes(len(BODY)), id="zeroes"),
-        pytest.param(Swapped("/b"), 200, b"another", id="another object"),
+        pytest.param(SwappedAnswer("/b"), 200, b"another", id="another object"),
     ],
 )
 def test_faults_that_are_answers(proxy: FaultProxy, fault: Fault, status: int, body: bytes) -> None:
@@ -113,12 +113,12 @@ def test_faults_that_are_answers(proxy: FaultProxy, fault: Fault, status: int, b
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        pytest.param(Refused(), ConnectionError, id="a connection that is closed"),
-        pytest.param(Lost(), ConnectionError, id="an answer that is lost"),
-        pytest.param(Cut(50), http.client.IncompleteRead, id="a body that is cut"),
+        pytest.param(ClosedConnection(), ConnectionError, id="a connection that is closed"),
+        pytest.param(LostAnswer(), ConnectionError, id="an answer that is lost"),
+        pytest.param(TruncatedBody(50), http.client.IncompleteRead, id="a body that is cut"),
     ],
 )
-def test_faults_that_cut(proxy: FaultProxy, fault: Fault, error: type[Exception]) -> None:
+def test_cutting_faults_break_the_connection(proxy: FaultProxy, fault: Fault, error: type[Exception]) -> None:
     """The client sees the line break, not an orderly end."""
     proxy.inject(fault)
     with pytest.raises(error):
@@ -126,9 +126,9 @@ def test_faults_that_cut(proxy: FaultProxy, fault: Fault, error: type[Exception]
     assert ask(proxy) == (200, BODY)
 
 
-def test_a_lost_answer_was_an_act(proxy: FaultProxy) -> None:
+def test_lost_answer_was_executed_and_refused_was_not(proxy: FaultProxy) -> None:
     """And a refused one was none."""
-    for fault, status in ((Refused(), 404), (Lost(), 200)):
+    for fault, status in ((ClosedConnection(), 404), (LostAnswer(), 200)):
         proxy.inject(fault, method="PUT")
         with pytest.raises(ConnectionError):
             ask(proxy, "PUT", "/d", b"x")
@@ -139,17 +139,17 @@ def test_stale_is_the_first_answer(proxy: FaultProxy) -> None:
     """Whatever was put meanwhile."""
     assert ask(proxy, target="/e")[0] == 404
     ask(proxy, "PUT", "/e", b"now")
-    proxy.inject(Stale(), method="GET", holding="/e", times=2)
+    proxy.inject(StaleAnswer(), method="GET", holding="/e", times=2)
     assert ask(proxy, target="/a") == (200, BODY)
     assert ask(proxy, target="/e")[0] == 404
     assert ask(proxy, target="/e")[0] == 404
     assert ask(proxy, target="/e") == (200, b"now")
 
 
-def test_lifting_lets_go(proxy: FaultProxy) -> None:
-    """Who waits in `Late` is answered, who waits in `Stalled` is cut."""
-    proxy.inject(Late(), holding="/a", times=None)
-    proxy.inject(Stalled(3), holding="/b", times=None)
+def test_lifting_faults_releases_waiting_clients(proxy: FaultProxy) -> None:
+    """Who waits in `DelayedAnswer` is answered, who waits in `StalledBody` is cut."""
+    proxy.inject(DelayedAnswer(), holding="/a", times=None)
+    proxy.inject(StalledBody(3), holding="/b", times=None)
     answers: list[object] = []
 
     def late() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from contracts.filters import ENTITIES, SOCKET, Question, Rule
-from filters.pii import look
-from runtime.screening import FilterProcess
+from contracts.filters import ENTITIES, FILTERS_SOCKET, FilterRequest, FilterRule
+from filters.pii import scan_text
+from runtime.screening import FilterClient
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
@@ -27,9 +27,9 @@ STREAMS = 32
 WAIT_S = 30.0
 
 
-def rules(*regions: str) -> tuple[Rule, ...]:
+def rules(*regions: str) -> tuple[FilterRule, ...]:
     """Everything that there is."""
-    return (Rule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regions=regions),)
+    return (FilterRule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regions=regions),)
 
 
 def measure_looking() -> None:
@@ -37,7 +37,7 @@ def measure_looking() -> None:
     for name, text in TEXTS.items():
         for regions in ((), ("US",)):
             began = time.perf_counter()
-            look(text, rules(*regions), whole=True)
+            scan_text(text, rules(*regions), whole=True)
             rate = len(text) / (time.perf_counter() - began)
             print(f"{name}, regions {', '.join(regions) or 'none'}: {rate / 1e6:.2f} million characters/s")
 
@@ -45,24 +45,24 @@ def measure_looking() -> None:
 async def measure_asking(data: Path) -> None:
     """One question at a time, then many streams at once, over the socket."""
     directory = SocketDirectory(data / "run")
-    client = ServiceClient(directory, SOCKET, "the filters")
+    client = ServiceClient(directory, FILTERS_SOCKET, "the filters")
     try:
-        filters = FilterProcess(client, asyncio.get_running_loop())
-        question = Question(direction="output", rules=rules("US"), texts=(" word",), whole=False)
+        filters = FilterClient(client, asyncio.get_running_loop())
+        question = FilterRequest(direction="output", rules=rules("US"), texts=(" word",), whole=False)
         began = time.perf_counter()
-        await filters.ask(question, WAIT_S)
+        await filters.check(question, WAIT_S)
         print(f"start: {time.perf_counter() - began:.2f} s")
         took = []
         for _ in range(QUESTIONS):
             began = time.perf_counter()
-            await filters.ask(question, WAIT_S)
+            await filters.check(question, WAIT_S)
             took.append(time.perf_counter() - began)
         took.sort()
         print(f"a question: {took[QUESTIONS // 2] * 1e3:.2f} ms, of a hundred the slowest {took[-5] * 1e3:.2f} ms")
 
         async def stream() -> None:
             for _ in range(100):
-                await filters.ask(question, WAIT_S)
+                await filters.check(question, WAIT_S)
 
         began = time.perf_counter()
         await asyncio.gather(*(stream() for _ in range(STREAMS)))

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contracts.filters import ENTITIES, Action, Rule, pass_on
-from filters.pii import finders, look
-from filters.policy.text import LIMIT, is_plain, without_invisible
+from contracts.filters import ENTITIES, Action, FilterRule, apply_result
+from filters.pii import build_finders, scan_text
+from filters.policy.text import SEGMENT_CHARACTERS_MAX, is_plain, without_invisible
 
 ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
-REDACT = (Rule(filter="pii", actions=ALL, phone_regions=("US",)),)
-STOP = (Rule(filter="pii", actions=ALL | {"CREDIT_CARD": "stop"}),)
+REDACT = (FilterRule(filter="pii", actions=ALL, phone_regions=("US",)),)
+STOP = (FilterRule(filter="pii", actions=ALL | {"CREDIT_CARD": "stop"}),)
 FOUND = (
     "4111\u20111111\u20091111\t1111", "4111\u200b1111 11\u206011 1111", "gb29 nwbk 6016 1331 9268 19",
     "４１１１１１１１１１１１１１１１", "4111.1111.1111.1111", "078 05 1121",
@@ -41,29 +41,29 @@ BETWEEN = (
 TEXTS = st.lists(st.sampled_from(FOUND + BETWEEN) | st.text(max_size=5), max_size=10).map("".join)
 
 
-def streamed(text: str, cuts: Sequence[int], rules: tuple[Rule, ...]) -> tuple[str, str | None]:
+def streamed(text: str, cuts: Sequence[int], rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
     """What goes on of a text that comes in these pieces, and what stopped it."""
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     said, held = "", ""
     for start, end in zip(bounds, [*bounds[1:], len(text)], strict=True):
         held += text[start:end]
-        passed = pass_on(held, look(held, rules, whole=end == len(text) and start == end))
-        said, held = said + passed.text, passed.rest
+        passed = apply_result(held, scan_text(held, rules, whole=end == len(text) and start == end))
+        said, held = said + passed.text, passed.pending_text
         if passed.stopped is not None:
             return said, passed.stopped
     assert held == ""
     return said, None
 
 
-def whole(text: str, rules: tuple[Rule, ...]) -> tuple[str, str | None]:
-    passed = pass_on(text, look(text, rules, whole=True))
+def whole(text: str, rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
+    passed = apply_result(text, scan_text(text, rules, whole=True))
     return passed.text, passed.stopped
 
 
 @given(TEXTS, st.lists(st.integers(0, 3000), max_size=30), st.sampled_from([REDACT, STOP]))
-@example("a" * (LIMIT - 3) + "@example.org", [LIMIT], REDACT)
+@example("a" * (SEGMENT_CHARACTERS_MAX - 3) + "@example.org", [SEGMENT_CHARACTERS_MAX], REDACT)
 @example("x" * 5000 + "@example.org 4111 1111 1111 1111", list(range(0, 5000, 7)), REDACT)
-def test_pieces_do_not_change_the_text(text: str, cuts: list[int], rules: tuple[Rule, ...]) -> None:
+def test_pieces_do_not_change_the_text(text: str, cuts: list[int], rules: tuple[FilterRule, ...]) -> None:
     """However it is cut, also in the middle of something, the same goes on, and the same stops it."""
     assert streamed(text, cuts, rules) == whole(text, rules)
 
@@ -84,8 +84,8 @@ def test_looking_at_each_piece_alone_would_not_do() -> None:
 
 def test_a_cut_goes_through_nothing() -> None:
     """What would be found shortened at the end of a long run is found whole in its next part."""
-    rules = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
-    before = ":" * (LIMIT - len("jo@example.or"))
+    rules = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
+    before = ":" * (SEGMENT_CHARACTERS_MAX - len("jo@example.or"))
     assert whole(f"{before}jo@example.org", rules) == (f"{before}<EMAIL_ADDRESS>", None)
 
 
@@ -95,7 +95,7 @@ def test_a_cut_goes_through_nothing() -> None:
 def test_plain_segment_holds_nothing(text: str) -> None:
     """What is passed over without a look would have shown nothing."""
     visible, _ = without_invisible(text)
-    assert not is_plain(text) or not any(finder(visible) for finder in finders(REDACT[0]))
+    assert not is_plain(text) or not any(finder(visible) for finder in build_finders(REDACT[0]))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_plain_segment_holds_nothing(text: str) -> None:
         pytest.param("x" * 3000, "x" * 888, id="no more than a segment"),
     ],
 )
-def test_what_is_held_back(text: str, held: str) -> None:
+def test_only_a_possible_match_is_held_back(text: str, held: str) -> None:
     """Only what may be the beginning of something."""
-    looked = look(text, REDACT, whole=False)
+    looked = scan_text(text, REDACT, whole=False)
     assert text[looked.decided :] == held

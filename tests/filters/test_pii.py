@@ -2,10 +2,10 @@
 
 import pytest
 
-from contracts.filters import ENTITIES, Rule, pass_on
-from filters.pii import look, unknown_region
+from contracts.filters import ENTITIES, FilterRule, apply_result
+from filters.pii import scan_text, unknown_region
 
-ALL = (Rule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regions=("US", "DE")),)
+ALL = (FilterRule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regions=("US", "DE")),)
 
 
 @pytest.mark.parametrize(
@@ -57,27 +57,27 @@ ALL = (Rule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regio
         pytest.param("in 2026 there were 12 apples at 3.50", "in 2026 there were 12 apples at 3.50", id="prose"),
     ],
 )
-def test_what_is_found(text: str, shown: str) -> None:
+def test_entities_are_found_by_pattern_and_checksum(text: str, shown: str) -> None:
     """By pattern and checksum; everything beside it stays as it is."""
-    assert pass_on(text, look(text, ALL, whole=True)).text == shown
+    assert apply_result(text, scan_text(text, ALL, whole=True)).text == shown
 
 
 def test_only_what_is_named() -> None:
     """A number without its country's code is nobody's where no region is named; other entities pass."""
-    rules = (Rule(filter="pii", actions={"PHONE_NUMBER": "redact"}),)
+    rules = (FilterRule(filter="pii", actions={"PHONE_NUMBER": "redact"}),)
     text = "+49 30 901820, 030/901820, jo@example.org"
-    assert pass_on(text, look(text, rules, whole=True)).text == "<PHONE_NUMBER>, 030/901820, jo@example.org"
+    assert apply_result(text, scan_text(text, rules, whole=True)).text == "<PHONE_NUMBER>, 030/901820, jo@example.org"
 
 
 def test_the_first_that_stops_ends_it() -> None:
     """What comes before is shown as it may be, what comes after is not looked at."""
-    rules = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact", "CREDIT_CARD": "stop"}),)
+    rules = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact", "CREDIT_CARD": "stop"}),)
     text = "a@b.example 4111111111111111 c@d.example"
-    passed = pass_on(text, look(text, rules, whole=True))
+    passed = apply_result(text, scan_text(text, rules, whole=True))
     assert (passed.text, passed.stopped) == ("<EMAIL_ADDRESS> ", "CREDIT_CARD")
 
 
-def test_regions() -> None:
+def test_unknown_phone_region_is_refused() -> None:
     """One that nobody knows is told."""
     assert unknown_region(ALL[0]) is None
-    assert unknown_region(Rule(filter="pii", actions={}, phone_regions=("DE", "XX"))) == "XX"
+    assert unknown_region(FilterRule(filter="pii", actions={}, phone_regions=("DE", "XX"))) == "XX"

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Refused
-from contracts.filters import CHECK, SOCKET, Question, Rule
+from contracts.filters import CHECK_PATH, FILTERS_SOCKET, FilterRequest, FilterRule
 from contracts.settings import BadSetting
 from filters import settings
-from runtime.screening import FilterProcess
+from runtime.screening import FilterClient
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
 DEADLINE_S = 30.0
-EMAIL = Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact"})
-QUESTION = Question(direction="output", rules=(EMAIL,), texts=("to a@b.example now", "x" * 5000), whole=True)
+EMAIL = FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"})
+QUESTION = FilterRequest(direction="output", rules=(EMAIL,), texts=("to a@b.example now", "x" * 5000), whole=True)
 
 
 def _start(data: Path) -> subprocess.Popen[bytes]:
@@ -38,7 +38,7 @@ def _end(process: subprocess.Popen[bytes], number: int) -> int:
 @asynccontextmanager
 async def _client(data: Path) -> AsyncIterator[ServiceClient]:
     directory = SocketDirectory(data / "run")
-    client = ServiceClient(directory, SOCKET, "the filters")
+    client = ServiceClient(directory, FILTERS_SOCKET, "the filters")
     try:
         yield client
     finally:
@@ -46,27 +46,27 @@ async def _client(data: Path) -> AsyncIterator[ServiceClient]:
         directory.close()
 
 
-async def test_it_answers_and_is_killed_and_answers(tmp_path: Path) -> None:
+async def test_killed_filter_process_answers_after_restart(tmp_path: Path) -> None:
     """A question is put again until its deadline, so that neither a start nor a death is seen by who waits that long;
     SIGTERM ends it with 0.
     """
     process = _start(tmp_path)
     try:
         async with _client(tmp_path) as client:
-            filters = FilterProcess(client, asyncio.get_running_loop())
-            found = await filters.ask(QUESTION, DEADLINE_S)
+            filters = FilterClient(client, asyncio.get_running_loop())
+            found = await filters.check(QUESTION, DEADLINE_S)
             assert [(span.start, span.end) for span in found.looked[0].spans] == [(3, 14)]
             assert found.looked[1].spans == ()
-            assert await asyncio.to_thread(filters.ask_from_thread, QUESTION, DEADLINE_S) == found
+            assert await asyncio.to_thread(filters.check_from_thread, QUESTION, DEADLINE_S) == found
             _end(process, signal.SIGKILL)
             with pytest.raises(Refused, match="unavailable"):  # the control: nobody is there
-                await filters.ask(QUESTION, 0.05)
-            filters.passed_unseen(3)
+                await filters.check(QUESTION, 0.05)
+            filters.count_unfiltered(3)
             with pytest.raises(Refused, match="unavailable"):
-                await filters.ask(QUESTION, 0.05)
+                await filters.check(QUESTION, 0.05)
             process = _start(tmp_path)
             for _ in range(2):  # what passed meanwhile is told once
-                assert await filters.ask(QUESTION, DEADLINE_S) == found
+                assert await filters.check(QUESTION, DEADLINE_S) == found
             async with client.open("GET", "/metrics", timeout_s=DEADLINE_S) as answer:
                 assert 'kelvin_filter_unseen_total{process="filters"} 3\n' in await answer.text()
         assert _end(process, signal.SIGTERM) == 0
@@ -75,20 +75,20 @@ async def test_it_answers_and_is_killed_and_answers(tmp_path: Path) -> None:
             _end(process, signal.SIGKILL)
 
 
-async def test_it_says_no_and_counts(tmp_path: Path) -> None:
+async def test_unknown_rule_is_refused_and_verdicts_are_counted(tmp_path: Path) -> None:
     """What it does not know is named with its rule; its page has verdicts and entities, and no text."""
     process = _start(tmp_path)
     try:
         async with _client(tmp_path) as client:
-            filters = FilterProcess(client, asyncio.get_running_loop())
-            await filters.ask(QUESTION, DEADLINE_S)
+            filters = FilterClient(client, asyncio.get_running_loop())
+            await filters.check(QUESTION, DEADLINE_S)
             for rule, said in (
-                (Rule(filter="pii", actions={"NAME": "stop"}), "'NAME'"),
-                (Rule(filter="pii", actions={}, phone_regions=("XX",)), "'XX'"),
+                (FilterRule(filter="pii", actions={"NAME": "stop"}), "'NAME'"),
+                (FilterRule(filter="pii", actions={}, phone_regions=("XX",)), "'XX'"),
             ):
-                wrong = Question(direction="input", rules=(rule,), texts=("",), whole=True)
+                wrong = FilterRequest(direction="input", rules=(rule,), texts=("",), whole=True)
                 with pytest.raises(Refused, match=said):
-                    await filters.ask(wrong, DEADLINE_S)
+                    await filters.check(wrong, DEADLINE_S)
             async with client.open("GET", "/metrics", timeout_s=DEADLINE_S) as answer:
                 page = await answer.text()
             for series in (
@@ -99,14 +99,14 @@ async def test_it_says_no_and_counts(tmp_path: Path) -> None:
                 whose = 'process="filters",filter="pii",direction="output"'
                 assert f"kelvin_filter_{series % whose}" in page
             assert "b.example" not in page
-            async with client.session.post(f"http://filters{CHECK}", data=b"{") as refused:
+            async with client.session.post(f"http://filters{CHECK_PATH}", data=b"{") as refused:
                 assert refused.status == 400
     finally:
         _end(process, signal.SIGKILL)
     assert "b.example" not in (tmp_path / "log").read_text()
 
 
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not start, and says what to install."""
     assert settings.read_settings({"KELVIN_DATA": "/d"}).run == Path("/d/run")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -11,22 +11,31 @@ import httpx
 import pytest
 
 from contracts.errors import Refused
-from contracts.filters import CHECK, DEADLINE, ENTITIES, TENANT, Action, Looked, Question, Rule
+from contracts.filters import (
+    CHECK_PATH,
+    DEADLINE_HEADER,
+    ENTITIES,
+    TENANT_HEADER,
+    Action,
+    FilterRequest,
+    FilterRule,
+    TextResult,
+)
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from contracts.wire import encode
-from filters.app import Meters, make_app
+from filters.app import FilterMetrics, make_app
 from filters.scanner import MAX_WAITING_OF_TENANT, Scanner
-from telemetry.policy.instruments import Page
+from telemetry.policy.instruments import MetricsPage
 from tests.eventually import eventually
 
-RULES = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
+RULES = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
 REGIONS = ("US", "DE", "FR", "GB", "IT", "ES", "NL", "BE", "AT", "CH", "SE", "NO", "DK", "PL", "PT", "IE")
 ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
-DEAR = (Rule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # some 70 ms for a thousand digits
-SHORT = Question(direction="input", rules=RULES, texts=("to a@b.example",), whole=True)
+DEAR = (FilterRule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # some 70 ms for a thousand digits
+SHORT = FilterRequest(direction="input", rules=RULES, texts=("to a@b.example",), whole=True)
 # As many texts as the messages of a request, each too short for a step of its own.
-MANY = Question(direction="input", rules=RULES, texts=("a " * 32,) * 4096, whole=True)
-LONG = Question(direction="input", rules=DEAR, texts=("212 555 0143 " * 2000,), whole=True)
+MANY = FilterRequest(direction="input", rules=RULES, texts=("a " * 32,) * 4096, whole=True)
+LONG = FilterRequest(direction="input", rules=DEAR, texts=("212 555 0143 " * 2000,), whole=True)
 
 
 OWN_SLICES = 4  # that SHORT takes at most: it has as many steps
@@ -94,7 +103,7 @@ async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
         await asyncio.wait(hostile)
 
 
-async def test_looking_ends_with_the_time_of_whoever_asked() -> None:
+async def test_scan_ends_at_the_callers_deadline() -> None:
     """The scan ends after its current step, so the thread is free for the next one."""
     async with _scanning() as (scanner, thread):
         with pytest.raises(Refused) as refused:
@@ -105,34 +114,34 @@ async def test_looking_ends_with_the_time_of_whoever_asked() -> None:
         assert thread.slices - before <= OWN_SLICES
 
 
-async def test_slices_give_what_one_look_gives() -> None:
+async def test_sliced_scan_equals_whole_scan() -> None:
     """However often it is put aside, a text is looked at once, and whole."""
     async with _scanning() as (scanner, _):
         text = "a@b.example and 4111 1111 1111 1111, " * 200
-        question = Question(direction="input", rules=DEAR, texts=(text, "none"), whole=True)
+        question = FilterRequest(direction="input", rules=DEAR, texts=(text, "none"), whole=True)
         looked, none = await scanner.scan("a", question, 60.0)
         assert len(looked.spans) == 400
-        assert none == Looked(decided=4)
+        assert none == TextResult(decided=4)
 
 
-async def test_loop_answers_while_a_text_is_looked_at() -> None:
+async def test_loop_answers_during_a_scan() -> None:
     """Scans run off the event loop, and a header names their tenant."""
     tenants: list[str] = []
     gate = threading.Event()
 
     class Noting(Scanner):
-        async def scan(self, tenant: str, question: Question, within_s: float) -> tuple[Looked, ...]:
+        async def scan(self, tenant: str, question: FilterRequest, within_s: float) -> tuple[TextResult, ...]:
             tenants.append(tenant)
             return await super().scan(tenant, question, within_s)
 
     executor = ThreadPoolExecutor(1)
     executor.submit(gate.wait)
-    app = make_app(Meters(Page("filters")), Noting(executor))
+    app = make_app(FilterMetrics(MetricsPage("filters")), Noting(executor))
     transport = httpx.ASGITransport(app=app)
     async with asyncio.timeout(60), httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
-        asking = asyncio.create_task(client.post(CHECK, content=encode(SHORT), headers={TENANT: "acme"}))
+        asking = asyncio.create_task(client.post(CHECK_PATH, content=encode(SHORT), headers={TENANT_HEADER: "acme"}))
         assert (await client.get("/healthz")).status_code == 200
-        late = await client.post(CHECK, content=encode(SHORT), headers={DEADLINE: "50"})
+        late = await client.post(CHECK_PATH, content=encode(SHORT), headers={DEADLINE_HEADER: "50"})
         assert late.status_code == 504
         gate.set()
         assert (await asking).status_code == 200
@@ -144,7 +153,7 @@ async def test_loop_answers_while_a_text_is_looked_at() -> None:
 async def test_time_that_is_none_is_refused_by_name(said: str) -> None:
     """Whole milliseconds alone."""
     async with _scanning() as (scanner, _):
-        transport = httpx.ASGITransport(app=make_app(Meters(Page("filters")), scanner))
+        transport = httpx.ASGITransport(app=make_app(FilterMetrics(MetricsPage("filters")), scanner))
         async with httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
-            answer = await client.post(CHECK, content=encode(SHORT), headers={DEADLINE: said})
-            assert (answer.status_code, answer.json()["param"]) == (400, DEADLINE)
+            answer = await client.post(CHECK_PATH, content=encode(SHORT), headers={DEADLINE_HEADER: said})
+            assert (answer.status_code, answer.json()["param"]) == (400, DEADLINE_HEADER)

@@ -7,13 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz.judge import Finding, Target, find
+from tests.fuzz.judge import FuzzFinding, FuzzTarget, find
 from tests.fuzz.targets import TARGETS, corpus_of
 
 INPUTS: Final = 1000  # of one seed
 
 
-def search(target: Target, seed: int, seconds: float) -> tuple[int, Finding | None]:
+def search(target: FuzzTarget, seed: int, seconds: float) -> tuple[int, FuzzFinding | None]:
     """Look with one seed after the other until something is found or the time is over. Return the last seed, too."""
     corpus, until = list(corpus_of(target).values()), time.monotonic() + seconds
     while True:

@@ -12,34 +12,34 @@ from hypothesis.strategies import DrawFn
 from blobstore.packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, PackCorrupt
 from contracts.attestation import (
-    ORIGIN,
-    SEAL,
+    ORIGIN_TYPE,
+    SEAL_TYPE,
     Claims,
-    Origin,
+    OriginPredicate,
     TrainingData,
-    envelope,
+    encode_envelope,
+    encode_statement,
     open_envelope,
+    pre_authentication_encoding,
     read_origin,
     read_seal,
-    statement,
-    to_be_signed,
 )
 from contracts.backup import BACKUP_FORMAT, BackupIndex
 from contracts.errors import InvalidRequest, LimitExceeded, SchemaMismatch
 from contracts.jobs import SealAttestation
-from contracts.manifest import PAGE, padded
-from contracts.signature import OPEN, Signature, find_misfit, find_signature_fault
+from contracts.manifest import PAGE_BYTES, pad_to_page
+from contracts.signature import ANY_EXTENT, Signature, find_invalid_value, find_signature_fault
 from contracts.usage import LifetimeRecord, RequestRecord
-from controlplane.archive import BadBackup, Packing, unpack
-from controlplane.journal import entry_of, payload_of
+from controlplane.archive import ArchiveWriter, BadBackup, unpack
+from controlplane.journal import decode_entry, encode_entry
 from controlplane.usage_batches import Unreadable
-from runtime.open_inference import PredictionAsk, decode_prediction
+from runtime.open_inference import PredictionCall, decode_prediction
 from service.signing import Signer
 from snapshotter.policy.onnx_graph import read_graph
 from snapshotter.policy.predictor import admit_predictor
 from tests.controlplane.usage_records import lifetime_record, request_record
 from tests.fuzz.changes import Inputs, change_bytes, change_json, happens
-from tests.fuzz.judge import Target
+from tests.fuzz.judge import FuzzTarget
 from tests.runtime.predictor.models import classifier, picky, regression, request_of, signature_of
 from tests.weightcache.kit import attestation_of
 
@@ -48,7 +48,7 @@ SIGNER: Final = Signer(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 
 # Attestations: an envelope as it comes, which no change leaves valid; and what is said in one, signed anew.
 
-SAID: Final = Origin(
+SAID: Final = OriginPredicate(
     signed_at_s=1_795_000_000,
     claims=Claims(
         licence="Apache-2.0",
@@ -58,29 +58,32 @@ SAID: Final = Origin(
     ),
     bundle="d" * 64,
 )
-SIGNED: Final = (SIGNER.attest(VERSION, ORIGIN, SAID), SIGNER.attest(VERSION, SEAL, attestation_of(VERSION)))
+SIGNED: Final = (SIGNER.attest(VERSION, ORIGIN_TYPE, SAID), SIGNER.attest(VERSION, SEAL_TYPE, attestation_of(VERSION)))
 
 
 def _only_what_was_signed(data: bytes, _: Any) -> None:
     assert data in SIGNED, "what nobody signed is taken for signed"
 
 
-def _read_statement(payload: bytes) -> Origin | SealAttestation:
+def _read_statement(payload: bytes) -> OriginPredicate | SealAttestation:
     """`payload` is signed first, so that what is behind the signature is reached."""
-    raw = envelope(payload, SIGNER.key_id, SIGNER.sign(to_be_signed(payload)))
-    if SEAL.encode() in payload:
+    raw = encode_envelope(payload, SIGNER.key_id, SIGNER.sign(pre_authentication_encoding(payload)))
+    if SEAL_TYPE.encode() in payload:
         return read_seal(raw, VERSION).seal
     return read_origin(raw, VERSION)[0]
 
 
-def _statement_of(value: Origin | SealAttestation) -> bytes:
-    return statement(VERSION, ORIGIN if isinstance(value, Origin) else SEAL, value)
+def _statement_of(value: OriginPredicate | SealAttestation) -> bytes:
+    return encode_statement(VERSION, ORIGIN_TYPE if isinstance(value, OriginPredicate) else SEAL_TYPE, value)
 
 
 # Files that are kept as they are.
 
 INDEX: Final = FileIndex(
-    (FileChunk("a" * 64, (FileSpan(100, PAGE + 1),)), FileChunk("b" * 64, (FileSpan(9000, 5), FileSpan(9100, PAGE)))),
+    (
+        FileChunk("a" * 64, (FileSpan(100, PAGE_BYTES + 1),)),
+        FileChunk("b" * 64, (FileSpan(9000, 5), FileSpan(9100, PAGE_BYTES))),
+    ),
     100_000,
 )
 
@@ -93,7 +96,7 @@ def _index_holds(_: bytes, index: FileIndex) -> None:
         end = offset + length
     assert end <= index.size
     for chunk in index.chunks:
-        assert chunk.length == sum(padded(span.length) for span in chunk.spans)
+        assert chunk.length == sum(pad_to_page(span.length) for span in chunk.spans)
 
 
 # Graphs that predict.
@@ -103,7 +106,7 @@ def _graph_holds(_: bytes, tensors: Any) -> None:
     inputs, outputs = tensors
     assert inputs, "a graph without an input"
     assert outputs, "a graph without an output"
-    assert all(spec.shape and spec.shape[0] == OPEN for spec in (*inputs, *outputs))
+    assert all(spec.shape and spec.shape[0] == ANY_EXTENT for spec in (*inputs, *outputs))
 
 
 SIGNATURE_FILE: Final = {
@@ -119,7 +122,7 @@ def _signature(data: bytes) -> Signature:
 def _signature_holds(_: bytes, signature: Signature) -> None:
     assert find_signature_fault(signature) is None
     for spec in signature.inputs:
-        assert find_misfit(spec.examples, spec.datatype) is None
+        assert find_invalid_value(spec.examples, spec.datatype) is None
         assert not spec.columns or len(spec.columns) == spec.shape[1]
 
 
@@ -129,12 +132,12 @@ _NUMBERS: Final = signature_of(_CLASSIFIER)
 MAX_ROWS: Final = 8
 
 
-def _ask(data: bytes) -> PredictionAsk:
+def _ask(data: bytes) -> PredictionCall:
     signature = _COLOURS if b'"colour"' in data else _NUMBERS
     return decode_prediction(data, signature, MAX_ROWS)
 
 
-def _ask_holds(_: bytes, ask: PredictionAsk) -> None:
+def _ask_holds(_: bytes, ask: PredictionCall) -> None:
     assert 1 <= ask.rows <= MAX_ROWS
     for given in ask.inputs:
         rest = 1
@@ -142,7 +145,7 @@ def _ask_holds(_: bytes, ask: PredictionAsk) -> None:
             rest *= extent
         assert len(given.values) == rest, "values and shape disagree"
         assert given.shape == (ask.rows, *given.spec.shape[1:])
-        assert find_misfit(given.values, given.spec.datatype) is None
+        assert find_invalid_value(given.values, given.spec.datatype) is None
 
 
 ASKED: Final = (
@@ -158,7 +161,7 @@ ASKED: Final = (
 
 
 def _backup(index: bytes | None = None, contents: bytes = b"rows") -> bytes:
-    packing = Packing()
+    packing = ArchiveWriter()
     made = b"".join(packing.content("kelvin.db", contents)) + b"".join(packing.content("ca.pem", b"x" * 700))
     said = BackupIndex(
         format=BACKUP_FORMAT, made_at_us=7, program="0", journal_after=None, members=tuple(packing.members), versions=()
@@ -194,34 +197,34 @@ def _entry_holds(_: bytes, entry: Any) -> None:
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         "envelope", lambda data: open_envelope(data, VERSION), (AttestationInvalid,), SIGNED, change_json,
         holds=_only_what_was_signed,
     ),
-    Target(
+    FuzzTarget(
         "statement", _read_statement, (AttestationInvalid,),
-        (statement(VERSION, ORIGIN, SAID), statement(VERSION, SEAL, attestation_of(VERSION))),
+        (encode_statement(VERSION, ORIGIN_TYPE, SAID), encode_statement(VERSION, SEAL_TYPE, attestation_of(VERSION))),
         change_json, _statement_of,
     ),
-    Target(
+    FuzzTarget(
         "file-index", lambda data: decode_file_index(data, "p"), (PackCorrupt,), (encode_file_index(INDEX),),
         change_json, encode_file_index, _index_holds,
     ),
-    Target(
+    FuzzTarget(
         "onnx-graph", read_graph, (ArtifactRejected,),
         (_CLASSIFIER, regression().SerializeToString(), picky().SerializeToString()), change_bytes, holds=_graph_holds,
     ),
-    Target(
+    FuzzTarget(
         "signature-file", _signature, (ArtifactRejected,), (json.dumps(SIGNATURE_FILE).encode(), b"{}"), change_json,
         holds=_signature_holds,
     ),
-    Target(
+    FuzzTarget(
         "prediction-request", _ask, (InvalidRequest, LimitExceeded, SchemaMismatch),
         tuple(json.dumps(body).encode() for body in ASKED), change_json, holds=_ask_holds,
     ),
-    Target("backup", _unpacked, (BadBackup,), BACKUPS, change_bytes, holds=_backup_holds),
-    Target(
-        "journal-entry", entry_of, (InvalidRequest, ValueError),
-        (payload_of(request_record(1)), payload_of(lifetime_record(1))), _change_entry, payload_of, _entry_holds,
+    FuzzTarget("backup", _unpacked, (BadBackup,), BACKUPS, change_bytes, holds=_backup_holds),
+    FuzzTarget(
+        "journal-entry", decode_entry, (InvalidRequest, ValueError),
+        (encode_entry(request_record(1)), encode_entry(lifetime_record(1))), _change_entry, encode_entry, _entry_holds,
     ),
 )  # fmt: skip

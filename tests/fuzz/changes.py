@@ -45,7 +45,7 @@ _INSERTED: Final = st.sampled_from((b"\x00", b"\xff" * 4, b"{", b'"', b"\n")) | 
 
 
 @st.composite
-def changed(draw: DrawFn, change: Change, samples: Inputs, corpus: Inputs) -> bytes:
+def changed_sample(draw: DrawFn, change: Change, samples: Inputs, corpus: Inputs) -> bytes:
     """One of the samples, changed; or one of the corpus, though a change of what is wrong is mostly refused early."""
     inputs = (*samples, *corpus)
     return change(draw, draw(st.sampled_from(inputs if happens(draw, 2) else samples)), inputs)[:MAX_BYTES]

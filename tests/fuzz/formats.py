@@ -13,7 +13,7 @@ from contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, PackCor
 from contracts.errors import InvalidRequest
 from contracts.manifest import (
     DTYPE_BYTES,
-    PAGE,
+    PAGE_BYTES,
     Chunk,
     Engine,
     Limits,
@@ -33,11 +33,11 @@ from runtime.encoder.recipe import read_recipe
 from snapshotter.policy.intake import Intake, admit
 from snapshotter.policy.safetensors_header import SourceTensor, parse_header
 from snapshotter.policy.strict_json import parse_object
-from snapshotter.policy.tensors_index import Entry, parse_index
+from snapshotter.policy.tensors_index import IndexEntry, parse_index
 from spool.frame import Frame, decode_frame, encode_frame
 from spool.reader import encode_position
 from tests.fuzz.changes import Inputs, change_bytes, change_json, change_tree, change_words, dumped, happens
-from tests.fuzz.judge import Target
+from tests.fuzz.judge import FuzzTarget
 from tests.snapshotter.models import Model, default_weights, resharded, safetensors
 from tests.snapshotter.tensors_files import TensorsFile
 
@@ -61,10 +61,10 @@ MANIFEST: Final = Manifest(
     format=1,
     engine=Engine(1, "LlamaForCausalLM", "bfloat16"),
     limits=Limits(127, 64),
-    chunk_bytes=2 * PAGE,
+    chunk_bytes=2 * PAGE_BYTES,
     files=(PinnedFile("config.json", 0, 10, D),),
-    tensors=(Tensor("a", "BF16", (2, 3), PAGE), Tensor("b", "F32", (), 2 * PAGE)),
-    chunks=(Chunk(D, PAGE), Chunk(E, 2 * PAGE)),
+    tensors=(Tensor("a", "BF16", (2, 3), PAGE_BYTES), Tensor("b", "F32", (), 2 * PAGE_BYTES)),
+    chunks=(Chunk(D, PAGE_BYTES), Chunk(E, 2 * PAGE_BYTES)),
 )
 
 
@@ -112,12 +112,12 @@ def _safetensors(weights: dict[str, Any], metadata: dict[str, str] | None = None
 # Tensorizer files.
 
 
-def _parse_index(data: bytes) -> tuple[Entry, ...]:
+def _parse_index(data: bytes) -> tuple[IndexEntry, ...]:
     raw, size = unsized(data)
     return parse_index("model.tensors", raw, size)
 
 
-def _index_holds(data: bytes, entries: tuple[Entry, ...]) -> None:
+def _index_holds(data: bytes, entries: tuple[IndexEntry, ...]) -> None:
     raw, size = unsized(data)
     at = len(raw)
     for entry in entries:
@@ -134,7 +134,7 @@ def _tensors(**changes: Any) -> bytes:
 
 # Packs.
 
-ENTRIES: Final = place([(D, PAGE), (E, 3 * PAGE), ("c" * 64, 2 * PAGE)])
+ENTRIES: Final = place([(D, PAGE_BYTES), (E, 3 * PAGE_BYTES), ("c" * 64, 2 * PAGE_BYTES)])
 
 
 def _footer(entries: tuple[PackEntry, ...]) -> bytes:
@@ -268,11 +268,11 @@ def _book_holds(_: bytes, book: PriceBook) -> None:
 _METER = Meter(Phase.ACTIVE, 5, 7, (1, 2, 3, 4), 9, "acme", "chat", "ab" * 32, "cpu-2")
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         "manifest", lambda data: decode_manifest(data, version_of(data)), (ManifestCorrupt,),
         (encode_manifest(MANIFEST),), change_json, encode_manifest, _manifest_holds,
     ),
-    Target(
+    FuzzTarget(
         "safetensors-header", _parse_header, (ArtifactRejected,),
         (
             _safetensors(default_weights(layers=1)), _safetensors({}, {"format": "pt"}),
@@ -280,29 +280,29 @@ TARGETS: Final = (
         ),
         _change_header, holds=_header_holds,
     ),
-    Target(
+    FuzzTarget(
         "tensors-index", _parse_index, (ArtifactRejected,),
         (_tensors(), _tensors(version=5, flags=2)), change_bytes, holds=_index_holds,
     ),
-    Target(
+    FuzzTarget(
         "pack-index", lambda data: decode_table(data, "p"), (PackCorrupt,),
         (encode_table(ENTRIES), b"[]"), change_json, encode_table, _entries_hold,
     ),
-    Target(
+    FuzzTarget(
         "pack-footer", lambda data: decode_footer(*unsized(data), "p"), (PackCorrupt,),
         (_footer(ENTRIES), _footer(())), _change_footer, holds=_entries_hold,
     ),
-    Target(
+    FuzzTarget(
         "spool-segment", _frames_of, (),
         (encode_frame(1, b"{}") + encode_frame(2, b"x" * 300) + bytes(64), encode_position(7)),
         _change_segment, _segment_of, _segment_holds,
     ),
-    Target(
+    FuzzTarget(
         "meter-page", decode_meter, (ValueError,),
         (encode_meter(_METER, 2) * 2, encode_meter(_METER, 3) + encode_meter(_METER, 2)), change_bytes,
         lambda meter: encode_meter(meter, 2),
     ),
-    Target(
+    FuzzTarget(
         "model-directory", _admit, (ArtifactRejected, InvalidRequest),
         (
             encode(Model().request()),
@@ -311,10 +311,10 @@ TARGETS: Final = (
         ),
         _change_request, holds=_intake_holds,
     ),
-    Target(
+    FuzzTarget(
         "embedding-recipe", _recipe, (ArtifactRejected,), (json.dumps(RECIPE).encode(),), change_json,
     ),
-    Target(
+    FuzzTarget(
         "price-book", lambda data: parse_price_book(data.decode("utf-8", "replace"), "book.toml"), (BadPriceBook,),
         (BOOK,),
         change_words(

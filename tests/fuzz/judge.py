@@ -19,7 +19,7 @@ from hypothesis.errors import Flaky
 
 from contracts.errors import Failure, Refused
 from contracts.problem import problem_details
-from tests.fuzz.changes import Change, change_bytes, changed
+from tests.fuzz.changes import Change, change_bytes, changed_sample
 
 CPU_S: Final = 5.0  # for one input of at most MAX_BYTES: a parser of ours needs milliseconds
 MEMORY_BYTES: Final = 512 << 20  # that one input may ask for
@@ -29,7 +29,7 @@ Refusal = type[Failure] | type[Exception]
 
 
 @dataclass(frozen=True)
-class Target:
+class FuzzTarget:
     """A parser, what it may raise (exactly these types), and what holds of its values.
 
     `again` is the encoder: what it makes of a value decodes to an equal one. `holds` raises AssertionError.
@@ -45,7 +45,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FuzzFinding:
     """An input, and what is wrong with the answer to it."""
 
     data: bytes
@@ -56,12 +56,12 @@ class _TookTooLong(BaseException):
     """No handler of a parser may swallow it."""
 
 
-def find(target: Target, corpus: Sequence[bytes], *, seed: int, inputs: int) -> Finding | None:
+def find(target: FuzzTarget, corpus: Sequence[bytes], *, seed: int, inputs: int) -> FuzzFinding | None:
     """Return a finding among so many changed inputs, the one with the fewest changes. The corpus is judged first.
 
     The same seed makes the same inputs, as long as the same modules are imported.
     """
-    findings: list[Finding] = []
+    findings: list[FuzzFinding] = []
 
     @seeded(seed)
     @settings(
@@ -71,10 +71,10 @@ def find(target: Target, corpus: Sequence[bytes], *, seed: int, inputs: int) -> 
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @given(changed(target.change, target.samples, corpus))
+    @given(changed_sample(target.change, target.samples, corpus))
     def answers_rightly(data: bytes) -> None:
         if (fault := judge(target, data)) is not None:
-            findings.append(Finding(data, fault))
+            findings.append(FuzzFinding(data, fault))
             raise AssertionError(fault)
 
     for data in (*target.samples, *corpus):
@@ -86,7 +86,7 @@ def find(target: Target, corpus: Sequence[bytes], *, seed: int, inputs: int) -> 
     return None
 
 
-def judge(target: Target, data: bytes) -> str | None:
+def judge(target: FuzzTarget, data: bytes) -> str | None:
     """Return what is wrong with the answer to an input, if anything is."""
     try:
         with _bounded():
@@ -104,7 +104,7 @@ def judge(target: Target, data: bytes) -> str | None:
     return None
 
 
-def _judge_refusal(target: Target, error: BaseException) -> str | None:
+def _judge_refusal(target: FuzzTarget, error: BaseException) -> str | None:
     kind = type(error.failure) if isinstance(error, Refused) else type(error)
     if kind not in target.refusals:
         return f"it raised {kind.__name__}: {str(error)[:300]}"

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from activator.policy.body import CompletionBody, PredictionBody
-from activator.routes import Wrong, host_of, route
-from blobstore.s3_place import parse_place
+from activator.routes import NoRoute, host_of, route
+from blobstore.s3_place import parse_s3_url
 from contracts import settings
 from contracts.artifact_errors import ArtifactRejected
 from contracts.control import Feed, KeyRow, Principal, RequestBatch, RevisionRow, Scope, Stats
 from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.filters import read_policy
-from contracts.frames import Counts, End, Frame, FrameDecoder, FrameKind, encode_frame, failed_frame
-from contracts.jobs import Bind, GateJob, SealAttestation, Take
+from contracts.frames import Counts, Frame, FrameDecoder, FrameKind, StreamEnd, encode_frame, failed_frame
+from contracts.jobs import BindPodRequest, BindRequest, GateJob, SealAttestation
 from contracts.names import parse_address, parse_reference
 from contracts.problem import WireFailure, sse_error, to_wire
 from contracts.push import CommitRequest, MissingRequest
@@ -30,14 +30,14 @@ from contracts.wire import decode, encode
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.scale_settings import ScaleChange, ScaleSettings
 from kelvin.policy.rate import parse_duration_s, parse_rate
-from runtime.openai_answers import Heading, StreamedChat, renderer_for
-from runtime.openai_embeddings import EmbeddingAsk, decode_embeddings
-from runtime.openai_requests import Ask, decode_chat, decode_completion
+from runtime.openai_answers import ChatStreamRenderer, ResponseMetadata, choose_renderer
+from runtime.openai_embeddings import EmbeddingCall, decode_embeddings
+from runtime.openai_requests import CompletionCall, decode_chat, decode_completion
 from runtime.zygote import Fork, Ping, Reply
 from service.zygote import _Reply
 from telemetry.settings import read_settings as read_telemetry
 from tests.fuzz.changes import Inputs, change_json, change_words, happens
-from tests.fuzz.judge import Target
+from tests.fuzz.judge import FuzzTarget
 from weightcache.wire import Layout, LeaseReply, LeaseRequest, SlabFact
 
 # A replica's answer: frames mean the same wherever the socket cuts them.
@@ -45,8 +45,8 @@ from weightcache.wire import Layout, LeaseReply, LeaseRequest, SlabFact
 COUNTS: Final = Counts(5, 2, 3, 1_000_000)
 FRAMES: Final = (
     encode_frame(Frame(FrameKind.DATA, COUNTS, b"data: {}\n\n"))
-    + encode_frame(Frame(FrameKind.BEAT, COUNTS))
-    + encode_frame(Frame(FrameKind.END, COUNTS, encode(End(finish_reason="stop")))),
+    + encode_frame(Frame(FrameKind.HEARTBEAT, COUNTS))
+    + encode_frame(Frame(FrameKind.END, COUNTS, encode(StreamEnd(finish_reason="stop")))),
     failed_frame(to_wire(Overloaded("the queue", 4, 1.0)), COUNTS),
 )
 
@@ -85,8 +85,10 @@ def events_of(stream: str) -> Iterator[tuple[str, str]]:
 def _said(data: bytes) -> tuple[str, str]:
     """A model's text in two pieces, and the words of a failure, as a client reads them."""
     text = data.decode("utf-8", "replace")
-    renderer = renderer_for(Heading("r", text[:40], "ab" * 32, 1), chat=True, stream=True, include_usage=True)
-    assert isinstance(renderer, StreamedChat)
+    renderer = choose_renderer(
+        ResponseMetadata("r", text[:40], "ab" * 32, 1), chat=True, stream=True, include_usage=True
+    )
+    assert isinstance(renderer, ChatStreamRenderer)
     half = len(text) // 2
     written = renderer.begin() + renderer.text(text[:half]) + renderer.text(text[half:])
     written += renderer.end("stop", COUNTS) + sse_error(InvalidRequest("prompt", text, text), text[:20])
@@ -121,7 +123,7 @@ def _json(*values: object) -> tuple[bytes, ...]:
     return tuple(json.dumps(value).encode() for value in values)
 
 
-def _ask_holds(_: bytes, ask: Ask) -> None:
+def _ask_holds(_: bytes, ask: CompletionCall) -> None:
     assert ask.max_tokens is None or ask.max_tokens >= 1
     assert ask.temperature is None or 0 <= ask.temperature <= 2
     assert ask.seed is None or -(1 << 63) <= ask.seed < 1 << 63
@@ -129,7 +131,7 @@ def _ask_holds(_: bytes, ask: Ask) -> None:
     assert all(ask.stops)
 
 
-def _inputs_hold(_: bytes, ask: EmbeddingAsk) -> None:
+def _inputs_hold(_: bytes, ask: EmbeddingCall) -> None:
     assert 0 < len(ask.inputs) <= 512
     for each in ask.inputs:
         assert each, "an input is empty"
@@ -139,20 +141,20 @@ def _inputs_hold(_: bytes, ask: EmbeddingAsk) -> None:
 # What processes say to each other: the first byte chooses the message.
 
 KINDS: Final[tuple[Any, ...]] = (
-    Fork | Ping, Reply, _Reply, LeaseRequest, LeaseReply, Layout, Bind, GateJob, Feed, Stats, RequestBatch,
+    Fork | Ping, Reply, _Reply, LeaseRequest, LeaseReply, Layout, BindRequest, GateJob, Feed, Stats, RequestBatch,
     LifetimeRecord, Receipts, Principal, KeyRow, SealAttestation, WireFailure, MissingRequest, CommitRequest,
-    ScaleChange, CompletionBody, PredictionBody, Take,
+    ScaleChange, CompletionBody, PredictionBody, BindPodRequest,
 )  # fmt: skip
 WORDS: Final = (
     Fork(runtime_id="r1"), Reply(ok=True, pid=4), LeaseRequest(tenant="t", version="a" * 64),
     LeaseReply(ok=True, manifest_bytes=3, slabs=(SlabFact(id=1, bytes=4096),), chunks_by_tier={"host": 1}),
     Layout(total_bytes=4096, extents=((0, 0, 0, 4096),), attestations=()),
-    Bind(tenant="t", model="m", version="a" * 64, device_class="cpu-1", threads=1, kv_bytes=1 << 26),
+    BindRequest(tenant="t", model="m", version="a" * 64, device_class="cpu-1", threads=1, kv_bytes=1 << 26),
     GateJob(config_json="{}", tensors={"a": ("F32", (2, 3))}), Feed(revision=1, full=True), Receipts(receipts=()),
     Feed(revision=2, revisions=(RevisionRow(tenant="t", model="m", version="a" * 64, namespace="n", name="r-1"),)),
     Principal(key_id="k", tenant="t", scopes=(Scope.INFER,), models=("m",)), ScaleSettings(min=1, target=2.5),
     WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=1.0),
-    Take(tenant="t", model="m", version="a" * 64, device_class="cpu-1", store="s3://b/p", weight_bytes=9),
+    BindPodRequest(tenant="t", model="m", version="a" * 64, device_class="cpu-1", store="s3://b/p", weight_bytes=9),
 )  # fmt: skip
 
 
@@ -199,7 +201,7 @@ READERS: Final[tuple[Callable[[str], Any], ...]] = (
     _naming(parse_rate),
     parse_reference,
     month_bounds_us,
-    lambda text: parse_place(text),
+    lambda text: parse_s3_url(text),
     lambda text: settings.integer({"X": text}, "X", 1, low=-5, high=1 << 40),
     lambda text: settings.number({"X": text}, "X", 1.0, low=0, high=10),
     lambda text: settings.choice({"X": text}, "X", "a", ("a", "b")),
@@ -231,32 +233,32 @@ def _read_line(data: bytes) -> Any:
 def _line_holds(data: bytes, value: Any) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         assert -(1 << 63) < value < 1 << 63  # not a number is neither
-    if isinstance(value, Wrong):
+    if isinstance(value, NoRoute):
         assert value.failure.message
 
 
 TARGETS: Final = (
-    Target(
+    FuzzTarget(
         "frames", _frames, (ValueError,), FRAMES, holds=_frames_hold,
         again=lambda frames: b"".join(encode_frame(frame) for frame in frames),
     ),
-    Target(
+    FuzzTarget(
         "sse", _said, (),
         (b"plain", b"data: [DONE]\n\n\r\rid: 1\nevent: error\n\n", "\u2028\u0085é💥".encode()), holds=_said_holds,
     ),
-    Target("chat-request", decode_chat, (InvalidRequest,), _json(CHAT), change_json, holds=_ask_holds),
-    Target(
+    FuzzTarget("chat-request", decode_chat, (InvalidRequest,), _json(CHAT), change_json, holds=_ask_holds),
+    FuzzTarget(
         "completion-request", decode_completion, (InvalidRequest,), _json(COMPLETION), change_json, holds=_ask_holds,
     ),
-    Target(
+    FuzzTarget(
         "embeddings-request", lambda data: decode_embeddings(data, 32), (InvalidRequest, LimitExceeded),
         _json(EMBEDDINGS, {"input": "a"}), change_json, holds=_inputs_hold,
     ),
-    Target(
+    FuzzTarget(
         "wire", _told, (InvalidRequest,), tuple(map(_telling, WORDS)), _change_told,
         lambda told: bytes([told[0]]) + encode(told[1]),
     ),
-    Target(
+    FuzzTarget(
         "lines", _read_line, (BadSetting, InvalidRequest, ArtifactRejected),
         (*(bytes([at]) + line.encode() for at, line in enumerate(LINES)), bytes([len(READERS) - 1]) + POLICY),
         change_words(*_TOKENS), holds=_line_holds,

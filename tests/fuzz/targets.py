@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Final
 
 from tests.fuzz import artifacts, formats, messages, tokens
-from tests.fuzz.judge import Target
+from tests.fuzz.judge import FuzzTarget
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 ALL: Final = (*formats.TARGETS, *messages.TARGETS, *artifacts.TARGETS, *tokens.TARGETS)
 TARGETS: Final = {target.name: target for target in ALL}
 
 
-def corpus_of(target: Target) -> dict[str, bytes]:
+def corpus_of(target: FuzzTarget) -> dict[str, bytes]:
     """By file name."""
     return {path.name: path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))}

@@ -37,7 +37,7 @@ import spool.frame
 from contracts.control import Scope
 from contracts.errors import InvalidRequest, Refused
 from tests.fuzz import formats, messages
-from tests.fuzz.judge import MEMORY_BYTES, Finding, Target, find, judge
+from tests.fuzz.judge import MEMORY_BYTES, FuzzFinding, FuzzTarget, find, judge
 from tests.fuzz.targets import TARGETS, corpus_of
 
 SHORT: Final = 100  # inputs
@@ -47,21 +47,21 @@ CONTROL: Final = 4000  # inputs within which a control is found out
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def look(name: str, seed: int, inputs: int) -> Finding | None:
+def look(name: str, seed: int, inputs: int) -> FuzzFinding | None:
     """Look for a finding: in the samples and the corpus, then in so many changed ones."""
     target = TARGETS[name]
     return find(target, list(corpus_of(target).values()), seed=seed, inputs=inputs)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_short_look(name: str) -> None:
+def test_corpus_and_fixed_seed_have_no_finding(name: str) -> None:
     """The corpus, with everything in it that was wrong once, and the first inputs of a fixed seed."""
     assert look(name, seed=1, inputs=SHORT) is None
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_longer_look(name: str) -> None:
+def test_random_inputs_have_no_finding(name: str) -> None:
     """More inputs, of another seed."""
     assert look(name, seed=2, inputs=LONG) is None
 
@@ -94,7 +94,7 @@ def _loads(raw: Any, path: str) -> Any:
 
 # One check taken out of each parser, or one thing done wrongly.
 CONTROLS: Final[dict[str, Patch]] = {
-    "manifest": _without(contracts.manifest, "find_fault"),
+    "manifest": _without(contracts.manifest, "find_manifest_fault"),
     "token": _without(activator.policy.claims, "_scopes", lambda *_: tuple(Scope)),
     "key-set": _without(activator.policy.key_sets, "_PUBLIC", ("kty", "d")),
     "safetensors-header": _without(snapshotter.policy.safetensors_header, "_check_cover"),
@@ -116,11 +116,11 @@ CONTROLS: Final[dict[str, Patch]] = {
     "statement": _without(contracts.attestation, "decoder", msgspec.json.Decoder),
     "file-index": _without(blobstore.packs, "_find_index_fault"),
     "onnx-graph": _without(snapshotter.policy.onnx_graph, "_shape", lambda name, message: (4,)),
-    "signature-file": _without(snapshotter.policy.predictor, "find_misfit"),
-    "prediction-request": _without(runtime.open_inference, "find_misfit"),
+    "signature-file": _without(snapshotter.policy.predictor, "find_invalid_value"),
+    "prediction-request": _without(runtime.open_inference, "find_invalid_value"),
     "backup": _without(controlplane.archive, "_skip_padding", lambda archive, size, _: archive.read(-size % 512)),
     "journal-entry": _without(controlplane.usage_batches, "decoder", msgspec.json.Decoder),
-    "lines": _without(messages, "parse_place", urlsplit),
+    "lines": _without(messages, "parse_s3_url", urlsplit),
 }
 
 
@@ -137,8 +137,8 @@ def test_control(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(name, seed=2, inputs=CONTROL) is not None
 
 
-def _parser(parse: Callable[[bytes], Any], **more: Any) -> Target:
-    return Target("toy", parse, (InvalidRequest,), (b'{"a": [1, 2]}',), **more)
+def _parser(parse: Callable[[bytes], Any], **more: Any) -> FuzzTarget:
+    return FuzzTarget("toy", parse, (InvalidRequest,), (b'{"a": [1, 2]}',), **more)
 
 
 class _Mute:
@@ -171,14 +171,14 @@ def _spins(data: bytes) -> None:
         pytest.param(_parser(len, holds=lambda data, size: _spins(data)), "it took more than", id="too much time"),
     ],
 )
-def test_what_is_a_finding(target: Target, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_wrong_answer_is_a_finding(target: FuzzTarget, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of wrong answer is told from the two right ones."""
     monkeypatch.setattr("tests.fuzz.judge.CPU_S", 0.2)
     assert fault in (judge(target, target.samples[0]) or "")
 
 
-def test_a_finding_is_made_small() -> None:
+def test_finding_is_shrunk() -> None:
     """It is a right input with the change that the fault takes."""
     target = _parser(lambda data: 1 // (b"[]" not in data))
     found = find(target, (), seed=1, inputs=1000)
-    assert found == Finding(b'{"a": []}', "it raised ZeroDivisionError: integer division or modulo by zero")
+    assert found == FuzzFinding(b'{"a": []}', "it raised ZeroDivisionError: integer division or modulo by zero")

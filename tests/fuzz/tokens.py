@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from activator.policy.claims import Identity, Issuer, Why, judge, read
-from activator.policy.key_sets import KINDS, MAX_KEYS, Jwk, Name, usable
+from activator.policy.claims import Identity, Issuer, TokenRefusal, read, verify_claims
+from activator.policy.key_sets import KINDS, MAX_KEYS, Jwk, Name, usable_keys
 from contracts.control import Scope
 from tests.fuzz.changes import change_json
-from tests.fuzz.judge import Target
+from tests.fuzz.judge import FuzzTarget
 
 NOW_S: Final = 1_800_000_000.0
 ISSUER: Final = Issuer(
@@ -33,7 +33,7 @@ def _part(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
-def _read(data: bytes) -> Identity | Why | None:
+def _read(data: bytes) -> Identity | TokenRefusal | None:
     """A token of these two parts, or the bytes as they are."""
     try:
         parts = msgspec.json.decode(data)
@@ -44,10 +44,10 @@ def _read(data: bytes) -> Identity | Why | None:
     else:
         text = data.decode("latin-1")
     token = read(text)
-    return None if token is None else judge(token, ISSUER, NOW_S)
+    return None if token is None else verify_claims(token, ISSUER, NOW_S)
 
 
-def _identity_holds(data: bytes, found: Identity | Why | None) -> None:
+def _identity_holds(data: bytes, found: Identity | TokenRefusal | None) -> None:
     if isinstance(found, Identity):
         assert found.principal.tenant in ISSUER.tenants
         assert set(found.principal.scopes) <= set(ISSUER.scopes)
@@ -59,7 +59,7 @@ def _keys(data: bytes) -> dict[Name, Jwk]:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    return usable(document, frozenset(KINDS))
+    return usable_keys(document, frozenset(KINDS))
 
 
 def _keys_hold(data: bytes, found: dict[Name, Jwk]) -> None:
@@ -75,6 +75,6 @@ def _json(value: Any) -> tuple[bytes, ...]:
 
 
 TARGETS: Final = (
-    Target("token", _read, (), _json(TOKEN), change_json, holds=_identity_holds),
-    Target("key-set", _keys, (ValueError,), _json(KEYS), change_json, holds=_keys_hold),
+    FuzzTarget("token", _read, (), _json(TOKEN), change_json, holds=_identity_holds),
+    FuzzTarget("key-set", _keys, (ValueError,), _json(KEYS), change_json, holds=_keys_hold),
 )

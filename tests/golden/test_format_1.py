@@ -14,7 +14,15 @@ from blake3 import blake3
 from blobstore.packs import decode_footer, decode_table
 from contracts.jobs import SealAttestation
 from contracts.keys import attestation_key, index_key, inputs_key, manifest_key, pack_key
-from contracts.manifest import PAGE, Chunk, Manifest, decode_manifest, encode_manifest, find_fault, version_of
+from contracts.manifest import (
+    PAGE_BYTES,
+    Chunk,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+    find_manifest_fault,
+    version_of,
+)
 from contracts.push import SmallFile
 from contracts.wire import decode
 from snapshotter.policy.layout import assemble, lay_out
@@ -88,7 +96,7 @@ def test_opens_with_nothing_of_ours() -> None:
 def test_todays_code_opens_it() -> None:
     """Manifest, packs, index and attestation decode, and agree on where everything is."""
     found = manifest()
-    assert find_fault(found) is None
+    assert find_manifest_fault(found) is None
     assert encode_manifest(found) == (ROOT / manifest_key(TENANT, VERSION)).read_bytes()
     lengths: dict[str, int] = {}
     for path in (ROOT / TENANT / "packs").iterdir():
@@ -130,11 +138,11 @@ def test_it_has_what_the_format_has() -> None:
     assert any(tensor.nbytes > found.chunk_bytes for tensor in found.tensors)
     assert any(tensor.nbytes == 0 for tensor in found.tensors)
     assert len({tensor.dtype for tensor in found.tensors}) == 4
-    assert any(chunk.length == PAGE for chunk in found.chunks)
+    assert any(chunk.length == PAGE_BYTES for chunk in found.chunks)
 
 
 @pytest.mark.parametrize("at", [0, 100, -1])
-def test_a_bit_would_be_seen(at: int) -> None:
+def test_flipped_manifest_bit_is_refused(at: int) -> None:
     """The control: a manifest with one bit turned is refused by its digest."""
     raw = bytearray((ROOT / manifest_key(TENANT, VERSION)).read_bytes())
     raw[at] ^= 1

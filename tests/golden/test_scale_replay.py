@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from controlplane.policy import kpa, windows
-from controlplane.policy.kpa import Decision, Memory, Observed, ScalingSpec, decide
+from controlplane.policy.kpa import Decision, KpaState, Observation, ScalingSpec, decide
 from kelvin.policy import scale_cases
 from tests.house.pages import ROOT
 
@@ -36,7 +36,7 @@ def cases(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["replay", "windows"])
-def test_every_recorded_answer(name: str, tmp_path: Path) -> None:
+def test_replay_equals_every_recorded_answer(name: str, tmp_path: Path) -> None:
     """To the last pod, and of averages to the last digit."""
     file = tmp_path / "cases.json"
     file.write_bytes(cases(name))
@@ -53,7 +53,7 @@ def wrong(answers: list[dict[str, Any]], name: str) -> list[str]:
 
 def replayed() -> list[dict[str, Any]]:
     """What the decider says now."""
-    found = scale_cases.replay(cases("replay")).cases
+    found = scale_cases.replay_cases(cases("replay")).cases
     return [
         {
             "name": case.name,
@@ -68,25 +68,25 @@ def averaged() -> list[dict[str, Any]]:
     return [{"name": case.name, "averages": case.averages} for case in scale_cases.average(cases("windows")).cases]
 
 
-def forgets_its_panic(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+def forgets_its_panic(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
     return decide(spec, seen, replace(memory, max_panic_pods=0), now)
 
 
-def lets_go_too_soon(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+def lets_go_too_soon(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
     return decide(replace(spec, stable_window_s=spec.stable_window_s - 1e-9), seen, memory, now)
 
 
-def remembers_an_error(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+def remembers_an_error(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
     decision = decide(spec, seen, memory, now)
     return decision if decision.valid else replace(decision, memory=replace(memory, panic_time_s=now))
 
 
-def heeds_a_later_delay(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
-    buckets = kpa.initial(0, now, spec.scale_down_delay_s).delay_buckets
+def heeds_a_later_delay(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
+    buckets = kpa.initial_state(0, now, spec.scale_down_delay_s).delay_buckets
     return decide(spec, seen, replace(memory, delay_buckets=buckets), now)
 
 
-def goes_up_without_end(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
+def goes_up_without_end(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
     return decide(replace(spec, max_scale_up_rate=1e9), seen, memory, now)
 
 
@@ -110,9 +110,9 @@ def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, broken: Callab
 @pytest.mark.parametrize(
     ("name", "other", "caught"),
     [
-        pytest.param("six_digits", lambda value: round(value, 6), "rounded to six digits", id="halves to even"),
+        pytest.param("round_to_micro", lambda value: round(value, 6), "rounded to six digits", id="halves to even"),
         pytest.param("_SMOOTHING", {}, "weighted, 24 s", id="the last digit of a coefficient"),
-        pytest.param("LEFT_OUT", 0.001, "weighted, 6 s", id="weights"),
+        pytest.param("OMITTED_WEIGHT", 0.001, "weighted, 6 s", id="weights"),
         pytest.param("_ZERO_TIME_NS", 0, "buckets of seven seconds", id="where buckets begin"),
     ],
 )

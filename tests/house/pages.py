@@ -13,13 +13,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from activator.routes import Asked, ListModels, Wrong, route
+from activator.routes import ListModels, NoRoute, RequestRoute, route
 from blobstore.memory import MemoryStore
 from contracts import artifact_errors, errors, traffic_errors
-from service.openapi import describe
+from service.openapi import build_document
 from snapshotter.app import open_app
 from snapshotter.settings import SnapshotterSettings
-from tests.controlplane.routes_of import Nothing, application, routes_in
+from tests.controlplane.routes_of import AnyAttribute, application, routes_in
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -91,9 +91,9 @@ def routes_of_front() -> set[Route]:
     }
 
 
-def _is_there(asked: Asked) -> bool:
+def _is_there(asked: RequestRoute) -> bool:
     """A model's name of two parts, as in `x/infer`, makes no route of its own."""
-    return not isinstance(asked, Wrong | ListModels) or (
+    return not isinstance(asked, NoRoute | ListModels) or (
         isinstance(asked, ListModels) and "/" not in (asked.model or "")
     )
 
@@ -107,7 +107,7 @@ def described_routes(scratch: Path) -> set[Route]:
     """What the OpenAPI documents of the services describe. Raises KeyError for a route that says nothing of itself."""
 
     def described(app: Any) -> set[Route]:
-        paths = describe(app, "Kelvin")["paths"].items()
+        paths = build_document(app, "Kelvin")["paths"].items()
         return {(method.upper(), re.sub(r"\{[^}]*\}", "{}", path)) for path, methods in paths for method in methods}
 
     return set[Route]().union(*of_services(scratch, described))
@@ -118,7 +118,7 @@ def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
 
     async def of_snapshotter() -> T:
         settings = SnapshotterSettings(data=scratch, store_url="memory:")
-        async with open_app(settings, MemoryStore(), cast(Any, Nothing())) as app:
+        async with open_app(settings, MemoryStore(), cast(Any, AnyAttribute())) as app:
             return look(app)
 
     return look(application()), asyncio.run(of_snapshotter())

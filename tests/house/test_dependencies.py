@@ -9,7 +9,7 @@ import pytest
 
 from activator.dependencies import DEPENDENCIES as ACTIVATOR
 from activator.dependencies import SERVING
-from contracts.dependency import Dependency, table
+from contracts.dependency import Dependency, dependency_table
 from controlplane.dependencies import DEPENDENCIES as CONTROLPLANE
 from runtime.dependencies import DEPENDENCIES as RUNTIME
 from snapshotter.dependencies import DEPENDENCIES as SNAPSHOTTER
@@ -24,16 +24,16 @@ OF: Final[dict[str, Sequence[Dependency]]] = {
     "weightcache": WEIGHTCACHE,
 }
 TAKEN_AWAY: Final = {
-    "activator": {each.name: "test_dependencies.py::test_it_is_taken_away" for each in SERVING}
+    "activator": {each.name: "test_dependencies.py::test_dependency_outage_behaves_as_declared" for each in SERVING}
     | {
-        "waking": "test_stand_in.py::test_a_failure_is_told_to_who_waits",
-        "accounts": "test_stand_in.py::test_never_over_the_slots",
+        "waking": "test_stand_in.py::test_failed_own_start_refuses_waiting_requests",
+        "accounts": "test_stand_in.py::test_fallback_scaler_never_exceeds_device_slots",
         "autoscaler": "test_citizen.py::test_without_the_autoscaler_what_runs_serves_on",
-        "pod": "test_proving.py::test_nobody_listens_yet",
+        "pod": "test_proving.py::test_refused_probe_is_repeated",
     },
     "controlplane": {
-        "zygote": "test_local.py::test_without_a_zygote_callers_are_told",
-        "restore": "test_local.py::test_a_failed_restore_tells_waiters_and_ends_the_runtime",
+        "zygote": "test_local.py::test_start_without_zygote_fails",
+        "restore": "test_local.py::test_failed_restore_fails_requests_and_ends_the_runtime",
         "orders": "test_dependencies.py::test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain",
         "reports": "test_dependencies.py::test_drain_without_reports_ends_after_its_time",
         "adoption": "test_adopt.py::test_silent_runtime_is_left_for_the_next_sweep",
@@ -42,17 +42,17 @@ TAKEN_AWAY: Final = {
         "eviction": "test_dependencies.py::test_without_a_cache_agent_models_start",
         "examination": "test_dependencies.py::test_without_a_cache_agent_models_start",
         "readers": "test_internal_api.py::test_a_reader_that_does_not_read_is_dropped",
-        "database": "test_locked.py::test_models_wake_and_records_wait",
-        "cluster": "test_converge.py::test_a_cluster_that_is_away_is_not_asked_for_each_object",
-        "watch": "test_cluster_watch.py::test_a_watch_that_says_nothing_is_begun_again",
-        "pool": "test_pools.py::test_pods_that_die",
-        "lease": "test_lease.py::test_who_can_t_renew_stops_before_another_begins",
+        "database": "test_locked.py::test_locked_database_wakes_models_and_refuses_records",
+        "cluster": "test_converge.py::test_unreachable_cluster_is_not_called_per_object",
+        "watch": "test_cluster_watch.py::test_silent_watch_is_restarted",
+        "pool": "test_pools.py::test_restarted_or_terminating_pod_is_replaced",
+        "lease": "test_lease.py::test_leader_that_cannot_renew_stops_first",
     },
     "runtime": {
         "weights": "test_replica.py::test_a_failed_restore_is_the_end",
-        "ledger": "test_orphans.py::test_what_could_not_be_shipped_is_left_for_whoever_recovers_it",
-        "seals": "test_app.py::test_it_is_given_up",
-        "filters": "test_screening.py::test_no_answer_of_a_filter_refuses",
+        "ledger": "test_orphans.py::test_unshipped_records_stay_for_recovery",
+        "seals": "test_app.py::test_seal_upload_stops_after_three_tries",
+        "filters": "test_screening.py::test_silent_filter_refuses_the_request",
         "reader": "test_delivery.py::test_a_client_that_does_not_read_is_cancelled",
     },
     "snapshotter": {
@@ -89,7 +89,7 @@ def own_numbers(source: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("service", OF)
-def test_timeouts_are_the_tables(service: str) -> None:
+def test_timeouts_come_from_the_table(service: str) -> None:
     """No call of the service has a number of its own in a parameter that says how long it waits (`NAMED`)."""
     found = {
         str(path.relative_to(ROOT)): lines
@@ -118,19 +118,19 @@ def test_the_control_finds_numbers(source: str, found: list[int]) -> None:
 def test_the_page_has_the_table(service: str) -> None:
     """Word for word, and explains each indicator."""
     page = (ROOT / "docs" / "operations.md").read_text()
-    assert table(OF[service]) in page
+    assert dependency_table(OF[service]) in page
     rest = _without_tables(page)
     assert [each.indicator for each in OF[service] if f"`{each.indicator}`" not in rest] == []
 
 
 def _without_tables(page: str) -> str:
     for dependencies in OF.values():
-        page = page.replace(table(dependencies), "")
+        page = page.replace(dependency_table(dependencies), "")
     return page
 
 
 @pytest.mark.parametrize("service", TAKEN_AWAY)
-def test_each_is_taken_away(service: str) -> None:
+def test_each_dependency_has_an_outage_test(service: str) -> None:
     """By a test that is there, and by none for what is no dependency."""
     named = TAKEN_AWAY[service]
     assert list(named) == [each.name for each in OF[service]]

@@ -10,7 +10,7 @@ from contracts.control import TenantLimits
 from contracts.timeline import Stage, Stamp
 from controlplane.policy.scale_settings import ScaleSettings
 from kelvin.main import main
-from kelvin.timeline import waterfall
+from kelvin.timeline import draw_waterfall
 from tests.house.pages import (
     DOCS,
     ROOT,
@@ -108,7 +108,7 @@ def test_stages() -> None:
 def test_the_waterfall_is_drawn_so() -> None:
     """The picture of operations is what the command draws of that start."""
     at_us = (358, 437, 549, 380899, 384916, 420684, 441769, 469033, 470305, 524777, 526611, 587877)
-    drawn = waterfall([Stamp(stage, at) for stage, at in zip(Stage, at_us, strict=True)])
+    drawn = draw_waterfall([Stamp(stage, at) for stage, at in zip(Stage, at_us, strict=True)])
     assert f"```\n{drawn}\n```" in read("operations.md")
 
 

@@ -1,6 +1,6 @@
 """`kelvin doctor` knows every setting: a new one has its name in `kelvin/policy/configuration.py`."""
 
-from kelvin.policy.configuration import DEFAULTS, KNOWN
+from kelvin.policy.configuration import DEFAULTS, KNOWN_SETTINGS
 from tests.house.pages import differences, settings_of_code
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -8,7 +8,7 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 def test_names() -> None:
     """Those of the code, and no others: what it does not know it calls misspelt."""
-    assert differences(KNOWN, settings_of_code()) == []
+    assert differences(KNOWN_SETTINGS, settings_of_code()) == []
 
 
 def test_defaults() -> None:

@@ -15,11 +15,11 @@ TOGETHER = "parts of one loop that share what they see of the cluster, and so ar
 
 # Endless coroutines that are started as tasks all the same: "module: coroutine" -> why it is no loop of `Loops`.
 ENDLESS = {
-    "activator/answer.py: _beat": REQUEST,
+    "activator/answer.py: _send_heartbeats": REQUEST,
     "activator/edge_connection.py: run": REQUEST,
     "controlplane/internal_api.py: _stream": REQUEST,
     "controlplane/scaling/knative/declarations.py: run": TOGETHER,
-    "controlplane/scaling/knative/lease.py: _keep": "it ends the moment the lead is lost: no back-off",
+    "controlplane/scaling/knative/lease.py: _renew_until_lost": "it ends the moment the lead is lost: no back-off",
     "controlplane/scaling/knative/node_waits.py: follow": TOGETHER,
     "controlplane/scaling/knative/node_waits.py: _repeat": TOGETHER,
     "controlplane/scaling/knative/plane.py: follow": TOGETHER,

@@ -113,7 +113,7 @@ class Entry:
         pytest.param("x = structs.replace(rows[0], limits=1)", 0, id="their own function"),
     ],
 )
-def test_the_rule_sees_it(line: str, count: int) -> None:
+def test_dataclasses_replace_of_a_struct_is_found(line: str, count: int) -> None:
     """Negative control."""
     tree = ast.parse(CLASSES + line)
     assert len(set(replaced_structs(tree, kinds_of([tree])))) == count

@@ -5,10 +5,10 @@ from typing import Final
 
 import pytest
 
-from contracts.kinds import PATHS
-from contracts.roles import Role, Rules, may_ask
+from contracts.kinds import ROUTES_BY_KIND
+from contracts.roles import Role, Rules, role_may_call
 from controlplane.policy.roles import RULES as CONTROL
-from controlplane.policy.roles import SOCKET_ALONE
+from controlplane.policy.roles import SOCKET_ONLY_PATHS
 from runtime.control_api import build_control_app
 from runtime.policy.roles import RULES as RUNTIME
 from snapshotter.policy.roles import RULES as SNAPSHOTTER
@@ -22,15 +22,15 @@ def _paths(app: object) -> set[str]:
 
 
 def _unruled(rules: Rules, paths: set[str]) -> set[str]:
-    return {path for path in paths if not any(may_ask(rules, role, path) for role in Role)}
+    return {path for path in paths if not any(role_may_call(rules, role, path) for role in Role)}
 
 
 def test_every_route_has_a_rule(tmp_path: Path) -> None:
     """And no rule is for what there is not."""
     control, snapshotter = of_services(tmp_path, _paths)
-    assert _unruled(CONTROL, control) == SOCKET_ALONE
+    assert _unruled(CONTROL, control) == SOCKET_ONLY_PATHS
     assert _unruled(SNAPSHOTTER, snapshotter) == set()
-    asked = {path for paths in PATHS.values() for path in paths}
+    asked = {path for paths in ROUTES_BY_KIND.values() for path in paths}
     assert _unruled(RUNTIME, asked | _paths(build_control_app())) == set()
     for rules, paths in ((CONTROL, control), (SNAPSHOTTER, snapshotter)):
         assert [rule for rule in rules if not any(f"{path}/".startswith(f"{rule}/") for path in paths)] == []
@@ -53,6 +53,6 @@ def test_every_route_has_a_rule(tmp_path: Path) -> None:
         pytest.param(RUNTIME, "/control/bind", {Role.CONTROLPLANE}, id="what a runtime does"),
     ],
 )
-def test_who_may(rules: Rules, path: str, want: set[Role]) -> None:
+def test_each_role_reaches_only_its_routes(rules: Rules, path: str, want: set[Role]) -> None:
     """Said a second time, by what is at stake."""
-    assert {role for role in Role if may_ask(rules, role, path)} == want
+    assert {role for role in Role if role_may_call(rules, role, path)} == want

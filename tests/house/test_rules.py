@@ -48,7 +48,7 @@ def test_child_processes_import_nothing_of_the_current_directory() -> None:
         pytest.param("os.getenv('A')", "getenv(name)", id="a variable"),
     ],
 )
-def test_a_rule_sees_it(wrong: str, right: str) -> None:
+def test_broken_code_rule_is_found(wrong: str, right: str) -> None:
     """Negative control."""
     assert _reads_environment(wrong)
     assert not _reads_environment(right)

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from kelvin.supervisor.children import Reaped
-from kelvin.supervisor.graves import Graves
-from spool.disk import Disk
+from kelvin.supervisor.children import ReapedChild
+from kelvin.supervisor.graves import ExitRecorder
+from spool.disk import SegmentDisk
 from spool.spool import Spool
 
 SOURCE: Final = "supervisor-1"
@@ -22,7 +22,7 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DyingDisk(Disk):
+class DyingDisk(SegmentDisk):
     """The real one, up to the point."""
 
     def __init__(self, point: str) -> None:
@@ -45,7 +45,7 @@ class DyingDisk(Disk):
 def main(data: Path, point: str) -> None:
     """Bury the replica of PID."""
     spool = Spool.open(data / "spool", SOURCE, disk=DyingDisk(point))
-    graves = Graves(data / "run" / "meters", spool, SOURCE)
+    graves = ExitRecorder(data / "run" / "meters", spool, SOURCE)
     unlink = Path.unlink
 
     def dying_unlink(path: Path, missing_ok: bool = False) -> None:
@@ -58,11 +58,11 @@ def main(data: Path, point: str) -> None:
 
     Path.unlink = dying_unlink  # type: ignore[assignment, method-assign]
 
-    async def bury() -> None:
-        graves.bury(Reaped(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
-        await graves.settled(60.0)
+    async def record_exit() -> None:
+        graves.record_exit(ReapedChild(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
+        await graves.wait_recorded(60.0)
 
-    asyncio.run(bury())
+    asyncio.run(record_exit())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart_bench.installation import free_port
-from contracts.jobs import Take
+from contracts.jobs import BindPodRequest
 from contracts.roles import Role
 from contracts.wire import encode
 from tests.runtime.processes import DEADLINE_S, Installation
@@ -16,10 +16,10 @@ from tests.service.pki import Authority, write
 from tests.weightcache.kit import TENANT, Version
 
 
-def take_of(house: Installation, version: Version, weight_bytes: int = 1000) -> Take:
+def take_of(house: Installation, version: Version, weight_bytes: int = 1000) -> BindPodRequest:
     """That version, for a pod on `cpu-1` over the same store."""
     store = (house.data / "store").as_uri()
-    return Take(
+    return BindPodRequest(
         tenant=TENANT, model="m", version=version.id, device_class="cpu-1", store=store, weight_bytes=weight_bytes
     )
 
@@ -62,11 +62,11 @@ class Orders:
             return None
         return str(state["runtime_id"])
 
-    def tell(self, what: str, take: Take) -> tuple[int, dict[str, Any]]:
+    def tell(self, what: str, take: BindPodRequest) -> tuple[int, dict[str, Any]]:
         """To bind or release it."""
         return self.ask("POST", f"/control/{what}", encode(take))
 
-    def open(self, what: str, take: Take) -> http.client.HTTPSConnection:
+    def open(self, what: str, take: BindPodRequest) -> http.client.HTTPSConnection:
         """The same, sent whole and not waited for."""
         connection = self._connection()
         connection.request("POST", f"/control/{what}", encode(take))

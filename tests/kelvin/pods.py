@@ -16,8 +16,8 @@ import psutil
 
 from coldstart_bench.installation import free_port
 from contracts.manifest import Limits
-from kelvin.supervisor.watchdog import ANSWER_S, LOOK_S
-from tests.endings import disorder
+from kelvin.supervisor.watchdog import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
+from tests.endings import find_unclean_exit
 from tests.runtime.processes import DEADLINE_S, Installation, installation
 from tests.weightcache.kit import TENANT, Version
 
@@ -25,7 +25,7 @@ LONG: Final = 16_384  # tokens: seconds of steps on any machine
 PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
 
 
-PROBED_S: Final = LOOK_S + 2 * ANSWER_S  # from a process's start until the watchdog has probed it
+PROBED_S: Final = PROBE_INTERVAL_S + 2 * PROBE_TIMEOUT_S  # from a process's start until the watchdog has probed it
 
 
 def was_probed(pid: int) -> bool:
@@ -141,7 +141,7 @@ def kelvin(
         process.kill()  # its children see the end of their lifeline
         _, lines = process.communicate(timeout=DEADLINE_S)
         if status == 0:
-            left = disorder((lines or b"").decode())
+            left = find_unclean_exit((lines or b"").decode())
             assert left == [], "\n".join(left)
 
 

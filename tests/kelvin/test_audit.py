@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from contracts.audit import AuditChain, AuditReport, AuditWindows
-from kelvin.audit import audit_command, changes
+from kelvin.audit import audit_command, format_changes
 from tests.kelvin.doors import Installation, answering
 
 HOLDS = AuditChain(tenant="", links=2, chain="c" * 64, expired=0)
@@ -18,7 +18,7 @@ def run(answer: object, *words: str) -> tuple[Result, Installation]:
     return CliRunner().invoke(audit_command, [*words], obj=installation), installation
 
 
-def test_what_does_not_hold_is_exit_code_2() -> None:
+def test_broken_audit_chain_exits_with_2() -> None:
     """With its tenant and the first link; one that holds is told with its digest, and alone it is exit code 0."""
     result, installation = run(AuditReport(sound=False, chains=(HOLDS, BROKEN)), "verify", "--all")
     assert result.exit_code == 2
@@ -52,6 +52,6 @@ def test_windows_are_set_by_name() -> None:
         pytest.param({"split": [{}, {"x": 1}]}, 'split {} → {"x": 1}', id="a split"),
     ],
 )
-def test_changes(fields: dict[str, object], says: str) -> None:
+def test_changes_are_formatted_in_a_line(fields: dict[str, object], says: str) -> None:
     """What changed, for a line."""
-    assert changes(fields) == says
+    assert format_changes(fields) == says

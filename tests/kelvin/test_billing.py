@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from contracts.billing import Balance, BillingReport, BillLine, DeviceUse, Imbalance
 from contracts.wire import encode
-from kelvin.billing import CSV_COLUMNS, billing_command, money
+from kelvin.billing import CSV_COLUMNS, billing_command, format_money
 from tests.kelvin.doors import Installation, answering
 
 HOLE = Imbalance(
@@ -50,7 +50,7 @@ def run(report: BillingReport, *arguments: str) -> tuple[Result, Installation]:
     return result, installation
 
 
-def test_it_asks_for_tenant_and_month() -> None:
+def test_billing_sends_tenant_and_month() -> None:
     """Both travel as query parameters."""
     _, installation = run(GOOD, "--tenant", "acme", "--month", "2026-11")
     url = installation.asked[0].url
@@ -67,7 +67,7 @@ def test_the_month_is_the_current_one_by_default() -> None:
     assert re.fullmatch(r"[0-9]{4}-[0-9]{2}", params["month"])
 
 
-def test_the_table() -> None:
+def test_billing_table_groups_digits_and_names_currency() -> None:
     """For people: thousands grouped, money with its currency, seconds, the verdict."""
     result, _ = run(GOOD)
     assert result.exit_code == 0
@@ -139,6 +139,6 @@ def test_an_unbalanced_ledger_is_exit_code_2(form: str) -> None:
         pytest.param(5_000_000_000, "5,000.00", id="thousands are grouped"),
     ],
 )
-def test_money(micros: int, want: str) -> None:
+def test_money_is_exact(micros: int, want: str) -> None:
     """Exact."""
-    assert money(micros) == want
+    assert format_money(micros) == want

@@ -11,12 +11,12 @@ import pytest
 from contracts.roles import Role
 from kelvin.checks.certificates import (
     CertificateFile,
-    Use,
+    CertificateUse,
     check_certificate_files,
     judge_certificate_file,
-    look_at_certificates,
+    read_certificate_files,
 )
-from kelvin.policy.findings import DAY_S, Level
+from kelvin.policy.findings import DAY_S, FindingLevel
 from tests.kelvin.test_doctor import doctor
 from tests.service.pki import Authority, write
 
@@ -26,13 +26,13 @@ OLD, NEW, NEXT = Authority("old", AGO), Authority("new", WEEK), Authority("next"
 
 def days_left(env: dict[str, str]) -> dict[str, int | None]:
     """By the end of the file's path, rounded."""
-    found = look_at_certificates(env)
+    found = read_certificate_files(env)
     assert len({file.path for file in found}) == len(found)
     days = {"/".join(Path(file.path).parts[-2:]): file.left_s for file in found}
     return {name: None if left_s is None else round(left_s / DAY_S) for name, left_s in days.items()}
 
 
-def test_what_callers_are_shown(tmp_path: Path) -> None:
+def test_front_door_certificates_are_found(tmp_path: Path) -> None:
     """Each pair's leaf, by either name, here and in directories below; a directory without any is told of itself."""
     for name, place, ends_in in (
         ("tls.crt", "a", YEAR),
@@ -44,13 +44,13 @@ def test_what_callers_are_shown(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     env = {"KELVIN_CERTIFICATES": str(tmp_path)}
     assert days_left(env) == {"a/tls.crt": 365, "b/fullchain.pem": 0}
-    assert [file.use for file in look_at_certificates(env)] == [Use.FRONT] * 2
+    assert [file.use for file in read_certificate_files(env)] == [CertificateUse.FRONT] * 2
     for empty in (tmp_path / "c", tmp_path / "none"):
-        (file,) = look_at_certificates({"KELVIN_CERTIFICATES": str(empty)})
+        (file,) = read_certificate_files({"KELVIN_CERTIFICATES": str(empty)})
         assert (file.path, file.left_s) == (str(empty), None)
 
 
-def test_who_processes_are_to_one_another(tmp_path: Path) -> None:
+def test_role_certificates_and_their_issuer_are_found(tmp_path: Path) -> None:
     """The leaf of each role, and of several authorities the one that signed it: another may have ended, or may come."""
     write(tmp_path / Role.ACTIVATOR, NEW.sign("x://activator", ends_in=YEAR), OLD, NEW, NEXT)
     write(tmp_path / Role.CONTROLPLANE, NEXT.sign("x://controlplane", ends_in=WEEK), OLD, NEXT)
@@ -67,7 +67,7 @@ def test_who_processes_are_to_one_another(tmp_path: Path) -> None:
     assert days_left({"KELVIN_INNER_TLS": str(tmp_path / "none")}) == {"none/tls.crt": None, "none/ca.crt": None}
 
 
-def test_whom_we_believe(tmp_path: Path) -> None:
+def test_trusted_authorities_are_judged_by_the_last_expiry(tmp_path: Path) -> None:
     """Of databases and issuers, by the one that lasts longest; what is no file, or no file of issuers, is not ours."""
     roots, gone = tmp_path / "roots.pem", tmp_path / "gone.pem"
     roots.write_bytes(OLD.pem + NEW.pem)
@@ -78,7 +78,7 @@ def test_whom_we_believe(tmp_path: Path) -> None:
         "KELVIN_REDIS": f"rediss://:secret@redis/0?ssl_ca_certs={gone}",
         "KELVIN_OIDC": str(tmp_path / "issuers"),
     }
-    found = [(file.setting, Path(file.path).name, file.left_s) for file in look_at_certificates(env)]
+    found = [(file.setting, Path(file.path).name, file.left_s) for file in read_certificate_files(env)]
     assert [(setting, name, left_s and round(left_s / DAY_S)) for setting, name, left_s in found] == [
         ("KELVIN_DATABASE", "roots.pem", 7), ("KELVIN_DATABASE", "own.pem", 0), ("KELVIN_REDIS", "gone.pem", None),
         ("KELVIN_OIDC", "roots.pem", 7),
@@ -92,24 +92,28 @@ def test_whom_we_believe(tmp_path: Path) -> None:
         {"KELVIN_TRUST_ROOTS": str(tmp_path)},
         {},
     ):
-        assert look_at_certificates(strange) == []
+        assert read_certificate_files(strange) == []
 
 
-def file(left_s: float | None, use: Use = Use.FRONT, begins_in_s: float = 0.0) -> CertificateFile:
+def file(left_s: float | None, use: CertificateUse = CertificateUse.FRONT, begins_in_s: float = 0.0) -> CertificateFile:
     return CertificateFile("KELVIN_CERTIFICATES", "/c/tls.crt", use, left_s, begins_in_s)
 
 
 @pytest.mark.parametrize(
     ("left_s", "level", "says"),
     [
-        pytest.param(None, Level.FAIL, "/c/tls.crt (KELVIN_CERTIFICATES) holds none that can be read", id="unreadable"),
-        pytest.param(-2.0 * DAY_S, Level.FAIL, "expired 2 days ago", id="ended"),
-        pytest.param(0.0, Level.FAIL, "expired 0 days ago", id="ends now"),
-        pytest.param(13.0 * DAY_S, Level.WARN, "is good for 13 days", id="less than two weeks"),
+        pytest.param(
+            None, FindingLevel.FAIL, "/c/tls.crt (KELVIN_CERTIFICATES) holds none that can be read", id="unreadable"
+        ),
+        pytest.param(-2.0 * DAY_S, FindingLevel.FAIL, "expired 2 days ago", id="ended"),
+        pytest.param(0.0, FindingLevel.FAIL, "expired 0 days ago", id="ends now"),
+        pytest.param(13.0 * DAY_S, FindingLevel.WARN, "is good for 13 days", id="less than two weeks"),
     ],
 )
-@pytest.mark.parametrize("use", list(Use))
-def test_what_is_left(left_s: float | None, level: Level, says: str, use: Use) -> None:
+@pytest.mark.parametrize("use", list(CertificateUse))
+def test_expiring_certificate_has_cost_and_mend(
+    left_s: float | None, level: FindingLevel, says: str, use: CertificateUse
+) -> None:
     """Each has a cost and a mend. Of two weeks and more nothing is said."""
     found = judge_certificate_file(file(left_s, use))
     assert found is not None
@@ -123,7 +127,7 @@ def test_certificate_of_the_future_fails() -> None:
     """It is refused until then, however long it lasts."""
     found = judge_certificate_file(file(99.0 * DAY_S, begins_in_s=7200.0))
     assert found is not None
-    assert (found.level, "not valid before 2.0 hours" in found.seen) == (Level.FAIL, True)
+    assert (found.level, "not valid before 2.0 hours" in found.seen) == (FindingLevel.FAIL, True)
 
 
 def test_good_ones_are_one_line(tmp_path: Path) -> None:
@@ -134,12 +138,12 @@ def test_good_ones_are_one_line(tmp_path: Path) -> None:
     (bad,) = check_certificate_files({"KELVIN_CERTIFICATES": str(tmp_path)})
     assert "ended/tls.crt" in bad.seen
     (good,) = check_certificate_files({"KELVIN_CERTIFICATES": str(tmp_path / "good")})
-    assert (good.level, good.seen) == (Level.OK, "1 that settings name, good for 365 days")
+    assert (good.level, good.seen) == (FindingLevel.OK, "1 that settings name, good for 365 days")
     assert check_certificate_files({}) == []
 
 
 @pytest.mark.deep
-def test_doctor_tells(tmp_path: Path) -> None:
+def test_doctor_reports_expired_certificates(tmp_path: Path) -> None:
     """From outside: the one that has ended fails the command; good ones are one line."""
     front = tmp_path / "front"
     write(front, NEXT.sign(ends_in=AGO))

@@ -13,13 +13,22 @@ from typing import Final, cast
 
 import pytest
 
-from contracts.jobs import Parked
+from contracts.jobs import ParkedSpec
 from contracts.jobs import Pod as Told
 from kelvin.settings import EngineSettings, PodSettings, UpSettings
 from kelvin.supervisor import children as subject
 from kelvin.supervisor import engine
-from kelvin.supervisor.children import Child, ChildGroup, ChildSpec, Reaped, call_on_deaths, children, log_end, reap
-from kelvin.supervisor.graves import Graves
+from kelvin.supervisor.children import (
+    Child,
+    ChildGroup,
+    ChildSpec,
+    ReapedChild,
+    call_on_deaths,
+    children,
+    log_exit,
+    reap_children,
+)
+from kelvin.supervisor.graves import ExitRecorder
 from kelvin.supervisor.pod import Pod
 from kelvin.supervisor.up import Supervisor
 from service import processes
@@ -39,20 +48,20 @@ class Process:
 
 
 def _up(data: Path) -> Supervised:
-    nowhere, nobody = cast(SocketDirectory, None), cast(Graves, None)
+    nowhere, nobody = cast(SocketDirectory, None), cast(ExitRecorder, None)
     supervisor = Supervisor(UpSettings(data, 1, "", 1, 1), nowhere, nobody, 0, None)
     return supervisor.group, supervisor.group.members[-1]
 
 
 def _engine(data: Path) -> Supervised:
-    of = engine.Engine(EngineSettings(data, "file:///store"), cast(SocketDirectory, None), 0, asyncio.Event())
+    of = engine.EngineSupervisor(EngineSettings(data, "file:///store"), cast(SocketDirectory, None), 0, asyncio.Event())
     return of.group, of.group.members[-1]
 
 
 def _pod(data: Path) -> Supervised:
-    parked = Parked(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
+    parked = ParkedSpec(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
     settings = PodSettings(data, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
-    pod = Pod(settings, cast(Graves, None), 0)
+    pod = Pod(settings, cast(ExitRecorder, None), 0)
     return pod.group, pod.group.members[0]
 
 
@@ -62,7 +71,7 @@ def test_a_start_that_the_system_refuses_is_tried_again(
 ) -> None:
     """By whichever supervisor, ever later, as if it had died; once it is begun, no more."""
     tried_s: list[float] = []
-    dead = Reaped(PID, -signal.SIGKILL, 1, 1, 1, 1)
+    dead = ReapedChild(PID, -signal.SIGKILL, 1, 1, 1, 1)
 
     def start(child: Child, *_: object) -> None:
         tried_s.append(asyncio.get_running_loop().time())
@@ -71,12 +80,12 @@ def test_a_start_that_the_system_refuses_is_tried_again(
         child.process = cast(None, Process())
 
     monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(subject, "reap", lambda: iter([dead]))
+    monkeypatch.setattr(subject, "reap_children", lambda: iter([dead]))
 
     async def main() -> Child:
         group, child = supervised(tmp_path)
         child.process = cast(None, Process())
-        group.collect()
+        group.reap_dead()
         assert child.pid is None
         await asyncio.sleep(60)
         return child
@@ -101,12 +110,12 @@ def test_only_an_unexpected_end_is_a_warning(
 ) -> None:
     """An ordinary stop of an installation logs no warning."""
     with caplog.at_level(logging.INFO):
-        log_end(Child(ChildSpec("cache", "weightcache", None)), status, is_expected=is_expected)
+        log_exit(Child(ChildSpec("cache", "weightcache", None)), status, is_expected=is_expected)
     assert [record.levelno for record in caplog.records] == [level]
 
 
 @pytest.mark.virtual_time
-async def test_one_that_nobody_wants_any_more_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unwanted_child_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain began between two tries, or before the first."""
     child, tried = Child(ChildSpec("cache", "weightcache", None)), []
 
@@ -115,12 +124,12 @@ async def test_one_that_nobody_wants_any_more_is_not_tried_again(monkeypatch: py
         group.stop_restarts()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(subject, "reap", lambda: iter([Reaped(PID, 1, 1, 1, 1, 1)]))
+    monkeypatch.setattr(subject, "reap_children", lambda: iter([ReapedChild(PID, 1, 1, 1, 1, 1)]))
     group = ChildGroup([child], spawn, lambda *_: None)
 
     for _ in range(2):
         child.process = cast(None, Process())
-        group.collect()
+        group.reap_dead()
         await asyncio.sleep(60)
     assert tried == [child]
 
@@ -136,7 +145,7 @@ STUBBORN: Final = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pytest.param(STUBBORN, -signal.SIGKILL, id="it is killed after its time"),
     ],
 )
-async def test_end_of_a_child(text: str, status: int) -> None:
+async def test_ended_child_leaves_its_group(text: str, status: int) -> None:
     """It is gone when `end` returns, has left the group, and does not come back; another one of the group lives on."""
     deaths: list[tuple[int, Child]] = []
 
@@ -146,7 +155,7 @@ async def test_end_of_a_child(text: str, status: int) -> None:
         with child.process.stdout as ready:
             ready.readline()
 
-    def died(reaped: Reaped, child: Child | None) -> None:
+    def died(reaped: ReapedChild, child: Child | None) -> None:
         if child is not None:  # a test before this one may have left children
             deaths.append((reaped.status, child))
 
@@ -162,7 +171,7 @@ async def test_end_of_a_child(text: str, status: int) -> None:
 
 def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the supervisor has no descriptor left for a moment, nothing else tells of that death."""
-    monkeypatch.setattr(subject, "AGAIN_S", 0.01)
+    monkeypatch.setattr(subject, "RETRY_S", 0.01)
     collected: list[int] = []
     refused = [True]
 
@@ -175,7 +184,7 @@ def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.M
     monkeypatch.setattr(subject, "born_ns", born_ns)
 
     async def main() -> int:
-        call_on_deaths(lambda: collected.extend(each.pid for each in reap()))
+        call_on_deaths(lambda: collected.extend(each.pid for each in reap_children()))
         child = await asyncio.to_thread(subprocess.Popen, ["true"])
         await eventually(lambda: child.pid in collected)
         child.returncode = 0
@@ -194,7 +203,7 @@ def test_thread_that_has_ended_hides_no_children(monkeypatch: pytest.MonkeyPatch
         child.kill()
 
 
-def test_a_signal_leaves_the_dead_to_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_does_not_reap_a_dead_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that died just before it would be collected by nobody else, and be waited for."""
     child = Child(ChildSpec("cache", "weightcache", None))
     child.process = subprocess.Popen(["true"])
@@ -202,8 +211,8 @@ def test_a_signal_leaves_the_dead_to_the_reaper(monkeypatch: pytest.MonkeyPatch)
     waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is dead
     monkeypatch.setattr(os, "waitid", lambda _, __, options: waitid(os.P_PID, pid, options))  # none but ours
     child.signal(signal.SIGTERM)
-    (reaped,) = reap()
+    (reaped,) = reap_children()
     assert (reaped.pid, reaped.status) == (pid, 0)
-    child.buried(reaped.status)
+    child.mark_reaped(reaped.status)
     child.signal(signal.SIGTERM)
     assert child.pid is None

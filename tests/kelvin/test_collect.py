@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from contracts.control import Scope
 from contracts.errors import Unavailable
 from kelvin.progress import Progress
-from kelvin.store import collect, collect_command, fsck_command
+from kelvin.store import collect_command, fsck_command, request_collection
 from tests.kelvin.doors import Doors, push
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, weight
@@ -108,7 +108,7 @@ def test_a_kept_file_goes_with_its_last_version(house: House, tmp_path: Path) ->
     assert objects(house) == []
 
 
-def test_pushed_again_it_is_whole(house: House, tmp_path: Path) -> None:
+def test_version_pushed_again_during_grace_is_complete(house: House, tmp_path: Path) -> None:
     """Before the grace is over nothing is sent again; after it everything is."""
     push_model(house, Model(), tmp_path / "a")
     other = push_model(house, OTHER, tmp_path / "b")
@@ -141,7 +141,7 @@ def test_aborted_pushes_are_dropped(house: House, tmp_path: Path) -> None:
     assert (house.data / "staging" / "umbrella" / ("0" * 32)).exists()
 
 
-def test_refusals(house: House, tmp_path: Path) -> None:
+def test_failed_collection_frees_nothing(house: House, tmp_path: Path) -> None:
     """A missing manifest, a registry that is away: nothing is freed. A wish that is not said is wrong usage."""
     version = push_model(house, Model(), tmp_path / "a")
     assert run(house).exit_code == 2
@@ -164,7 +164,7 @@ def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None
         push(Model().write(tmp_path / "a"), "toy", door, Progress())
     house.control.deleted.update(registration.version for registration in house.control.registrations)
     with house.client(TENANT, Scope.OPERATOR) as door:
-        assert len(collect(door, run=True, tenant="umbrella").condemned) == 1
+        assert len(request_collection(door, run=True, tenant="umbrella").condemned) == 1
     for tenant in ("umbrella", "nobody"):
         with house.client(TENANT, Scope.ADMIN) as door:
             answer = door.post(f"/push/v1/collect?tenant={tenant}", json={"run": False})
@@ -172,7 +172,7 @@ def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None
     with house.client(TENANT, Scope.OPERATOR) as door:
         assert door.post("/push/v1/collect?tenant=../acme", json={"run": False}).status_code == 400
     with house.client(TENANT, Scope.ADMIN) as door:
-        assert collect(door, run=False, tenant=TENANT).condemned == ()
+        assert request_collection(door, run=False, tenant=TENANT).condemned == ()
 
 
 def test_tenants_are_apart(house: House, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from kelvin.client import DoorClosed, json_of
+from kelvin.client import CommandFailed, decode_json_object
 from kelvin.main import main
 
 NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -284,5 +284,5 @@ main()
 def test_answer_that_is_not_ours_is_named(body: bytes) -> None:
     """A proxy or another server at the URL answered with 200."""
     answer = httpx.Response(200, content=body, request=httpx.Request("GET", "https://x/admin/v1/status?key=kv_1"))
-    with pytest.raises(DoorClosed, match=r"^https://x/admin/v1/status answered with no JSON object: is the URL"):
-        json_of(answer)
+    with pytest.raises(CommandFailed, match=r"^https://x/admin/v1/status answered with no JSON object: is the URL"):
+        decode_json_object(answer)

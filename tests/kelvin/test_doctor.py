@@ -29,7 +29,7 @@ from kelvin.checks.kernel import (
     wall_minus_monotonic_s,
 )
 from kelvin.checks.services import check_services
-from kelvin.policy.findings import Finding, Level
+from kelvin.policy.findings import Finding, FindingLevel
 
 ROOT = Path(__file__).parents[2]
 KEY = "kv-abcdefghijkl-AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"
@@ -53,7 +53,7 @@ def doctor(
     )
     assert done.returncode == code, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
-    ascending = sorted(findings, key=lambda finding: list(Level).index(Level(finding["level"])))
+    ascending = sorted(findings, key=lambda finding: list(FindingLevel).index(FindingLevel(finding["level"])))
     return {finding["check"]: finding for finding in ascending}
 
 
@@ -68,7 +68,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.deep
-def test_a_good_place(data: Path) -> None:
+def test_good_machine_has_no_failing_check(data: Path) -> None:
     """Every check speaks, and none fails but what this machine lacks; nothing is left behind."""
     before = sorted(path.name for path in data.iterdir())
     found = doctor(data, 0, env={"KELVIN_BACKUP_S": "240"})
@@ -82,7 +82,7 @@ def test_a_good_place(data: Path) -> None:
 
 
 @pytest.mark.deep
-def test_a_bad_place(data: Path) -> None:
+def test_every_fault_of_a_bad_machine_is_found(data: Path) -> None:
     """All of it at once: descriptors, a misspelt name, a bad value, a contradiction, an open secret, a weak one."""
     (data / "admin.key").chmod(0o644)
     (data / "default.key").write_text("kv-abcdefghijkl-" + "A" * 43)
@@ -122,7 +122,7 @@ def test_a_store_that_does_not_answer(data: Path) -> None:
 
 
 @pytest.mark.deep
-def test_a_database_elsewhere(data: Path) -> None:
+def test_external_database_is_not_backed_up(data: Path) -> None:
     """A password in its URL is refused and not told; what lies there is not ours to back up."""
     found = doctor(data, 1, env={"KELVIN_DATABASE": "postgresql://kelvin:hunter2@db.example/kelvin"})
     assert "KELVIN_DATABASE=postgresql://...: must hold no password" in found["service"]["seen"]
@@ -173,7 +173,7 @@ def test_checks_see_this_machine(data: Path) -> None:
     }  # fmt: skip
     reading = by_name["disk read"].seen
     assert reading == "O_DIRECT is refused" or "8.39 MB read" in reading
-    assert by_name["kernel"].level is Level.OK
+    assert by_name["kernel"].level is FindingLevel.OK
     assert usable_bytes() > 0
     assert "clock step" not in by_name
     assert sorted(path.name for path in data.iterdir()) == ["admin.key", "default.key"]
@@ -194,7 +194,7 @@ def test_a_clock_that_moved_is_seen(data: Path) -> None:
 def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
     """Modes and how many different bytes; not one of these."""
     (good,) = check_secrets(data)
-    assert (good.level, good.seen) == (Level.OK, "2 files, for their owner alone; keys look random")
+    assert (good.level, good.seen) == (FindingLevel.OK, "2 files, for their owner alone; keys look random")
     (data / "admin.key").write_text("nothing of the kind")
     (data / "default.key").chmod(0o644)
     data.chmod(0o755)
@@ -202,7 +202,7 @@ def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
         "the data directory has mode 0755", "admin.key holds no key", "default.key has mode 0644",
     ]  # fmt: skip
     (nothing,) = check_secrets(data / "none")
-    assert nothing.level is Level.OK
+    assert nothing.level is FindingLevel.OK
     assert not is_running(data)
 
 
@@ -226,7 +226,7 @@ def test_filters_are_asked_where_they_are_on(data: Path) -> None:
 def test_bad_setting_is_refused_as_a_start_refuses_it(data: Path, setting: str, by: str) -> None:
     """Also one that no service reads."""
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data), setting: "soon"}))
-    told = [finding.seen for finding in found if finding.level is Level.FAIL]
+    told = [finding.seen for finding in found if finding.level is FindingLevel.FAIL]
     assert [line.partition(": must")[0] for line in told] == [f"{by}: {setting}=soon"]
     assert "services" not in _names(found)
 
@@ -236,7 +236,7 @@ def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
     book = data / "bad.toml"
     book.write_text("prompt = 0.60\n")
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data), "KELVIN_PRICE_BOOK": str(book)}))
-    told = [finding.seen for finding in found if finding.level is Level.FAIL]
+    told = [finding.seen for finding in found if finding.level is FindingLevel.FAIL]
     assert len(told) == 1
     assert told[0].startswith(f"controlplane: KELVIN_PRICE_BOOK={book}: bad.toml: currency")
     assert "services" not in [finding.check for finding in found]
@@ -248,7 +248,7 @@ def test_services_are_not_imported_from_the_current_directory(data: Path, monkey
     (data / "weightcache" / "__init__.py").write_text("raise SystemExit('not the cache agent')")
     monkeypatch.chdir(data)
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data)}))
-    assert [finding.seen for finding in found if finding.level is Level.FAIL] == []
+    assert [finding.seen for finding in found if finding.level is FindingLevel.FAIL] == []
 
 
 def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest
     monkeypatch.setattr(services, "CHECK_S", 0.0)
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data)}))
     assert [finding.seen for finding in found] == [f"{name}: no answer in 0 s" for name in services.SERVICES]
-    assert {finding.level for finding in found} == {Level.WARN}
+    assert {finding.level for finding in found} == {FindingLevel.WARN}
 
 
 def test_records_kept_aside_are_counted(tmp_path: Path) -> None:

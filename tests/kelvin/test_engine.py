@@ -14,11 +14,11 @@ from typing import Final
 import pytest
 
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
-from contracts.jobs import ENGINE, GateFacts, GateJob, SealAttestation, SealJob
+from contracts.jobs import ENGINE_SOCKET, GateFacts, GateJob, SealAttestation, SealJob
 from service.bodies import SMALL_BYTES
 from service.client import ServiceClient
 from service.unix import SocketDirectory
-from snapshotter.jobs import EngineBeside
+from snapshotter.jobs import StandaloneEngine
 from tests.kelvin.pods import child_of, kelvin, was_probed
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.runtime.versions import make_llama
@@ -47,7 +47,7 @@ def is_ready(data: Path) -> bool | None:
 
     async def ask() -> bool | None:
         with closing(SocketDirectory(data / "run", is_ours=False)) as directory:
-            client = ServiceClient(directory, ENGINE, "the engine")
+            client = ServiceClient(directory, ENGINE_SOCKET, "the engine")
             try:
                 async with client.open("GET", "/readyz", timeout_s=DEADLINE_S):
                     return True
@@ -62,7 +62,7 @@ def is_ready(data: Path) -> bool | None:
 
 def gate(data: Path) -> Failure:
     """Why it is refused."""
-    judge = EngineBeside(data / "run")
+    judge = StandaloneEngine(data / "run")
     with pytest.raises(Refused) as refused:
         asyncio.run(judge.call("POST", "/internal/v1/jobs/gate", GateFacts, body=GATE, timeout_s=DEADLINE_S))
     return refused.value.failure
@@ -71,7 +71,7 @@ def gate(data: Path) -> Failure:
 def seal(data: Path, version: str) -> SealAttestation:
     """As a snapshotter has it done."""
     job = SealJob(tenant=TENANT, version=version)
-    judge = EngineBeside(data / "run")
+    judge = StandaloneEngine(data / "run")
     return asyncio.run(judge.call("POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=DEADLINE_S))
 
 
@@ -107,7 +107,7 @@ def another(process: "subprocess.Popen[bytes]", module: str, killed: int) -> int
     return None if (found := child_of(process, module)) == killed else found
 
 
-def test_jobs(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_engine_runs_gate_and_seal_jobs(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """A gate in its own words, a seal as any engine would record it, and nothing is left of the standbys.
 
     A body that no job has is refused by its size.
@@ -145,7 +145,7 @@ def test_end_under_a_job_leaves_no_traceback(
     assert sealing.done()
 
 
-def test_what_dies_comes_back(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_dead_engine_processes_are_restarted(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Zygote or cache agent: what was asked meanwhile may be repeated, and is done in the end. The job of a standby
     that is killed is done by another one, or may be repeated.
     """
@@ -190,7 +190,7 @@ def test_hung_processes_are_replaced(sealed: tuple[Installation, Version], tmp_p
         assert seal_in_the_end(data, version).version == version.id
 
 
-def test_killed(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_killed_engine_leaves_no_processes(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Its processes end with it, and one that is begun over what it left does its work."""
     house, version = sealed
     data = tmp_path / "engine"
@@ -209,7 +209,7 @@ def test_killed(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
         assert seal_in_the_end(data, version).version == version.id
 
 
-def test_one_in_a_directory(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_second_engine_in_a_directory_is_refused(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """The second one says who is there."""
     house, _ = sealed
     data = tmp_path / "engine"
@@ -220,14 +220,14 @@ def test_one_in_a_directory(sealed: tuple[Installation, Version], tmp_path: Path
         poll_until("the gate of the first speaks", lambda: is_judged(data))
 
 
-def test_a_setting_that_one_refuses(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_refused_setting_ends_the_engine_with_2(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Ends all of it, with 2: it would be refused again."""
     house, _ = sealed
     with engine(house, tmp_path / "engine", ends=False, KELVIN_SLAB_BYTES="5") as process:
         assert process.wait(DEADLINE_S) == 2
 
 
-def test_what_does_not_fit(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_job_that_does_not_fit_is_refused_for_good(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Is refused for good, with both figures."""
     house, version = sealed
     data = tmp_path / "engine"

@@ -43,7 +43,7 @@ def pushed(house: House, tmp_path: Path, model: Model = SHARDED) -> str:
 
 def exported(house: House, version: str, directory: Path, form: str = "safetensors") -> Path:
     with house.client() as door:
-        export_version(version, directory, form, door, Progress(), FAST.patience)
+        export_version(version, directory, form, door, Progress(), FAST.retry_policy)
     return directory
 
 
@@ -55,7 +55,7 @@ def small(model: Model) -> dict[str, bytes]:
     return {path: raw for path, raw in model.files().items() if path in ("config.json", "tokenizer.json", *MORE)}
 
 
-def test_safetensors(house: House, tmp_path: Path) -> None:
+def test_safetensors_export_has_bit_exact_tensors(house: House, tmp_path: Path) -> None:
     """What was pushed in three files comes back in one, each tensor with its bits; pushed, it is the same version."""
     version = pushed(house, tmp_path)
     directory = exported(house, version, tmp_path / "out")
@@ -77,14 +77,14 @@ def test_config_of_a_module_comes_back_in_its_directory(house: House, tmp_path: 
     name, raw = "1_Pooling/config.json", b'{"pooling_mode_mean_tokens": true}'
     version = pushed(house, tmp_path, Model(more={name: raw}))
     with house.client() as door:
-        found = export_version(version, tmp_path / "out", "safetensors", door, Progress(), FAST.patience)
+        found = export_version(version, tmp_path / "out", "safetensors", door, Progress(), FAST.retry_policy)
     assert (tmp_path / "out" / name).read_bytes() == raw
     assert found.files == (name, "config.json", "model.safetensors", "tokenizer.json")
     assert found.total_bytes == sum((tmp_path / "out" / path).stat().st_size for path in found.files)
 
 
 @pytest.mark.deep
-def test_tensors(house: House, tmp_path: Path) -> None:
+def test_tensorizer_export_is_read_by_its_library(house: House, tmp_path: Path) -> None:
     """The library reads the same tensors, and finds its own hashes right; the safetensors file is gone."""
     directory = exported(house, pushed(house, tmp_path), tmp_path / "out", "tensors")
     assert {path.name for path in directory.iterdir()} == {*small(SHARDED), "model.tensors"}
@@ -106,7 +106,7 @@ def read_by_library(path: Path) -> object:
     return found
 
 
-def test_nothing_is_overwritten(house: House, tmp_path: Path) -> None:
+def test_export_refuses_an_existing_directory(house: House, tmp_path: Path) -> None:
     """A directory that is there is left as it is, also an empty one."""
     version = pushed(house, tmp_path)
     (tmp_path / "out").mkdir()
@@ -124,7 +124,7 @@ def refusal(house: House, version: str, directory: Path, form: str = "safetensor
     return refused.value.failure.code
 
 
-def test_whole_or_not_at_all(house: House, tmp_path: Path) -> None:
+def test_failed_export_leaves_no_directory(house: House, tmp_path: Path) -> None:
     """A chunk that is wrong or gone at the last moment leaves no directory; mended, it comes."""
     version = pushed(house, tmp_path)
     out = tmp_path / "out"
@@ -198,7 +198,7 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
 
     for what in ("/manifests/", "/chunks/"):
         with house.client() as door, pytest.raises(Refused):
-            export_version(version, out, "safetensors", Lying(door, what), Progress(), FAST.patience)  # type: ignore[arg-type]
+            export_version(version, out, "safetensors", Lying(door, what), Progress(), FAST.retry_policy)  # type: ignore[arg-type]
         assert not out.exists()
 
 
@@ -208,7 +208,7 @@ def test_too_many_tensors_for_the_other_format(house: House, tmp_path: Path, mon
     version = pushed(house, tmp_path)
     told = Told()
     with house.client() as door, pytest.raises(Refused) as refused:
-        export_version(version, tmp_path / "out", "tensors", door, told, FAST.patience)
+        export_version(version, tmp_path / "out", "tensors", door, told, FAST.retry_policy)
     assert refused.value.failure.code == "capacity_exceeded"
     assert [stage for stage, _ in told.stages] == ["looking"]
 
@@ -222,7 +222,7 @@ BROKEN = {
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("program", "want"), [pytest.param(*case, id=name) for name, case in BROKEN.items()])
-def test_the_library_is_not_trusted(
+def test_faulty_tensorizer_library_leaves_no_bad_file(
     house: House, tmp_path: Path, program: str, want: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it does, there is a whole file in the end, or no directory."""

@@ -13,7 +13,7 @@ from contracts.problem import problem_details, to_wire
 from contracts.push import FsckBroken, FsckFinding, FsckProgress, FsckSummary
 from contracts.wire import encode
 from kelvin.progress import Progress
-from kelvin.store import check_store, fsck_command, read_findings
+from kelvin.store import fsck_command, read_findings, stream_check
 from tests.kelvin.doors import Doors, push
 from tests.kelvin.test_push import Told
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
@@ -39,7 +39,7 @@ def flip(house: House) -> Path:
     return pack
 
 
-def test_clean(house: House) -> None:
+def test_clean_store_exits_with_0(house: House) -> None:
     """Exit code 0, and how much was looked at."""
     result = run(house)
     assert result.exit_code == 0, result.output
@@ -47,7 +47,7 @@ def test_clean(house: House) -> None:
     assert "no fault" in result.stdout
 
 
-def test_findings(house: House) -> None:
+def test_fsck_finding_names_object_fault_and_mend(house: House) -> None:
     """A flipped bit: exit code 1, the object, the fault and the mend."""
     pack = flip(house)
     result = run(house)
@@ -57,7 +57,7 @@ def test_findings(house: House) -> None:
     assert "2 faults" in result.stdout  # the pack, and the version that needs it
 
 
-def test_json(house: House) -> None:
+def test_fsck_json_has_the_same_facts(house: House) -> None:
     """One object with the same facts and exit code."""
     clean = run(house, "--json")
     assert clean.exit_code == 0
@@ -73,15 +73,15 @@ def test_tenants_are_apart(house: House) -> None:
     """Another tenant's check sees nothing of it."""
     flip(house)
     with house.client("umbrella") as door:
-        findings, summary = read_findings(check_store(door), Progress())
+        findings, summary = read_findings(stream_check(door), Progress())
     assert (findings, summary.packs) == ([], 0)
 
 
-def test_progress(house: House) -> None:
+def test_fsck_progress_ends_at_its_total(house: House) -> None:
     """The bar ends at its total."""
     told = Told()
     with house.client() as door:
-        _, summary = read_findings(check_store(door), told)
+        _, summary = read_findings(stream_check(door), told)
     assert told.stages == [("checking", summary.checked_bytes)]
     assert told.done == summary.checked_bytes
 
@@ -106,11 +106,11 @@ BROKEN = FsckBroken(failure=to_wire(Unavailable("the object store")))
         pytest.param(httpx.Response(200, content=b"nonsense\n"), "a line of the check", id="no check at all"),
     ],
 )  # fmt: skip
-def test_no_verdict(answer: httpx.Response, want: str) -> None:
+def test_check_without_summary_is_not_clean(answer: httpx.Response, want: str) -> None:
     """A check without a summary is never taken for a clean one."""
     transport = httpx.MockTransport(lambda request: answer)
     with httpx.Client(transport=transport, base_url="http://x") as door, pytest.raises(Refused, match=want):
-        read_findings(check_store(door), Progress())
+        read_findings(stream_check(door), Progress())
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\u0085"])
@@ -123,10 +123,10 @@ def test_line_end_of_text_ends_no_line(end: str) -> None:
         return httpx.Response(200, content=(raw[at : at + 1] for at in range(len(raw))))
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as door:
-        assert read_findings(check_store(door), Progress()) == ([finding], SUMMARY)
+        assert read_findings(stream_check(door), Progress()) == ([finding], SUMMARY)
 
 
-def test_no_installation() -> None:
+def test_fsck_without_an_installation_is_a_refusal() -> None:
     """Nobody there is a refusal too."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
@@ -136,4 +136,4 @@ def test_no_installation() -> None:
         httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as door,
         pytest.raises(Refused, match=r"can't be reached at http://x: refused; is `kelvin up` running"),
     ):
-        read_findings(check_store(door), Progress())
+        read_findings(stream_check(door), Progress())

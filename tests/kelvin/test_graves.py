@@ -19,14 +19,14 @@ from contracts.usage import LifetimeRecord
 from contracts.wire import decode
 from controlplane.ledger import append_lifetimes
 from controlplane.ledger_schema import conflicts, lifetime_records
-from kelvin.supervisor.children import Reaped
-from kelvin.supervisor.graves import Graves, recorded_lives
+from kelvin.supervisor.children import ReapedChild
+from kelvin.supervisor.graves import ExitRecorder, read_recorded_runtimes
 from service.processes import born_ns
-from spool.home import Home
+from spool.home import SourceDirectory
 from spool.recovery import recover
 from spool.shipper import Post
 from spool.spool import Spool
-from tests.controlplane.billing_ground import fresh_engine
+from tests.controlplane.billing_ground import memory_ledger_engine
 from tests.kelvin.dying_supervisor import PID, POINTS
 from tests.spool.disks import FailingDisk, GatedDisk
 
@@ -49,12 +49,12 @@ def pages(data: Path) -> list[str]:
     return sorted(page.name for page in (data / "run" / "meters").iterdir())
 
 
-def bury(graves: Graves, reaped: Reaped, patience_s: float = 60.0) -> None:
+def record_exit(graves: ExitRecorder, reaped: ReapedChild, patience_s: float = 60.0) -> None:
     """Until the record is written, or the patience ends."""
 
     async def main() -> None:
-        graves.bury(reaped)
-        await graves.settled(patience_s)
+        graves.record_exit(reaped)
+        await graves.wait_recorded(patience_s)
 
     asyncio.run(main())
 
@@ -68,13 +68,13 @@ def kill_at(data: Path, point: str) -> None:
 def start_again(data: Path, source: str, recorded: Collection[str]) -> None:
     """The next supervisor's first act."""
     spool = Spool.open(data / "spool", source)
-    Graves(data / "run" / "meters", spool, source).recover(recorded)
+    ExitRecorder(data / "run" / "meters", spool, source).recover(recorded)
     spool.close()
 
 
 def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
     """Ship what all of them left: (runtime, microseconds of life) of every record, and how many contradict."""
-    engine = fresh_engine()
+    engine = memory_ledger_engine()
 
     def post_for(_: str) -> Post:
         async def post(records: Sequence[bytes]) -> None:
@@ -99,7 +99,7 @@ def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path
     kill_at(tmp_path, point)
     assert pages(tmp_path) == ([] if point == "page removed" else [f"{PID}.rt-1"])
     for source in ("supervisor-2", "supervisor-3"):
-        start_again(tmp_path, source, recorded_lives(tmp_path / "spool"))
+        start_again(tmp_path, source, read_recorded_runtimes(tmp_path / "spool"))
     assert pages(tmp_path) == []
     is_recorded = point in ("written", "synced", "page removed")
     assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US if is_recorded else 3_000_000)], 0)
@@ -117,16 +117,16 @@ async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the death that the supervisor saw: its idle time is not lost. It is written once."""
-    monkeypatch.setattr("kelvin.supervisor.graves.AGAIN_S", 0.01)
+    monkeypatch.setattr("kelvin.supervisor.graves.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
-    graves.bury(Reaped(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
-    await graves.settled(0.1)
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await graves.wait_recorded(0.1)
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     disk.fail.clear()
-    await graves.settled(60.0)
+    await graves.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
     assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
@@ -141,14 +141,14 @@ async def test_life_whose_page_cannot_be_read_now_is_written_later(
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("kelvin.supervisor.graves.AGAIN_S", 0.01)
+    monkeypatch.setattr("kelvin.supervisor.graves.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
-    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     with monkeypatch.context() as patched:
         patched.setattr(Path, call, fail)
-        graves.bury(Reaped(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
-    await graves.settled(60.0)
+        graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await graves.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
     assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
@@ -160,14 +160,14 @@ def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path)
         leave_page(tmp_path, f"{PID + number}.rt-{number}")
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
-    bury(graves, Reaped(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0), patience_s=0.1)
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    record_exit(graves, ReapedChild(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0), patience_s=0.1)
     assert pages(tmp_path) == [f"{PID + 1}.rt-1", f"{PID + 2}.rt-2"]
     disk.fail.clear()
-    bury(graves, Reaped(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    record_exit(graves, ReapedChild(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
     assert pages(tmp_path) == [f"{PID + 1}.rt-1"]
     spool.close()
-    start_again(tmp_path, "supervisor-2", recorded_lives(tmp_path / "spool"))
+    start_again(tmp_path, "supervisor-2", read_recorded_runtimes(tmp_path / "spool"))
     assert in_the_ledger(tmp_path) == ([("rt-2", LIVED_US), ("rt-1", 3_000_000)], 0)
 
 
@@ -175,9 +175,9 @@ def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> N
     """The spool refused the first life. The page of it ends with its last change, not with the second process."""
     leave_page(tmp_path, f"{PID}.rt-1", idle_ns=20 * 10**9)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
-    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     leave_page(tmp_path, f"{PID}.rt-2")
-    bury(graves, Reaped(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
+    record_exit(graves, ReapedChild(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
     spool.close()
     assert pages(tmp_path) == []
     assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
@@ -191,7 +191,7 @@ def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path
     leave_page(tmp_path, f"{os.getpid()}.rt-2")
     leave_page(tmp_path, f"{os.getpid()}.rt-3", version="a" * 64)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
-    assert Graves(tmp_path / "run" / "meters", spool, "supervisor-1").lives() == [
+    assert ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1").lives() == [
         (os.getpid(), "rt-2", False),
         (os.getpid(), "rt-3", True),
     ]
@@ -200,7 +200,7 @@ def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path
 
 def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
     """Foreign entries stay. The earlier supervisor was killed before its first record."""
-    Home.claim(tmp_path / "spool", "supervisor-0").close()
+    SourceDirectory.lock(tmp_path / "spool", "supervisor-0").close()
     leave_page(tmp_path, f"{PID}.rt-1")
     meters = tmp_path / "run" / "meters"
     for name in ("lost+found", f"{PID}.a-directory", "no-pid", "a.b"):
@@ -209,7 +209,7 @@ def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
     (meters / "a" / "b" / "c" / "d").mkdir(parents=True)
     (meters / f"{PID}.empty").touch()
     (meters / f"{PID}.zeros").write_bytes(bytes(METER_FILE_BYTES))
-    start_again(tmp_path, "supervisor-1", recorded_lives(tmp_path / "spool"))
+    start_again(tmp_path, "supervisor-1", read_recorded_runtimes(tmp_path / "spool"))
     assert pages(tmp_path) == sorted(["lost+found", f"{PID}.a-directory", "no-pid", "a.b", "stray", "a"])
     assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
 
@@ -218,9 +218,9 @@ async def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> 
     """The page stays for the start after it, if the disk takes nothing until then."""
     leave_page(tmp_path, f"{PID}.rt-1")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=FailingDisk("write"))
-    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     graves.recover(())
-    await graves.settled(0.1)
+    await graves.wait_recorded(0.1)
     await asyncio.to_thread(spool.close)
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     start_again(tmp_path, "supervisor-2", ())
@@ -231,16 +231,16 @@ async def test_a_life_of_before_that_the_spool_refused_is_written_once_the_disk_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same supervisor: nobody has to start it again for a bill that balances."""
-    monkeypatch.setattr("kelvin.supervisor.graves.AGAIN_S", 0.01)
+    monkeypatch.setattr("kelvin.supervisor.graves.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     graves.recover(())
-    await graves.settled(0.1)
+    await graves.wait_recorded(0.1)
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     disk.fail.clear()
-    await graves.settled(60.0)
+    await graves.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
     assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
@@ -284,15 +284,17 @@ async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
     leave_page(tmp_path, f"{PID}.rt-1")
     disk = GatedDisk()
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
-    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
     started_s = time.monotonic()
-    graves.bury(Reaped(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
-    graves.bury(Reaped(PID, 0, 1, time.monotonic_ns(), 0, 0))  # a later process with the pid: the page is not its
-    await graves.settled(0.01)
+    graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    graves.record_exit(
+        ReapedChild(PID, 0, 1, time.monotonic_ns(), 0, 0)
+    )  # a later process with the pid: the page is not its
+    await graves.wait_recorded(0.01)
     assert time.monotonic() - started_s < 5.0
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     disk.gate.set()
-    await graves.settled(60.0)
+    await graves.wait_recorded(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)
     assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)

@@ -16,29 +16,39 @@ from kelvin.checks.guards import (
     judge_key,
     judge_place,
 )
-from kelvin.policy.findings import DAY_S, Finding, Level
+from kelvin.policy.findings import DAY_S, Finding, FindingLevel
 
 
 @pytest.mark.parametrize(
     ("found", "level", "says"),
     [
-        pytest.param(judge_file("admin.key", 0o644, owned=True), Level.FAIL, "has mode 0644", id="everybody reads it"),
-        pytest.param(judge_file("admin.key", 0o660, owned=True), Level.FAIL, "has mode 0660", id="the group reads it"),
-        pytest.param(judge_file("admin.key", 0o600, owned=False), Level.WARN, "another user's", id="somebody else's"),
-        pytest.param(judge_directory(0o755), Level.WARN, "mode 0755", id="everybody looks into the directory"),
-        pytest.param(judge_key("admin.key", 3), Level.FAIL, "3 different bytes of 32", id="a secret of three bytes"),
-        pytest.param(judge_key("admin.key", None), Level.FAIL, "holds no key", id="something else"),
-        pytest.param(judge_place(inside=False, same_disk=True), Level.WARN, "directory's disk", id="on the same disk"),
-        pytest.param(judge_place(inside=True, same_disk=True), Level.WARN, "inside", id="in the data directory"),
-        pytest.param(judge_interval(3600.0), Level.NOTE, "each 3600 s", id="seldom"),
-        pytest.param(judge_age(2000.0, 240.0, running=True), Level.FAIL, "2000 s old", id="late"),
-        pytest.param(judge_age(None, 240.0, running=True), Level.FAIL, "none was made", id="none yet"),
         pytest.param(
-            judge_age(None, 240.0, running=False), Level.NOTE, "none was made", id="none yet, but nothing runs"
+            judge_file("admin.key", 0o644, owned=True), FindingLevel.FAIL, "has mode 0644", id="everybody reads it"
+        ),
+        pytest.param(
+            judge_file("admin.key", 0o660, owned=True), FindingLevel.FAIL, "has mode 0660", id="the group reads it"
+        ),
+        pytest.param(
+            judge_file("admin.key", 0o600, owned=False), FindingLevel.WARN, "another user's", id="somebody else's"
+        ),
+        pytest.param(judge_directory(0o755), FindingLevel.WARN, "mode 0755", id="everybody looks into the directory"),
+        pytest.param(
+            judge_key("admin.key", 3), FindingLevel.FAIL, "3 different bytes of 32", id="a secret of three bytes"
+        ),
+        pytest.param(judge_key("admin.key", None), FindingLevel.FAIL, "holds no key", id="something else"),
+        pytest.param(
+            judge_place(inside=False, same_disk=True), FindingLevel.WARN, "directory's disk", id="on the same disk"
+        ),
+        pytest.param(judge_place(inside=True, same_disk=True), FindingLevel.WARN, "inside", id="in the data directory"),
+        pytest.param(judge_interval(3600.0), FindingLevel.NOTE, "each 3600 s", id="seldom"),
+        pytest.param(judge_age(2000.0, 240.0, running=True), FindingLevel.FAIL, "2000 s old", id="late"),
+        pytest.param(judge_age(None, 240.0, running=True), FindingLevel.FAIL, "none was made", id="none yet"),
+        pytest.param(
+            judge_age(None, 240.0, running=False), FindingLevel.NOTE, "none was made", id="none yet, but nothing runs"
         ),
     ],
 )
-def test_a_fault(found: Iterable[Finding], level: Level, says: str) -> None:
+def test_insecure_file_has_cost_and_mend(found: Iterable[Finding], level: FindingLevel, says: str) -> None:
     """Is named, with its cost and its mend."""
     (finding,) = found
     assert (finding.level, says in finding.seen) == (level, True), finding
@@ -58,7 +68,7 @@ def test_a_fault(found: Iterable[Finding], level: Level, says: str) -> None:
         pytest.param(judge_age(2000.0, 240.0, running=False), id="an old backup, but nothing runs"),
     ],
 )
-def test_nothing_is_said_of_what_is_good(found: Iterable[Finding]) -> None:
+def test_secure_files_have_no_finding(found: Iterable[Finding]) -> None:
     """The control of the above."""
     assert list(found) == []
 
@@ -66,13 +76,13 @@ def test_nothing_is_said_of_what_is_good(found: Iterable[Finding]) -> None:
 @pytest.mark.parametrize(
     ("left_s", "level"),
     [
-        pytest.param(300 * DAY_S, Level.OK, id="most of a year"),
-        pytest.param(29 * DAY_S, Level.WARN, id="less than a month"),
-        pytest.param(-1.0, Level.FAIL, id="expired"),
-        pytest.param(None, Level.FAIL, id="unreadable"),
+        pytest.param(300 * DAY_S, FindingLevel.OK, id="most of a year"),
+        pytest.param(29 * DAY_S, FindingLevel.WARN, id="less than a month"),
+        pytest.param(-1.0, FindingLevel.FAIL, id="expired"),
+        pytest.param(None, FindingLevel.FAIL, id="unreadable"),
     ],
 )
-def test_certificate(left_s: float | None, level: Level) -> None:
+def test_certificate_is_judged_by_remaining_time(left_s: float | None, level: FindingLevel) -> None:
     """By what is left of it."""
     assert judge_certificate("of the CA", left_s, "make another").level is level
 
@@ -80,16 +90,16 @@ def test_certificate(left_s: float | None, level: Level) -> None:
 def test_certificate_of_the_future_fails() -> None:
     """A clock that was ahead made it: every caller refuses it until then, however long it lasts."""
     found = judge_certificate("of the CA", 3000 * DAY_S, "make another", begins_in_s=3600.0)
-    assert (found.level, "not valid before 1.0 hours" in found.seen) == (Level.FAIL, True)
-    assert judge_certificate("of the CA", 3000 * DAY_S, "make another", begins_in_s=-1.0).level is Level.OK
+    assert (found.level, "not valid before 1.0 hours" in found.seen) == (FindingLevel.FAIL, True)
+    assert judge_certificate("of the CA", 3000 * DAY_S, "make another", begins_in_s=-1.0).level is FindingLevel.OK
 
 
-def test_backups_are_looked_at(tmp_path: Path) -> None:
+def test_newest_backup_decides_the_finding(tmp_path: Path) -> None:
     """The newest that is not from the future counts; nothing is made up where none are wanted."""
     data, place = tmp_path / "data", tmp_path / "data" / "backups"
     place.mkdir(parents=True)
     (found,) = check_backups(data, None, 240.0, running=True)
-    assert (found.level, found.seen) == (Level.WARN, "KELVIN_BACKUP is not set")
+    assert (found.level, found.seen) == (FindingLevel.WARN, "KELVIN_BACKUP is not set")
     assert [each.seen for each in check_backups(data, str(place), 240.0, running=True)] == [
         "they lie inside the data directory", "none was made yet",
     ]  # fmt: skip
@@ -97,4 +107,4 @@ def test_backups_are_looked_at(tmp_path: Path) -> None:
         (place / name).touch()
         os.utime(place / name, (at_s, at_s))
     late = check_backups(data, str(place), 240.0, running=True)[-1]
-    assert (late.level, "s old, with one each 240 s" in late.seen) == (Level.FAIL, True)
+    assert (late.level, "s old, with one each 240 s" in late.seen) == (FindingLevel.FAIL, True)

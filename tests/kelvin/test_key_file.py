@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kelvin.client import DoorClosed
+from kelvin.client import CommandFailed
 from kelvin.keys import key_file
 
 
-def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_key_file_is_private(tmp_path: Path) -> None:
     """Mode 0600, and nothing else is left."""
     with key_file(tmp_path / "new.key", replace=False) as write:
         assert not (tmp_path / "new.key").exists()
@@ -26,8 +26,8 @@ def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_a_refused_key_leaves_no_file(tmp_path: Path) -> None:
     """Nor half of one."""
-    with pytest.raises(DoorClosed), key_file(tmp_path / "new.key", replace=False):
-        raise DoorClosed("refused")
+    with pytest.raises(CommandFailed), key_file(tmp_path / "new.key", replace=False):
+        raise CommandFailed("refused")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -35,7 +35,7 @@ def test_another_key_is_replaced_only_by_its_successor(tmp_path: Path) -> None:
     """What exists is named; a rotation replaces it."""
     path = tmp_path / "old.key"
     path.write_text("old")
-    with pytest.raises(DoorClosed, match=r"old\.key exists"), key_file(path, replace=False):
+    with pytest.raises(CommandFailed, match=r"old\.key exists"), key_file(path, replace=False):
         raise AssertionError
     with key_file(path, replace=True) as write:
         assert path.read_text() == "old"
@@ -48,7 +48,7 @@ def test_a_file_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "new.key"
     with key_file(path, replace=False) as write:
         path.write_text("another's")
-        with pytest.raises(DoorClosed, match=r"new\.key was made meanwhile.*revoke"):
+        with pytest.raises(CommandFailed, match=r"new\.key was made meanwhile.*revoke"):
             write("secret")
     assert path.read_text() == "another's"
     assert list(tmp_path.iterdir()) == [path]
@@ -58,7 +58,7 @@ def test_a_link_that_leads_nowhere_has_the_name(tmp_path: Path) -> None:
     """It is found before the key exists, which would have no file."""
     path = tmp_path / "new.key"
     path.symlink_to(tmp_path / "away" / "new.key")
-    with pytest.raises(DoorClosed, match=r"new\.key exists"), key_file(path, replace=False):
+    with pytest.raises(CommandFailed, match=r"new\.key exists"), key_file(path, replace=False):
         raise AssertionError
     assert list(tmp_path.iterdir()) == [path]
 
@@ -77,7 +77,7 @@ def test_a_key_has_its_file_where_there_are_no_hard_links(
     with key_file(path, replace=False) as write:
         if is_there:
             path.write_text("another's")
-        with pytest.raises(DoorClosed) if is_there else nullcontext():
+        with pytest.raises(CommandFailed) if is_there else nullcontext():
             write("secret")
     assert path.read_text() == ("another's" if is_there else "secret\n")
     assert list(tmp_path.iterdir()) == [path]
@@ -98,14 +98,14 @@ def test_a_key_that_has_no_room_is_not_made(tmp_path: Path) -> None:
     """Nothing is left."""
     with (
         without_room(),
-        pytest.raises(DoorClosed, match="can't be written"),
+        pytest.raises(CommandFailed, match="can't be written"),
         key_file(tmp_path / "new.key", replace=False),
     ):
         raise AssertionError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_written_is_told_before(tmp_path: Path) -> None:
+def test_unwritable_key_file_is_refused_beforehand(tmp_path: Path) -> None:
     """Before a key exists whose secret would be lost."""
-    with pytest.raises(DoorClosed, match="can't be written"), key_file(tmp_path / "none" / "x", replace=False):
+    with pytest.raises(CommandFailed, match="can't be written"), key_file(tmp_path / "none" / "x", replace=False):
         raise AssertionError

@@ -4,10 +4,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kelvin.ladder import changed, ladder_command, ladder_lines, read_steps, step_lines
+from kelvin.ladder import degradation_command, degradation_lines, read_steps, replace_plan_steps, step_lines
 
 
-def test_read_steps() -> None:
+def test_degradation_steps_are_sorted_by_wait() -> None:
     """In the order of their waits; of those with one wait, what gives up least first."""
     assert read_steps(("64@2", "16"), ("small@8", "other/tiny"), ("3600", "60@8")) == [
         {"step": "cap-output", "tokens": 64, "wait_s": 2.0},
@@ -21,13 +21,13 @@ def test_read_steps() -> None:
 
 
 @pytest.mark.parametrize("bad", ["x", "", "-1", "1.5", "64@", "64@soon", "64@nan", "64@inf", "\u0661"])
-def test_what_is_no_step(bad: str) -> None:
+def test_invalid_step_is_refused_with_its_text(bad: str) -> None:
     """Told by its text."""
     with pytest.raises(click.UsageError, match="must be"):
         read_steps((bad,), ())
 
 
-def test_step_lines() -> None:
+def test_each_step_is_printed_with_its_wait() -> None:
     """Each step, and when."""
     steps: list[dict[str, object]] = [
         {"step": "cap-output", "tokens": 64, "wait_s": 2.5},
@@ -56,21 +56,21 @@ SET = {"steps": [CAP], "plans": {"free": [SMALL]}}
         pytest.param(None, "pro", SET, id="one that is as the others"),
     ],
 )
-def test_changed(steps: list[dict[str, object]] | None, plan: str | None, want: object) -> None:
+def test_other_plans_keep_their_steps(steps: list[dict[str, object]] | None, plan: str | None, want: object) -> None:
     """What is not spoken of stays."""
-    assert changed(SET, steps, plan) == want
+    assert replace_plan_steps(SET, steps, plan) == want
 
 
-def test_ladder_lines() -> None:
+def test_default_steps_are_printed_before_plans() -> None:
     """Of all, then of each plan."""
-    assert list(ladder_lines("m", SET | {"plans": {"pro": [], "free": [SMALL]}})) == [
+    assert list(degradation_lines("m", SET | {"plans": {"pro": [], "free": [SMALL]}})) == [
         "cap-output 64: from 2.5 s of expected wait",
         "plan free:",
         "  fallback small: instead of a refusal",
         "plan pro:",
         "  gives up nothing",
     ]
-    assert list(ladder_lines("m", {"steps": [], "plans": {}})) == ["m: gives up nothing"]
+    assert list(degradation_lines("m", {"steps": [], "plans": {}})) == ["m: gives up nothing"]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_ladder_lines() -> None:
         pytest.param(["--off", "--cached", "9"], "--off: give no steps", id="off, and steps"),
     ],
 )
-def test_what_does_not_go_together(options: list[str], says: str) -> None:
+def test_contradictory_options_are_refused(options: list[str], says: str) -> None:
     """Said before anything is asked."""
-    found = CliRunner().invoke(ladder_command, ["m", *options])
+    found = CliRunner().invoke(degradation_command, ["m", *options])
     assert found.exit_code == 2
     assert says in found.output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kelvin.supervisor.lock import OpenToOthers, data_lock
+from kelvin.supervisor.lock import InsecureDirectory, data_lock
 
 
 def test_new_directory_is_its_owners_alone(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_open_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: 
     owner = tmp_path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with (
-        pytest.raises(OpenToOthers, match=f"belongs to user {owner} and has mode 0755: .* chmod 0700"),
+        pytest.raises(InsecureDirectory, match=f"belongs to user {owner} and has mode 0755: .* chmod 0700"),
         data_lock(tmp_path, keeps_secrets=True),
     ):
         pass

@@ -46,7 +46,7 @@ def problem(status: int, detail: str) -> httpx.Response:
         pytest.param([said("running"), problem(404, "no m")], 1, "Error: no m\n", id="the model is deleted meanwhile"),
     ],
 )
-def test_what_is_said(answers: list[object], status: int, output: str) -> None:
+def test_restart_prints_progress_and_exit_code(answers: list[object], status: int, output: str) -> None:
     """Progress on standard output, one sentence where it fails, and the exit code."""
     done = CliRunner().invoke(restart_command, ["m"], obj=answering(*answers))
     assert (done.exit_code, done.output) == (status, output)

@@ -6,12 +6,12 @@ import click
 import pytest
 
 from kelvin.models import (
-    behind_lines,
     cache_line,
     death_lines,
     disk_lines,
     failure_lines,
-    overlap_lines,
+    fallback_version_lines,
+    outdated_lines,
     pending_lines,
     pool_lines,
     read_weights,
@@ -74,7 +74,7 @@ SCRUBBED = "; 7 hashed anew in 2 passes"
         ),
     ],
 )
-def test_cache_line(cache: dict[str, Any] | None, want: str) -> None:
+def test_cache_line_counts_faults_by_tier(cache: dict[str, Any] | None, want: str) -> None:
     """Each fault by tier, what and kind; what was healed and what was not."""
     assert cache_line(cache) == want
 
@@ -119,7 +119,7 @@ def test_split_lines() -> None:
     assert list(split_lines({})) == []
 
 
-def test_read_weights() -> None:
+def test_split_weights_are_parsed_once_each() -> None:
     """VERSION=WEIGHT, each once; what is right of a number is the API's to say."""
     assert read_weights(("a=90", "b=0")) == {"a": 90, "b": 0}
     for bad in (("a",), ("=1",), ("a=",), ("a=1.5",), ("a=-1",), ("a=\u0661",), ("a=1", "a=2")):
@@ -194,7 +194,7 @@ def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str])
 )
 def test_overlap_lines(row: dict[str, Any], want: list[str]) -> None:
     """Of a model whose version was only just named."""
-    assert list(overlap_lines([{"model": "m"} | row])) == want
+    assert list(fallback_version_lines([{"model": "m"} | row])) == want
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_death_lines(more: dict[str, Any], want: list[str]) -> None:
 )
 def test_behind_lines(more: dict[str, Any], want: list[str]) -> None:
     """Of a version that runs the image of before."""
-    assert list(behind_lines([{"model": "m", "versions": [{"version": "a" * 64} | more]}])) == want
+    assert list(outdated_lines([{"model": "m", "versions": [{"version": "a" * 64} | more]}])) == want

@@ -12,22 +12,22 @@ import pytest
 from contracts.control import KeyRow, LifetimeBatch, Principal, RequestBatch, Scope
 from contracts.wire import encode
 from kelvin.supervisor.lock import data_lock
-from service.principal import HEADER
+from service.principal import PRINCIPAL_HEADER
 from tests.controlplane.builders import registration
-from tests.controlplane.door import feed, knocking, program, ready
-from tests.controlplane.ground import Run, fake_zygote
+from tests.controlplane.door import connect_client, feed, program, ready
+from tests.controlplane.ground import RunDirectory, fake_zygote
 from tests.controlplane.postgres_server import PostgresServer
 from tests.controlplane.usage_records import MONTH, lifetime_record, request_record
 from tests.kelvin.test_recovery import kelvin
 
-READER = {HEADER: encode(Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))).decode()}
+READER = {PRINCIPAL_HEADER: encode(Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))).decode()}
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:
     """A data directory with a zygote."""
     where = tmp_path / "data"
-    with fake_zygote(Run(where / "run")):
+    with fake_zygote(RunDirectory(where / "run")):
         yield where
 
 
@@ -41,7 +41,7 @@ def postgres() -> Iterator[PostgresServer]:
 async def used(data: Path) -> None:
     """A tenant with a key of its own and a bill, and a model."""
     await ready(data)
-    async with knocking(data) as door:
+    async with connect_client(data) as door:
         assert (await door.admin("POST", "/tenants", {"tenant": "acme"}))[0] == 201
         assert (await door.admin("POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}))[0] == 201
         assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
@@ -54,7 +54,7 @@ async def used(data: Path) -> None:
 async def seen(data: Path) -> tuple[Any, list[KeyRow]]:
     """The bill, and the keys as activators hear of them."""
     await ready(data)
-    async with knocking(data) as door, feed(door) as reader:
+    async with connect_client(data) as door, feed(door) as reader:
         keys = sorted((await reader.line()).keys, key=lambda row: row.key_id)
         status, bill = await door.ask("GET", f"/admin/v1/billing/report?month={MONTH}", headers=READER)
         assert status == 200
@@ -104,7 +104,7 @@ def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
         pytest.param("postgresql://kelvin@127.0.0.1:9/kelvin", "Connection refused", id="nobody there"),
     ],
 )
-def test_what_it_is_told_is_looked_at(tmp_path: Path, url: str, says: str) -> None:
+def test_refused_restore_shows_no_password(tmp_path: Path, url: str, says: str) -> None:
     """Nothing was restored, it says why, and shows no password."""
     (tmp_path / "made.backup").touch()
     code, said = kelvin("restore", str(tmp_path / "made.backup"), "--database", url)

@@ -110,7 +110,7 @@ def _active(books: Books) -> bool:
     return told is not None and told.active_us > 0
 
 
-def test_what_is_killed(sealed: tuple[Installation, Version], books: Books, tmp_path: Path) -> None:
+def test_killed_runtime_is_still_recorded(sealed: tuple[Installation, Version], books: Books, tmp_path: Path) -> None:
     """A runtime alone: what keeps it records its end, and ends as it did. All of a pod at once, and its directory with
     it: what it lived since its last word is what is lost, and no more than one interval of it. (Of one that is told of
     no ledger the record stays in its spool: `test_a_pods_life`.)

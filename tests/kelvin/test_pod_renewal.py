@@ -10,23 +10,23 @@ from unittest.mock import Mock
 
 import pytest
 
-from contracts.jobs import Parked
+from contracts.jobs import ParkedSpec
 from contracts.jobs import Pod as Told
 from kelvin.settings import PodSettings
 from kelvin.supervisor import children
-from kelvin.supervisor.children import Child, Reaped
+from kelvin.supervisor.children import Child, ReapedChild
 from kelvin.supervisor.pod import Pod
 
 
 @pytest.mark.virtual_time
 async def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It died a moment before the runtime was released; what it had kept is gone."""
-    parked = Parked(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
+    parked = ParkedSpec(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
     settings = PodSettings(tmp_path, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
     pids = itertools.count(4_000_000)  # beyond any that the kernel gives
     running: dict[str, int] = {}
     started: list[str] = []
-    dead: list[Reaped] = []
+    dead: list[ReapedChild] = []
 
     def start(child: Child, *_: object) -> None:
         running[child.spec.name] = next(pids)
@@ -35,13 +35,13 @@ async def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monke
         child.born_s = time.monotonic()
 
     monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(children, "reap", lambda: iter([dead.pop()] if dead else []))
+    monkeypatch.setattr(children, "reap_children", lambda: iter([dead.pop()] if dead else []))
 
     pod = Pod(settings, Mock(), 0)
 
     async def die(name: str, status: int) -> None:
-        dead.append(Reaped(running[name], status, 1, 1, 1, 1))
-        pod.group.collect()
+        dead.append(ReapedChild(running[name], status, 1, 1, 1, 1))
+        pod.group.reap_dead()
         await asyncio.sleep(0.01)
 
     pod.start()

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from contracts.jobs import Bind
+from contracts.jobs import BindRequest
 from contracts.settings import BadSetting
 from kelvin.settings import PodSettings, load_pod
 
-BIND = Bind(tenant="acme", model="m", version="f" * 64, device_class="cpu-1", threads=1, kv_bytes=0)
+BIND = BindRequest(tenant="acme", model="m", version="f" * 64, device_class="cpu-1", threads=1, kv_bytes=0)
 
 
 def loaded(cache: Path | None, **env: str) -> PodSettings:

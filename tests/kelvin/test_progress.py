@@ -9,7 +9,7 @@ from contracts.push import CommitStep
 from kelvin.progress import Bar
 
 
-def test_bar() -> None:
+def test_each_stage_shows_one_progress_bar() -> None:
     """On a terminal each stage has its bar, and only one is shown."""
     out = io.StringIO()
     with RichProgress(console=Console(file=out, force_terminal=True, width=80)) as bar:

@@ -12,15 +12,15 @@ from msgspec import structs
 
 from contracts.errors import Refused, Unavailable
 from kelvin.progress import Progress
-from kelvin.push import PARALLEL, Line, push_directory
-from kelvin.push_calls import Patience
-from kelvin.push_directory import Source
+from kelvin.push import DEFAULT_SENDERS, TransferOptions, push_directory
+from kelvin.push_calls import RetryPolicy
+from kelvin.push_directory import PushSource
 from tests.kelvin.doors import push
 from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, default_weights, resharded, weight
 from tests.snapshotter.reader import assert_whole, read_version, versions_of
 
-FAST = Line(patience=Patience(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01))
+FAST = TransferOptions(retry_policy=RetryPolicy(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01))
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Told(Progress):
         self.done += nbytes
 
 
-def test_round_trip(house: House, tmp_path: Path) -> None:
+def test_pushed_version_is_stored_byte_for_byte(house: House, tmp_path: Path) -> None:
     """What was pushed is what the store holds, byte for byte; what is served is registered."""
     model = Model()
     directory = model.write(tmp_path / "model")
@@ -54,7 +54,7 @@ def test_round_trip(house: House, tmp_path: Path) -> None:
     assert told.stages[:2] == [("looking", None), ("hashing", committed.total_bytes)]
 
 
-def test_pushed_twice(house: House, tmp_path: Path) -> None:
+def test_second_push_sends_nothing(house: House, tmp_path: Path) -> None:
     """The second push sends nothing, seals nothing, and says the same version."""
     directory = Model().write(tmp_path / "model")
     with house.client() as door:
@@ -110,7 +110,9 @@ def append(path: Path) -> None:
         pytest.param("sending", "model.safetensors", Path.unlink, id="weights that go away"),
     ],
 )
-def test_changed_meanwhile(house: House, tmp_path: Path, stage: str, name: str, change: Callable[[Path], None]) -> None:
+def test_file_changed_during_a_push_is_refused(
+    house: House, tmp_path: Path, stage: str, name: str, change: Callable[[Path], None]
+) -> None:
     """Refused, named, and nothing is published; pushed again when it is quiet, it is."""
     directory = Model().write(tmp_path / "model")
     told = Told(at={stage: lambda: change(directory / name)})
@@ -138,7 +140,7 @@ def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
         push(directory, "toy", door, Progress())
 
 
-def test_a_push_that_was_forgotten(house: House, tmp_path: Path) -> None:
+def test_dropped_push_begins_again(house: House, tmp_path: Path) -> None:
     """Dropped while it was being sent (too old, or the disk was cleaned): it begins again by itself, and ends well."""
     directory = Model().write(tmp_path / "model")
 
@@ -152,12 +154,12 @@ def test_a_push_that_was_forgotten(house: House, tmp_path: Path) -> None:
     assert_whole(house.store, TENANT)
 
 
-def test_a_chunk_that_was_lost(house: House, tmp_path: Path) -> None:
+def test_lost_staged_chunk_is_sent_again(house: House, tmp_path: Path) -> None:
     """Staged bytes gone before the commit: they are sent again."""
     directory = Model().write(tmp_path / "model")
     lost: list[Path] = []
 
-    class Losing(Source):
+    class Losing(PushSource):
         def check_unchanged(self) -> None:
             if not lost:
                 lost.extend((house.data / "staging" / TENANT).glob("*/chunks/*"))
@@ -166,13 +168,13 @@ def test_a_chunk_that_was_lost(house: House, tmp_path: Path) -> None:
             super().check_unchanged()
 
     with house.client() as door, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kelvin.push_directory.Source", Losing)
+        patch.setattr("kelvin.push_directory.PushSource", Losing)
         assert push_directory(directory, "toy", door, Progress(), FAST).committed.created
     assert lost
     assert_whole(house.store, TENANT)
 
 
-def test_the_control_plane_is_away(house: House, tmp_path: Path) -> None:
+def test_push_waits_for_an_unavailable_control_plane(house: House, tmp_path: Path) -> None:
     """Passing failures of gate, sealing and registration are waited out; a refusal is not."""
     directory = Model().write(tmp_path / "model")
     away = Unavailable("the control plane", 0.001)
@@ -182,7 +184,7 @@ def test_the_control_plane_is_away(house: House, tmp_path: Path) -> None:
     assert len(house.control.registrations) == 1
 
 
-def test_holds_few_chunks(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_holds_one_chunk_per_sender(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the model: no more chunks in memory at once than there are senders."""
     weights = {f"t{number}": weight((2048,), number) for number in range(60)}
     directory = Model(shards={"model.safetensors": weights}).write(tmp_path / "model")
@@ -207,4 +209,4 @@ def test_holds_few_chunks(house: House, tmp_path: Path, monkeypatch: pytest.Monk
     with house.client() as door:
         pushed = push_directory(directory, "toy", door, Progress())
     assert pushed.committed.new_chunks >= 60
-    assert 1 <= most[0] <= PARALLEL
+    assert 1 <= most[0] <= DEFAULT_SENDERS

@@ -12,8 +12,8 @@ from contracts.problem import openai_error, problem_details
 from contracts.push import CommitStep, Committing, Missing
 from contracts.traffic_errors import Overloaded
 from contracts.wire import encode
-from kelvin.client import failure_of
-from kelvin.push_calls import Patience, PushCalls
+from kelvin.client import failure_of_response
+from kelvin.push_calls import PushClient, RetryPolicy
 
 Answer = httpx.Response | Exception
 
@@ -45,8 +45,8 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def patience(self, chance: float = 1.0) -> Patience:
-        return Patience(clock=lambda: self.now, sleep=self.sleep, chance=lambda: chance)
+    def retry_policy(self, chance: float = 1.0) -> RetryPolicy:
+        return RetryPolicy(clock=lambda: self.now, sleep=self.sleep, chance=lambda: chance)
 
 
 def problem(failure: Failure) -> httpx.Response:
@@ -58,7 +58,7 @@ GOOD = httpx.Response(200, content=encode(NOTHING))
 CUT = httpx.ReadError("cut")
 
 
-def missing(calls: PushCalls) -> Missing:
+def missing(calls: PushClient) -> Missing:
     return calls.missing("0" * 32, ())
 
 
@@ -74,10 +74,10 @@ def missing(calls: PushCalls) -> Missing:
         pytest.param([httpx.Response(503, content=openai_error(Unavailable("x")))], 2, id="after a 503 of the door"),
     ],
 )
-def test_repeats(before: list[Answer], calls: int) -> None:
+def test_passing_failure_is_retried(before: list[Answer], calls: int) -> None:
     """What passes is waited out."""
     door, clock = ScriptedDoor([*before, GOOD]), Clock()
-    assert missing(PushCalls(door, clock.patience())) == NOTHING
+    assert missing(PushClient(door, clock.retry_policy())) == NOTHING
     assert door.calls == calls
     assert len(clock.pauses) == calls - 1
 
@@ -90,11 +90,11 @@ def test_repeats(before: list[Answer], calls: int) -> None:
         pytest.param(Unauthenticated(), id="a wrong key"),
     ],
 )
-def test_does_not_repeat(failure: Failure) -> None:
+def test_lasting_failure_is_not_retried(failure: Failure) -> None:
     """What stays is told at once, with its code and status."""
     door = ScriptedDoor([problem(failure)])
     with pytest.raises(Refused) as caught:
-        missing(PushCalls(door, Clock().patience()))
+        missing(PushClient(door, Clock().retry_policy()))
     assert door.calls == 1
     assert (caught.value.failure.code, caught.value.failure.status) == (failure.code, failure.status)
     assert caught.value.failure.message == failure.message
@@ -104,19 +104,19 @@ def test_redirect_is_no_success() -> None:
     """A login proxy at the URL sends the chunk elsewhere: it was not stored."""
     door = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"})])
     with pytest.raises(Refused, match=r"https://door/push/v1/plans/0+/chunks/f+ answered 302: is the URL Kelvin's\?"):
-        PushCalls(door, Clock().patience()).put_chunk("0" * 32, "f" * 64, b"bytes")
+        PushClient(door, Clock().retry_policy()).put_chunk("0" * 32, "f" * 64, b"bytes")
     assert door.calls == 1
 
 
-def test_gives_up() -> None:
+def test_retries_end_after_the_time_limit() -> None:
     """Before the first answer soon, after it late; pauses grow to a cap."""
     clock = Clock()
     door = ScriptedDoor([CUT])
     with pytest.raises(Refused, match="the installation is not available"):
-        missing(PushCalls(door, clock.patience()))
+        missing(PushClient(door, clock.retry_policy()))
     assert 5 < clock.now - 1000 <= 10
     door, clock = ScriptedDoor([GOOD, CUT]), Clock()
-    calls = PushCalls(door, clock.patience())
+    calls = PushClient(door, clock.retry_policy())
     missing(calls)
     with pytest.raises(Refused):
         missing(calls)
@@ -125,22 +125,22 @@ def test_gives_up() -> None:
     assert max(clock.pauses) == 5.0
 
 
-def test_one_that_is_full_is_there() -> None:
+def test_overloaded_answer_counts_as_the_first_answer() -> None:
     """Its answer counts as its first: who is told to wait for a turn is as patient as later on."""
     clock = Clock()
     with pytest.raises(Refused, match="turn"):
-        missing(PushCalls(ScriptedDoor([problem(Overloaded("a turn", 1, 5.0))]), clock.patience()))
+        missing(PushClient(ScriptedDoor([problem(Overloaded("a turn", 1, 5.0))]), clock.retry_policy()))
     assert 100 < clock.now - 1000 <= 120
 
 
-def test_waits_as_asked() -> None:
+def test_retry_after_is_respected() -> None:
     """A time to wait that the answer names is kept, whatever chance says."""
     clock = Clock()
-    missing(PushCalls(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.patience(chance=0.0)))
+    missing(PushClient(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.retry_policy(chance=0.0)))
     assert clock.pauses == [7.0]
 
 
-def test_distrust() -> None:
+def test_untrusted_certificate_is_not_retried() -> None:
     """A certificate that does not verify won't verify by repeating."""
 
     def untrusted() -> Exception:
@@ -156,14 +156,14 @@ def test_distrust() -> None:
 
     door = ScriptedDoor([untrusted()])
     with pytest.raises(Refused, match="not trusted: self-signed certificate"):
-        missing(PushCalls(door, Clock().patience()))
+        missing(PushClient(door, Clock().retry_policy()))
     assert door.calls == 1
 
 
-def test_a_commit_that_runs_on() -> None:
+def test_running_commit_is_polled() -> None:
     """202 is not yet a version."""
     running = httpx.Response(202, content=encode(Committing(step=CommitStep.SEALING)))
-    calls = PushCalls(ScriptedDoor([running]), Clock().patience())
+    calls = PushClient(ScriptedDoor([running]), Clock().retry_policy())
     assert calls.commit("0" * 32, ()) == Committing(step=CommitStep.SEALING)
 
 
@@ -176,10 +176,10 @@ def test_a_commit_that_runs_on() -> None:
         pytest.param(lambda failure: b'{"a": 1}', "unavailable", 4.0, id="other JSON"),
     ],
 )
-def test_failure_of(content: Callable[[Failure], bytes], code: str, after_s: float) -> None:
+def test_failure_is_decoded_from_every_form(content: Callable[[Failure], bytes], code: str, after_s: float) -> None:
     """Code, retry and time to wait, from any of these forms."""
     answer = httpx.Response(503, content=content(Overloaded("x", 1, 3.0)), headers={"retry-after": "4"})
-    found = failure_of(answer)
+    found = failure_of_response(answer)
     assert found.message
     assert (found.remote_code, found.remote_status, found.remote_retryable) == (code, 503, True)
     assert found.retry_after_s == after_s
@@ -193,7 +193,7 @@ def test_failure_of(content: Callable[[Failure], bytes], code: str, after_s: flo
         pytest.param(b'{"error": {"message": "slow down"}}', id="an error without a code"),
     ],
 )
-def test_words_of_another_server_on_the_way(content: bytes) -> None:
+def test_foreign_error_text_is_passed_on(content: bytes) -> None:
     """Are passed on, and the request may be repeated."""
-    found = failure_of(httpx.Response(429, content=content))
+    found = failure_of_response(httpx.Response(429, content=content))
     assert (found.message, found.remote_retryable) == ("slow down", True)

@@ -25,7 +25,7 @@ def run(house: House, *arguments: str) -> Result:
     return CliRunner().invoke(push_command, arguments, obj=Doors(house))
 
 
-def test_command(house: House, tmp_path: Path) -> None:
+def test_push_prints_the_version_last(house: House, tmp_path: Path) -> None:
     """The last line on standard output is the version; what was left out is told apart; no bar without a terminal."""
     directory = Model().write(tmp_path / "model")
     first = run(house, str(directory), "--name", "toy")
@@ -37,7 +37,7 @@ def test_command(house: House, tmp_path: Path) -> None:
     assert "this version was there already" in run(house, str(directory), "--name", "toy").stdout
 
 
-def test_command_in_json(house: House, tmp_path: Path) -> None:
+def test_push_json_is_one_object(house: House, tmp_path: Path) -> None:
     """One object, for a success and for a refusal; the exit code tells which."""
     directory = Model().write(tmp_path / "model")
     good = run(house, str(directory), "--name", "toy", "--json")
@@ -162,7 +162,9 @@ def test_limits(house: House, tmp_path: Path) -> None:
         pytest.param("nowhere", 1, "unavailable", id="no installation"),
     ],
 )
-def test_exit_codes(tmp_path: Path, case: str, exit_code: int, code: str | None, as_json: bool) -> None:
+def test_push_exit_codes_are_as_documented(
+    tmp_path: Path, case: str, exit_code: int, code: str | None, as_json: bool
+) -> None:
     """As `docs/api.md` has them; with --json the failure is the object printed, but for what click itself refuses."""
     quota = 0 if case == "quota" else 1 << 30
     with open_house(settings_for(tmp_path / "data", tenant_store_bytes=quota)) as house:

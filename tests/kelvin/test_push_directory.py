@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
     return Model().write(tmp_path / "model")
 
 
-def test_scan(model: Path) -> None:
+def test_scan_splits_small_files_and_weights(model: Path) -> None:
     """Small files whole, of weights the header, of the rest the name; hidden directories are passed over."""
     (model / ".git").mkdir()
     (model / ".git" / "hook.py").write_bytes(b"")
@@ -35,7 +35,7 @@ def test_scan(model: Path) -> None:
     source = scan(model)
     assert [file.path for file in source.small] == ["config.json", "generation_config.json", "tokenizer.json"]
     assert [file.path for file in source.weights] == ["model.safetensors"]
-    assert source.others == ("README.md", "sub/notes.txt", ".git/")
+    assert source.ignored_paths == ("README.md", "sub/notes.txt", ".git/")
     request = source.request("toy")
     want = Model(more=Model().more | {"sub/notes.txt": b""}).request()
     assert request.weights == want.weights
@@ -44,16 +44,16 @@ def test_scan(model: Path) -> None:
     source.check_unchanged()
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_index_decides_which_shards_are_pushed(tmp_path: Path) -> None:
     """The index says which safetensors are the model; others are left out."""
     model = Model(shards=resharded(default_weights(), 3, seed=1)).write(tmp_path / "m")
     (model / "consolidated.safetensors").write_bytes(b"unread")
     source = scan(model)
     assert len(source.weights) == 3
-    assert "consolidated.safetensors" in source.others
+    assert "consolidated.safetensors" in source.ignored_paths
 
 
-def test_read_chunk(model: Path) -> None:
+def test_chunk_is_its_pieces_with_padding(model: Path) -> None:
     """Pieces in order, zeros behind each."""
     raw = (model / "model.safetensors").read_bytes()
     config = (model / "config.json").read_bytes()
@@ -114,12 +114,12 @@ def test_refuses(model: Path, make: Callable[[Path], object], path: str, reason:
     message.encode()
 
 
-def test_no_directory(tmp_path: Path) -> None:
+def test_missing_directory_is_refused(tmp_path: Path) -> None:
     """A file, or nothing, is no directory."""
     assert "is not a directory" in refusal(lambda: scan(tmp_path / "none"))[1]
 
 
-def test_links_inside(tmp_path: Path) -> None:
+def test_link_within_the_directory_is_followed(tmp_path: Path) -> None:
     """A link to a file of the directory is that file; a linked directory is passed over."""
     model = Model().write(tmp_path / "model")
     (model / "blobs").mkdir()
@@ -129,7 +129,7 @@ def test_links_inside(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(model)
     source = scan(tmp_path / "link")
     assert [file.path for file in source.weights] == ["model.safetensors"]
-    assert "again/" in source.others
+    assert "again/" in source.ignored_paths
     source.check_unchanged()
 
 
@@ -169,7 +169,7 @@ def bend_header(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 @pytest.mark.parametrize("change", [rewrite, replace, grow, touch, bend_header, Path.unlink])
-def test_changes_are_seen(model: Path, change: Callable[[Path], None], name: str) -> None:
+def test_changed_file_is_noticed_before_commit(model: Path, change: Callable[[Path], None], name: str) -> None:
     """Whatever happens to a file after the scan, the push is told before its commit; unharmed it is not."""
     source = scan(model)
     source.check_unchanged()

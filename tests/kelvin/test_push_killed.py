@@ -103,7 +103,7 @@ def dry_run(data: Path, directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(120 + 20 * KILLS)
-def test_killed_at_random_moments(tmp_path: Path) -> None:
+def test_push_survives_kills_at_random_moments(tmp_path: Path) -> None:
     """Either side, or both: each push ends with its version, by the client's own retries or by pushing again."""
     data, chance = tmp_path / "data", random.Random(KILLS)
     kills = {"client": 0, "snapshotter": 0, "both": 0}
@@ -152,7 +152,7 @@ def push_under_fire(
                 return pushed
 
 
-def test_what_arrived_is_not_sent_again(tmp_path: Path) -> None:
+def test_staged_chunks_are_not_sent_again(tmp_path: Path) -> None:
     """A client dies with some of it sent; the next one sends the rest, to the chunk; without what is staged, all."""
     data = tmp_path / "data"
     directory = many_chunks(0).write(tmp_path / "model")

@@ -14,7 +14,7 @@ from kelvin.export import export_version
 from kelvin.progress import Progress
 from kelvin.push import push_directory
 from kelvin.push_command import push_command
-from kelvin.push_directory import TensorsWish
+from kelvin.push_directory import TensorsOptions
 from tests.kelvin.doors import Doors, push
 from tests.kelvin.test_export import hashes, read_by_library
 from tests.kelvin.test_push import FAST, Told
@@ -46,12 +46,12 @@ def objects(house: House) -> list[bytes]:
 
 
 @pytest.mark.parametrize("repack", [pytest.param(False, id="as it is"), pytest.param(True, id="taken apart")])
-def test_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
+def test_tensorizer_push_gives_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
     """However the tensors came, and whether the file is kept or nothing but its tensors; nothing is sent twice."""
     told = Told()
     file = written(tmp_path / "a")
     with house.client() as door:
-        pushed = push_directory(file, "toy", door, told, tensors=TensorsWish(repack=repack))
+        pushed = push_directory(file, "toy", door, told, tensors=TensorsOptions(repack=repack))
         assert objects(house) == ([] if repack else [file.read_bytes()])
         again = push(MODEL.write(tmp_path / "b"), "toy", door, Progress())
     assert (again.version, again.created) == (pushed.committed.version, False)
@@ -60,7 +60,7 @@ def test_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
     assert pushed.ignored == ()
 
 
-def test_there_and_back(house: House, tmp_path: Path) -> None:
+def test_tensorizer_export_pushes_to_the_same_version(house: House, tmp_path: Path) -> None:
     """What the library wrote at an export is the version again, its small files being beside it."""
     with house.client() as door:
         version = push(MODEL.write(tmp_path / "model"), "toy", door, Progress()).version
@@ -68,7 +68,7 @@ def test_there_and_back(house: House, tmp_path: Path) -> None:
         assert push(tmp_path / "out" / "model.tensors", "toy", door, Progress()).version == version
 
 
-def test_bit_for_bit(house: House, tmp_path: Path) -> None:
+def test_kept_tensorizer_file_is_exported_unchanged(house: House, tmp_path: Path) -> None:
     """Exported, the file is the one that was pushed, to the last byte; safetensors hold its tensors."""
     file = written(tmp_path / "a")
     run = CliRunner()
@@ -120,12 +120,12 @@ def test_an_original_that_is_not_what_was_pushed(house: House, tmp_path: Path) -
 
 def refused_export(house: House, version: str, directory: Path) -> str:
     with house.client() as door, pytest.raises(Refused) as refused:
-        export_version(version, directory, "tensors", door, Progress(), FAST.patience)
+        export_version(version, directory, "tensors", door, Progress(), FAST.retry_policy)
     assert not directory.exists()
     return refused.value.failure.code
 
 
-def test_with_another_directory(house: House, tmp_path: Path) -> None:
+def test_small_files_may_lie_in_another_directory(house: House, tmp_path: Path) -> None:
     """The small files may lie elsewhere; that the weights there are not these is no matter."""
     file, other = written(tmp_path / "a", small=False), tmp_path / "b"
     other.mkdir()
@@ -141,7 +141,7 @@ def test_with_another_directory(house: House, tmp_path: Path) -> None:
         wrong = run.invoke(push_command, [str(other), "--name", "toy", *option], obj=Doors(house))
         assert (wrong.exit_code, "only for a .tensors file" in wrong.stderr) == (2, True)
     with house.client() as door, pytest.raises(Refused, match="is not a directory"):
-        push_directory(file, "toy", door, Progress(), tensors=TensorsWish(tmp_path / "none"))
+        push_directory(file, "toy", door, Progress(), tensors=TensorsOptions(tmp_path / "none"))
 
 
 def flipped(file: Path, at: int) -> None:
@@ -158,7 +158,7 @@ def refusal(house: House, file: Path) -> str:
     return refused.value.failure.message
 
 
-def test_what_the_library_would_not_notice(house: House, tmp_path: Path) -> None:
+def test_damaged_tensorizer_file_is_refused(house: House, tmp_path: Path) -> None:
     """A flipped bit of a tensor, a file that was cut, a link out of the directory: named, and nothing is sent."""
     file = written(tmp_path / "a")
     whole = file.read_bytes()

@@ -63,7 +63,7 @@ def run(report: ReconcileReport | VerifyReport, *words: str) -> tuple[Result, In
     return CliRunner().invoke(billing_command, [*words], obj=installation), installation
 
 
-def test_it_asks_until_the_ledger_is_read() -> None:
+def test_reconcile_polls_until_the_report_is_ready() -> None:
     """The same question each time; tenant and month travel as query parameters."""
     result, installation = run(AGREES, "reconcile", "--tenant", "acme", "--month", "2026-11")
     assert result.exit_code == 0
@@ -76,7 +76,7 @@ def test_it_asks_until_the_ledger_is_read() -> None:
     assert [dict(request.url.params) for request in installation.asked] == [{"tenant": "acme"}] * 3
 
 
-def test_accounts_that_agree() -> None:
+def test_agreeing_accounts_print_a_verdict() -> None:
     """What was compared, what is known not to be exact, the verdict."""
     result, _ = run(AGREES, "reconcile")
     assert result.exit_code == 0

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from controlplane.store import open_database
-from kelvin.recovery import written
+from kelvin.recovery import run_for_output
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from tests.controlplane.builders import back_up_and_enter_one, installed
 from tests.controlplane.door import program
@@ -35,7 +35,7 @@ def kelvin(*words: str, database: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-async def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
+async def test_restore_is_refused_while_a_database_is_set(tmp_path: Path) -> None:
     """It names the setting and what to do in its place, and touches nothing; a backup may be looked at. The control:
     without the setting it is restored.
     """
@@ -110,7 +110,7 @@ def _is_free(data: Path) -> bool:
 @pytest.mark.parametrize(
     "is_file", [pytest.param(False, id="PostgreSQL"), pytest.param(True, id="the control: a file")]
 )
-def test_what_is_no_file_is_not_backed_up(tmp_path: Path, is_file: bool) -> None:
+def test_external_database_is_refused_by_backup(tmp_path: Path, is_file: bool) -> None:
     """The running installation says so, by the setting and by what backs it up."""
     data, file = tmp_path / "data", tmp_path / "made.backup"
     data.mkdir()
@@ -126,7 +126,7 @@ def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch:
     """What it writes is read to its end."""
     (tmp_path / "talkative.py").write_text("import sys; sys.stderr.write('x' * (1 << 20)); print('whole')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert b"".join(written("talkative", [], otherwise="nothing was written")) == b"whole\n"
+    assert b"".join(run_for_output("talkative", [], otherwise="nothing was written")) == b"whole\n"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])

@@ -59,7 +59,7 @@ def test_name_that_no_image_has_is_refused(image: str) -> None:
 )
 def test_a_refusal_is_raised_as_it_was_said(monkeypatch: pytest.MonkeyPatch, answers: list[httpx.Response]) -> None:
     """Also by the second question, of how the model scales."""
-    monkeypatch.setattr(render, "ExportCalls", lambda *_: SimpleNamespace(manifest=lambda _: None))
+    monkeypatch.setattr(render, "ExportClient", lambda *_: SimpleNamespace(manifest=lambda _: None))
     done = rendered("m", *answers)
     assert isinstance(done.exception, Refused)
     assert done.exception.failure == RemoteFailure("model_not_found", 404, "model 'm' does not exist")

@@ -21,7 +21,7 @@ from kelvin.main import main
         pytest.param("999999999", id="a process that is no more"),
     ],
 )
-def test_nothing_runs(tmp_path: Path, lock: str | None) -> None:
+def test_restart_without_an_installation_says_so(tmp_path: Path, lock: str | None) -> None:
     """It is said, nobody is signalled, and nothing is made."""
     data = tmp_path / "data"
     if lock is not None:
@@ -48,7 +48,7 @@ threading.Event().wait()
 
 def test_supervisor_without_an_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor that hangs has no log file: it writes to its standard error."""
-    monkeypatch.setattr("kelvin.up.PATIENCE_S", 0.1)
+    monkeypatch.setattr("kelvin.up.RESTART_TIMEOUT_S", 0.1)
     (tmp_path / "run").mkdir(mode=0o700)
     program = SUPERVISOR.replace('(data / "run" / "succession").write_text("it is not ready\\n")', "None")
     with subprocess.Popen([sys.executable, "-c", program, "up", str(tmp_path)], stdout=subprocess.PIPE) as process:

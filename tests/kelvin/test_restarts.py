@@ -1,6 +1,6 @@
 """A process that dies comes back at once, one that keeps dying comes back ever later."""
 
-from kelvin.policy.restarts import LONGEST_S, STEADY_S, Restarts
+from kelvin.policy.restarts import MAX_DELAY_S, STEADY_S, Restarts
 
 
 def test_the_first_death_restarts_at_once() -> None:
@@ -15,7 +15,7 @@ def test_deaths_in_a_row_wait_longer_up_to_a_limit() -> None:
         restarts = restarts.after_death(0.1)
         delays.append(restarts.delay_s)
     assert delays == sorted(delays)
-    assert delays[-1] == LONGEST_S
+    assert delays[-1] == MAX_DELAY_S
 
 
 def test_a_steady_life_forgets_the_deaths_before_it() -> None:

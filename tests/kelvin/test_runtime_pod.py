@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from contracts.frames import FrameDecoder, FrameKind
-from kelvin.supervisor.graves import recorded_lives
-from tests.endings import disorder
+from kelvin.supervisor.graves import read_recorded_runtimes
+from tests.endings import find_unclean_exit
 from tests.kelvin.pods import PROMPT, pod, was_probed
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import Version
@@ -26,7 +26,7 @@ def text_of(raw: bytes) -> str:
     )
 
 
-def test_a_pods_life(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_pod_serves_drains_and_ends(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Ready once it can answer, as right as an installation's runtime; deaf to orders; a drain ends what is begun."""
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--threads", "1") as each:
@@ -60,7 +60,7 @@ def test_a_pods_life(sealed: tuple[Installation, Version], tmp_path: Path) -> No
         assert frames[-1].kind is FrameKind.END
         assert frames[-1].counts.completion_tokens == 200
         assert each.process.wait(DEADLINE_S) == 0
-        (life,) = recorded_lives(each.data / "spool")
+        (life,) = read_recorded_runtimes(each.data / "spool")
         assert life == report["runtime_id"]
     assert not list((tmp_path / "data" / "run" / "meters").iterdir())
 
@@ -103,10 +103,10 @@ def test_end_under_a_request_leaves_no_traceback(
         assert each.process.wait(DEADLINE_S) == (-ended_by if ended_by is signal.SIGKILL else 0)
         if ended_by is signal.SIGKILL:
             _, lines = each.process.communicate(timeout=DEADLINE_S)  # once the last of them has ended
-            assert disorder(lines.decode()) == []
+            assert find_unclean_exit(lines.decode()) == []
 
 
-def test_what_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_missing_version_ends_the_pod_with_1(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """A version that the store hasn't: 1, with the reason among its lines."""
     house, _ = sealed
     with pod(house, "0" * 64, tmp_path / "data") as each:
@@ -117,7 +117,7 @@ def test_what_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_pat
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_device_that_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_missing_device_ends_the_pod_with_2(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Before anything is restored: 2, with the class and the rule among its lines. The test above is the control."""
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--device-class", "h100") as each:

@@ -25,7 +25,7 @@ def ops(*ops: object, **case: object) -> dict[str, object]:
     return {"cases": [{"name": "tail", **case, "ops": list(ops)}]}
 
 
-def test_replay() -> None:
+def test_replay_uses_knative_defaults() -> None:
     """What is absent or null is Knative's default; a change of the spec is of what it names, before its tick."""
     done = asked(
         "replay",
@@ -57,7 +57,7 @@ def test_windows() -> None:
     assert json.loads(done.stdout) == {"cases": [{"name": "tail", "averages": [3.0]}]}
 
 
-def test_a_sum_that_is_no_number() -> None:
+def test_non_finite_average_is_null() -> None:
     """Is null, as JSON has no infinity."""
     huge = {"op": "record", "t": 1, "v": 1.7e308}
     done = asked("windows", ops(huge, huge, {"op": "average", "t": 1}))
@@ -94,7 +94,7 @@ def test_a_sum_that_is_no_number() -> None:
         pytest.param("windows", ops({"op": "record", "t": 1}), "op 1: Object missing required field `v`", id="no v"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(command: str, document: object, want: str) -> None:
+def test_invalid_scale_case_is_named(command: str, document: object, want: str) -> None:
     """Nothing is printed for a program to read; exit code 1."""
     done = asked(command, document)
     assert (done.exit_code, done.stdout) == (1, "")
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_named(command: str, document: object, want: str) -> No
         pytest.param(["tinylm", "--min", "-1"], "--min", id="a setting that is none"),
     ],
 )
-def test_which_command_is_meant(words: list[str], want: str, tmp_path: Path) -> None:
+def test_model_name_is_no_scale_subcommand(words: list[str], want: str, tmp_path: Path) -> None:
     """A model's settings go to the installation; files stay here."""
     local = [] if words[0] == "replay" else ["--data", str(tmp_path)]
     done = CliRunner().invoke(main, ["scale", *words, *local])

@@ -18,12 +18,12 @@ from contracts.errors import Refused
 from contracts.manifest import Manifest, decode_manifest, encode_manifest, version_of
 from contracts.push import Plan, PlannedChunk
 from kelvin.export import export_command
-from kelvin.policy.own_bytes import LinearSpace, find_stranger
+from kelvin.policy.own_bytes import LinearSpace, find_mismatch
 from kelvin.progress import Progress
 from kelvin.push import push_directory
 from kelvin.push_command import push_command
 from kelvin.push_directory import scan
-from kelvin.signing import SIGNATURE_FILE, Signing, read_claims, read_key
+from kelvin.signing import SIGNATURE_FILE, PushSigner, read_claims, read_key
 from kelvin.versions import show_command
 from snapshotter.policy.intake import admit
 from tests.kelvin.doors import Doors
@@ -84,7 +84,7 @@ def shown(house: House, version: str) -> dict[str, Any]:
     return found
 
 
-def test_what_was_said_is_shown(house: House, tmp_path: Path) -> None:
+def test_show_prints_every_signed_claim(house: House, tmp_path: Path) -> None:
     """Everything of a version: what it is, who vouches for it, what they claim; in JSON and in words."""
     version = signed_push(house, tmp_path, SHARDED, "--claims", str(tmp_path / "claims.toml"))
     found = shown(house, version)
@@ -115,7 +115,7 @@ def test_what_was_said_is_shown(house: House, tmp_path: Path) -> None:
         assert part in words
 
 
-def test_a_stranger_is_told_apart(house: House, tmp_path: Path) -> None:
+def test_untrusted_signature_is_marked(house: House, tmp_path: Path) -> None:
     """Signed by a key that is no root, or by nobody: it says so."""
     (tmp_path / "key.pem").write_bytes(pem_of(Ed25519PrivateKey.generate()))
     found = shown(house, version := signed_push(house, tmp_path))
@@ -187,7 +187,7 @@ def test_claims_that_are_none(tmp_path: Path, text: str, rule: str) -> None:
 def test_another_version_is_not_signed(house: House, tmp_path: Path) -> None:
     """An installation that makes something else of a push gets no signature for it."""
     source = scan(SHARDED.write(tmp_path / "model"))
-    signing = Signing(read_key(tmp_path / "key.pem"), read_claims(None))
+    signing = PushSigner(read_key(tmp_path / "key.pem"), read_claims(None))
     plan, digests, manifest = planned(house, tmp_path)
     raw = encode_manifest(manifest)
     signing.sign(raw, version_of(raw), plan, digests, source, "toy")
@@ -206,7 +206,7 @@ def planned(house: House, tmp_path: Path) -> tuple[Plan, tuple[str, ...], Manife
     """Of an honest push of the model: its plan, digests and manifest."""
     seen: list[tuple[Plan, tuple[str, ...], Manifest]] = []
 
-    class Spy(Signing):
+    class Spy(PushSigner):
         def sign(self, raw: bytes, version: str, plan: Plan, digests: tuple[str, ...], source: Any, model: str) -> Any:
             seen.append((plan, digests, decode_manifest(raw, version)))
             return super().sign(raw, version, plan, digests, source, model)
@@ -229,14 +229,14 @@ def swapped(plan: Plan) -> Plan:
     return structs.replace(plan, chunks=chunks)
 
 
-def test_strangers_are_found(house: House, tmp_path: Path) -> None:
+def test_find_mismatch_names_each_foreign_part(house: House, tmp_path: Path) -> None:
     """Each part of a manifest that is not what lies here is named; the honest one has none."""
     plan, digests, manifest = planned(house, tmp_path)
     intake = admit(scan(tmp_path / "spied").request("toy"))
     pinned = {file.path: file.content for file in intake.files}
 
     def stranger(made: Manifest = manifest, of: Plan = plan, here: tuple[str, ...] = digests) -> str:
-        return find_stranger(made, LinearSpace(of), here, pinned, intake.tensors) or ""
+        return find_mismatch(made, LinearSpace(of), here, pinned, intake.tensors) or ""
 
     first = manifest.tensors[0]
     shape = structs.replace(first, shape=first.shape[::-1])

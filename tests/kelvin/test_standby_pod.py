@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from contracts.frames import FrameDecoder, FrameKind
-from contracts.jobs import Take
+from contracts.jobs import BindPodRequest
 from contracts.roles import Role
 from contracts.usage import LifetimeRecord
 from contracts.wire import decode
 from kelvin.supervisor.graves import LIFETIME_PREFIX
-from spool.recovery import left_records
+from spool.recovery import leftover_records
 from tests.kelvin.orders import Orders, take_of
 from tests.kelvin.pods import PROMPT, standby
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
@@ -31,7 +31,7 @@ def parks(orders: Orders, other_than: str = "") -> str:
 
 def lives(data: Path) -> list[LifetimeRecord]:
     """Those that are recorded."""
-    found = left_records(data / "spool", lambda source: source.startswith(LIFETIME_PREFIX))
+    found = leftover_records(data / "spool", lambda source: source.startswith(LIFETIME_PREFIX))
     return [decode(raw, LifetimeRecord) for raw in found]
 
 
@@ -40,7 +40,7 @@ def kept(data: Path, name: str) -> list[Path]:
     return [path for path in (data / "cache").rglob("*") if path.is_file() and name in path.name]
 
 
-def test_one_version_after_another(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_standby_pod_serves_versions_in_turn(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """Ready while it waits, and for no request; bound once, to what fits, by the control plane alone; it serves then,
     and what asks for the same is answered likewise. Released, it ends what it answers as in any drain and begins
     nothing else; a fresh process waits with nothing of the one before, whose life is the tenant's.
@@ -92,14 +92,14 @@ def test_one_version_after_another(sealed: tuple[Installation, Version], tmp_pat
         assert each.process.wait(DEADLINE_S) == 0
 
 
-def refused(take: Take) -> Iterator[tuple[Take, int]]:
+def refused(take: BindPodRequest) -> Iterator[tuple[BindPodRequest, int]]:
     """What does not fit a pod, and how it says so."""
     yield msgspec.structs.replace(take, device_class="h100"), 400
     yield msgspec.structs.replace(take, store="s3://elsewhere/prod"), 400
     yield msgspec.structs.replace(take, weight_bytes=5001), 507
 
 
-def test_who_asked_is_gone(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+def test_bind_continues_after_its_caller_left(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
     """A bind that is cut goes on to its end, and whoever comes next finds it; what can't be restored, and what is
     killed, leaves no pod between the two: a fresh process waits.
     """

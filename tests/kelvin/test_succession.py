@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from kelvin.supervisor.children import Child, ChildGroup, ChildSpec
-from kelvin.supervisor.succession import OUTCOME, Succession
+from kelvin.supervisor.succession import OUTCOME_FILE, HotRestart
 
 DOOR = ChildSpec("activator", "activator", "activator.sock", listens=True)
 
@@ -38,7 +38,7 @@ class Group(ChildGroup):
     async def end(self, ending: Collection[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
         for child in ending:
             self.ended.append((child.pid, number))
-            if not child.is_kept:
+            if not child.is_restarted:
                 self.members.remove(child)
 
 
@@ -51,7 +51,7 @@ class Supervisor:
     is_ready: bool = True
     on_start: Callable[["Supervisor", Child], None] = lambda _, child: _begun(child, 2)
     at_door: Callable[["Supervisor"], bool] = lambda _: True
-    succession: Succession = field(init=False)
+    succession: HotRestart = field(init=False)
 
     def __post_init__(self) -> None:
         self.group = Group(lambda child: self.on_start(self, child))
@@ -60,7 +60,7 @@ class Supervisor:
     async def change(self) -> None:
         """One, to its end."""
         _begun(self.children[1], 1)
-        self.succession = Succession(self.group, self.may_begin, self.is_at_door, self.run, self.ready_s, 5.0)
+        self.succession = HotRestart(self.group, self.may_begin, self.is_serving, self.run, self.ready_s, 5.0)
         self.succession.begin()
         self.succession.begin()
         async with asyncio.timeout(30):
@@ -70,22 +70,22 @@ class Supervisor:
     async def may_begin(self) -> bool:
         return self.is_ready
 
-    async def is_at_door(self, child: Child) -> bool:
+    async def is_serving(self, child: Child) -> bool:
         return self.at_door(self)
 
     @property
     def doors(self) -> list[tuple[int | None, bool]]:
         """Process and whether it is brought back."""
-        return [(child.pid, child.is_kept) for child in self.children if child.spec.listens]
+        return [(child.pid, child.is_restarted) for child in self.children if child.spec.listens]
 
     @property
     def said(self) -> str:
         """Of what came to nothing."""
-        path = self.run / OUTCOME
+        path = self.run / OUTCOME_FILE
         return path.read_text() if path.exists() else ""
 
 
-def test_the_old_one_ends_once_the_new_one_is_ready(tmp_path: Path) -> None:
+def test_old_activator_ends_once_the_new_is_ready(tmp_path: Path) -> None:
     """As a lame duck; two orders before it has begun are one."""
     supervisor = Supervisor(tmp_path)
     asyncio.run(supervisor.change())
@@ -158,7 +158,7 @@ def _refused(supervisor: Supervisor, child: Child) -> None:
         ),
     ],
 )
-def test_the_old_one_stays(
+def test_failed_hot_restart_keeps_the_old_activator(
     tmp_path: Path, supervisor: Callable[[Path], Supervisor], reason: str, ended: list[tuple[int | None, int]]
 ) -> None:
     """And is brought back as before."""
@@ -169,7 +169,7 @@ def test_the_old_one_stays(
     assert it.doors == [(1, True)]
 
 
-def test_an_old_one_that_died_meanwhile_is_no_child_any_more(tmp_path: Path) -> None:
+def test_dead_old_activator_is_not_signalled(tmp_path: Path) -> None:
     """Nobody is signalled."""
 
     def dies(supervisor: Supervisor) -> bool:
@@ -196,7 +196,7 @@ def test_a_failed_change_gives_the_old_one_its_name_back(tmp_path: Path) -> None
     asyncio.run(supervisor.change())
     assert supervisor.doors == [(1, True)]
     assert name.read_text() == "old"
-    assert {each.name for each in tmp_path.iterdir()} == {"activator.sock", OUTCOME}
+    assert {each.name for each in tmp_path.iterdir()} == {"activator.sock", OUTCOME_FILE}
 
 
 def test_failed_change_leaves_the_name_to_an_old_one_that_was_brought_back(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_failed_change_leaves_the_name_to_an_old_one_that_was_brought_back(tmp_p
     assert name.read_text() == "next"
 
 
-def test_a_change_leaves_the_new_one_its_name(tmp_path: Path) -> None:
+def test_new_activator_keeps_the_socket_name(tmp_path: Path) -> None:
     """The control of the above: nothing is given back where the new one is ready."""
     name = tmp_path / "activator.sock"
 

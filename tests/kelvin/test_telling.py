@@ -14,14 +14,14 @@ from contracts.problem import problem_details
 from contracts.usage import LifetimeRecord
 from contracts.wire import encode
 from kelvin.supervisor import desk as subject
-from kelvin.supervisor.desk import LedgerDesk, tell_forever, telling_at
+from kelvin.supervisor.desk import LedgerClient, report_running_forever, report_usage_to
 from service.client import ServiceClient
 from service.unix import SocketDirectory
-from spool.recovery import Recovered, recover
+from spool.recovery import RecoveredSource, recover
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.controlplane.usage_records import lifetime_record, request_record
-from tests.listening import Listening
+from tests.listening import StubServer
 
 EVERY_S = 30.0
 ALL = {("lifetimes", "rt-1"), ("lifetimes", "rt-2"), ("requests", "rt-1")}  # that is ever to be handed over here
@@ -38,7 +38,7 @@ AWAY = RemoteFailure("unavailable", 503, "the database is not available", remote
     ],
 )
 @pytest.mark.virtual_time
-async def test_a_word_that_was_not_taken_is_said_again(failure: Failure | None, most_s: list[float]) -> None:
+async def test_failed_usage_report_is_retried_with_backoff(failure: Failure | None, most_s: list[float]) -> None:
     """Soon, and then less often; where another try is worth nothing, the next word comes at its time."""
     told_s: list[float] = []
 
@@ -47,7 +47,7 @@ async def test_a_word_that_was_not_taken_is_said_again(failure: Failure | None, 
         if failure is not None and len(told_s) <= len(most_s):
             raise Refused(failure)
 
-    task = asyncio.create_task(tell_forever(lambda: lifetime_record(1), post, EVERY_S))
+    task = asyncio.create_task(report_running_forever(lambda: lifetime_record(1), post, EVERY_S))
     await asyncio.sleep(sum(most_s) + 2 * EVERY_S)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -79,19 +79,19 @@ class Ledger:
 
 
 @asynccontextmanager
-async def ledger_desk(path: Path, ledger: Ledger) -> AsyncIterator[LedgerDesk]:
+async def ledger_desk(path: Path, ledger: Ledger) -> AsyncIterator[LedgerClient]:
     """Of spools in `path`, where a dead runtime's and that of a dead supervisor lie."""
     for source, record in (("runtime-1", request_record(1)), ("supervisor-1", lifetime_record(1))):
         with closing(Spool.open(path / "spool", source)) as left:
             left.append_blocking(lambda sequence, record=record: encode(record))  # type: ignore[misc]
     app = web.Application()
     app.router.add_post("/internal/v1/usage/{kind}", ledger.take)
-    listening = Listening(app)
+    listening = StubServer(app)
     with closing(SocketDirectory(path / "run")) as directory:
         await listening.start(path / "run" / "control.sock")
         control = ServiceClient(directory, "control.sock", "the control plane")
         try:
-            yield LedgerDesk(control, path / "spool")
+            yield LedgerClient(control, path / "spool")
         finally:
             await control.close()
             await listening.stop()
@@ -105,13 +105,13 @@ async def ledger_desk(path: Path, ledger: Ledger) -> AsyncIterator[LedgerDesk]:
         pytest.param(0, True, id="it is being handed over as the pod ends"),
     ],
 )
-async def test_the_last_is_told_for_as_long_as_there_is_time(tmp_path: Path, refusals: int, stuck: bool) -> None:
+async def test_final_flush_lasts_as_long_as_allowed(tmp_path: Path, refusals: int, stuck: bool) -> None:
     """The pod's own record, and what others left; nothing of it is there when the block is left."""
     ledger = Ledger(refusals, stuck=stuck)
 
     async with ledger_desk(tmp_path, ledger) as desk:
         with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
-            async with telling_at(desk, own, lambda: None, EVERY_S):
+            async with report_usage_to(desk, own, lambda: None, EVERY_S):
                 await ledger.asked.wait()
                 await asyncio.to_thread(own.append_blocking, lambda sequence: encode(lifetime_record(2)))
                 ledger.stuck = False
@@ -119,18 +119,18 @@ async def test_the_last_is_told_for_as_long_as_there_is_time(tmp_path: Path, ref
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-async def test_life_is_told_after_an_unexpected_error(tmp_path: Path) -> None:
+async def test_usage_reporting_survives_an_unexpected_error(tmp_path: Path) -> None:
     """An error while the life is looked at does not end the telling for as long as the pod lives."""
     ledger, errors = Ledger(0), [ValueError("a meter of another build")]
 
-    def so_far() -> LifetimeRecord:
+    def running_lifetime() -> LifetimeRecord:
         if errors:
             raise errors.pop()
         return lifetime_record(1)
 
     async with ledger_desk(tmp_path, ledger) as desk:
         with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
-            async with telling_at(desk, own, so_far, EVERY_S), asyncio.timeout(30):
+            async with report_usage_to(desk, own, running_lifetime, EVERY_S), asyncio.timeout(30):
                 while ("lives", "rt-1") not in ledger.taken:
                     await asyncio.sleep(0.01)
     assert errors == []
@@ -140,12 +140,12 @@ async def test_a_pod_ends_though_nobody_takes_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After its time, and says so; the records are where the next one hands them over."""
-    monkeypatch.setattr(subject, "LAST_S", 0.2)
+    monkeypatch.setattr(subject, "FINAL_FLUSH_S", 0.2)
     away = Ledger(10**6)
 
     async with ledger_desk(tmp_path, away) as desk:
         with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
-            async with telling_at(desk, own, lambda: None, EVERY_S):
+            async with report_usage_to(desk, own, lambda: None, EVERY_S):
                 await asyncio.to_thread(own.append_blocking, lambda sequence: encode(lifetime_record(2)))
         assert away.taken == set()
         assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
@@ -161,13 +161,13 @@ async def test_a_disk_that_refuses_is_asked_again(tmp_path: Path, monkeypatch: p
     """What was left is handed over once it can be read."""
     ledger, fails = Ledger(0), iter((OSError("a moment"), OSError("another")))
 
-    async def failing(spools: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:
+    async def failing(spools: Path, post_for: Callable[[str], Post | None]) -> list[RecoveredSource]:
         if (error := next(fails, None)) is not None:
             raise error
         return await recover(spools, post_for)
 
     monkeypatch.setattr(subject, "recover", failing)
-    monkeypatch.setattr(subject, "RECOVER_EVERY_S", 0.001)
+    monkeypatch.setattr(subject, "RECOVERY_INTERVAL_S", 0.001)
 
     async with ledger_desk(tmp_path, ledger) as desk:
         task = asyncio.create_task(desk.recover_forever())

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from contracts.control import StartProblem, TimelineAnswer
 from contracts.timeline import Stage, Stamp
-from kelvin.timeline import BadReport, read_floor_us, timeline_command, waterfall
+from kelvin.timeline import BadReport, draw_waterfall, read_floor_us, timeline_command
 from tests.kelvin.doors import answering
 
 WARM = TimelineAnswer(request_id="r1", model="m", version="a" * 64, cold=True, stamps=(Stamp(Stage.ROUTED, 1_000),))
@@ -41,7 +41,7 @@ def test_timeline_calls_a_request_warm_only_if_a_replica_was_given_it() -> None:
 
 def test_each_bar_begins_where_the_one_before_ended() -> None:
     """Bars tile the time since arrival; durations and ends are printed."""
-    drawn = waterfall([Stamp(Stage.ROUTED, 1_000), Stamp(Stage.BOUND, 4_000)], width=8)
+    drawn = draw_waterfall([Stamp(Stage.ROUTED, 1_000), Stamp(Stage.BOUND, 4_000)], width=8)
     first, second = drawn.splitlines()
     assert "│██      │" in first
     assert "│  ██████│" in second
@@ -50,13 +50,13 @@ def test_each_bar_begins_where_the_one_before_ended() -> None:
 
 def test_the_floor_is_drawn_beside_it() -> None:
     """A floor longer than the start widens the picture instead of leaving it."""
-    drawn = waterfall([Stamp(Stage.ROUTED, 1_000)], floor_us=2_000, width=8)
+    drawn = draw_waterfall([Stamp(Stage.ROUTED, 1_000)], floor_us=2_000, width=8)
     assert drawn.splitlines()[-1].lstrip().startswith("floor │░░░░░░░░│")
 
 
 def test_the_picture_ends_with_the_first_token() -> None:
     """A long answer does not squeeze the start; it is a line of words."""
-    drawn = waterfall([Stamp(Stage.FIRST_TOKEN, 1_000), Stamp(Stage.DONE, 901_000)], width=8)
+    drawn = draw_waterfall([Stamp(Stage.FIRST_TOKEN, 1_000), Stamp(Stage.DONE, 901_000)], width=8)
     first, last = drawn.splitlines()
     assert "│████████│" in first
     assert last.split() == ["done", "900.0", "ms", "after", "that"]
@@ -64,7 +64,7 @@ def test_the_picture_ends_with_the_first_token() -> None:
 
 def test_no_stamps_are_said_to_be_none() -> None:
     """An empty timeline is a sentence."""
-    assert waterfall([]) == "(no stages were stamped)"
+    assert draw_waterfall([]) == "(no stages were stamped)"
 
 
 ROWS = [
@@ -84,7 +84,7 @@ ROWS = [
         pytest.param(0, None, id="an unknown size has none"),
     ],
 )
-def test_read_floor_us(tmp_path: Path, weight_bytes: int, want: int | None) -> None:
+def test_floor_is_read_from_host_tier_rows(tmp_path: Path, weight_bytes: int, want: int | None) -> None:
     """Only the floor's own rows of the host tier count."""
     report = tmp_path / "bench.json"
     report.write_bytes(msgspec.json.encode({"rows": ROWS, "machine": {}, "commit": None}))

@@ -14,8 +14,8 @@ import pytest
 from kelvin.policy.restarts import Restarts
 from kelvin.settings import UpSettings
 from kelvin.supervisor import up as subject
-from kelvin.supervisor.graves import open_graves
-from kelvin.supervisor.up import NotReady, Supervisor, door_url
+from kelvin.supervisor.graves import open_exit_recorder
+from kelvin.supervisor.up import NotReady, Supervisor, activator_url
 from service.unix import SocketDirectory
 from tests.controlplane.ground import ROOT
 
@@ -25,7 +25,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     """None of its processes was started."""
     (tmp_path / "logs").mkdir()
     settings = UpSettings(data=tmp_path, port=8443, host="localhost", ready_s=0, drain_s=1)
-    with closing(SocketDirectory(tmp_path / "run")) as directory, open_graves(tmp_path) as (graves, _):
+    with closing(SocketDirectory(tmp_path / "run")) as directory, open_exit_recorder(tmp_path) as (graves, _):
         yield Supervisor(settings, directory, graves, -1, None)
 
 
@@ -47,7 +47,7 @@ async def test_start_that_fails_on_a_full_disk_names_the_disk(
     assert Path(caught.value.filename).parent == tmp_path / "logs"
 
 
-async def test_slow_start_says_what_it_waits_for(
+async def test_slow_start_names_the_missing_process(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing else is printed before the installation is ready."""
@@ -73,7 +73,7 @@ async def test_slow_start_says_what_it_waits_for(
 )
 def test_ready_line_names_an_address_that_is_listened_at(host: str, want: str) -> None:
     """Commands on this machine read it, too."""
-    assert door_url(host, 8443) == want
+    assert activator_url(host, 8443) == want
 
 
 START = """

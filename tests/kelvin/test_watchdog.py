@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kelvin.policy.restarts import START_S
-from kelvin.supervisor.watchdog import LOOK_S, Watchdog, Watched, asking
+from kelvin.supervisor.watchdog import PROBE_INTERVAL_S, Watchdog, WatchedProcess, make_socket_probe
 from service.unix import SocketDirectory
 from tests.virtual_loop import run_virtually
 
@@ -34,7 +34,7 @@ class Processes:
 
     def __init__(self, *pids: int, start_s: float = START_S) -> None:
         self._start_s = start_s
-        self.there = [Watched(f"p{pid}", pid, "x.sock") for pid in pids]
+        self.there = [WatchedProcess(f"p{pid}", pid, "x.sock") for pid in pids]
         self.silent: set[int] = set()
         self.killed: list[tuple[int, str]] = []
 
@@ -47,7 +47,7 @@ class Processes:
         await asyncio.sleep(seconds)
         task.cancel()
 
-    async def answers(self, each: Watched) -> bool:
+    async def answers(self, each: WatchedProcess) -> bool:
         """As a real question: it takes its time where nobody answers."""
         await asyncio.sleep(3.0 if each.pid in self.silent else 0.001)
         return each.pid not in self.silent
@@ -74,7 +74,7 @@ def test_replica_that_hangs_before_the_first_look_is_killed(process: subprocess.
     """
     processes = Processes(process.pid)
     replica = processes.there[0]
-    processes.there = [replace(replica, has_answered=True), Watched("standby", os.getpid(), "y.sock")]
+    processes.there = [replace(replica, has_answered=True), WatchedProcess("standby", os.getpid(), "y.sock")]
     processes.silent |= {process.pid, os.getpid()}
     run_virtually(processes.watch(27))
     assert processes.killed == [(process.pid, "it did not answer for 18 s")]
@@ -82,7 +82,7 @@ def test_replica_that_hangs_before_the_first_look_is_killed(process: subprocess.
 
 
 @pytest.mark.virtual_time
-async def test_process_that_answers_lives(process: subprocess.Popen[bytes]) -> None:
+async def test_answering_process_is_not_killed(process: subprocess.Popen[bytes]) -> None:
     """Also one that misses some looks in between: the control of the above."""
     processes = Processes(process.pid)
 
@@ -91,7 +91,7 @@ async def test_process_that_answers_lives(process: subprocess.Popen[bytes]) -> N
         processes.silent.add(process.pid)
         await asyncio.sleep(9)
         processes.silent.clear()
-        await asyncio.sleep(2 * LOOK_S)
+        await asyncio.sleep(2 * PROBE_INTERVAL_S)
     await watching
     assert processes.killed == []
     assert process.poll() is None
@@ -147,10 +147,10 @@ def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
     with closing(SocketDirectory(tmp_path)) as directory, subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
-        watched = Watched("x", child.pid, "x.sock")
+        watched = WatchedProcess("x", child.pid, "x.sock")
 
         async def answers() -> bool:
-            return await asking(directory)(watched)
+            return await make_socket_probe(directory)(watched)
 
         assert asyncio.run(answers())
         child.send_signal(signal.SIGSTOP)
@@ -171,7 +171,7 @@ def test_silence_of_another_process_at_the_socket_is_not_held_against_one(tmp_pa
         child.send_signal(signal.SIGSTOP)
 
         async def answers(pid: int) -> bool:
-            return await asking(directory)(Watched("x", pid, "x.sock"))
+            return await make_socket_probe(directory)(WatchedProcess("x", pid, "x.sock"))
 
         try:
             assert asyncio.run(answers(os.getpid()))
@@ -188,7 +188,7 @@ def test_own_lack_of_descriptors_is_nobodys_silence(tmp_path: Path, socket_name:
 
     async def main() -> bool:
         with closing(SocketDirectory(tmp_path)) as directory, no_descriptors_left():
-            return await asking(directory)(Watched("a process", 1, socket_name))
+            return await make_socket_probe(directory)(WatchedProcess("a process", 1, socket_name))
 
     assert asyncio.run(main())
 

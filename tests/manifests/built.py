@@ -64,7 +64,7 @@ def built(place: Path) -> list[Json]:
     return [each for each in yaml.load_all(_built(place), Loader=_Strict) if each]
 
 
-def built_with(*components: str, more: str = "") -> list[Json]:
+def build_with_components(*components: str, more: str = "") -> list[Json]:
     """Those of an overlay that names the base and these, in this order; `more` is the rest of it. Likewise.
 
     Without `more`, `store-port` gets what it needs: a store whose URL names a port.

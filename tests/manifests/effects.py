@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from controlplane.cluster_settings import ClusterSettings, read_cluster
-from controlplane.policy.knative_service import CACHE_NODE, HOST_PATH, Cluster, drain_s
+from controlplane.policy.knative_service import CACHE_NODE, HOST_PATH, ClusterSpec, drain_s
 from controlplane.policy.labels import POOL, RUNTIME
 from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE
 from tests.manifests.built import Json, find, of_base, pod_of
@@ -48,7 +48,7 @@ def settings(objects: list[Json]) -> ClusterSettings:
     return found
 
 
-def renders(objects: list[Json]) -> Cluster:
+def renders(objects: list[Json]) -> ClusterSpec:
     """Where replicas are to run."""
     return settings(objects).pods
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from coldstart_bench.installation import free_ports
-from tests.endings import disorder
+from tests.endings import find_unclean_exit
 from tests.manifests.built import ROOT, Json, pod_of
 
 READY_S: Final = 90.0
@@ -28,7 +28,7 @@ _POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class LocalPaths:
     """Where the cluster's things are on this machine.
 
     `secrets` are files by name, by secret. `ports` are by namespace's Deployment and container port. `instead` are
@@ -43,7 +43,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class RunningContainer:
     """A container that runs."""
 
     name: str
@@ -104,11 +104,11 @@ def ports_of(objects: list[Json]) -> dict[tuple[str, int], int]:
 def running(
     objects: list[Json],
     name: str,
-    here: Here,
+    here: LocalPaths,
     which: str | None = None,
     *,
     ended_by: signal.Signals = signal.SIGTERM,
-) -> Iterator[Started]:
+) -> Iterator[RunningContainer]:
     """A container of a Deployment or DaemonSet, the one of its name unless `which` says another; ended with SIGTERM,
     which it must answer by an end with 0, and with nothing in its log that tells of a disorderly end. What several of
     a pod mount is one directory, and outlives each of them.
@@ -128,10 +128,10 @@ def running(
         process = subprocess.Popen(command_of(container, paths), env=environment, cwd=ROOT, stdout=sink, stderr=sink)
     ports = {each["name"]: here.ports[name, each["containerPort"]] for each in container.get("ports", ())}
     try:
-        yield Started(container["name"], container, process, ports, log, paths)
+        yield RunningContainer(container["name"], container, process, ports, log, paths)
         process.send_signal(ended_by)
         assert process.wait(60) == 0, log.read_text()[-3000:]
-        left = disorder(log.read_text())
+        left = find_unclean_exit(log.read_text())
         assert left == [], "\n".join(left)
     finally:
         process.kill()
@@ -145,7 +145,7 @@ def command_of(container: Json, paths: Mapping[str, Path]) -> list[str]:
     return [sys.executable, *words[1:]] if words[0] == "python" else [sys.executable, "-m", "kelvin.main", *words[1:]]
 
 
-def environment_of(objects: list[Json], container: Json, here: Here | None = None) -> dict[str, str]:
+def environment_of(objects: list[Json], container: Json, here: LocalPaths | None = None) -> dict[str, str]:
     """As Kubernetes makes it: `envFrom` first, then `env`. Without a `here` a secret's value is its name."""
     found: dict[str, str] = {}
     for source in container.get("envFrom", ()):
@@ -211,7 +211,7 @@ def _within(word: str, paths: Mapping[str, Path]) -> str:
     return word
 
 
-def _moved(value: str, name: str, paths: Mapping[str, Path], here: Here) -> str:
+def _moved(value: str, name: str, paths: Mapping[str, Path], here: LocalPaths) -> str:
     for mount, path in paths.items():
         if value == mount or value.startswith(f"{mount}/"):
             return str(path) + value.removeprefix(mount)

@@ -25,7 +25,7 @@ def may(objects: list[Json], source: Pod, target: Pod, port: int, protocol: str 
     )
 
 
-def wordless(objects: list[Json]) -> list[Json]:
+def without_rules(objects: list[Json]) -> list[Json]:
     """The same objects, whose policies let nothing through any more."""
     for each in objects:
         if each["kind"] == "NetworkPolicy":

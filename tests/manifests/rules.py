@@ -389,6 +389,6 @@ RULES: Final[tuple[Rule, ...]] = (
 )  # fmt: skip
 
 
-def broken(objects: list[Json]) -> list[str]:
+def find_broken_rules(objects: list[Json]) -> list[str]:
     """All that is wrong, each with its rule."""
     return [f"{rule.__name__}: {each}" for rule in RULES for each in rule(objects)]

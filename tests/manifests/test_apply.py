@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 import yaml
 
-from controlplane.policy.tenant_space import KEPT
+from controlplane.policy.tenant_space import KEEP_ANNOTATIONS
 from tests.cluster.api_server import ApiServer, serving
 from tests.manifests.built import MANIFESTS, Json, crds, knative, kustomize
 from tests.manifests.test_together import SECTION
@@ -82,7 +82,7 @@ class Place:
 
 
 @pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["as Knative's instructions", "server-side"])
-def test_others_settings_stay(how: tuple[str, ...], tmp_path: Path) -> None:
+def test_apply_keeps_settings_of_others(how: tuple[str, ...], tmp_path: Path) -> None:
     """Also the second time, and after another version of Knative."""
     with serving(tls=tmp_path) as server:
         place = Place(server, tmp_path, *how)
@@ -102,7 +102,7 @@ def test_others_settings_stay(how: tuple[str, ...], tmp_path: Path) -> None:
         pytest.param(("--server-side",), 1, "--field-manager=kelvin-install", id="the manager"),
     ],
 )
-def test_without_it_they_go(how: tuple[str, ...], number: int, gone: str, tmp_path: Path) -> None:
+def test_plain_apply_removes_settings_of_others(how: tuple[str, ...], number: int, gone: str, tmp_path: Path) -> None:
     """The control: without one of the two a second apply takes them away."""
     with serving(tls=tmp_path) as server:
         place = Place(server, tmp_path, *how)
@@ -117,5 +117,5 @@ def test_what_is_applied_apart_is_kept(objects: list[Json]) -> None:
     assert objects
     for each in objects:
         about = each["metadata"]
-        assert KEPT.items() <= about["annotations"].items()
+        assert KEEP_ANNOTATIONS.items() <= about["annotations"].items()
         assert "app.kubernetes.io/part-of" not in about.get("labels", {})

@@ -26,7 +26,7 @@ def rolling(unavailable: int | str, surge: int | str) -> Json:
         pytest.param(2, {"type": "Recreate"}, 1, (0, 2), id="first none, then all"),
     ],
 )
-def test_where_an_update_ends(replicas: int, strategy: Json, ready: int, want: tuple[int, int]) -> None:
+def test_update_ends_at_no_old_pod(replicas: int, strategy: Json, ready: int, want: tuple[int, int]) -> None:
     """At no old pod, unless those that wait to be ready wait for it."""
     assert updated(replicas, strategy, ready) == want
 
@@ -44,7 +44,7 @@ def test_where_an_update_ends(replicas: int, strategy: Json, ready: int, want: t
         pytest.param({"minAvailable": "50%"}, 3, EVERY, 1, id="a share that is available is rounded up"),
     ],
 )
-def test_what_a_drain_may_take(budget: Json, replicas: int, ready: int, want: int) -> None:
+def test_drain_takes_pods_beyond_the_budget(budget: Json, replicas: int, ready: int, want: int) -> None:
     """What is ready beyond what the budget wants, by all that there should be."""
     assert evictable(budget, replicas, ready) == want
 

@@ -15,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [each.rstrip("*") for each in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
 
 
-def test_nothing_is_wrong() -> None:
+def test_dockerfile_breaks_no_rule() -> None:
     """By the rules below, each of which is seen to go red."""
     assert list(problems(TEXT, TARGETS)) == []
 
@@ -38,13 +38,13 @@ def test_nothing_is_wrong() -> None:
         pytest.param('ENTRYPOINT ["kelvin"]', 'ENTRYPOINT ["sh"]', "cuda: begins with", id="a shell"),
     ],
 )
-def test_what_is_refused(harm: str, by: str, said: str) -> None:
+def test_broken_dockerfile_rule_is_found(harm: str, by: str, said: str) -> None:
     """Each rule, by an image that breaks it."""
     assert harm in TEXT
     assert [each for each in problems(TEXT.replace(harm, by), TARGETS) if each.startswith(said)]
 
 
-def test_extras() -> None:
+def test_image_extras_are_known_and_minimal() -> None:
     """Each is one of the project's; what computes is in no image of the control plane's."""
     stages = stages_of(TEXT)
     assert extras_of(stages) <= PROJECT["project"]["optional-dependencies"].keys()
@@ -55,7 +55,7 @@ def test_extras() -> None:
     assert [stage.name for stage in lineage(stages, "cpu")] == ["final", "cpu"]
 
 
-def test_who_it_is() -> None:
+def test_image_user_is_the_pods_user() -> None:
     """The user of the image is the one that pods of the manifests are."""
     for pod in filter(None, map(pod_of, of_base())):
         given = pod["securityContext"]
@@ -91,7 +91,7 @@ def _is_sent(path: str) -> bool:
         pytest.param("admin.key", False, id="a secret that lies about"),
     ],
 )  # fmt: skip
-def test_what_a_build_sees(path: str, sent: bool) -> None:
+def test_build_context_holds_packages_alone(path: str, sent: bool) -> None:
     """Packages and what installs them, nothing else."""
     assert _is_sent(path) is sent
 

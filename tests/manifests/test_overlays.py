@@ -14,8 +14,8 @@ from tests.manifests.built import (
     OVERLAYS,
     ROOT,
     Json,
+    build_with_components,
     built,
-    built_with,
     containers,
     find,
     knative,
@@ -52,17 +52,17 @@ def _harmless(name: str, told: str) -> bool:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_an_overlay(name: str) -> None:
+def test_overlay_builds_and_breaks_no_rule(name: str) -> None:
     """Builds without a warning, is taken by a strict API server, and breaks no rule."""
     objects = _overlay(name)
     assert [each for obj in objects for each in problems(obj)] == []
-    assert [each for each in rules.broken(objects) if not _harmless(name, each)] == []
+    assert [each for each in rules.find_broken_rules(objects) if not _harmless(name, each)] == []
     names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_its_settings(name: str) -> None:
+def test_overlay_settings_are_known(name: str) -> None:
     """Known to the product; what isn't ours has its own."""
     ours = [each for each in _overlay(name) if each["kind"] != "StatefulSet"]
     assert unknown(ours) == []
@@ -98,9 +98,9 @@ def test_each_component_is_tried(name: str) -> None:
         text = (MANIFESTS / "overlays" / name / "kustomization.yaml").read_text()
         assert f"../../components/{name}" in text
         return
-    objects = built_with(name)
+    objects = build_with_components(name)
     assert [each for obj in objects for each in problems(obj)] == []
-    assert rules.broken(objects) == GIVEN_UP.get(name, [])
+    assert rules.find_broken_rules(objects) == GIVEN_UP.get(name, [])
     assert (unknown(objects), unused(objects), commands(objects)) == ([], [], [])
     assert read_cluster(told(objects, "controlplane"), 1) is not None
 
@@ -124,12 +124,12 @@ def test_what_trials_stand_on() -> None:
 )
 def test_what_a_component_does(name: str, does: Effect) -> None:
     """It is there with it, and not without."""
-    assert does(built_with(name))
+    assert does(build_with_components(name))
     with contextlib.suppress(KeyError, ValueError):  # the object is not there either
         assert not does(built(BASE))
 
 
-def test_what_kind_adds() -> None:
+def test_kind_overlay_adds_ports_and_images() -> None:
     """A door of the machine, less reserved, no more doors for that, and images that were loaded: of replicas, too."""
     objects = _overlay("kind")
     assert find(objects, "Service", "activator")["spec"]["ports"][0]["nodePort"] == 30443

@@ -5,13 +5,13 @@ from typing import Final
 
 import pytest
 
-from contracts.names import dns_label
+from contracts.names import require_dns_label
 from controlplane.policy.labels import RUNTIME
 from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE, pool_service
 from tests.manifests import rules
-from tests.manifests.built import Json, built_with, find, kustomize, of_base
+from tests.manifests.built import Json, build_with_components, find, kustomize, of_base
 from tests.manifests.effects import ISTIOD, PARKED, settings
-from tests.manifests.reach import Pod, may, wordless
+from tests.manifests.reach import Pod, may, without_rules
 from tests.manifests.test_reach import (
     ACTIVATOR,
     CONTROLPLANE,
@@ -46,11 +46,11 @@ Harm = Callable[[list[Json]], object]
         pytest.param(PARKED, OUTSIDE, 443, id="the store"),
     ],
 )
-def test_what_is_needed(source: Pod, target: Pod, port: int) -> None:
+def test_needed_pool_connections_are_allowed(source: Pod, target: Pod, port: int) -> None:
     """Passes; and without our policies' word for it nothing does."""
-    objects = built_with("pools")
+    objects = build_with_components("pools")
     assert may(objects, source, target, port)
-    assert not may(wordless(objects), source, target, port)
+    assert not may(without_rules(objects), source, target, port)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_what_is_needed(source: Pod, target: Pod, port: int) -> None:
         pytest.param(BESIDE, OUTSIDE, 443, id="what else runs there, to anywhere"),
     ],
 )
-def test_what_is_refused(source: Pod, target: Pod, port: int) -> None:
+def test_unneeded_pool_connections_are_refused(source: Pod, target: Pod, port: int) -> None:
     """Does not pass; without the policies it would."""
-    assert not may(built_with("pools"), source, target, port)
+    assert not may(build_with_components("pools"), source, target, port)
     assert may([], source, target, port)
 
 
@@ -106,7 +106,7 @@ def _let_activators(objects: list[Json]) -> None:
 )
 def test_both_ends_say_who_gives_orders(harm: Harm, source: Pod, passes: bool) -> None:
     """The control: who takes one of the two away, or opens them, sees the tests above go red."""
-    objects = built_with("pools")
+    objects = build_with_components("pools")
     harm(objects)
     assert may(objects, source, PARKED, LISTEN_PORT) is passes
 
@@ -122,9 +122,9 @@ def _writers(objects: list[Json]) -> list[tuple[str, str | None, set[str]]]:
     ]
 
 
-def test_rights() -> None:
+def test_pool_rights_are_limited_to_its_namespace() -> None:
     """Pods of that namespace and of its own are patched by the control plane, and nothing else is written of any."""
-    objects = built_with("pools")
+    objects = build_with_components("pools")
     own = ("Role", "kelvin", {"patch"})
     assert _writers(of_base()) == [own]
     assert sorted(_writers(objects)) == [own, ("Role", NAMESPACE, {"patch"})]
@@ -133,9 +133,9 @@ def test_rights() -> None:
     assert (who["namespace"], who["name"]) == ("kelvin", "controlplane")
 
 
-def test_rights_that_are_none() -> None:
+def test_missing_and_excess_pool_rights_are_found() -> None:
     """The control: a role that is not there, and one that may all, are found."""
-    objects = built_with("pools")
+    objects = build_with_components("pools")
     role = find(objects, "Role", "controlplane", NAMESPACE)
     role["rules"][0]["verbs"].append("*")
     assert list(rules.rights(objects)) == ["Role controlplane: a wildcard"]
@@ -145,14 +145,14 @@ def test_rights_that_are_none() -> None:
 
 def test_a_pod_that_waits_is_meant() -> None:
     """What the control plane has Knative make is in that namespace, is chosen by its policies, and finds its secret."""
-    objects = built_with("pools", "certificates", "pools-certificates")
+    objects = build_with_components("pools", "certificates", "pools-certificates")
     told = settings(objects)
     (spec,) = told.pools.pools
     made = pool_service(spec, told.pods, 1 << 30)
     template = made["spec"]["template"]
     assert (
         made["metadata"]["namespace"]
-        == find(objects, "Namespace", dns_label(NAMESPACE, "namespace"))["metadata"]["name"]
+        == find(objects, "Namespace", require_dns_label(NAMESPACE, "namespace"))["metadata"]["name"]
     )
     assert template["metadata"]["labels"] == PARKED.labels
     (port,) = _orders(objects)["spec"]["ingress"][0]["ports"]
@@ -163,7 +163,7 @@ def test_a_pod_that_waits_is_meant() -> None:
 
 def test_what_a_pod_that_waits_mounts_is_asked_for() -> None:
     """The docs name each secret and ConfigMap that an operator puts into its namespace: without one it never starts."""
-    told = settings(built_with("pools", "verify"))
+    told = settings(build_with_components("pools", "verify"))
     volumes = pool_service(told.pools.pools[0], told.pods, 1 << 30)["spec"]["template"]["spec"]["volumes"]
     named = {each["secret"]["secretName"] for each in volumes if "secret" in each}
     named |= {each["configMap"]["name"] for each in volumes if "configMap" in each}
@@ -177,25 +177,25 @@ def _kept(objects: list[Json], namespace: str) -> dict[str, Json]:
     return {each["metadata"]["name"]: each["spec"] for each in policies if each["metadata"]["namespace"] == namespace}
 
 
-def test_as_a_tenants() -> None:
+def test_pool_namespace_is_closed_like_a_tenants() -> None:
     """The namespace is closed as a tenant's, but for orders, and stays so where a tenant's gives something up."""
-    objects = built_with("pools")
+    objects = build_with_components("pools")
     tenants, pools = (_kept(objects, each) for each in ("kelvin-default", NAMESPACE))
     assert pools.pop("orders")
     assert pools == tenants
     labels = find(objects, "Namespace", "kelvin-default")["metadata"]["labels"]
     assert labels.pop("kelvin.dev/tenant") == "default"
     for also in ((), ("cache-agent",)):
-        assert find(built_with("pools", *also), "Namespace", NAMESPACE)["metadata"]["labels"] == labels
+        assert find(build_with_components("pools", *also), "Namespace", NAMESPACE)["metadata"]["labels"] == labels
 
 
 def test_what_others_add() -> None:
     """Pods that wait reach the store of a trial, where `pools` comes first, and the mesh, where they are told to."""
-    assert may(built_with("pools", "trial"), PARKED, S3, 9000)
-    assert not may(built_with("trial", "pools"), PARKED, S3, 9000)
-    meshed = built_with("pools", "mesh", "pools-mesh")
+    assert may(build_with_components("pools", "trial"), PARKED, S3, 9000)
+    assert not may(build_with_components("trial", "pools"), PARKED, S3, 9000)
+    meshed = build_with_components("pools", "mesh", "pools-mesh")
     assert may(meshed, PARKED, ISTIOD, 15012)
-    assert not may(built_with("pools", "mesh"), PARKED, ISTIOD, 15012)
+    assert not may(build_with_components("pools", "mesh"), PARKED, ISTIOD, 15012)
     peers = find(meshed, "PeerAuthentication", "runtimes", NAMESPACE)["spec"]
     assert peers["mtls"]["mode"] == "STRICT"
     assert peers["portLevelMtls"] == {port: {"mode": "PERMISSIVE"} for port in ("8012", str(LISTEN_PORT))}

@@ -14,16 +14,16 @@ import pytest
 
 from contracts.roles import Role
 from controlplane.key_files import new_key_text
-from telemetry.telemetry import CERTIFICATES
+from telemetry.telemetry import CERTIFICATE_EXPIRY_METRIC
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.redis_server import RedisServer
 from tests.cluster.api_server import ApiServer
 from tests.cluster.api_server import serving as api_server
 from tests.controlplane.postgres_server import PostgresServer
 from tests.faults.buckets import CREDENTIALS, serving
-from tests.loops import looping
-from tests.manifests.built import Json, built_with, find, knative, kustomize, of_base
-from tests.manifests.pods import Here, pod_name, ports_of, running
+from tests.loops import running_loop_thread
+from tests.manifests.built import Json, build_with_components, find, knative, kustomize, of_base
+from tests.manifests.pods import LocalPaths, pod_name, ports_of, running
 from tests.runtime.processes import poll_until
 from tests.service.pki import Authority
 
@@ -58,7 +58,7 @@ def autoscaler() -> Iterator[str]:
         await stop.wait()
         await listening.stop()
 
-    with looping(main):
+    with running_loop_thread(main):
         assert there.wait(30)
         yield listening.url
 
@@ -67,7 +67,7 @@ STORE: Final = "s3://kelvin/versions"
 
 
 @contextlib.contextmanager
-def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]]:
+def outside(objects: list[Json], place: Path) -> Iterator[tuple[LocalPaths, ApiServer]]:
     """What lies outside of our Deployments: a real PostgreSQL and Redis, an S3 server, an API server, what hears an
     activator's reports.
     """
@@ -96,11 +96,11 @@ def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]
             )
         api.features.update(find(knative(), "ConfigMap", "config-features")["data"])
         beside = {"KUBECONFIG": str(api.kubeconfig(place / "kubeconfig"))}
-        yield Here(place, given(redis.url), ports_of(objects), instead, beside), api
+        yield LocalPaths(place, given(redis.url), ports_of(objects), instead, beside), api
 
 
 @pytest.mark.timeout(300)
-def test_probes(tmp_path: Path) -> None:
+def test_every_probe_answers_over_mutual_tls(tmp_path: Path) -> None:
     """All together: an activator is ready once it has heard the control plane, over mutual TLS by role. Each tells when
     the certificate ends that it has for that.
     """
@@ -115,7 +115,9 @@ def test_probes(tmp_path: Path) -> None:
         with running(objects, "controlplane", here) as controlplane:
             for each in (controlplane, activator, snapshotter):
                 each.until("readinessProbe")
-                assert re.search(rf'^{CERTIFICATES}{{process="{each.name}",of="inner"}} \d', each.page(), re.MULTILINE)
+                assert re.search(
+                    rf'^{CERTIFICATE_EXPIRY_METRIC}{{process="{each.name}",of="inner"}} \d', each.page(), re.MULTILINE
+                )
             selector = find(objects, "Service", "controlplane")["spec"]["selector"].items()
 
             def is_selected() -> bool:
@@ -150,7 +152,7 @@ def test_a_certificate_of_another_role(tmp_path: Path) -> None:
     wrong = {**secrets, "kelvin-inner-activator": secrets["kelvin-inner-runtime"]}
     with (
         pytest.raises(AssertionError, match=r"activator ended with 2:\s+KELVIN_INNER_TLS"),
-        running(objects, "activator", Here(tmp_path, wrong, ports_of(objects), {})) as activator,
+        running(objects, "activator", LocalPaths(tmp_path, wrong, ports_of(objects), {})) as activator,
     ):
         activator.until("livenessProbe")
 
@@ -159,12 +161,12 @@ def test_a_certificate_of_another_role(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_cache_agent(tmp_path: Path) -> None:
     """By its command and its probes, which are programs; it isn't ready before it is there, nor after it was."""
-    objects = built_with("cache-agent")
+    objects = build_with_components("cache-agent")
     small = {"KELVIN_HOST_BYTES": 16 << 20, "KELVIN_SLAB_BYTES": 4 << 20, "KELVIN_NVME_BYTES": 64 << 20}
     with serving() as buckets:
         instead = {STORE: buckets.url(buckets.make(), "versions")}
         beside = {name: str(value) for name, value in small.items()}
-        here = Here(tmp_path, given("unix:///nobody.sock"), ports_of(objects), instead, beside)
+        here = LocalPaths(tmp_path, given("unix:///nobody.sock"), ports_of(objects), instead, beside)
         with running(objects, "cache-agent", here) as agent:
             agent.until("startupProbe")
             agent.until("readinessProbe")

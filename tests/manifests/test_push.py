@@ -16,7 +16,7 @@ from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import NAMESPACE, SERVING
 from tests.e2e.models import make_tiny
 from tests.manifests.built import ROOT, of_base
-from tests.manifests.pods import Here, Started, running
+from tests.manifests.pods import LocalPaths, RunningContainer, running
 from tests.manifests.test_processes import AUTHORITY, outside
 from tests.runtime.processes import poll_until
 
@@ -24,14 +24,14 @@ from tests.runtime.processes import poll_until
 SMALL: Final = {"KELVIN_HOST_BYTES": str(16 << 20), "KELVIN_SLAB_BYTES": str(4 << 20)}
 
 
-def trusted(here: Here) -> Here:
+def trusted(here: LocalPaths) -> LocalPaths:
     """Its front door has a certificate of this machine's name."""
     front = AUTHORITY.sign(name="localhost")
     given = {"tls.crt": front.certificate, "tls.key": front.key}
     return replace(here, secrets={**here.secrets, "kelvin-front": given}, beside={**here.beside, **SMALL})
 
 
-def push(here: Here, door: Started, model: Path) -> "subprocess.CompletedProcess[str]":
+def push(here: LocalPaths, door: RunningContainer, model: Path) -> "subprocess.CompletedProcess[str]":
     """As a user types it."""
     ca, key = here.place / "ca.pem", here.place / "admin.key"
     ca.write_bytes(AUTHORITY.pem)
@@ -47,7 +47,7 @@ def services(api: ApiServer) -> set[str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_push(tmp_path: Path) -> None:
+def test_push_waits_for_an_engine(tmp_path: Path) -> None:
     """Unavailable as long as there is no engine, and the same again once there is: then the version is there, and its
     Service is applied. An engine that is gone again takes nothing of that along.
     """
@@ -77,7 +77,7 @@ def test_a_push(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_a_leader_that_goes(tmp_path: Path) -> None:
+def test_push_survives_a_change_of_leader(tmp_path: Path) -> None:
     """While nobody leads a push is gated, and nothing comes of it; it waits for the next leader, and is done."""
     objects, model = of_base(), make_tiny(tmp_path / "model", "llama")
     with (

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from tests.manifests.built import find, plain
-from tests.manifests.reach import Pod, may, wordless
+from tests.manifests.reach import Pod, may, without_rules
 
 RUNTIME = {"app.kubernetes.io/managed-by": "kelvin", "app.kubernetes.io/component": "runtime"}
 
@@ -48,7 +48,7 @@ def test_what_is_needed(source: Pod, target: Pod, port: int) -> None:
     """Passes; and without our policies' word for it nothing does."""
     objects = plain()
     assert may(objects, source, target, port)
-    assert not may(wordless(objects), source, target, port)
+    assert not may(without_rules(objects), source, target, port)
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def _three(objects: list[Json]) -> list[Json]:
 
 def test_base() -> None:
     """All of it, as plain YAML and as it is built."""
-    assert rules.broken(plain()) == []
-    assert rules.broken(of_base()) == []
+    assert rules.find_broken_rules(plain()) == []
+    assert rules.find_broken_rules(of_base()) == []
 
 
 RIGHTS = "kelvin-controlplane"
@@ -266,11 +266,11 @@ HARMS: tuple[tuple[Harm, str], ...] = (
 
 
 @pytest.mark.parametrize(("harm", "said"), HARMS, ids=[said for _, said in HARMS])
-def test_a_rule_that_is_broken(harm: Harm, said: str) -> None:
+def test_broken_manifest_rule_is_found(harm: Harm, said: str) -> None:
     """Is told, with the object."""
     objects = copy.deepcopy(plain())
     harm(objects)
-    assert [each for each in rules.broken(objects) if each.startswith(said)]
+    assert [each for each in rules.find_broken_rules(objects) if each.startswith(said)]
 
 
 @pytest.mark.parametrize("replicas", [2, 3])

@@ -16,7 +16,7 @@ def _told(objects: list[Json]) -> list[str]:
     return [each for obj in objects for each in problems(obj)]
 
 
-def test_base() -> None:
+def test_base_fits_its_schemas() -> None:
     """As plain YAML and as it is built."""
     assert _told(plain()) == []
     assert _told(of_base()) == []
@@ -28,7 +28,7 @@ def test_names_are_told_once() -> None:
     assert len(names) == len(set(names))
 
 
-def test_yaml_alone() -> None:
+def test_manifests_hold_only_referenced_yaml() -> None:
     """`manifests/` holds nothing else, and no file that nothing names."""
     assert {path.suffix for path in files()} == {".yaml"}
     for directory in {path.parent for path in files()}:
@@ -66,7 +66,7 @@ HARMS: tuple[tuple[Harm, str], ...] = (
 
 
 @pytest.mark.parametrize(("harm", "said"), HARMS, ids=[said for _, said in HARMS])
-def test_what_is_refused(harm: Harm, said: str) -> None:
+def test_invalid_manifest_is_refused_with_its_path(harm: Harm, said: str) -> None:
     """A field that there is not, one of another type, one that is missing: each with its path."""
     objects = copy.deepcopy(plain())
     harm(objects)

@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 from contracts.roles import Role
 from controlplane.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S, ZERO_INITIAL_SCALE
 from kelvin.main import main
-from kelvin.policy.configuration import DEFAULTS, KNOWN
+from kelvin.policy.configuration import DEFAULTS, KNOWN_SETTINGS
 from tests.manifests.built import ROOT, Json, containers, find, knative, of_base, plain, pod_of
 from tests.manifests.pods import environment_of
 from tests.manifests.rules import DIGEST
@@ -21,7 +21,7 @@ NOT_OURS_TO_SET = {"KELVIN_LIFELINE_FD", "KELVIN_LISTENER_FD", "KELVIN_POD"}
 
 def unknown(objects: list[Json]) -> list[str]:
     """Names in the environments of our processes that have no effect."""
-    good = (KNOWN | OTHERS) - NOT_OURS_TO_SET
+    good = (KNOWN_SETTINGS | OTHERS) - NOT_OURS_TO_SET
     return [name for each in containers(objects) for name in environment_of(objects, each) if name not in good]
 
 
@@ -79,13 +79,13 @@ def room_beside_the_host_tier(objects: list[Json]) -> int:
     return (int(limit.removesuffix("Gi")) << 30) - int(environment_of(objects, engine)["KELVIN_HOST_BYTES"])
 
 
-def test_names() -> None:
+def test_manifest_settings_are_known() -> None:
     """Known, and read by the process that is given them."""
     assert unknown(of_base()) == []
     assert unused(of_base()) == []
 
 
-def test_names_that_are_none() -> None:
+def test_unknown_manifest_setting_is_found() -> None:
     """Are found: a misspelt one, one of another process, one that is a supervisor's."""
     objects = plain()
     settings = find(objects, "ConfigMap", "kelvin-activator")["data"]
@@ -94,7 +94,7 @@ def test_names_that_are_none() -> None:
     assert "activator: KELVIN_SEAL_S" in unused(objects)
 
 
-def test_commands() -> None:
+def test_manifest_commands_are_ours() -> None:
     """Each is a program of ours."""
     assert commands(of_base()) == []
 
@@ -109,7 +109,7 @@ def test_commands() -> None:
         pytest.param(["sh", "-c", "true"], "x: ['sh'", id="somebody else's"),
     ],
 )
-def test_commands_that_are_none(command: list[str], said: str) -> None:
+def test_unknown_manifest_command_is_found(command: list[str], said: str) -> None:
     """Are found without running anything."""
     objects = plain()
     next(containers(objects)).update(name="x", command=command)

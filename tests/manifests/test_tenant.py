@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from controlplane.policy.tenant_space import (
-    Needs,
+    NamespaceRequirements,
     ObservedNamespace,
     denies_all,
     find_missing,
@@ -15,7 +15,7 @@ from controlplane.policy.tenant_space import (
 )
 from kelvin.main import main
 from tests.manifests import rules
-from tests.manifests.built import MANIFESTS, Json, built_with, find, kustomize, of_base
+from tests.manifests.built import MANIFESTS, Json, build_with_components, find, kustomize, of_base
 from tests.manifests.effects import renders
 from tests.manifests.reach import Pod, may
 from tests.manifests.schemas import problems
@@ -31,7 +31,7 @@ def printed(*more: str, tenant: str = "acme") -> tuple[list[Json], str]:
     return json.loads(done.stdout)["items"], done.stderr
 
 
-def lacks(objects: list[Json], tenant: str, needs: Needs) -> tuple[str, ...]:
+def lacks(objects: list[Json], tenant: str, needs: NamespaceRequirements) -> tuple[str, ...]:
     """What the control plane would say of a namespace that consists of these."""
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     seen = ObservedNamespace(
@@ -47,7 +47,7 @@ def lacks(objects: list[Json], tenant: str, needs: Needs) -> tuple[str, ...]:
 def test_manifests_and_command_agree() -> None:
     """Object by object, for the tenant that the base has."""
     base = of_base()
-    for made in render_namespace("default", Needs.of(renders(base)), "kelvin"):
+    for made in render_namespace("default", NamespaceRequirements.of(renders(base)), "kelvin"):
         (there,) = [
             each
             for each in base
@@ -61,7 +61,7 @@ def test_manifests_and_command_agree() -> None:
 def test_a_printed_namespace_is_complete() -> None:
     """The control plane finds nothing missing in it; without any one of the objects it does."""
     objects, _ = printed()
-    needs = Needs.of(renders(of_base()))
+    needs = NamespaceRequirements.of(renders(of_base()))
     assert [each for obj in objects for each in problems(obj)] == []
     assert lacks(objects, "acme", needs) == ()
     for left_out in objects[1:]:
@@ -113,7 +113,7 @@ def test_what_pods_mount_may_be_looked_for() -> None:
     base = of_base()
     role = find(base, "ClusterRole", "kelvin-tenant")
     named = {name for rule in role["rules"] if rule["resources"] == ["secrets"] for name in rule["resourceNames"]}
-    assert named == set(Needs.of(renders(base)).secrets)
+    assert named == set(NamespaceRequirements.of(renders(base)).secrets)
 
 
 @pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
@@ -121,7 +121,7 @@ def test_a_cache_on_the_node() -> None:
     """A namespace whose pods mount a directory of their node is as the component has it."""
     objects, _ = printed("--node-cache", tenant="default")
     labels = find(objects, "Namespace", "kelvin-default")["metadata"]["labels"]
-    there = find(built_with("cache-agent"), "Namespace", "kelvin-default")["metadata"]["labels"]
+    there = find(build_with_components("cache-agent"), "Namespace", "kelvin-default")["metadata"]["labels"]
     enforce = "pod-security.kubernetes.io/enforce"
     assert labels[enforce] == there[enforce] == "privileged"
     assert MANIFESTS.is_dir()

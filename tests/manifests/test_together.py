@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from tests.manifests import rules
-from tests.manifests.built import ROOT, STORE_AT, Json, built_with, knative, kustomize
+from tests.manifests.built import ROOT, STORE_AT, Json, build_with_components, knative, kustomize
 from tests.manifests.effects import AGENT, AGENTS, EFFECTS, PARKED, container, renders, told
 from tests.manifests.pods import environment_of
 from tests.manifests.reach import may
@@ -45,13 +45,13 @@ def _wrong(objects: list[Json], names: tuple[str, ...]) -> list[str]:
     images = re.compile(rf"images: [a-z0-9]+: ({VERSIONED.pattern})")
     return [
         *(each for obj in objects for each in problems(obj)),
-        *(each for each in rules.broken(objects) if each not in given_up and images.fullmatch(each) is None),
+        *(each for each in rules.find_broken_rules(objects) if each not in given_up and images.fullmatch(each) is None),
         *(each for check in (unknown, unused, commands) for each in check(ours)),
         *(f"{name} {number}" for number, (name, does) in enumerate(EFFECTS) if name in names and not does(objects)),
     ]
 
 
-def test_each_has_its_place() -> None:
+def test_every_component_has_its_order() -> None:
     """In the table, once."""
     assert sorted(itertools.chain(*ROWS)) == COMPONENTS
 
@@ -59,19 +59,19 @@ def test_each_has_its_place() -> None:
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_all_at_once(names: tuple[str, ...]) -> None:
     """Nothing of one is undone by what comes after it."""
-    assert _wrong(built_with(*names), names) == []
+    assert _wrong(build_with_components(*names), names) == []
 
 
-def test_another_order_is_seen() -> None:
+def test_wrong_component_order_is_found() -> None:
     """The control: what the table says to put last, put first, is undone."""
-    assert _wrong(built_with("spot", "gpu"), ("spot", "gpu")) == ["spot 14"]
+    assert _wrong(build_with_components("spot", "gpu"), ("spot", "gpu")) == ["spot 14"]
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("names", PAIRS, ids=" ".join)
 def test_two_at_once(names: tuple[str, ...]) -> None:
     """Likewise, without what others bring."""
-    assert _wrong(built_with(*names), names) == []
+    assert _wrong(build_with_components(*names), names) == []
 
 
 OWN: Final = """configMapGenerator:
@@ -88,29 +88,29 @@ def test_what_an_overlay_says_itself() -> None:
     """Comes before its components, which go by it, and which undo it where they say the same; a patch comes last."""
     (profile,) = BLOCKS
     both = ("cache-agent", "mig")
-    objects = built_with(*both, more=OWN + profile)
+    objects = build_with_components(*both, more=OWN + profile)
     assert renders(objects).device == "nvidia.com/mig-2g.20gb"
     assert told(objects, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(objects).store_url == "s3://ours/versions"
-    assert renders(built_with(*both, more=OWN)).device == "nvidia.com/mig-1g.10gb"
+    assert renders(build_with_components(*both, more=OWN)).device == "nvidia.com/mig-1g.10gb"
 
 
 @pytest.mark.parametrize("port", [9000, 8443])
 def test_policies_follow_the_store_s_port(port: int) -> None:
     """An overlay says the store once: all that reads it is told, and may reach its port and no other store's."""
     url = f"s3://ours/versions?endpoint=https://s3.example.com:{port}"
-    objects = built_with("pools", "cache-agent", "store-port", more=STORE_AT.format(url=url))
+    objects = build_with_components("pools", "cache-agent", "store-port", more=STORE_AT.format(url=url))
     agent = told(objects, "cache-agent", AGENTS)["KELVIN_STORE"]
     engine = environment_of(objects, container(objects, "snapshotter", "engine"))["KELVIN_STORE"]
     assert {renders(objects).store_url, told(objects, "snapshotter")["KELVIN_STORE"], agent, engine} == {url}
     for each in (SNAPSHOTTER, REPLICA, PARKED, AGENT):
         assert [number for number in (443, 8443, 9000) if may(objects, each, OUTSIDE, number)] == [port]
-    assert rules.broken(objects) == GIVEN_UP["cache-agent"]
+    assert rules.find_broken_rules(objects) == GIVEN_UP["cache-agent"]
 
 
 def test_a_store_without_a_port_is_refused_where_policies_follow_it() -> None:
     """When it is built, with the value: nothing is applied that would let the wrong port through."""
     with pytest.raises(AssertionError, match="out of bounds for value s3://ours/versions"):
-        built_with("store-port", more=STORE_AT.format(url="s3://ours/versions"))
+        build_with_components("store-port", more=STORE_AT.format(url="s3://ours/versions"))
 
 
 def _yours(objects: list[Json]) -> set[str]:
@@ -144,6 +144,6 @@ def _others(peer: Json) -> set[str]:
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_what_is_yours_to_say(names: tuple[str, ...]) -> None:
     """Each of it is named in the docs."""
-    yours = _yours([*built_with(*names), *knative()])
+    yours = _yours([*build_with_components(*names), *knative()])
     assert {"KELVIN_DOMAIN", "config-features", "app: istiod", "kelvin-inner", "snapshotter", "postgres"} <= yours
     assert [each for each in sorted(yours) if f"`{each}`" not in SECTION] == []

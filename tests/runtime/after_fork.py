@@ -19,7 +19,7 @@ def main() -> None:
     control = preload.load()
     from runtime import app, standby
     from runtime.metering import create_meter_page
-    from runtime.zygote import count_threads, fork_orphan
+    from runtime.zygote import count_threads, fork_detached
     from service.log import configure_logging
     from service.run import run_service
     from service.unix import SocketDirectory
@@ -27,13 +27,13 @@ def main() -> None:
 
     threads = count_threads()
     reader, writer = os.pipe()
-    if fork_orphan() is not None:
+    if fork_detached() is not None:
         os.close(writer)
         with os.fdopen(reader, "rb") as report:
             sys.stdout.buffer.write(report.read())
         return
     before = set(sys.modules)
-    standby.become_independent(keep=(writer,))
+    standby.detach_process(keep=(writer,))
     configure_logging("runtime-after-fork")
     directory = SocketDirectory(settings.run)
     listener = directory.listen("rt-after-fork.sock")

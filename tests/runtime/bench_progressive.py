@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from blobstore.files import FileStore
-from contracts.jobs import Bind, SealJob
+from contracts.jobs import BindRequest, SealJob
 from contracts.keys import attestation_key
 from contracts.wire import encode
-from runtime.app import work_over
+from runtime.app import build_operations
 from runtime.jobs import seal
-from runtime.serving import Wiring
+from runtime.serving import EngineCallbacks
 from service.unix import SocketDirectory
 from tests.runtime.versions import MemoryLease, make_llama
 from tests.weightcache.bench import agent, drop, put_packs
@@ -122,9 +122,9 @@ def restored(directory: SocketDirectory, version: Version, *, progressive: bool)
     torch.set_num_threads(1)
     acquire = client.acquire
     client.acquire = lambda *args, **kwargs: acquire(*args, **{**kwargs, "progressive": progressive})
-    bind = Bind(tenant=TENANT, model="m", version=version.id, device_class="cpu-1", threads=1, kv_bytes=64 << 20)
+    bind = BindRequest(tenant=TENANT, model="m", version=version.id, device_class="cpu-1", threads=1, kv_bytes=64 << 20)
     begin = time.perf_counter()
-    work_over(directory, 300.0).restore(bind, Wiring(lambda _: None, lambda _: None))
+    build_operations(directory, 300.0).restore(bind, EngineCallbacks(lambda _: None, lambda _: None))
     return time.perf_counter() - begin
 
 
@@ -132,7 +132,7 @@ def copied(directory: SocketDirectory, version: Version, *, progressive: bool) -
     lane = MemoryLane()
     begin = time.perf_counter()
     lease = client.acquire(directory, TENANT, version.id, 300.0, progressive=progressive)
-    send_all(lane, lease.address, lease.total_bytes, lease.arriving())
+    send_all(lane, lease.address, lease.total_bytes, lease.ready_parts())
     return time.perf_counter() - begin
 
 

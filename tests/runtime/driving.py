@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from contracts.errors import Failure
 from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated
-from runtime.serving import Wiring
+from runtime.serving import EngineCallbacks
 
 DEADLINE_S = 30.0
 
@@ -74,9 +74,9 @@ class Heard:
             self._changed.notify_all()
 
     @property
-    def wiring(self) -> Wiring:
+    def callbacks(self) -> EngineCallbacks:
         """The callbacks, to pass to a restore."""
-        return Wiring(self.on_events, self.on_busy)
+        return EngineCallbacks(self.on_events, self.on_busy)
 
     @property
     def events(self) -> list[Event]:

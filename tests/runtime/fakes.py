@@ -15,22 +15,22 @@ from fastapi import FastAPI
 
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Frame, FrameDecoder, FrameKind
-from contracts.jobs import Bind, GateFacts, GateJob, SealAttestation, SealJob
+from contracts.jobs import BindRequest, GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import Limits
 from contracts.problem import WireFailure
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from contracts.usage import RequestRecord
 from contracts.wire import decode
 from runtime.api import ServingApi
-from runtime.control_api import attach, build_control_app
+from runtime.control_api import attach_replica, build_control_app
 from runtime.engine.interface import GenerationRequest
 from runtime.engine.thread import EngineThread
-from runtime.metering import MeterPage, create_meter_page
-from runtime.orphans import Orphans
+from runtime.metering import MeterWriter, create_meter_page
+from runtime.orphans import OrphanRecords
 from runtime.pinned import SamplingDefaults
-from runtime.replica import Replica, Work
-from runtime.screening import Screen
-from runtime.serving import Kept, Serving, Wiring
+from runtime.replica import Replica, ReplicaOperations
+from runtime.screening import FilterPipeline
+from runtime.serving import EngineCallbacks, ServedDecoder, SuspendHandle
 from runtime.tokenizer import TextCodec
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -39,7 +39,7 @@ from tests.runtime.vocabularies import files
 
 DEADLINE_S = 20.0
 LIMITS = Limits(max_input_tokens=300, max_output_tokens=20_000, max_streams=8, max_body_bytes=100_000)
-BIND = Bind(tenant="acme", model="m", version="ab" * 32, device_class="cpu-1", threads=1, kv_bytes=1 << 20)
+BIND = BindRequest(tenant="acme", model="m", version="ab" * 32, device_class="cpu-1", threads=1, kv_bytes=1 << 20)
 TEXT = "naïve 中文 text"
 CODEC = TextCodec(files())
 
@@ -67,23 +67,23 @@ def fake_work(
     engine: ScriptedEngine,
     *,
     failure: Failure | None = None,
-    again: Callable[[Bind, Wiring], Serving] | None = None,
+    resume: Callable[[BindRequest, EngineCallbacks], ServedDecoder] | None = None,
     drop: Callable[[], None] = lambda: None,
     release: Callable[[], None] = lambda: None,
-    screen: Screen | None = None,
-) -> Work:
-    """A restore that gives this engine at once, or fails; who slept gets it again, or what `again` gives."""
+    filter_pipeline: FilterPipeline | None = None,
+) -> ReplicaOperations:
+    """A restore that gives this engine at once, or fails; who slept gets it again, or what `resume` gives."""
 
-    def restore(request: Bind, wiring: Wiring) -> Serving:
+    def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         if failure is not None:
             raise Refused(failure)
         thread = EngineThread(engine, on_events=wiring.on_events, on_busy=wiring.on_busy, limit=2 * LIMITS.max_streams)
         thread.start()
-        spans = (Span(Stage.LEASED, 1), Span(Stage.BOUND, 2), Span(Stage.READY, 3))
-        return Serving(
+        spans = (StageSpan(Stage.LEASED, 1), StageSpan(Stage.BOUND, 2), StageSpan(Stage.READY, 3))
+        return ServedDecoder(
             bind=request, limits=LIMITS, context_tokens=30_000, codec=CODEC, defaults=SamplingDefaults(),
-            engine=engine, thread=thread, spans=spans, kept=Kept(release, again or restore, drop),
-            screen=screen,
+            engine=engine, thread=thread, spans=spans, kept=SuspendHandle(release, resume or restore, drop),
+            filter_pipeline=filter_pipeline,
         )  # fmt: skip
 
     def gate(job: GateJob) -> GateFacts:
@@ -92,10 +92,10 @@ def fake_work(
     def seal(job: SealJob) -> SealAttestation:
         raise Refused(Internal())
 
-    return Work(restore, gate, seal)
+    return ReplicaOperations(restore, gate, seal)
 
 
-def replica_of(tmp_path: Path, work: Work | None = None, failure: Failure | None = None) -> Replica:
+def replica_of(tmp_path: Path, work: ReplicaOperations | None = None, failure: Failure | None = None) -> Replica:
     """A parked one, and nothing around it."""
     work = work or fake_work(ScriptedEngine(saying("hello")), failure=failure)
     return Replica("rt1", create_meter_page(tmp_path, "rt1"), work)
@@ -111,8 +111,8 @@ class Bench:
     replica: Replica
     api: ServingApi
     engine: ScriptedEngine
-    meter: MeterPage
-    orphans: Orphans
+    meter: MeterWriter
+    orphans: OrphanRecords
     records: MemoryRecords
     session: aiohttp.ClientSession
     directory: SocketDirectory
@@ -128,7 +128,7 @@ class Bench:
 
     async def quiet(self) -> None:
         """Once every answer has ended, nothing of any request is left anywhere. Lifts the engine's pace."""
-        await self.until("no exchange", lambda: self.api.exchanges == 0)
+        await self.until("no exchange", lambda: self.api.served_requests == 0)
         self.engine.free_running()
         await self.until("nothing runs", lambda: self.engine.running == 0 and not self.engine.has_work)
         await self.until("no stream", lambda: self.replica._streams is not None and len(self.replica._streams) == 0)
@@ -180,7 +180,7 @@ async def bench(
     bound: bool = True,
     failure: Failure | None = None,
     grace_s: float = 0.05,
-    screen: Screen | None = None,
+    filter_pipeline: FilterPipeline | None = None,
     probes: FastAPI | None = None,
     step_s: float = math.inf,
 ) -> AsyncIterator[Bench]:
@@ -188,11 +188,11 @@ async def bench(
     directory = SocketDirectory(tmp_path / "run")
     listener = directory.listen("rt-x.sock")
     meter = create_meter_page(tmp_path / "meters", "x")
-    replica = Replica("x", meter, fake_work(engine, failure=failure, screen=screen), step_s=step_s)
+    replica = Replica("x", meter, fake_work(engine, failure=failure, filter_pipeline=filter_pipeline), step_s=step_s)
     records = MemoryRecords()
-    orphans = Orphans("x", records.append, lambda source: source == LIVES, grace_s)
+    orphans = OrphanRecords("x", records.append, lambda source: source == LIVES, grace_s)
     control = probes or build_control_app()
-    attach(control, replica)
+    attach_replica(control, replica)
     api = ServingApi(replica, orphans, control, in_pod=probes is not None)
     connector = aiohttp.UnixConnector(path=directory.address("rt-x.sock"), limit=0)
     session = aiohttp.ClientSession(connector=connector)

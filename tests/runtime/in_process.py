@@ -3,7 +3,7 @@
 import json
 
 from contracts.frames import FrameDecoder, FrameKind
-from contracts.jobs import Bind, Bound, RuntimeReport
+from contracts.jobs import BindRequest, BindResponse, RuntimeReport
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 
@@ -15,8 +15,8 @@ async def use(directory: SocketDirectory, name: str, version: str) -> None:
     client = ServiceClient(directory, name, "the runtime")
     try:
         await client.call("GET", "/control/state", RuntimeReport, timeout_s=DEADLINE_S)
-        bind = Bind(tenant="acme", model="m", version=version, device_class="cpu-1", threads=1, kv_bytes=4 << 20)
-        await client.call("POST", "/control/bind", Bound, body=bind, timeout_s=DEADLINE_S)
+        bind = BindRequest(tenant="acme", model="m", version=version, device_class="cpu-1", threads=1, kv_bytes=4 << 20)
+        await client.call("POST", "/control/bind", BindResponse, body=bind, timeout_s=DEADLINE_S)
         chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stop": "x", "temperature": 0.7}
         for number, body in enumerate((chat, chat | {"stream": True, "top_k": 5, "top_p": 0.9, "seed": 1})):
             headers = {"x-kelvin-request-id": f"r{number}"}

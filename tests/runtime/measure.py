@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from contracts.jobs import Bound, RuntimeReport
+from contracts.jobs import BindResponse, RuntimeReport
 from tests.runtime.processes import Born, Installation, bind_of, installation
 from tests.runtime.versions import make_llama
 from tests.weightcache.kit import Version
@@ -63,12 +63,12 @@ def _fork(house: Installation) -> tuple[Born, float]:
     return born, (time.perf_counter() - began) * 1e3
 
 
-async def _promote(born: Born, version: Version) -> tuple[Bound, float]:
+async def _promote(born: Born, version: Version) -> tuple[BindResponse, float]:
     """Bind over a connection that was used before; how long the answer took."""
     async with born.client() as client:
         await client.call("GET", "/control/state", RuntimeReport, timeout_s=60.0)
         began = time.perf_counter()
-        bound = await client.call("POST", "/control/bind", Bound, body=bind_of(version), timeout_s=60.0)
+        bound = await client.call("POST", "/control/bind", BindResponse, body=bind_of(version), timeout_s=60.0)
         return bound, (time.perf_counter() - began) * 1e3
 
 

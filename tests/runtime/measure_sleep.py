@@ -11,7 +11,7 @@ import statistics
 import time
 from pathlib import Path
 
-from contracts.jobs import Bound
+from contracts.jobs import BindResponse
 from tests.runtime.measure import ROUNDS, measured
 from tests.runtime.processes import Born, Installation, bind_of, poll_until
 from tests.weightcache.kit import TENANT, Version, evict
@@ -27,7 +27,7 @@ async def _serve(born: Born, version: Version, path: str) -> tuple[float, float]
         async with client.session.get("http://rt/healthz") as answer:  # the control plane has its connection, too
             await answer.read()
         began = time.perf_counter()
-        await client.call("POST", path, Bound, body=bind_of(version), timeout_s=60.0)
+        await client.call("POST", path, BindResponse, body=bind_of(version), timeout_s=60.0)
         ready = time.perf_counter()
         async with born.request(client, PROMPT, f"r{began}") as answer:
             await answer.read()

@@ -21,7 +21,7 @@ import aiohttp
 from blobstore.files import FileStore
 from contracts.errors import Refused
 from contracts.frames import Frame, FrameDecoder
-from contracts.jobs import Bind, Bound, RuntimeReport, SealAttestation, SealJob
+from contracts.jobs import BindRequest, BindResponse, RuntimeReport, SealAttestation, SealJob
 from contracts.keys import attestation_key
 from contracts.meter import Meter, decode_meter
 from contracts.wire import encode
@@ -75,8 +75,8 @@ class Born:
     def report(self) -> RuntimeReport:
         return self.call("GET", "/control/state", RuntimeReport)
 
-    def bind(self, version: Version, threads: int = 1) -> Bound:
-        return self.call("POST", "/control/bind", Bound, bind_of(version, threads))
+    def bind(self, version: Version, threads: int = 1) -> BindResponse:
+        return self.call("POST", "/control/bind", BindResponse, bind_of(version, threads))
 
     def sleep(self) -> None:
         """As soon as it has ended what it was answering."""
@@ -85,8 +85,8 @@ class Born:
     def drop(self) -> None:
         self.call("POST", "/control/drop", type(None))
 
-    def wake(self, version: Version, threads: int = 1) -> Bound:
-        return self.call("POST", "/control/wake", Bound, bind_of(version, threads))
+    def wake(self, version: Version, threads: int = 1) -> BindResponse:
+        return self.call("POST", "/control/wake", BindResponse, bind_of(version, threads))
 
     def seal(self, version: Version) -> SealAttestation:
         """Seals it, and puts the attestation where leases find it."""
@@ -167,9 +167,9 @@ class Born:
         return asyncio.run(run())
 
 
-def bind_of(version: Version, threads: int = 1) -> Bind:
+def bind_of(version: Version, threads: int = 1) -> BindRequest:
     """What the control plane asks for."""
-    return Bind(
+    return BindRequest(
         tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=KV_BYTES
     )  # fmt: skip
 

@@ -8,28 +8,28 @@ from typing import TypeVar
 
 import torch
 
-from contracts.jobs import Bind, SealJob
+from contracts.jobs import BindRequest, SealJob
 from runtime.engine.interface import GenerationRequest, Sampling
 from runtime.jobs import seal
 from runtime.restore import restore
-from runtime.serving import Kept, Served
-from runtime.weights import Acquire, Weights, bind_weights, pinned_files
+from runtime.serving import ServedVersion, SuspendHandle
+from runtime.weights import AcquireLease, Weights, bind_weights, pinned_files
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.versions import MemoryLease, make_llama
 
-S = TypeVar("S", bound=Served)
+S = TypeVar("S", bound=ServedVersion)
 VERSION = make_llama()
 
 
-def bind_of(lease: MemoryLease, kv_bytes: int = 1 << 20) -> Bind:
+def bind_of(lease: MemoryLease, kv_bytes: int = 1 << 20) -> BindRequest:
     version = lease.version.id
-    return Bind(tenant="acme", model="m", version=version, device_class="cpu-1", threads=1, kv_bytes=kv_bytes)
+    return BindRequest(tenant="acme", model="m", version=version, device_class="cpu-1", threads=1, kv_bytes=kv_bytes)
 
 
 @contextmanager
 def restored(lease: MemoryLease, heard: Heard, kind: type[S], kv_bytes: int = 1 << 20) -> Iterator[S]:
     """A version that is served until the block ends."""
-    serving = restore(bind_of(lease, kv_bytes), heard.wiring, lease.acquire)
+    serving = restore(bind_of(lease, kv_bytes), heard.callbacks, lease.acquire)
     assert isinstance(serving, kind)
     try:
         yield serving
@@ -37,7 +37,7 @@ def restored(lease: MemoryLease, heard: Heard, kind: type[S], kv_bytes: int = 1 
         assert serving.thread.stop(DEADLINE_S)
 
 
-def generate(serving: Served, heard: Heard, tokens: int = 12) -> None:
+def generate(serving: ServedVersion, heard: Heard, tokens: int = 12) -> None:
     """Ask for greedy tokens, and wait for their end."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
     serving.thread.submit(GenerationRequest(request_id="r", prompt_ids=(0, 7, 9, 11), sampling=sampling))
@@ -63,12 +63,12 @@ def copied(lease: MemoryLease) -> Weights:
     """As on a device: copies of its tensors, which are made again in the same way."""
     weights = lease.weights()
     copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
-    return Weights(weights.lease, copies, renew=lambda: copied(lease), on_host=lambda: lease.weights().tensors)
+    return Weights(weights.lease, copies, recopy=lambda: copied(lease), host_tensors=lambda: lease.weights().tensors)
 
 
-def fell_asleep(lease: MemoryLease, heard: Heard, acquire: Acquire | None = None) -> Kept:
+def fell_asleep(lease: MemoryLease, heard: Heard, acquire: AcquireLease | None = None) -> SuspendHandle:
     """Restored, asked once, asleep: nothing of the engine is left, nor of what `acquire` copied."""
-    serving = restore(bind_of(lease), heard.wiring, acquire or lease.acquire)
+    serving = restore(bind_of(lease), heard.callbacks, acquire or lease.acquire)
     generate(serving, heard)
     engine, kept = weakref.ref(serving.engine), serving.kept
     assert kept is not None
@@ -83,10 +83,10 @@ def fell_asleep(lease: MemoryLease, heard: Heard, acquire: Acquire | None = None
     return kept
 
 
-def wake_and_answer(kept: Kept, lease: MemoryLease, heard: Heard) -> Served:
+def wake_and_answer(kept: SuspendHandle, lease: MemoryLease, heard: Heard) -> ServedVersion:
     """Woken, it says what the library says. Its thread has ended."""
     heard.clear()
-    woken = kept.again(bind_of(lease), heard.wiring)
+    woken = kept.resume(bind_of(lease), heard.callbacks)
     generate(woken, heard)
     assert heard.tokens == by_library(lease)
     assert not woken.engine.needs_probe

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from contracts.errors import Internal
 from contracts.frames import Counts
-from runtime.answer import Answer
+from runtime.answer import TextAnswerBuilder
 from runtime.engine.interface import Event, Failed, Finished, Generated
-from runtime.openai_answers import DONE, Heading, renderer_for
+from runtime.openai_answers import DONE_EVENT, ResponseMetadata, choose_renderer
 from tests.runtime.fakes import CODEC
 
-HEADING = Heading("r", "m", "ab" * 32, 1)
+HEADING = ResponseMetadata("r", "m", "ab" * 32, 1)
 TEXT = "one 中文 two 😀 three"
 IDS = CODEC.encode(TEXT)[1:]
 
@@ -25,9 +25,9 @@ def _events(ids: Sequence[int]) -> list[Event]:
     return [*events, Finished("r", "length", counts[-1])]
 
 
-def _answer(stops: Sequence[str] = (), *, stream: bool = True) -> Answer:
-    renderer = renderer_for(HEADING, chat=True, stream=stream, include_usage=False)
-    return Answer(renderer, CODEC.detokenizer((0,)), stops)
+def _answer(stops: Sequence[str] = (), *, stream: bool = True) -> TextAnswerBuilder:
+    renderer = choose_renderer(HEADING, chat=True, stream=stream, include_usage=False)
+    return TextAnswerBuilder(renderer, CODEC.detokenizer((0,)), stops)
 
 
 def _text(data: bytes) -> str:
@@ -42,7 +42,7 @@ def test_batches_do_not_change_the_text(cuts: list[int], stops: tuple[str, ...])
     bounds = sorted({0, len(events), *cuts})
     answer, data, ends = _answer(stops), b"", 0
     for begin, end in pairwise(bounds):
-        progress = answer.feed(events[begin:end])
+        progress = answer.add_events(events[begin:end])
         data += progress.data
         if progress.reason is not None:
             ends += 1
@@ -50,14 +50,14 @@ def test_batches_do_not_change_the_text(cuts: list[int], stops: tuple[str, ...])
     starts = [TEXT.find(stop) for stop in stops if stop in TEXT]
     assert _text(data) == TEXT[: min(starts, default=len(TEXT))]
     assert ends == 1
-    assert data.endswith(DONE)
+    assert data.endswith(DONE_EVENT)
     assert data.count(b'"role":"assistant"') == 1
 
 
 def test_tokens_after_a_stop_string_are_not_counted() -> None:
     """The engine may be a step ahead; what it did there is not the client's."""
     events = _events(IDS)
-    progress = _answer(["中"]).feed(events)
+    progress = _answer(["中"]).add_events(events)
     assert progress.reason == "stop"
     assert progress.counts.completion_tokens < len(IDS)
     upto = CODEC.detokenizer((0,))
@@ -67,10 +67,10 @@ def test_tokens_after_a_stop_string_are_not_counted() -> None:
     assert said.endswith("中")
 
 
-def test_a_failure_is_passed_on_with_what_was_said() -> None:
+def test_failure_keeps_earlier_text_and_counts() -> None:
     """Text and counts up to it stand."""
     events = [*_events(IDS)[:3], Failed("r", Internal(), Counts(3, 0, 3, 0))]
-    progress = _answer().feed(events)
+    progress = _answer().add_events(events)
     assert (progress.reason, progress.failure) == (None, Internal())
     assert progress.counts.completion_tokens == 3
     assert _text(progress.data)
@@ -78,11 +78,11 @@ def test_a_failure_is_passed_on_with_what_was_said() -> None:
 
 def test_no_events_are_no_bytes() -> None:
     """Before the first token there is nothing to say, and nothing is said."""
-    assert _answer().feed([]).data == b""
+    assert _answer().add_events([]).data == b""
 
 
 def test_text_held_for_a_stop_string_comes_with_the_end() -> None:
     """What looked like its beginning is text after all."""
     answer = _answer(["three!"])
-    progress = answer.feed(_events(IDS))
+    progress = answer.add_events(_events(IDS))
     assert _text(progress.data) == TEXT

@@ -13,11 +13,11 @@ from starlette.types import Message
 
 from contracts.artifact_errors import ProbeFailed
 from contracts.errors import Conflict, Refused
-from contracts.frames import ENCODED, Counts, End, FrameDecoder, FrameKind
+from contracts.frames import ENCODED_TOKENS_HEADER, Counts, FrameDecoder, FrameKind, StreamEnd
 from contracts.meter import Phase
 from contracts.timeline import Stage
 from contracts.traffic_errors import Overloaded
-from runtime.serving import Serving
+from runtime.serving import ServedDecoder
 from runtime.tokenizer import TextCodec
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import (
@@ -48,7 +48,7 @@ async def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
         counts = [frame.counts.completion_tokens for frame in frames]
         assert counts == sorted(counts)
         assert end.kind is FrameKind.END
-        ending = msgspec.json.decode(end.payload, type=End)
+        ending = msgspec.json.decode(end.payload, type=StreamEnd)
         assert ending.finish_reason == "stop"
         assert [span.stage for span in ending.spans] == [Stage.TOKENIZED, Stage.PREFILLED]
         prompt = CODEC.encode_chat([{"role": "user", "content": "Hi"}])
@@ -62,14 +62,17 @@ async def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
     """Not streamed: one DATA frame holds the JSON object."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         frames = await each.frames(body={"max_tokens": 100, "model": "m@prod"})
-        assert [frame.kind for frame in frames if frame.kind is not FrameKind.BEAT] == [FrameKind.DATA, FrameKind.END]
+        assert [frame.kind for frame in frames if frame.kind is not FrameKind.HEARTBEAT] == [
+            FrameKind.DATA,
+            FrameKind.END,
+        ]
         answer = json.loads(data_of(frames))
         assert answer["choices"][0]["text"] == TEXT
         assert answer["model"] == "m@prod"
         assert answer["system_fingerprint"] == f"fp_{BIND.version[:12]}"
 
 
-async def test_what_is_asked_reaches_the_engine(tmp_path: Path) -> None:
+async def test_request_parameters_reach_the_engine(tmp_path: Path) -> None:
     """Sampling, token ids and the vocabulary's end tokens."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         asked = {"prompt": [5, 6], "max_tokens": 7, "temperature": 0, "top_p": 0.0, "top_k": 3, "seed": 11}
@@ -92,7 +95,7 @@ async def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
         assert each.engine.admitted[0].sampling.max_tokens == 3
 
 
-async def test_a_stop_string_ends_the_answer_and_the_engine_is_told(tmp_path: Path) -> None:
+async def test_stop_string_ends_the_answer_and_the_engine_run(tmp_path: Path) -> None:
     """Nothing of the stop string is sent, the finish reason is `stop`, the rest is not generated."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT + " and more" * 20))) as each:
         frames = await each.frames(body={"max_tokens": 200, "stop": ["文 t", "zzz"], "stream": True})
@@ -157,7 +160,7 @@ async def test_refusal_says_how_many_tokens_were_encoded(tmp_path: Path, body: A
     """Of the prompt, before it was refused: the door counts them for the tenant's minute."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each, each.open(body=body) as answer:
         assert (await answer.json())["error"]["code"] == "context_length_exceeded"
-        assert answer.headers.get(ENCODED) == (None if encoded is None else str(encoded))
+        assert answer.headers.get(ENCODED_TOKENS_HEADER) == (None if encoded is None else str(encoded))
 
 
 async def test_a_refusal_of_the_engine_keeps_its_status(tmp_path: Path) -> None:
@@ -184,12 +187,12 @@ async def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
             async with each.open(request_id="r2") as refused:
                 assert refused.status == 503
                 assert (await refused.json())["error"]["code"] == "unavailable"
-            assert not each.replica.over.is_set()
+            assert not each.replica.may_exit.is_set()
             each.engine.free_running()
             frames += decoder.feed(await answer.read())
         assert frames[-1].kind is FrameKind.END
         async with asyncio.timeout(30):
-            await each.replica.over.wait()
+            await each.replica.may_exit.wait()
 
 
 async def test_a_standby_takes_no_requests(tmp_path: Path) -> None:
@@ -209,7 +212,7 @@ async def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
         async with each.open(request_id="r2") as answer:
             assert answer.status == 500
         assert each.replica.failure == failed
-        assert each.replica.over.is_set()
+        assert each.replica.may_exit.is_set()
 
 
 async def test_a_probe_that_fails_alone_is_noticed(tmp_path: Path) -> None:
@@ -219,7 +222,7 @@ async def test_a_probe_that_fails_alone_is_noticed(tmp_path: Path) -> None:
     engine.needs_probe, engine.poisoned = True, failed
     async with bench(tmp_path, engine) as each:
         async with asyncio.timeout(30):
-            await each.replica.over.wait()
+            await each.replica.may_exit.wait()
         assert each.replica.failure == failed
 
 
@@ -284,7 +287,7 @@ class HeldEncoding:
 
 def waiting_prompts(each: Bench) -> int:
     serving, _ = each.replica.serving()
-    assert isinstance(serving, Serving)
+    assert isinstance(serving, ServedDecoder)
     return serving.encoding.waiting
 
 

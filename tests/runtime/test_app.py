@@ -12,18 +12,18 @@ import pytest
 
 from contracts.artifact_errors import ProbeFailed
 from contracts.errors import Failure, Internal, NotFound, Refused, Unavailable
-from contracts.gpu import Shown
-from contracts.jobs import Bind, Pod, RuntimeReport, RuntimeState, SealAttestation
+from contracts.gpu import CudaVisibility
+from contracts.jobs import BindRequest, Pod, RuntimeReport, RuntimeState, SealAttestation
 from contracts.push import KeepSeal
 from runtime import app, pod, preload
-from runtime.app import keep_what_was_recorded
+from runtime.app import upload_recorded_seal
 from runtime.control_api import build_control_app
 from runtime.metering import create_meter_page
 from runtime.replica import Replica
-from runtime.serving import Serving, Wiring
+from runtime.serving import EngineCallbacks, ServedDecoder
 from runtime.settings import RuntimeSettings
 from service.client import ServiceClient
-from service.inner_settings import ALONE
+from service.inner_settings import LOCAL_ONLY
 from service.listener import listen
 from service.startup import BAD_SETTING_STATUS
 from service.unix import SocketDirectory
@@ -45,8 +45,8 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Replica, "watch", fails)
-    monkeypatch.setattr(app, "_WARM_AFTER_S", 3600.0)
-    monkeypatch.setattr(app, "keep_what_was_recorded", fails)
+    monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
+    monkeypatch.setattr(app, "upload_recorded_seal", fails)
 
     stop, directory = asyncio.Event(), SocketDirectory(tmp_path / "run")
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
@@ -68,12 +68,12 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
 async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MemoryError, for one: no more than any failure of a restore, so that the pod ends with its status."""
 
-    def restore(bind: Bind, wiring: Wiring) -> Serving:
+    def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         raise MemoryError
 
     work = replace(fake_work(ScriptedEngine(saying("x"))), restore=restore)
-    monkeypatch.setattr(app, "work_over", lambda *_: work)
-    monkeypatch.setattr(app, "_WARM_AFTER_S", 3600.0)
+    monkeypatch.setattr(app, "build_operations", lambda *_: work)
+    monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
     directory = SocketDirectory(tmp_path / "run")
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
     meter = create_meter_page(settings.meters, "rt-1")
@@ -86,8 +86,8 @@ async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, mon
 
 async def test_defect_before_a_pods_restore_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for a version for ever, which nobody gives it."""
-    monkeypatch.setattr(app, "work_over", lambda *_: fake_work(ScriptedEngine(saying("x"))))
-    monkeypatch.setattr(app, "_WARM_AFTER_S", 3600.0)
+    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(saying("x"))))
+    monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
     directory = SocketDirectory(tmp_path / "run")
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
     meter = create_meter_page(settings.meters, "rt-1")
@@ -107,16 +107,18 @@ def test_pod_whose_address_is_taken_ends_as_by_a_bad_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool, status: int
 ) -> None:
     """So that its supervisor doesn't try again. The control goes on to its restore, which fails."""
-    monkeypatch.setattr(preload, "imports", lambda: None)
-    monkeypatch.setattr(pod, "_try_agent", lambda *_: SocketDirectory(tmp_path / "agent"))
+    monkeypatch.setattr(preload, "import_all", lambda: None)
+    monkeypatch.setattr(pod, "_try_connect_agent", lambda *_: SocketDirectory(tmp_path / "agent"))
     monkeypatch.setattr(pod, "run_service", lambda serve, _: asyncio.run(serve(asyncio.Event())))
     failure = Unavailable("the cache agent")
-    monkeypatch.setattr(app, "work_over", lambda *_: fake_work(ScriptedEngine(saying("x")), failure=failure))
+    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(saying("x")), failure=failure))
     with listen("127.0.0.1", 0) as taken:
         health = taken.getsockname()[:2] if is_taken else None
-        settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, between=replace(ALONE, health=health))
+        settings = RuntimeSettings(
+            tmp_path, None, drain_s=1, restore_s=1.0, peer_settings=replace(LOCAL_ONLY, health=health)
+        )
         own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
-        assert pod.run(settings, own, Shown()) == status
+        assert pod.run(settings, own, CudaVisibility()) == status
 
 
 SEAL = attestation_of(BIND.version)
@@ -143,9 +145,9 @@ async def replica_with(
     """Bound, beside the task that keeps what it recorded; what was kept; what the next calls fail with."""
     plain = fake_work(engine)
 
-    def restore(bind: Bind, wiring: Wiring) -> Serving:
+    def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         serving = plain.restore(bind, wiring)
-        assert isinstance(serving, Serving)
+        assert isinstance(serving, ServedDecoder)
         return replace(serving, recorded=recorded)
 
     replica = replica_of(tmp_path, replace(plain, restore=restore))
@@ -157,7 +159,7 @@ async def replica_with(
             raise failures.pop(0)
         kept.put_nowait(found)
 
-    task = asyncio.create_task(keep_what_was_recorded(replica, keep))
+    task = asyncio.create_task(upload_recorded_seal(replica, keep))
     try:
         await replica.bind(BIND)
         yield replica, kept, failures
@@ -169,17 +171,17 @@ async def replica_with(
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_PROVEN_LOOK_S", 0.001)
+    monkeypatch.setattr(app, "_SEAL_POLL_S", 0.001)
     monkeypatch.setattr(app, "_SEAL_PAUSES_S", (0.001, 0.001))
 
 
-async def test_it_is_kept_once_it_was_given_again(tmp_path: Path) -> None:
+async def test_recorded_seal_is_uploaded_once_proven(tmp_path: Path) -> None:
     """With the tenant's name; a snapshotter that is away is asked again."""
     engine = Prover()
     async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
         failures.append(Refused(Unavailable("the snapshotter")))
         assert replica.recorded is None
-        assert replica.to_prove
+        assert replica.may_record_answers
         assert kept.empty()
         engine.go_on.set()
         assert await asyncio.wait_for(kept.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
@@ -187,7 +189,7 @@ async def test_it_is_kept_once_it_was_given_again(tmp_path: Path) -> None:
     assert failures == []
 
 
-async def test_nothing_to_keep(tmp_path: Path) -> None:
+async def test_known_answers_are_not_uploaded_again(tmp_path: Path) -> None:
     """What was known before is not told again."""
     engine = Prover()
     async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
@@ -202,7 +204,7 @@ async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> N
     async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
         engine.go_on.set()
         watch = asyncio.create_task(replica.watch())
-        await asyncio.wait_for(replica.over.wait(), DEADLINE_S)
+        await asyncio.wait_for(replica.may_exit.wait(), DEADLINE_S)
         watch.cancel()
     assert kept.empty()
 
@@ -214,7 +216,7 @@ async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> N
         pytest.param(NotFound("version", "x"), 3, id="it does not want it"),
     ],
 )
-async def test_it_is_given_up(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
+async def test_seal_upload_stops_after_three_tries(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
     """After three tries, or at once where none would help."""
     engine = Prover()
     async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):

@@ -19,7 +19,7 @@ from torch import nn
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from runtime import binding
-from runtime.binding import BoundModel, How, bind, compare, fuse, parse_config, skeleton
+from runtime.binding import BindMethod, BoundModel, bind, build_skeleton, find_differences, parse_config, view_or_concat
 from runtime.engine.attention import ATTENTION
 from runtime.families import SERVED
 from tests.runtime.driving import run_dry
@@ -35,7 +35,7 @@ from tests.runtime.engine.models import (
     tokens_of,
 )
 
-HOWS: tuple[How, ...] = ("fast", "library")
+HOWS: tuple[BindMethod, ...] = ("fast", "library")
 
 
 class ReadOnlyFile:
@@ -67,21 +67,21 @@ class ReadOnlyFile:
         return self.address <= tensor.data_ptr() < self.address + self.size
 
 
-def bound_over(model: TinyModel, tensors: Mapping[str, torch.Tensor], how: How) -> BoundModel:
-    return bind(model.manifest, model.config_json, tensors, how=how, dtype=model.dtype, device=CPU)
+def bound_over(model: TinyModel, tensors: Mapping[str, torch.Tensor], bind_method: BindMethod) -> BoundModel:
+    return bind(model.manifest, model.config_json, tensors, bind_method=bind_method, dtype=model.dtype, device=CPU)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("bind_method", HOWS)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_no_copy(name: str, dtype: torch.dtype, how: How, tmp_path: Path) -> None:
+def test_no_copy(name: str, dtype: torch.dtype, bind_method: BindMethod, tmp_path: Path) -> None:
     """Every parameter lies inside the mapping, needs no gradient, and has the version's dtype; buffers are real.
     Experts' matrices too, where they fill whole pages; else, and by the library, they are copied into one."""
     model = tiny(name, dtype)
     file = ReadOnlyFile(tmp_path / "weights", model)
-    bound = bound_over(model, file.tensors, how)
+    bound = bound_over(model, file.tensors, bind_method)
     for key, parameter in bound.module.named_parameters():
-        copied = SERVED[model.architecture].fusion_of(key) and (how == "library" or dtype != torch.float32)
+        copied = SERVED[model.architecture].find_fusion(key) and (bind_method == "library" or dtype != torch.float32)
         assert file.holds(parameter) is not bool(copied), key
         assert not parameter.requires_grad
         assert parameter.dtype == dtype
@@ -104,15 +104,15 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_no_write(tmp_path: Path) -> None:
+def test_bound_model_never_writes_to_weights(tmp_path: Path) -> None:
     """Bound both ways and served from a read-only mapping; a write there would be the end, as the control shows."""
     model = tiny("llama tied")
     file = ReadOnlyFile(tmp_path / "weights", model)
     prompt, want = prompts()[3], reference("llama tied", prompts()[3])
 
     def serve() -> None:
-        for how in HOWS:
-            machine = engine("llama tied", bound=bound_over(model, file.tensors, how))
+        for bind_method in HOWS:
+            machine = engine("llama tied", bound=bound_over(model, file.tensors, bind_method))
             assert machine.admit(greedy("a", prompt)) is None
             assert tokens_of(run_dry(machine), "a") == want
 
@@ -125,7 +125,7 @@ def test_no_write(tmp_path: Path) -> None:
 def test_fast_is_the_library_exactly(name: str, dtype: torch.dtype) -> None:
     """No difference between the two ways for any served configuration."""
     model = tiny(name, dtype)
-    assert compare(model.bound("fast").module, model.bound("library").module) == ()
+    assert find_differences(model.bound("fast").module, model.bound("library").module) == ()
 
 
 def spoil_buffer(module: nn.Module) -> None:
@@ -177,12 +177,14 @@ def spoil_config(module: nn.Module) -> None:
         ),
     ],
 )
-def test_compare_goes_red(spoil: Callable[[nn.Module], None], want: str) -> None:
+def test_find_differences_names_each_difference(spoil: Callable[[nn.Module], None], want: str) -> None:
     """Negative control: each kind of difference is named."""
     model = tiny("llama tied")
     fast, library = model.bound("fast").module, model.bound("library").module
     spoil(fast)
-    assert any(difference.startswith(want) for difference in compare(fast, library)), compare(fast, library)
+    assert any(difference.startswith(want) for difference in find_differences(fast, library)), find_differences(
+        fast, library
+    )
 
 
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -193,7 +195,7 @@ def replaced(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tenso
     return lambda tensors: tensors.__setitem__(name, tensor)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("bind_method", HOWS)
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -208,13 +210,15 @@ def replaced(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tenso
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(how: How, change: Callable[[dict[str, torch.Tensor]], None], named: str) -> None:
+def test_tensor_that_does_not_fit_is_refused(
+    bind_method: BindMethod, change: Callable[[dict[str, torch.Tensor]], None], named: str
+) -> None:
     """Missing, unexpected, or of another shape or dtype: nothing is bound, and the tensor is named."""
     model = tiny("llama")
     tensors = dict(model.tensors)
     change(tensors)
     with pytest.raises(Refused) as caught:
-        bound_over(model, tensors, how)
+        bound_over(model, tensors, bind_method)
     assert isinstance(caught.value.failure, ArtifactRejected)
     assert named in caught.value.failure.message
 
@@ -222,7 +226,7 @@ def test_what_does_not_fit_is_refused(how: How, change: Callable[[dict[str, torc
 EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("bind_method", HOWS)
 @pytest.mark.parametrize(
     "change",
     [
@@ -232,21 +236,23 @@ EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
         pytest.param(replaced("model.layers.2.mlp.experts.6.up_proj.weight", torch.zeros(32, 32)), id="one too many"),
     ],
 )
-def test_an_expert_that_does_not_fit_is_refused(how: How, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def test_an_expert_that_does_not_fit_is_refused(
+    bind_method: BindMethod, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
     """One matrix of one expert decides, as any tensor does."""
     model = tiny("qwen3 moe")
     tensors = dict(model.tensors)
     change(tensors)
     with pytest.raises(Refused) as caught:
-        bound_over(model, tensors, how)
+        bound_over(model, tensors, bind_method)
     assert isinstance(caught.value.failure, ArtifactRejected)
-    named = "transformers does not load it" if how == "library" else "model.layers.2.mlp.experts"
+    named = "transformers does not load it" if bind_method == "library" else "model.layers.2.mlp.experts"
     assert re.search(f"{named}|model.layers.2.mlp.experts", caught.value.failure.message)
 
 
 def test_experts_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a way of fusing that mixes up two experts, or copies a wrong value, is noticed."""
-    model, right = tiny("qwen3 moe"), binding.fuse
+    model, right = tiny("qwen3 moe"), binding.view_or_concat
 
     def swapped(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         return right([*pieces[2:4], *pieces[:2], *pieces[4:]], shape)
@@ -257,7 +263,7 @@ def test_experts_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -
         return whole
 
     for wrong in (swapped, changed):
-        monkeypatch.setattr(binding, "fuse", wrong)
+        monkeypatch.setattr(binding, "view_or_concat", wrong)
         with pytest.raises(Refused, match="is not the verified tensors"):
             model.bound("fast")
 
@@ -266,10 +272,10 @@ def test_fused_is_a_view_only_where_nothing_lies_between() -> None:
     """Adjacent pieces are seen where they are, and kept alive; with a gap, or out of order, they are copied."""
     whole = torch.arange(24.0)
     first, second, third = whole[:8].view(2, 4), whole[8:16].view(2, 4), whole[16:].view(2, 4)
-    view = fuse([first, second, third], (3, 2, 4))
+    view = view_or_concat([first, second, third], (3, 2, 4))
     assert view.data_ptr() == whole.data_ptr()
     for pieces in ([first, third], [second, first], [first, second.t().contiguous().t()]):
-        copy = fuse(pieces, (2, 2, 4))
+        copy = view_or_concat(pieces, (2, 2, 4))
         assert copy.data_ptr() != pieces[0].data_ptr()
         assert torch.equal(copy, torch.stack(pieces))
     values = view.tolist()
@@ -283,11 +289,11 @@ def test_stored_as_one_is_taken_as_it_is() -> None:
     state = {key: value for key, value in model.tensors.items() if ".experts." not in key}
     bound = model.bound("fast").module
     state |= {key: value.detach() for key, value in bound.named_parameters() if ".experts." in key}
-    fast, library = (bound_over(model, state, how).module for how in HOWS)
+    fast, library = (bound_over(model, state, bind_method).module for bind_method in HOWS)
     assert fast.get_parameter("model.layers.0.mlp.experts.down_proj").data_ptr() in {
         value.data_ptr() for value in state.values()
     }
-    assert compare(fast, library) == ()
+    assert find_differences(fast, library) == ()
 
 
 def test_a_config_names_no_kernels() -> None:
@@ -295,7 +301,12 @@ def test_a_config_names_no_kernels() -> None:
     for key in ("experts_implementation", "_experts_implementation"):
         raw = json.dumps({**json.loads(tiny("qwen3 moe").config_json), key: "deepgemm"}).encode()
         bound = bind(
-            tiny("qwen3 moe").manifest, raw, tiny("qwen3 moe").tensors, how="fast", dtype=torch.float32, device=CPU
+            tiny("qwen3 moe").manifest,
+            raw,
+            tiny("qwen3 moe").tensors,
+            bind_method="fast",
+            dtype=torch.float32,
+            device=CPU,
         )
         assert bound.config._experts_implementation == "grouped_mm"
 
@@ -306,9 +317,9 @@ def test_either_end_of_a_tie_may_be_stored(kept: str) -> None:
     model = tiny("llama tied")
     tensors = dict(model.tensors)
     tensors[kept] = tensors.pop("model.embed_tokens.weight")
-    fast, library = (bound_over(model, tensors, how).module for how in HOWS)
+    fast, library = (bound_over(model, tensors, bind_method).module for bind_method in HOWS)
     assert fast.get_parameter("lm_head.weight") is fast.get_parameter("model.embed_tokens.weight")
-    assert compare(fast, library) == ()
+    assert find_differences(fast, library) == ()
 
 
 def test_another_interface_is_refused() -> None:
@@ -320,7 +331,7 @@ def test_another_interface_is_refused() -> None:
     ):
         manifest = msgspec.structs.replace(model.manifest, engine=engine_of)
         with pytest.raises(Refused):
-            bind(manifest, model.config_json, model.tensors, how="fast", dtype=model.dtype, device=CPU)
+            bind(manifest, model.config_json, model.tensors, bind_method="fast", dtype=model.dtype, device=CPU)
 
 
 def test_models_share_no_config() -> None:
@@ -345,7 +356,7 @@ def test_a_failed_skeleton_leaves_no_trace(default_dtype: torch.dtype, monkeypat
     initialiser = torch.nn.init.kaiming_uniform_
     config = parse_config(family, json.dumps({**CONFIGS["llama"], "hidden_act": "nonsense"}).encode(), torch.bfloat16)
     with pytest.raises(KeyError):
-        skeleton(family, config)
+        build_skeleton(family, config)
     assert torch.get_default_dtype() == default_dtype
     assert torch.nn.init.kaiming_uniform_ is initialiser
 
@@ -353,7 +364,7 @@ def test_a_failed_skeleton_leaves_no_trace(default_dtype: torch.dtype, monkeypat
 def test_a_skeleton_makes_no_weights() -> None:
     """Parameters that loading will fill are on meta; only norms, which are created with values, are real."""
     family = SERVED["Qwen2ForCausalLM"]
-    module = skeleton(family, parse_config(family, tiny("qwen2").config_json, torch.float32))
+    module = build_skeleton(family, parse_config(family, tiny("qwen2").config_json, torch.float32))
     real = sum(parameter.numel() for parameter in module.parameters() if not parameter.is_meta)
     assert real <= 7 * 32
     assert not any(buffer.is_meta for buffer in module.buffers())
@@ -363,7 +374,7 @@ def test_the_check_for_completeness_goes_red(monkeypatch: pytest.MonkeyPatch) ->
     """Negative control: a fast way that forgets a parameter, copies one, or loses a buffer is refused."""
 
     def forgetful(family: Any, config: Any, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-        return skeleton(family, config)
+        return build_skeleton(family, config)
 
     def copying(family: Any, config: Any, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
         module = bound_fast(family, config, tensors)

@@ -80,7 +80,7 @@ async def _cut_body(each: Bench, request_id: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_nothing_is_left_of_clients_that_come_and_go(tmp_path: Path, seed: int) -> None:
+async def test_hundred_requests_leave_no_state(tmp_path: Path, seed: int) -> None:
     """A hundred and more requests at once in all ways of ending, then none: everything is as before."""
     chance = random.Random(seed)
 
@@ -117,16 +117,16 @@ async def _reconnect(each: Bench) -> None:
     await asyncio.sleep(0.05)  # the server's side notices
 
 
-async def test_a_leak_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leak_check_finds_a_planted_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where a disconnect does not cancel, the engine still runs when the answer is over."""
-    monkeypatch.setattr("runtime.stream.Stream.stop", lambda self: None)
+    monkeypatch.setattr("runtime.stream.EventStream.stop", lambda self: None)
 
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
             each.engine.allow(3)
             await answer.content.readany()
             answer.close()
-        await each.until("no exchange", lambda: each.api.exchanges == 0)
+        await each.until("no exchange", lambda: each.api.served_requests == 0)
         assert each.engine.running == 1
         assert each.engine.cancelled == []
 
@@ -138,7 +138,7 @@ async def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None
             each.engine.allow(1)
             await answer.content.readany()
             answer.close()
-        await each.until("no exchange", lambda: each.api.exchanges == 0)
+        await each.until("no exchange", lambda: each.api.served_requests == 0)
         each.engine.allow(1)  # the step that was running
         await each.until("it was cancelled", lambda: len(each.engine.cancelled) == 1)
         assert len(each.engine.admitted) == 1
@@ -147,7 +147,9 @@ async def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_over", [pytest.param(False, id="under way"), pytest.param(True, id="all of it sent")])
 @pytest.mark.parametrize("elsewhere", [True, False])
-async def test_what_another_replica_answered_is_recorded_here(tmp_path: Path, elsewhere: bool, is_over: bool) -> None:
+async def test_request_answered_elsewhere_is_recorded_as_cancelled(
+    tmp_path: Path, elsewhere: bool, is_over: bool
+) -> None:
     """As cancelled, with its cost and nothing delivered, though its activator lives. Its control is a DELETE without
     that word, after which the activator owes the record.
     """
@@ -203,7 +205,7 @@ async def test_answer_that_a_drain_cuts_off_costs_what_was_computed(tmp_path: Pa
         answer, decoder = await opening, FrameDecoder()
         await frames_until(answer, decoder, 3)
         each.replica.drain()
-        each.replica.cut_off()
+        each.replica.abort_in_flight()
         each.engine.allow(1)
         (last,) = decoder.feed(await answer.read())
         assert (last.kind, last.counts.completion_tokens) == (FrameKind.FAILED, 4)

@@ -19,14 +19,14 @@ import pytest
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.frames import FrameKind
-from contracts.jobs import Bind, Bound, Parked, RuntimeReport, RuntimeState, Take
-from contracts.timeline import Span, Stage
+from contracts.jobs import BindPodRequest, BindRequest, BindResponse, ParkedSpec, RuntimeReport, RuntimeState
+from contracts.timeline import Stage, StageSpan
 from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import decode, encode
-from runtime.app import _drain_with
-from runtime.control_api import HANGS, Orders, build_probes
+from runtime.app import _drain_on_stop
+from runtime.control_api import ENGINE_HANGS, BindHandler, build_probe_app
 from runtime.replica import Replica
-from runtime.serving import Served, Wiring
+from runtime.serving import EngineCallbacks, ServedVersion
 from runtime.settings import RuntimeSettings
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, DEADLINE_S, Bench, bench, fake_work, replica_of, saying
@@ -44,7 +44,7 @@ async def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
         assert (await _call(each, "GET", "/readyz"))[0] == 503
         status, kind, raw = await _call(each, "POST", "/control/bind", encode(BIND))
         assert (status, kind) == (200, "application/json")
-        assert decode(raw, Bound).runtime_id == "x"
+        assert decode(raw, BindResponse).runtime_id == "x"
         assert (await _call(each, "GET", "/readyz"))[0] == 200
         report = decode((await _call(each, "GET", "/control/state"))[2], RuntimeReport)
         assert (report.state, report.model, report.max_streams) == (RuntimeState.READY, "m", 8)
@@ -52,7 +52,7 @@ async def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
         assert report.open_files > 3
 
 
-async def test_sleep_and_wake(tmp_path: Path) -> None:
+async def test_sleeping_replica_is_not_ready_until_woken(tmp_path: Path) -> None:
     """Asleep it is not ready, and says so; a wake is answered as a bind is. Only who sleeps drops its weights."""
     async with bench(tmp_path, ScriptedEngine(saying("x"))) as each:
         assert (await _call(each, "POST", "/control/sleep"))[0] == 204
@@ -62,7 +62,7 @@ async def test_sleep_and_wake(tmp_path: Path) -> None:
         assert (await _call(each, "POST", "/control/sleep"))[0] == 409
         status, _, raw = await _call(each, "POST", "/control/wake", encode(BIND))
         assert status == 200
-        assert decode(raw, Bound).runtime_id == "x"
+        assert decode(raw, BindResponse).runtime_id == "x"
         assert (await _call(each, "POST", "/control/wake", encode(BIND)))[0] == 409
         assert (await _call(each, "POST", "/control/drop"))[0] == 409
         assert (await _call(each, "POST", "/control/sleep"))[0] == 204
@@ -105,7 +105,7 @@ async def test_a_restore_that_fails_says_why_and_ends(tmp_path: Path) -> None:
         status, _, raw = await _call(each, "POST", "/control/bind", encode(BIND))
         assert (status, json.loads(raw)["code"]) == (500, "chunk_corrupt")
         async with asyncio.timeout(30):
-            await each.replica.over.wait()
+            await each.replica.may_exit.wait()
         assert (await _call(each, "GET", "/readyz"))[0] == 503
 
 
@@ -118,7 +118,7 @@ async def test_hung_engine_ends_its_replica(tmp_path: Path) -> None:
     async with bench(tmp_path, engine, step_s=STEP_S) as each:
         answering = asyncio.create_task(each.frames())
         async with asyncio.timeout(DEADLINE_S):
-            await each.replica.over.wait()
+            await each.replica.may_exit.wait()
         assert each.replica.failure == Unavailable("this replica")
         assert each.replica.state is RuntimeState.FAILED
         assert (await answering)[-1].kind is FrameKind.FAILED
@@ -163,43 +163,43 @@ async def statuses(each: Bench) -> tuple[int, int, int]:
         pytest.param(NEVER_S, (200, 200, 200), id="the control: no longer"),
     ],
 )
-async def test_an_engine_that_hangs_is_said_to(tmp_path: Path, step_s: float, want: tuple[int, int, int]) -> None:
+async def test_hung_engine_fails_its_health_probe(tmp_path: Path, step_s: float, want: tuple[int, int, int]) -> None:
     """While it does: once the step is over, all is well again. One that waits for work doesn't hang."""
     engine = ScriptedEngine(saying("hello"), paced=True)
-    async with bench(tmp_path, engine, probes=build_probes(step_s)) as each:
-        assert each.replica.in_step_s == 0.0, "who waits for work is at no step, for however long"
+    async with bench(tmp_path, engine, probes=build_probe_app(step_s)) as each:
+        assert each.replica.stalled_s == 0.0, "who waits for work is at no step, for however long"
         assert await statuses(each) == (200, 200, 200)
         answering = asyncio.create_task(each.frames())
         await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
-        await each.until("it is at this step for long", lambda: each.replica.in_step_s > 2 * 0.02)
+        await each.until("it is at this step for long", lambda: each.replica.stalled_s > 2 * 0.02)
         assert await statuses(each) == want
         if want[0] != 200:
-            assert (await asked(each, "/healthz"))[1] == HANGS.encode()
+            assert (await asked(each, "/healthz"))[1] == ENGINE_HANGS.encode()
         engine.free_running()
         await answering
-        await each.until("no step is under way", lambda: each.replica.in_step_s == 0.0)
+        await each.until("no step is under way", lambda: each.replica.stalled_s == 0.0)
         assert await statuses(each) == (200, 200, 200)
 
 
 async def test_a_restore_says_how_far_it_is(tmp_path: Path) -> None:
     """By the stages that are over, as they end; alive from the first moment, ready at the end."""
     goes_on, said = threading.Event(), threading.Event()
-    async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False, probes=build_probes(NEVER_S)) as each:
-        whole = each.replica._work.restore
+    async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False, probes=build_probe_app(NEVER_S)) as each:
+        whole = each.replica._operations.restore
 
-        def slow(request: Bind, wiring: Wiring) -> Served:
-            wiring.on_stage(Span(Stage.LEASED, 7))
+        def slow(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
+            wiring.on_stage(StageSpan(Stage.LEASED, 7))
             said.set()
             assert goes_on.wait(DEADLINE_S)
             return whole(request, wiring)
 
-        each.replica._work = replace(each.replica._work, restore=slow)
+        each.replica._operations = replace(each.replica._operations, restore=slow)
         assert await statuses(each) == (200, 503, 503)
         binding = asyncio.create_task(each.replica.bind(BIND))
         await asyncio.to_thread(said.wait, DEADLINE_S)
         status, raw = await asked(each, "/readyz")
         report = decode(raw, RuntimeReport)
-        assert (status, report.state, report.spans) == (503, RuntimeState.RESTORING, (Span(Stage.LEASED, 7),))
+        assert (status, report.state, report.spans) == (503, RuntimeState.RESTORING, (StageSpan(Stage.LEASED, 7),))
         assert (await asked(each, "/healthz"))[0] == 200
         goes_on.set()
         await binding
@@ -208,22 +208,22 @@ async def test_a_restore_says_how_far_it_is(tmp_path: Path) -> None:
         assert [span.stage for span in decode(raw, RuntimeReport).spans] == ["leased", "bound", "ready"]
 
 
-async def test_who_drains_lives_and_is_not_ready(tmp_path: Path) -> None:
+async def test_draining_replica_is_alive_and_not_ready(tmp_path: Path) -> None:
     """So that nothing new comes and nobody ends it, until what is there is over."""
     engine = ScriptedEngine(saying("hello"), paced=True)
-    async with bench(tmp_path, engine, probes=build_probes(NEVER_S)) as each:
+    async with bench(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
         answering = asyncio.create_task(each.frames())
         await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
         each.replica.drain()
         assert await statuses(each) == (200, 503, 503)
         engine.free_running()
         await answering
-        await each.until("it may end", each.replica.over.is_set)
+        await each.until("it may end", each.replica.may_exit.is_set)
 
 
-async def test_activators_of_a_pod_are_elsewhere(tmp_path: Path) -> None:
+async def test_activators_of_a_pod_are_remote(tmp_path: Path) -> None:
     """Their spools can't be seen here, and they live: no orphan's record is written. An answer names this life."""
-    async with bench(tmp_path, ScriptedEngine(saying("x")), probes=build_probes(NEVER_S)) as each:
+    async with bench(tmp_path, ScriptedEngine(saying("x")), probes=build_probe_app(NEVER_S)) as each:
         async with each.open(source="activator-elsewhere") as answer:
             assert answer.headers["x-kelvin-runtime"] == "x"
             await answer.read()
@@ -239,13 +239,13 @@ async def test_a_drain_waits_for_no_engine_that_hangs(tmp_path: Path, hangs: boo
     """What is under way ends with an error at once. The control: a step that may last is waited for."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     settings = RuntimeSettings(tmp_path, None, drain_s=3600, restore_s=1.0, step_s=0.0 if hangs else NEVER_S)
-    async with bench(tmp_path, engine, probes=build_probes(NEVER_S)) as each:
+    async with bench(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
         answering = asyncio.create_task(each.frames())
         await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
         await each.until("its answer has begun", lambda: each.meter.meter.requests == 1)
         stop = asyncio.Event()
         stop.set()
-        draining = asyncio.create_task(_drain_with(stop, each.replica, settings))
+        draining = asyncio.create_task(_drain_on_stop(stop, each.replica, settings))
         await each.until("it drains", lambda: each.replica.state is RuntimeState.DRAINING)
         if hangs:
             await asyncio.wait_for(draining, DEADLINE_S)
@@ -258,24 +258,26 @@ async def test_a_drain_waits_for_no_engine_that_hangs(tmp_path: Path, hangs: boo
             await asyncio.gather(draining, return_exceptions=True)
 
 
-PARKED = Parked(device_class="cpu-1", threads=1, kv_bytes=1 << 20, store="s3://models/prod")
-TAKE = Take(tenant="acme", model="m", version="ab" * 32, device_class="cpu-1", store="s3://models/prod", weight_bytes=9)
+PARKED = ParkedSpec(device_class="cpu-1", threads=1, kv_bytes=1 << 20, store="s3://models/prod")
+TAKE = BindPodRequest(
+    tenant="acme", model="m", version="ab" * 32, device_class="cpu-1", store="s3://models/prod", weight_bytes=9
+)
 
 
 @asynccontextmanager
 async def parked(
-    tmp_path: Path, within_s: float = DEADLINE_S
-) -> AsyncIterator[tuple[Orders, Replica, threading.Event]]:
+    tmp_path: Path, bind_timeout_s: float = DEADLINE_S
+) -> AsyncIterator[tuple[BindHandler, Replica, threading.Event]]:
     """A parked pod, whose restore goes on once the event is set."""
     goes_on, work = threading.Event(), fake_work(ScriptedEngine(saying("hello")))
 
-    def slow(request: Bind, wiring: Wiring) -> Served:
+    def slow(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
         assert goes_on.wait(DEADLINE_S)
         return work.restore(request, wiring)
 
     replica = replica_of(tmp_path, replace(work, restore=slow))
     try:
-        yield Orders(PARKED, replica, asyncio.Event(), within_s), replica, goes_on
+        yield BindHandler(PARKED, replica, asyncio.Event(), bind_timeout_s), replica, goes_on
     finally:
         goes_on.set()
         await replica.close()
@@ -283,13 +285,13 @@ async def parked(
 
 async def test_a_restore_that_hangs_ends(tmp_path: Path) -> None:
     """In a process that has failed, so that another one takes its place; who asks again hears the same."""
-    async with parked(tmp_path, within_s=0.05) as (orders, replica, _):
+    async with parked(tmp_path, bind_timeout_s=0.05) as (orders, replica, _):
         for _again in range(2):
             with pytest.raises(Refused) as caught:
                 await orders.bind(TAKE)
             assert isinstance(caught.value.failure, DeadlineExceeded)
         assert replica.state is RuntimeState.FAILED
-        assert replica.over.is_set()
+        assert replica.may_exit.is_set()
 
 
 async def test_a_warm_up_that_hangs_keeps_no_order_waiting(tmp_path: Path) -> None:
@@ -304,17 +306,17 @@ async def test_a_warm_up_that_hangs_keeps_no_order_waiting(tmp_path: Path) -> No
     try:
         await asyncio.sleep(0)
         with pytest.raises(Refused) as caught:
-            await Orders(PARKED, replica, asyncio.Event(), 0.05).bind(TAKE)
+            await BindHandler(PARKED, replica, asyncio.Event(), 0.05).bind(TAKE)
         assert isinstance(caught.value.failure, DeadlineExceeded)
         assert replica.state is RuntimeState.FAILED
-        assert replica.over.is_set()
+        assert replica.may_exit.is_set()
     finally:
         goes_on.set()
         await warming
         await replica.close()
 
 
-async def test_who_asked_is_cut(tmp_path: Path) -> None:
+async def test_bind_survives_its_cancelled_caller(tmp_path: Path) -> None:
     """The bind goes on; the next one to ask for the same gets its answer, another version none."""
     async with parked(tmp_path) as (orders, replica, goes_on):
         first = asyncio.create_task(orders.bind(TAKE))

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.errors import Internal
 from contracts.frames import FrameDecoder, FrameKind
-from contracts.usage import Origin
+from contracts.usage import RecordOrigin
 from runtime import delivery
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, CODEC, TEXT, bench, failure_of, frames_until, saying
@@ -31,7 +31,7 @@ async def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
         await each.quiet()
 
 
-async def test_damaged_memory_ends_what_is_computed_over_it(tmp_path: Path) -> None:
+async def test_damaged_weights_end_requests_over_them(tmp_path: Path) -> None:
     """A stream is no clean end but FAILED, also while the replica drains already; nothing is taken from then on."""
     async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
@@ -47,7 +47,7 @@ async def test_damaged_memory_ends_what_is_computed_over_it(tmp_path: Path) -> N
         assert BIND.version in failure.message
         async with each.open() as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "weights_damaged")
-        assert each.replica.over.is_set()
+        assert each.replica.may_exit.is_set()
 
 
 async def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, 
         async with asyncio.timeout(30):
             await each.records.written.wait()
         (record,) = each.records.records
-        assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", Origin.ORPHAN, "x", 1)
+        assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", RecordOrigin.ORPHAN, "x", 1)
         assert (record.tenant, record.model, record.version) == (tenant, model, BIND.version)
         assert (record.key_id, record.runtime_id, record.stream) == ("key1", "x", True)
         assert (record.once, record.degraded) == ("abc", "fallback-of=big")
@@ -148,7 +148,7 @@ async def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_he
         await each.told("r1", 1)
         await each.until("a record", lambda: bool(each.records.records))
         (record,) = each.records.records
-        assert (record.request_id, record.origin, record.completion_tokens) == ("r1", Origin.ORPHAN, 1)
+        assert (record.request_id, record.origin, record.completion_tokens) == ("r1", RecordOrigin.ORPHAN, 1)
         assert len(each.orphans) == 0
 
 
@@ -160,7 +160,7 @@ async def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None
         await each.until("the dead one's is written", lambda: len(each.records.records) == 1)
         assert each.records.records[0].request_id == "dead"
         assert len(each.orphans) == 1
-        await each.orphans.settled(0.01)
+        await each.orphans.wait_until_empty(0.01)
         await each.orphans.flush()
         assert [record.request_id for record in each.records.records] == ["dead", "r1"]
 
@@ -180,8 +180,8 @@ async def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> 
 
 async def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole answers, and streams that have nothing to say yet, show that they live and what they cost."""
-    monkeypatch.setattr(delivery, "BEAT_S", 0.02)
-    monkeypatch.setattr(delivery, "COMMIT_S", 0.02)
+    monkeypatch.setattr(delivery, "HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(delivery, "COMMIT_DELAY_S", 0.02)
     async with (
         bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each,
         each.open(body={"max_tokens": 50}) as answer,
@@ -190,14 +190,14 @@ async def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest
         beats = await frames_until(answer, decoder, 0)
         each.engine.allow(3)
         beats += await frames_until(answer, decoder, 3)
-        assert {beat.kind for beat in beats} == {FrameKind.BEAT}
+        assert {beat.kind for beat in beats} == {FrameKind.HEARTBEAT}
         each.engine.free_running()
         assert decoder.feed(await answer.read())[-1].kind is FrameKind.END
 
 
 async def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it is bounded: the engine is free of it soon, and the connection is cut a while later."""
-    monkeypatch.setattr(delivery, "STALL_S", 0.2)
+    monkeypatch.setattr(delivery, "WRITE_TIMEOUT_S", 0.2)
     endless = ScriptedEngine(lambda request: [CODEC.encode("a")[1]] * request.sampling.max_tokens, step_s=0.0005)
     async with bench(tmp_path, endless) as each:
         body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()  # of ten seconds

@@ -49,7 +49,7 @@ def test_any_text_comes_back_as_the_library_decodes_it(tokenizer: Tokenizer, tex
 
 
 @pytest.mark.parametrize("token_id", [-1, -(2**40), METASPACE.get_vocab_size(), 10**6, 2**32 - 1, 2**32, 2**64])
-def test_what_is_no_token_is_no_text(token_id: int) -> None:
+def test_unknown_token_gives_no_text(token_id: int) -> None:
     """In a prompt that the engine will refuse by name; nothing is kept of it."""
     pieces = TokenBytes(METASPACE)
     known = repr(pieces)

@@ -28,7 +28,7 @@ def saved(directory: Path, name: str, dtype: torch.dtype) -> TinyModel:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_restored_is_transformers_own(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_restored_model_matches_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """By the fast way and through the engine, against `from_pretrained` of the same directory."""
     model = saved(tmp_path, name, dtype)
     fast = model.bound("fast")

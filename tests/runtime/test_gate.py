@@ -23,7 +23,7 @@ from contracts.errors import Refused
 from contracts.jobs import GateJob
 from runtime import gate
 from runtime.families import DECODERS, Family
-from runtime.gate import examine
+from runtime.gate import check_architecture
 from tests.runtime.engine.models import CONFIGS, TinyModel, tiny
 
 CONFIG = "config.json"
@@ -38,7 +38,7 @@ def job(changes: dict[str, Any], name: str = "llama", model: TinyModel | None = 
 
 def rejection(of: GateJob) -> ArtifactRejected:
     with pytest.raises(Refused) as caught:
-        examine(of)
+        check_architecture(of)
     assert isinstance(caught.value.failure, ArtifactRejected)
     return caught.value.failure
 
@@ -47,7 +47,7 @@ def rejection(of: GateJob) -> ArtifactRejected:
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 2)])
 def test_facts(name: str, dtype: torch.dtype, size: int) -> None:
     """Shapes of the KV cache, vocabulary and positions, without a weight."""
-    facts = examine(tiny(name, dtype).job)
+    facts = check_architecture(tiny(name, dtype).job)
     assert facts.architecture == CONFIGS[name]["architectures"][0]
     assert facts.dtype == str(dtype).removeprefix("torch.")
     assert (facts.layers, facts.kv_heads, facts.head_dim, facts.value_dim) == (3, 2, 8, 8)
@@ -57,7 +57,7 @@ def test_facts(name: str, dtype: torch.dtype, size: int) -> None:
 
 def test_first_use_is_the_order_of_a_forward() -> None:
     """Embedding, then layer by layer as attention and MLP need them, then the head; each stored tensor once."""
-    facts = examine(tiny("llama").job)
+    facts = check_architecture(tiny("llama").job)
     layer = [
         "input_layernorm.weight",
         *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
@@ -70,7 +70,7 @@ def test_first_use_is_the_order_of_a_forward() -> None:
 
 def test_first_use_of_a_tied_head() -> None:
     """A head that is not stored is not in it; biases come with their weights."""
-    facts = examine(tiny("qwen2").job)
+    facts = check_architecture(tiny("qwen2").job)
     assert set(facts.first_use) == set(tiny("qwen2").tensors)
     assert facts.first_use[-1] == "model.norm.weight"
     where = facts.first_use.index("model.layers.0.self_attn.q_proj.weight")
@@ -153,7 +153,7 @@ def test_frequencies_are_judged_for_each_kind_of_layer(kind: str) -> None:
 
 def test_experts_are_used_in_the_order_in_which_they_make_one_tensor() -> None:
     """Laid out so, whole pages of them need no copy: expert by expert gate and up, then expert by expert down."""
-    experts = [name for name in examine(tiny("qwen3 moe").job).first_use if "layers.0.mlp.experts" in name]
+    experts = [name for name in check_architecture(tiny("qwen3 moe").job).first_use if "layers.0.mlp.experts" in name]
     inner = "model.layers.0.mlp.experts"
     assert experts == [
         *(f"{inner}.{expert}.{part}_proj.weight" for expert in range(6) for part in ("gate", "up")),
@@ -161,7 +161,7 @@ def test_experts_are_used_in_the_order_in_which_they_make_one_tensor() -> None:
     ]
 
 
-def test_experts_galore() -> None:
+def test_excess_experts_cost_nothing() -> None:
     """A config that claims more experts than the files can hold costs nothing."""
     failure = rejection(job({"num_experts": 10**9}, "qwen3 moe"))
     assert failure == ArtifactRejected(
@@ -184,7 +184,7 @@ def test_long_value_is_not_shown_whole(key: str) -> None:
     assert len(refused.message) < 1000
 
 
-def test_no_tensors() -> None:
+def test_upload_without_tensors_is_refused() -> None:
     """An upload without a tensor is no model."""
     assert rejection(GateJob(config_json=tiny("llama").config_json.decode(), tensors={})).path == CONFIG
 
@@ -233,7 +233,7 @@ def test_dtype_by_either_name_or_by_the_tensors(key: str | None) -> None:
     del values["dtype"]
     if key:
         values[key] = "bfloat16"
-    assert examine(GateJob(config_json=json.dumps(values), tensors=model.job.tensors)).dtype == "bfloat16"
+    assert check_architecture(GateJob(config_json=json.dumps(values), tensors=model.job.tensors)).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("key", ["model.embed_tokens.weight", "lm_head.weight"])
@@ -241,7 +241,7 @@ def test_either_end_of_a_tie_may_be_stored(key: str) -> None:
     """As in the library."""
     headers = dict(tiny("llama tied").job.tensors)
     headers[key] = headers.pop("model.embed_tokens.weight")
-    facts = examine(GateJob(config_json=tiny("llama tied").config_json.decode(), tensors=headers))
+    facts = check_architecture(GateJob(config_json=tiny("llama tied").config_json.decode(), tensors=headers))
     assert key in facts.first_use
 
 

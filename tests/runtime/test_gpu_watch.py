@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from contracts.gpu import Degraded, GpuFacts, Healthy, Shown, Unhealthy
+from contracts.gpu import CudaVisibility, DegradedGpu, GpuFacts, HealthyGpu, UnhealthyGpu
 from contracts.jobs import RuntimeState
 from runtime import pod
-from runtime.control_api import build_probes
+from runtime.control_api import build_probe_app
 from runtime.gpu_watch import GpuWatch
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import DEADLINE_S, Bench, bench, saying
@@ -40,7 +40,7 @@ async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts
         async with each.session.get(f"http://rt{path}") as answer:
             return answer.status, await answer.text()
 
-    async with bench(tmp_path, engine, probes=build_probes(3600.0, watch)) as each:
+    async with bench(tmp_path, engine, probes=build_probe_app(3600.0, watch)) as each:
         watching = asyncio.create_task(watch.run(each.replica.drain))
         try:
             answering = asyncio.create_task(each.frames())
@@ -48,7 +48,7 @@ async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts
             assert (await asked(each, "/readyz"))[0] == 200
             gpu.facts = then
             looks = GOOD if ready == 200 else LOST
-            await each.until("it looked", lambda: watch.seen == (looks,))
+            await each.until("it looked", lambda: watch.last_facts == (looks,))
             await each.until("it is told", lambda: (each.replica.state is RuntimeState.DRAINING) is (ready == 503))
             assert (await asked(each, "/readyz"))[0] == ready
             state = "healthy" if ready == 200 else "unhealthy"
@@ -62,29 +62,29 @@ async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts
             await asyncio.gather(watching, return_exceptions=True)
 
 
-def test_what_was_unhealthy_is_not_trusted_again() -> None:
+def test_unhealthy_gpu_is_not_trusted_again() -> None:
     """By the same process; one that is degraded may be well again."""
     gpu = Scripted(GpuFacts("GPU 0", xids=(94,)))
     watch = GpuWatch(gpu.look)
     found = [watch.health]
     for facts in (GOOD, LOST, GOOD):
         gpu.facts = facts
-        watch._take(gpu.look())
+        watch._update(gpu.look())
         found.append(watch.health)
-    lost = Unhealthy("GPU 0: it does not answer")
-    assert found == [Degraded("GPU 0: XID 94"), Healthy(), lost, lost]
+    lost = UnhealthyGpu("GPU 0: it does not answer")
+    assert found == [DegradedGpu("GPU 0: XID 94"), HealthyGpu(), lost, lost]
 
 
 def test_a_pod_looks_at_what_cuda_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And at nothing where it computes on a processor."""
-    looked: list[Shown] = []
+    looked: list[CudaVisibility] = []
 
-    def opened(*, shown: Shown) -> AbstractContextManager[None]:
+    def opened(*, shown: CudaVisibility) -> AbstractContextManager[None]:
         looked.append(shown)
         return nullcontext()
 
-    monkeypatch.setattr(pod, "opened", opened)
+    monkeypatch.setattr(pod, "open_gpus", opened)
     for device_class in ("h100", "cpu-1"):
-        with pod.opened_for(device_class, Shown("1")):
+        with pod.opened_for(device_class, CudaVisibility("1")):
             pass
-    assert looked == [Shown("1")]
+    assert looked == [CudaVisibility("1")]

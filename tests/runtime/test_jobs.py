@@ -11,7 +11,7 @@ from contracts.jobs import SealJob
 from runtime import jobs, weights
 from runtime.jobs import seal
 from runtime.probe import POSITIONS
-from runtime.weights import bind_proven, pinned_files
+from runtime.weights import bind_verified, pinned_files
 from tests.runtime.versions import MemoryLease, make_llama
 from weightcache.checksum import checksum_of
 
@@ -38,24 +38,24 @@ def test_a_good_draft_is_attested(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("for_devices", [False, True])
-def test_what_a_device_has_to_find_is_said_where_there_are_devices(for_devices: bool) -> None:
+def test_sealing_with_devices_says_what_a_device_records(for_devices: bool) -> None:
     """Elsewhere nobody pays for it: the first device that is given the bytes takes it, with its own known answers."""
     said = seal(SealJob(tenant="acme", version=VERSION.id), MemoryLease(VERSION).acquire, for_devices=for_devices)
     assert said.device_checksum == (checksum_of(memoryview(VERSION.linear)) if for_devices else None)
 
 
-def test_the_first_on_a_device_says_what_it_was_given() -> None:
+def test_first_replica_on_a_device_reports_its_checksum() -> None:
     """With the known answers of that device, so that the next restore there need not take it."""
     lease = MemoryLease(VERSION)
     weights = replace(lease.weights(), device_checksum="ab" * 16)
-    proven = bind_proven(VERSION.id, weights, pinned_files(lease), torch.device("cpu"))
+    proven = bind_verified(VERSION.id, weights, pinned_files(lease), torch.device("cpu"))
     assert proven.recorded is not None
     assert proven.recorded.device_checksum == "ab" * 16
 
 
 def test_a_way_of_binding_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """One difference from the library's module, and restores will bind by the library."""
-    monkeypatch.setattr(weights, "compare", lambda fast, library: ("buffer 'x': other values",))
+    monkeypatch.setattr(weights, "find_differences", lambda fast, library: ("buffer 'x': other values",))
     assert not _seal(MemoryLease(VERSION)).fast_bind
 
 
@@ -120,13 +120,13 @@ def test_weights_that_are_not_numbers_are_refused() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep"), KeyError("x"), RuntimeError("no memory")])
-def test_whatever_a_library_raises_names_the_artifact(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_library_error_is_an_artifact_rejection(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """A draft that makes a library fail is refused as an artifact, and is no internal error."""
 
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(jobs, "prove", fail)
+    monkeypatch.setattr(jobs, "verify_and_record", fail)
     with pytest.raises(Refused) as refused:
         _seal(MemoryLease(VERSION))
     assert isinstance(refused.value.failure, ArtifactRejected)
@@ -140,6 +140,6 @@ def test_failing_disk_is_not_the_artifacts_fault(monkeypatch: pytest.MonkeyPatch
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(jobs, "prove", fail)
+    monkeypatch.setattr(jobs, "verify_and_record", fail)
     with pytest.raises(OSError, match="Input/output"):
         _seal(MemoryLease(VERSION))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.memory import go_first_when_memory_runs_out
+from runtime.memory import raise_oom_score
 from service.jobs import GATE_BYTES, SEAL_BYTES
 
 BOUNDED = """
-from runtime.memory import bound_memory
+from runtime.memory import limit_memory
 import mmap
-bound_memory(64 << 20)
+limit_memory(64 << 20)
 shared = mmap.mmap(-1, 256 << 20)  # as weights are: not its own
 shared.write(b"x" * 1000)
 kept = bytearray(32 << 20)
@@ -22,7 +22,7 @@ try:
     bytearray(256 << 20)
 except MemoryError:
     print("refused")
-bound_memory(512 << 20)
+limit_memory(512 << 20)
 print(len(bytearray(256 << 20)))
 """
 
@@ -51,7 +51,7 @@ def take(*_, **__):
 jobs.gate = jobs.seal = take
 directory = SocketDirectory(Path(sys.argv[1]))
 for kind, job in (("gate", GateJob(config_json="{}", tensors={})), ("seal", job)):
-    work = app.work_over(directory, 1.0)
+    work = app.build_operations(directory, 1.0)
     try:
         getattr(work, kind)(job)
     except MemoryError:
@@ -73,13 +73,13 @@ def test_goes_before_processes_that_say_nothing(tmp_path: Path, before: str, aft
     """An operator's own choice is left where it is higher."""
     score = tmp_path / "oom_score_adj"
     score.write_text(before)
-    go_first_when_memory_runs_out(tmp_path)
+    raise_oom_score(tmp_path)
     assert score.read_text() == after
 
 
 def test_does_nothing_where_there_is_no_score(tmp_path: Path) -> None:
     """A sandbox without the file serves all the same."""
-    go_first_when_memory_runs_out(tmp_path / "none")
+    raise_oom_score(tmp_path / "none")
 
 
 # Takes 8 MiB in pieces as a tokenizer's tables are, in a thread of its own, as a restore does.
@@ -99,9 +99,9 @@ def in_a_thread(what):
     thread.start()
     thread.join()
 if "settle" in sys.argv:
-    memory.settle_heap()
+    memory.configure_heap()
 if "keep" in sys.argv:
-    in_a_thread(memory.keep_heap)
+    in_a_thread(memory.prefault_heap)
 in_a_thread(take)
 print(json.dumps(taken[0]))
 """
@@ -121,13 +121,13 @@ def faults(*ways: str) -> int:
     return found
 
 
-def test_what_is_kept_is_there_for_the_next_thread() -> None:
+def test_prefaulted_heap_serves_the_next_thread() -> None:
     """8 MiB are 2,048 pages."""
     assert faults("settle", "keep") < 500
 
 
 @pytest.mark.parametrize("ways", [(), ("settle",), ("keep",)], ids=["nothing done", "not kept", "a heap per thread"])
-def test_otherwise_pages_are_new(ways: tuple[str, ...]) -> None:
+def test_heap_without_prefault_faults_new_pages(ways: tuple[str, ...]) -> None:
     """Each of both is needed."""
     assert faults(*ways) > 1000
 

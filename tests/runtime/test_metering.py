@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.meter import METER_FILE_BYTES, Meter, Phase, decode_meter, encode_meter
-from kelvin.policy.lifetimes import abandoned, lifetime_of
-from runtime.metering import RENEWED_NS, MeterPage, create_meter_page
+from kelvin.policy.lifetimes import lifetime_record, unseen_death
+from runtime.metering import CHECKPOINT_NS, MeterWriter, create_meter_page
 from runtime.replica import Replica
 from service.processes import born_ns
 from tests.runtime.engine.scripted import ScriptedEngine
@@ -46,11 +46,11 @@ class Clock:
         return self.now
 
 
-def _drive(page: MeterPage, clock: Clock, steps: list[tuple[int, Phase | None]]) -> list[Meter]:
+def _drive(page: MeterWriter, clock: Clock, steps: list[tuple[int, Phase | None]]) -> list[Meter]:
     states = [page.meter]
     for elapsed, phase in steps:
         clock.now += elapsed
-        page.count_request() if phase is None else page.enter(phase)
+        page.count_request() if phase is None else page.start_phase(phase)
         states.append(page.meter)
     return states
 
@@ -64,7 +64,7 @@ steps_strategy = st.lists(
 def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[int, Phase | None]]) -> None:
     """Whatever byte of whatever update is the last one written, the page decodes to a state that was true."""
     memory, clock = Killable(), Clock()
-    page = MeterPage(memory, clock_ns=clock)
+    page = MeterWriter(memory, clock_ns=clock)
     first = len(memory.moments)
     states = _drive(page, clock, steps)
     changes = [state for state, before in zip(states, [None, *states], strict=False) if state != before]
@@ -84,7 +84,7 @@ def test_a_life_begins_with_the_fork(tmp_path: Path) -> None:
     assert before_ns <= closed.spent_ns[Phase.STANDBY] == sum(closed.spent_ns) <= time.monotonic_ns() - born
 
 
-def test_one_slot_alone_would_be_torn() -> None:
+def test_single_meter_slot_can_be_torn() -> None:
     """The control: without the second slot, a death in the middle of a write shows a state that never was."""
     before = Meter(Phase.IDLE, 1, 1, (1, 2, 3, 4), requests=1)
     after = before.enter(Phase.ACTIVE, 1 << 40)
@@ -97,7 +97,7 @@ def test_one_slot_alone_would_be_torn() -> None:
 def test_every_nanosecond_is_in_exactly_one_phase(steps: list[tuple[int, Phase | None]]) -> None:
     """The phases add up to the lifetime, whatever the transitions."""
     clock = Clock()
-    page = MeterPage(Killable(), clock_ns=clock)
+    page = MeterWriter(Killable(), clock_ns=clock)
     _drive(page, clock, steps)
     closed = page.meter.closed(clock.now)
     assert sum(closed.spent_ns) == clock.now - closed.born_ns
@@ -106,11 +106,11 @@ def test_every_nanosecond_is_in_exactly_one_phase(steps: list[tuple[int, Phase |
 def test_identity_begins_the_restore() -> None:
     """A standby's time up to its identification is nobody's; from then on the tenant's restore runs."""
     clock = Clock()
-    page = MeterPage(Killable(), clock_ns=clock)
+    page = MeterWriter(Killable(), clock_ns=clock)
     clock.now += 50
     page.identify(tenant="acme", model="m", version="f" * 64, device_class="cpu-1")
     clock.now += 7
-    page.enter(Phase.IDLE)
+    page.start_phase(Phase.IDLE)
     meter = page.meter
     assert (meter.tenant, meter.model, meter.version, meter.device_class) == ("acme", "m", "f" * 64, "cpu-1")
     assert meter.spent_ns == (50, 7, 0, 0)
@@ -123,9 +123,9 @@ def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Ph
 
     async def lives() -> int:
         loop = asyncio.get_running_loop()
-        page = MeterPage(memory, clock_ns=lambda: int(loop.time() * 1e9))
+        page = MeterWriter(memory, clock_ns=lambda: int(loop.time() * 1e9))
         page.identify(tenant="acme", model="m", version="f" * 64, device_class="cpu-1")
-        page.enter(phase)
+        page.start_phase(phase)
         watching = asyncio.create_task(Replica("rt-1", page, fake_work(ScriptedEngine(saying("a")))).watch())
         await asyncio.sleep(3600)
         watching.cancel()
@@ -133,11 +133,11 @@ def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Ph
 
     now_ns = run_virtually(lives())
     meter = decode_meter(bytes(memory))
-    death = abandoned(meter, "rt-1", 7, now_ns, 2 * hour_ns // 1000, boot="")
+    death = unseen_death(meter, "rt-1", 7, now_ns, 2 * hour_ns // 1000, boot="")
     assert death is not None
-    life = lifetime_of(meter, death, "supervisor-2", 1)
+    life = lifetime_record(meter, death, "supervisor-2", 1)
     spent_us = life.idle_us if phase is Phase.IDLE else life.active_us
-    assert hour_ns - 1.2 * RENEWED_NS < spent_us * 1000 <= hour_ns
+    assert hour_ns - 1.2 * CHECKPOINT_NS < spent_us * 1000 <= hour_ns
     assert life.total_us == life.restore_us + life.active_us + life.idle_us
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, SchemaMismatch
 from contracts.frames import MAX_PAYLOAD, Counts
-from contracts.signature import TensorSpec, sign
-from runtime.answer import Progress
+from contracts.signature import TensorSpec, make_signature
+from runtime.answer import AnswerProgress
 from runtime.engine.interface import Event, Failed, Finished, Predicted
-from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
+from runtime.open_inference import PredictionAnswerBuilder, PredictionCall, decode_prediction
 
-SIGNATURE = sign(
+SIGNATURE = make_signature(
     [TensorSpec("x", "FP32", (-1, 2)), TensorSpec("s", "BYTES", (-1,))],
     [TensorSpec("label", "BYTES", (-1,)), TensorSpec("p", "FP32", (-1, 2))],
 )
@@ -25,7 +25,7 @@ S = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a", "ü"]}
 MANY = 9 * 10**4299
 
 
-def decode(body: Any, max_rows: int = 10) -> PredictionAsk:
+def decode(body: Any, max_rows: int = 10) -> PredictionCall:
     return decode_prediction(body if isinstance(body, bytes) else json.dumps(body).encode(), SIGNATURE, max_rows)
 
 
@@ -49,10 +49,10 @@ def having(*inputs: Any, **more: Any) -> dict[str, Any]:
 )
 def test_decoded(body: dict[str, Any], outputs: tuple[int, ...]) -> None:
     """Inputs come in the signature's order, flat."""
-    ask = decode(body)
-    assert [list(each.values) for each in ask.inputs] == [[1, 2.5, 3, 4], ["a", "ü"]]
-    assert [each.shape for each in ask.inputs] == [(2, 2), (2,)]
-    assert (ask.rows, ask.outputs) == (2, outputs)
+    call = decode(body)
+    assert [list(each.values) for each in call.inputs] == [[1, 2.5, 3, 4], ["a", "ü"]]
+    assert [each.shape for each in call.inputs] == [(2, 2), (2,)]
+    assert (call.rows, call.outputs) == (2, outputs)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_refused(body: Any, want: str) -> None:
                      SchemaMismatch("0" * 64, SIGNATURE.schema_hash), id="another schema"),
     ],
 )  # fmt: skip
-def test_limits_and_schemas(body: Any, max_rows: int, want: Failure) -> None:
+def test_prediction_over_limit_or_off_schema_is_refused(body: Any, max_rows: int, want: Failure) -> None:
     """Each with its own code."""
     with pytest.raises(Refused) as caught:
         decode(body, max_rows)
@@ -121,15 +121,15 @@ FIRST = (np.array(["a", "b"], object), np.array([[1, 0], [0.25, 0.75]], np.float
 SECOND = (np.array(["c"], object), np.array([[0.5, 0.5]], np.float32))
 
 
-def answer(outputs: tuple[int, ...] = (0, 1), id: str | None = None) -> PredictionAnswer:
-    return PredictionAnswer("m", "v" * 64, SIGNATURE, PredictionAsk(3, (), outputs, id))
+def answer(outputs: tuple[int, ...] = (0, 1), id: str | None = None) -> PredictionAnswerBuilder:
+    return PredictionAnswerBuilder("m", "v" * 64, SIGNATURE, PredictionCall(3, (), outputs, id))
 
 
-def fed(feed: PredictionAnswer, events: Sequence[Event]) -> Progress:
-    return asyncio.run(feed.feed(events))
+def fed(feed: PredictionAnswerBuilder, events: Sequence[Event]) -> AnswerProgress:
+    return asyncio.run(feed.add_events(events))
 
 
-def test_the_answer() -> None:
+def test_prediction_answer_holds_all_rows_in_order() -> None:
     """All rows in order, each output flat with its shape; nothing is said before the last."""
     events: list[Event] = [Predicted("r", FIRST, COUNTS), Predicted("r", SECOND, COUNTS)]
     feed = answer(id="42")
@@ -208,7 +208,7 @@ def test_long_answer_leaves_turns_to_other_requests() -> None:
 
     async def count_turns() -> int:
         rows = Predicted("r", (FIRST[0], np.zeros((1024, 4000), np.float32)), COUNTS)
-        encoded = asyncio.ensure_future(answer((1,)).feed([rows, Finished("r", "stop", COUNTS)]))
+        encoded = asyncio.ensure_future(answer((1,)).add_events([rows, Finished("r", "stop", COUNTS)]))
         turns = 0
         while not encoded.done():
             await asyncio.sleep(0)

@@ -8,9 +8,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from contracts.frames import Counts
-from runtime.openai_answers import DONE, Heading, Renderer, renderer_for
+from runtime.openai_answers import DONE_EVENT, Renderer, ResponseMetadata, choose_renderer
 
-HEADING = Heading("r1", "acme-chat", "ab" * 32, 1_700_000_000)
+HEADING = ResponseMetadata("r1", "acme-chat", "ab" * 32, 1_700_000_000)
 COUNTS = Counts(prompt_tokens=5, cached_tokens=2, completion_tokens=3)
 USAGE = {
     "prompt_tokens": 5,
@@ -26,8 +26,8 @@ def _drive(renderer: Renderer) -> list[bytes]:
 
 def _events(pieces: list[bytes]) -> list[dict[str, Any]]:
     text = b"".join(pieces)
-    assert text.endswith(DONE)
-    events = text.removesuffix(DONE).decode().split("\n\n")
+    assert text.endswith(DONE_EVENT)
+    events = text.removesuffix(DONE_EVENT).decode().split("\n\n")
     assert events.pop() == ""
     assert all(event.startswith("data: ") for event in events)
     return [json.loads(event.removeprefix("data: ")) for event in events]
@@ -35,7 +35,7 @@ def _events(pieces: list[bytes]) -> list[dict[str, Any]]:
 
 def test_a_streamed_chat() -> None:
     """Who speaks, each text, the reason; what the client's own type reads of it says the same."""
-    events = _events(_drive(renderer_for(HEADING, chat=True, stream=True, include_usage=False)))
+    events = _events(_drive(choose_renderer(HEADING, chat=True, stream=True, include_usage=False)))
     chunks = [ChatCompletionChunk.model_validate(event, strict=True) for event in events]
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "Hel", "lo\n", None]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "length"]
@@ -48,7 +48,7 @@ def test_a_streamed_chat() -> None:
 @pytest.mark.parametrize("chat", [True, False])
 def test_streamed_usage_is_a_piece_of_its_own(chat: bool) -> None:
     """With include_usage, pieces say null and the one before `[DONE]` has it, without choices."""
-    events = _events(_drive(renderer_for(HEADING, chat=chat, stream=True, include_usage=True)))
+    events = _events(_drive(choose_renderer(HEADING, chat=chat, stream=True, include_usage=True)))
     assert [event["usage"] for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1]["usage"] == USAGE
     assert events[-1]["choices"] == []
@@ -56,7 +56,7 @@ def test_streamed_usage_is_a_piece_of_its_own(chat: bool) -> None:
 
 def test_a_streamed_text() -> None:
     """Text events, the reason in the last."""
-    pieces = _drive(renderer_for(HEADING, chat=False, stream=True, include_usage=False))
+    pieces = _drive(choose_renderer(HEADING, chat=False, stream=True, include_usage=False))
     assert pieces[0] == b""
     # OpenAI's own service sends a null reason before the last piece, which its type does not admit.
     answers = [Completion.model_construct(**event) for event in _events(pieces)]
@@ -67,7 +67,7 @@ def test_a_streamed_text() -> None:
 
 def test_a_whole_chat() -> None:
     """One object, once."""
-    *nothing, last = _drive(renderer_for(HEADING, chat=True, stream=False, include_usage=False))
+    *nothing, last = _drive(choose_renderer(HEADING, chat=True, stream=False, include_usage=False))
     assert nothing == [b"", b"", b""]
     answer = ChatCompletion.model_validate(json.loads(last), strict=True)
     assert answer.choices[0].message.content == "Hello\n"
@@ -77,7 +77,7 @@ def test_a_whole_chat() -> None:
 
 def test_a_whole_text() -> None:
     """Likewise."""
-    *nothing, last = _drive(renderer_for(HEADING, chat=False, stream=False, include_usage=False))
+    *nothing, last = _drive(choose_renderer(HEADING, chat=False, stream=False, include_usage=False))
     assert nothing == [b"", b"", b""]
     answer = Completion.model_validate(json.loads(last), strict=True)
     assert answer.choices[0].text == "Hello\n"

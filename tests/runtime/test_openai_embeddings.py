@@ -10,7 +10,7 @@ import pytest
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused
 from contracts.frames import Counts
 from runtime.engine.interface import Embedded, Event, Failed, Finished
-from runtime.openai_embeddings import EmbeddingAnswer, EmbeddingAsk, Format, decode_embeddings
+from runtime.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, Format, decode_embeddings
 
 RULE = "must be a text or token ids, and not empty"
 
@@ -18,18 +18,18 @@ RULE = "must be a text or token ids, and not empty"
 @pytest.mark.parametrize(
     ("body", "want"),
     [
-        pytest.param({"input": "a"}, EmbeddingAsk(("a",), None, "float"), id="a text"),
-        pytest.param({"input": ["a", "b"]}, EmbeddingAsk(("a", "b"), None, "float"), id="texts"),
-        pytest.param({"input": [1, 2]}, EmbeddingAsk(((1, 2),), None, "float"), id="token ids"),
-        pytest.param({"input": [[1], [2, 3]]}, EmbeddingAsk(((1,), (2, 3)), None, "float"), id="lists of token ids"),
+        pytest.param({"input": "a"}, EmbeddingCall(("a",), None, "float"), id="a text"),
+        pytest.param({"input": ["a", "b"]}, EmbeddingCall(("a", "b"), None, "float"), id="texts"),
+        pytest.param({"input": [1, 2]}, EmbeddingCall(((1, 2),), None, "float"), id="token ids"),
+        pytest.param({"input": [[1], [2, 3]]}, EmbeddingCall(((1,), (2, 3)), None, "float"), id="lists of token ids"),
         pytest.param(
             {"input": "a", "model": "m", "encoding_format": "base64", "dimensions": 4, "user": "u"},
-            EmbeddingAsk(("a",), "m", "base64"),
+            EmbeddingCall(("a",), "m", "base64"),
             id="all fields",
         ),
     ],
 )
-def test_decoded(body: dict[str, Any], want: EmbeddingAsk) -> None:
+def test_decoded(body: dict[str, Any], want: EmbeddingCall) -> None:
     assert decode_embeddings(json.dumps(body).encode(), 4) == want
 
 
@@ -79,7 +79,7 @@ VECTORS = [(1.5, -0.25), (3.0, 1e-30)]
 
 def played(form: Format, cuts: list[int]) -> bytes:
     """The answer to two inputs, with events handed over in pieces."""
-    answer = EmbeddingAnswer("m", form)
+    answer = EmbeddingAnswerBuilder("m", form)
     events: list[Event] = [
         Embedded("r", struct.pack("<2f", *vector), Counts(prompt_tokens=3 * (at + 1)))
         for at, vector in enumerate(VECTORS)
@@ -87,7 +87,7 @@ def played(form: Format, cuts: list[int]) -> bytes:
     events.append(Finished("r", "stop", Counts(prompt_tokens=6)))
     data = b""
     for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
-        progress = answer.feed(events[start:end])
+        progress = answer.add_events(events[start:end])
         data += progress.data
     assert progress.reason == "stop"
     return data
@@ -110,6 +110,6 @@ def test_rendered(cuts: list[int]) -> None:
 
 
 def test_a_failure_is_told() -> None:
-    progress = EmbeddingAnswer("m", "float").feed([Failed("r", Internal(), Counts(prompt_tokens=1))])
+    progress = EmbeddingAnswerBuilder("m", "float").add_events([Failed("r", Internal(), Counts(prompt_tokens=1))])
     assert progress.failure == Internal()
     assert progress.counts.prompt_tokens == 1

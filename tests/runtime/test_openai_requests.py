@@ -9,39 +9,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.ceiling import NO_CEILING, TENANT, Ceiling
+from contracts.ceiling import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
 from contracts.errors import Failure, InvalidRequest, LimitExceeded, Refused
 from contracts.manifest import Limits
-from runtime.openai_requests import Ask, ChatPrompt, TextPrompt, TokenPrompt, decode_chat, decode_completion, fit_output
+from runtime.openai_requests import (
+    ChatPrompt,
+    CompletionCall,
+    TextPrompt,
+    TokenPrompt,
+    decode_chat,
+    decode_completion,
+    fit_output,
+)
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def _chat(**fields: Any) -> Ask:
+def _chat(**fields: Any) -> CompletionCall:
     return decode_chat(json.dumps({"model": "m", "messages": HELLO} | fields).encode())
 
 
-def _text(**fields: Any) -> Ask:
+def _text(**fields: Any) -> CompletionCall:
     return decode_completion(json.dumps({"model": "m", "prompt": "Once"} | fields).encode())
 
 
 def test_the_least_chat_leaves_everything_to_the_version() -> None:
     """Nothing said is nothing assumed."""
-    ask = _chat()
-    assert ask.prompt == ChatPrompt(({"role": "user", "content": "Hello"},))
-    assert (ask.stream, ask.include_usage, ask.stops) == (False, False, ())
-    assert (ask.max_tokens, ask.temperature, ask.top_p, ask.top_k, ask.seed) == (None,) * 5
+    call = _chat()
+    assert call.prompt == ChatPrompt(({"role": "user", "content": "Hello"},))
+    assert (call.stream, call.include_usage, call.stops) == (False, False, ())
+    assert (call.max_tokens, call.temperature, call.top_p, call.top_k, call.seed) == (None,) * 5
 
 
 def test_all_that_is_supported_is_taken() -> None:
     """Each honoured field arrives."""
-    ask = _chat(
+    call = _chat(
         stream=True, stream_options={"include_usage": True, "include_obfuscation": False}, temperature=0, top_p=0.5,
         top_k=40, seed=-7, stop=["a", "b"], max_completion_tokens=9,
     )  # fmt: skip
-    assert (ask.stream, ask.include_usage, ask.stops) == (True, True, ("a", "b"))
-    assert (ask.max_tokens, ask.max_tokens_field) == (9, "max_completion_tokens")
-    assert (ask.temperature, ask.top_p, ask.top_k, ask.seed) == (0.0, 0.5, 40, -7)
+    assert (call.stream, call.include_usage, call.stops) == (True, True, ("a", "b"))
+    assert (call.max_tokens, call.max_tokens_field) == (9, "max_completion_tokens")
+    assert (call.temperature, call.top_p, call.top_k, call.seed) == (0.0, 0.5, 40, -7)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ def test_all_that_is_supported_is_taken() -> None:
         ),
     ],
 )
-def test_messages(messages: list[object], want: dict[str, str]) -> None:
+def test_chat_messages_as_a_template_sees_them(messages: list[object], want: dict[str, str]) -> None:
     """What a chat template gets to see."""
     assert _chat(messages=messages).prompt == ChatPrompt((want,))
 
@@ -82,7 +90,7 @@ def test_messages(messages: list[object], want: dict[str, str]) -> None:
         pytest.param("", TextPrompt(""), id="nothing, which the tokenizer may start"),
     ],
 )
-def test_prompts(prompt: object, want: object) -> None:
+def test_every_prompt_form_is_decoded(prompt: object, want: object) -> None:
     """All forms of one prompt."""
     assert _text(prompt=prompt).prompt == want
 
@@ -90,15 +98,15 @@ def test_prompts(prompt: object, want: object) -> None:
 @pytest.mark.parametrize(
     ("wanted", "limits", "max_positions", "ceiling", "want"),
     [
-        pytest.param(None, Limits(100, 50), 1000, NO_CEILING, 16, id="as OpenAI's do"),
-        pytest.param(None, Limits(100, 8), 1000, NO_CEILING, 8, id="or as many as the version allows"),
-        pytest.param(None, Limits(100, 50), 20, NO_CEILING, 10, id="or as positions are left"),
-        pytest.param(None, Limits(100, 50), 1000, Ceiling(output_tokens=5), 5, id="or as the tenant may"),
-        pytest.param(3, Limits(100, 50), 1000, NO_CEILING, 3, id="a wish"),
+        pytest.param(None, Limits(100, 50), 1000, NO_TOKEN_LIMITS, 16, id="as OpenAI's do"),
+        pytest.param(None, Limits(100, 8), 1000, NO_TOKEN_LIMITS, 8, id="or as many as the version allows"),
+        pytest.param(None, Limits(100, 50), 20, NO_TOKEN_LIMITS, 10, id="or as positions are left"),
+        pytest.param(None, Limits(100, 50), 1000, TokenLimits(output_tokens=5), 5, id="or as the tenant may"),
+        pytest.param(3, Limits(100, 50), 1000, NO_TOKEN_LIMITS, 3, id="a wish"),
     ],
 )
 def test_text_completions_default_to_sixteen_tokens(
-    wanted: int | None, limits: Limits, max_positions: int, ceiling: Ceiling, want: int
+    wanted: int | None, limits: Limits, max_positions: int, ceiling: TokenLimits, want: int
 ) -> None:
     """A default is no wish, so it is lowered where a wish would be refused. The prompt has ten tokens."""
     assert fit_output(_text(max_tokens=wanted), 10, limits, max_positions, ceiling) == want
@@ -197,7 +205,7 @@ def test_harmless_fields_are_taken(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'"x"', b"\xff", b"null"])
-def test_what_is_no_object_is_refused(raw: bytes) -> None:
+def test_body_that_is_no_object_is_refused(raw: bytes) -> None:
     """A body that is not a JSON object."""
     with pytest.raises(Refused) as caught:
         decode_chat(raw)
@@ -226,7 +234,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def _failure_of(decode: Callable[[bytes], Ask], raw: bytes) -> Failure | None:
+def _failure_of(decode: Callable[[bytes], CompletionCall], raw: bytes) -> Failure | None:
     try:
         decode(raw)
     except Refused as refused:
@@ -255,7 +263,7 @@ LIMITS = Limits(max_input_tokens=100, max_output_tokens=50)
         pytest.param(50, 100, 150, 50, id="all limits met exactly"),
     ],
 )
-def test_fit(wanted: int | None, prompt_tokens: int, max_positions: int, room: int) -> None:
+def test_fit_output(wanted: int | None, prompt_tokens: int, max_positions: int, room: int) -> None:
     """How long an answer may be."""
     assert fit_output(_chat(max_tokens=wanted), prompt_tokens, LIMITS, max_positions) == room
 
@@ -263,23 +271,36 @@ def test_fit(wanted: int | None, prompt_tokens: int, max_positions: int, room: i
 @pytest.mark.parametrize(
     ("wanted", "ceiling", "want"),
     [
-        pytest.param(None, Ceiling(output_tokens=20), 20, id="without a wish, as many as the tenant may"),
-        pytest.param(None, Ceiling(output_tokens=60), 50, id="or the version, where that is less"),
-        pytest.param(None, Ceiling(context_tokens=15), 5, id="or as the context leaves"),
-        pytest.param(5, Ceiling(15, 5), 5, id="both met exactly"),
-        pytest.param(6, Ceiling(15, 50), LimitExceeded("max_tokens", 6, 5, "tokens", TENANT), id="over the context"),
-        pytest.param(6, Ceiling(None, 5), LimitExceeded("max_tokens", 6, 5, "tokens", TENANT), id="over the output"),
-        pytest.param(60, Ceiling(None, 5), LimitExceeded("max_tokens", 60, 50, "tokens"), id="over the version's too"),
+        pytest.param(None, TokenLimits(output_tokens=20), 20, id="without a wish, as many as the tenant may"),
+        pytest.param(None, TokenLimits(output_tokens=60), 50, id="or the version, where that is less"),
+        pytest.param(None, TokenLimits(context_tokens=15), 5, id="or as the context leaves"),
+        pytest.param(5, TokenLimits(15, 5), 5, id="both met exactly"),
         pytest.param(
-            None, Ceiling(10), LimitExceeded("messages", 10, 9, "tokens", TENANT), id="a prompt that fills it"
+            6, TokenLimits(15, 50), LimitExceeded("max_tokens", 6, 5, "tokens", TENANT_PHRASE), id="over the context"
         ),
-        pytest.param(None, Ceiling(cap_tokens=7), 7, id="a cap cuts what the version allows"),
-        pytest.param(30, Ceiling(cap_tokens=7), 7, id="and what was asked for, which is no mistake"),
-        pytest.param(6, Ceiling(cap_tokens=7), 6, id="but adds nothing"),
-        pytest.param(60, Ceiling(cap_tokens=7), LimitExceeded("max_tokens", 60, 50, "tokens"), id="nor excuses more"),
+        pytest.param(
+            6, TokenLimits(None, 5), LimitExceeded("max_tokens", 6, 5, "tokens", TENANT_PHRASE), id="over the output"
+        ),
+        pytest.param(
+            60, TokenLimits(None, 5), LimitExceeded("max_tokens", 60, 50, "tokens"), id="over the version's too"
+        ),
+        pytest.param(
+            None,
+            TokenLimits(10),
+            LimitExceeded("messages", 10, 9, "tokens", TENANT_PHRASE),
+            id="a prompt that fills it",
+        ),
+        pytest.param(None, TokenLimits(cap_tokens=7), 7, id="a cap cuts what the version allows"),
+        pytest.param(30, TokenLimits(cap_tokens=7), 7, id="and what was asked for, which is no mistake"),
+        pytest.param(6, TokenLimits(cap_tokens=7), 6, id="but adds nothing"),
+        pytest.param(
+            60, TokenLimits(cap_tokens=7), LimitExceeded("max_tokens", 60, 50, "tokens"), id="nor excuses more"
+        ),
     ],
 )
-def test_a_tenants_ceiling(wanted: int | None, ceiling: Ceiling, want: int | LimitExceeded) -> None:
+def test_tenant_maxima_hold_beside_the_versions(
+    wanted: int | None, ceiling: TokenLimits, want: int | LimitExceeded
+) -> None:
     """A prompt of ten tokens: the tenant's maxima hold beside the version's, and the refusal says whose it was."""
     try:
         found: object = fit_output(_chat(max_tokens=wanted), 10, LIMITS, 1000, ceiling)

@@ -15,7 +15,7 @@ from contracts.frames import Counts
 from contracts.usage import Receipt, RequestRecord
 from contracts.wire import decode, encode
 from runtime import orphans as module
-from runtime.orphans import Account, Orphans, orphanage
+from runtime.orphans import OrphanRecords, UnconfirmedRequest, open_orphan_records
 from spool import recover
 from tests.runtime.fakes import MemoryRecords
 
@@ -26,8 +26,8 @@ def _lives(source: str) -> bool:
     return source == LIVE
 
 
-def _account(request_id: str, delivered: int = 0, activator: str = "activator-dead") -> Account:
-    return Account(
+def _account(request_id: str, delivered: int = 0, activator: str = "activator-dead") -> UnconfirmedRequest:
+    return UnconfirmedRequest(
         request_id=request_id,
         activator=activator,
         tenant="acme",
@@ -43,11 +43,11 @@ def _account(request_id: str, delivered: int = 0, activator: str = "activator-de
     )
 
 
-async def test_an_orphan_is_written_after_a_moment() -> None:
+async def test_orphan_record_is_written_after_the_grace() -> None:
     """Not at once: a DELETE may be on its way. What was acknowledged meanwhile counts."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, _lives, grace_s=0.02)
-    orphans.keep(_account("a", 2), lost=True)
+    orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.02)
+    orphans.keep(_account("a", 2), connection_lost=True)
     for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
         orphans.take(Receipt(request_id=name, completion_tokens=tokens))
     assert records.records == []
@@ -60,9 +60,9 @@ async def test_an_orphan_is_written_after_a_moment() -> None:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("connection_lost", [True, False])
 @pytest.mark.parametrize("dies", [True, pytest.param(False, id="the control")])
-async def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> None:
+async def test_dead_activators_record_is_written_soon(dies: bool, connection_lost: bool) -> None:
     """No DELETE will come, and a replica that dies, too, has said what it knew. What was acknowledged still counts.
 
     A process that was killed holds its lock until it has ended, which is after its connections have.
@@ -76,38 +76,38 @@ async def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> No
 
     loop = asyncio.get_running_loop()
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, lives, grace_s=60)
-    orphans.keep(_account("a", 2), lost=lost)
+    orphans = OrphanRecords("rt1", records.append, lives, grace_s=60)
+    orphans.keep(_account("a", 2), connection_lost=connection_lost)
     began_s = loop.time()
-    await asyncio.sleep(3.5 * module.LOOK_S)  # its death was seen, once
+    await asyncio.sleep(3.5 * module.ORPHAN_POLL_S)  # its death was seen, once
     orphans.take(Receipt(request_id="a", completion_tokens=5))
     with suppress(TimeoutError):
         async with asyncio.timeout(50):
             await records.written.wait()
     assert [record.completion_tokens for record in records.records] == ([5] if dies else [])
-    assert (loop.time() - began_s <= 5 * module.LOOK_S) is dies
+    assert (loop.time() - began_s <= 5 * module.ORPHAN_POLL_S) is dies
 
 
-async def test_one_that_is_recorded_is_not_written() -> None:
+async def test_confirmed_record_is_not_written() -> None:
     """Its activator's record is durable; the other one's is owed by nobody else."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
-    orphans.keep(_account("a"), lost=True)
-    orphans.keep(_account("b"), lost=True)
+    orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
+    orphans.keep(_account("a"), connection_lost=True)
+    orphans.keep(_account("b"), connection_lost=True)
     for name in ("a", "nobody"):
         orphans.take(Receipt(request_id=name, completion_tokens=0, recorded=True))
     await orphans.flush()
     assert [record.request_id for record in records.records] == ["b"]
 
 
-async def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_delivered() -> None:
+async def test_answered_elsewhere_is_written_at_once_undelivered() -> None:
     """By whoever did the work: its activator's record names the other replica. Nobody else's is touched."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
+    orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
     for name in ("a", "b"):
-        orphans.keep(replace(_account(name, 2, LIVE), once="digest"), lost=False)
-    orphans.disown("a")
-    orphans.disown("nobody")
+        orphans.keep(replace(_account(name, 2, LIVE), once="digest"), connection_lost=False)
+    orphans.record_answered_elsewhere("a")
+    orphans.record_answered_elsewhere("nobody")
     async with asyncio.timeout(30):
         await records.written.wait()
     (record,) = records.records
@@ -117,7 +117,7 @@ async def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_deliv
     assert len(orphans) == 1
 
 
-async def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
+async def test_claimed_record_waits_while_its_activator_lives() -> None:
     """A lock that can't be looked at, for want of descriptors, is no death."""
     alive, looks = True, 0
 
@@ -129,10 +129,10 @@ async def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> Non
         return False
 
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, lives, grace_s=0.001)
-    orphans.keep(_account("a"), lost=True)
-    orphans.claimed("a")
-    orphans.keep(_account("lost"), lost=True)
+    orphans = OrphanRecords("rt1", records.append, lives, grace_s=0.001)
+    orphans.keep(_account("a"), connection_lost=True)
+    orphans.leave_to_activator("a")
+    orphans.keep(_account("lost"), connection_lost=True)
     async with asyncio.timeout(30):
         await records.written.wait()
         while looks < 10:
@@ -146,21 +146,21 @@ async def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> Non
 
 
 @pytest.mark.parametrize(
-    ("far_s", "want"),
+    ("remote_timeout_s", "want"),
     [
         pytest.param(3600.0, ["dead"], id="it asked a moment ago"),
         pytest.param(0.0, ["dead", "far"], id="it did not ask for a while"),
     ],
 )
 async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_request(
-    far_s: float, want: list[str]
+    remote_timeout_s: float, want: list[str]
 ) -> None:
     """Its spool is not here to be looked at."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, _lives, grace_s=0.001, far_s=far_s)
-    orphans.heard_from_afar("activator-far")
-    orphans.keep(_account("far", activator="activator-far"), lost=False)
-    orphans.keep(_account("dead"), lost=False)
+    orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.001, remote_timeout_s=remote_timeout_s)
+    orphans.note_remote_activator("activator-far")
+    orphans.keep(_account("far", activator="activator-far"), connection_lost=False)
+    orphans.keep(_account("dead"), connection_lost=False)
     async with asyncio.timeout(30):
         while len(records.records) < len(want):
             await asyncio.sleep(0.001)
@@ -171,12 +171,12 @@ async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_req
 async def test_activators_on_other_hosts_are_bounded() -> None:
     """The one that was heard longest ago is forgotten, and then looked for here."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, _lives, grace_s=0.001, far_s=3600.0)
-    for number in range(module.MAX_FAR):
-        orphans.heard_from_afar(f"activator-{number}")
-    orphans.heard_from_afar("activator-new")
-    orphans.keep(_account("first", activator="activator-0"), lost=False)
-    orphans.keep(_account("last", activator="activator-new"), lost=False)
+    orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.001, remote_timeout_s=3600.0)
+    for number in range(module.MAX_REMOTE_ACTIVATORS):
+        orphans.note_remote_activator(f"activator-{number}")
+    orphans.note_remote_activator("activator-new")
+    orphans.keep(_account("first", activator="activator-0"), connection_lost=False)
+    orphans.keep(_account("last", activator="activator-new"), connection_lost=False)
     async with asyncio.timeout(30):
         while not records.records:
             await asyncio.sleep(0.001)
@@ -186,9 +186,9 @@ async def test_activators_on_other_hosts_are_bounded() -> None:
 async def test_the_pending_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """One more than may wait, and the oldest is written at once. No activator was lost, and the log doesn't say so."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
+    orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
     for number in range(module.MAX_KEPT + 1):
-        orphans.keep(_account(f"r{number}"), lost=True)
+        orphans.keep(_account(f"r{number}"), connection_lost=True)
     async with asyncio.timeout(30):
         await records.written.wait()
     assert [record.request_id for record in records.records] == ["r0"]
@@ -209,10 +209,10 @@ async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
             return await super().append(make)
 
     records = Failing()
-    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
-    orphans.keep(_account("a"), lost=True)
+    orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
+    orphans.keep(_account("a"), connection_lost=True)
     await orphans.flush()
-    orphans.keep(_account("b"), lost=True)
+    orphans.keep(_account("b"), connection_lost=True)
     await orphans.flush()
     assert [record.request_id for record in records.records] == ["b"]
 
@@ -228,9 +228,9 @@ async def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_p
         if len(posted) == 3:
             done.set()
 
-    async with orphanage(tmp_path, "rt1", post) as orphans:
+    async with open_orphan_records(tmp_path, "rt1", post) as orphans:
         for name in "abc":
-            orphans.keep(_account(name), lost=True)
+            orphans.keep(_account(name), connection_lost=True)
         await orphans.flush()
         async with asyncio.timeout(30):
             await done.wait()
@@ -238,15 +238,15 @@ async def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_p
     assert {record.source for record in posted} == {"rt1"}
 
 
-def test_what_could_not_be_shipped_is_left_for_whoever_recovers_it(tmp_path: Path) -> None:
+def test_unshipped_records_stay_for_recovery(tmp_path: Path) -> None:
     """The control plane is away and the runtime ends: the records are on disk under its id."""
 
     async def away(_: Sequence[bytes]) -> None:
         raise Refused(Unavailable("the control plane"))
 
     async def leave() -> None:
-        async with orphanage(tmp_path, "rt1", away) as orphans:
-            orphans.keep(_account("a"), lost=True)
+        async with open_orphan_records(tmp_path, "rt1", away) as orphans:
+            orphans.keep(_account("a"), connection_lost=True)
 
     recovered: list[str] = []
 
@@ -265,6 +265,6 @@ async def test_without_orphans_nothing_is_written(tmp_path: Path) -> None:
     async def post(_: Sequence[bytes]) -> None:
         raise AssertionError
 
-    async with orphanage(tmp_path, "rt1", post):
+    async with open_orphan_records(tmp_path, "rt1", post):
         pass
     assert list(tmp_path.iterdir()) == []

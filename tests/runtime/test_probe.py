@@ -48,7 +48,7 @@ def test_verify(logits: torch.Tensor, want: str | None) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen2 with windows"])
-def test_recorded_answers_hold(name: str, dtype: torch.dtype) -> None:
+def test_recorded_answers_match_the_library(name: str, dtype: torch.dtype) -> None:
     """Eight positions, their highest logits in order; the library meets its own answers, whichever way it attends."""
     bound = tiny(name, dtype).bound("library")
     probe = record(bound)
@@ -69,7 +69,7 @@ def test_recording_twice_gives_the_same() -> None:
     assert record(tiny("llama").bound("library")) == record(tiny("llama").bound("fast"))
 
 
-def test_it_crosses_processes() -> None:
+def test_probe_survives_json() -> None:
     """Through JSON and back, to the last bit."""
     probe = record(tiny("llama", torch.bfloat16).bound("library"))
     assert decode(encode(probe), Probe) == probe

@@ -16,13 +16,13 @@ import pytest
 
 from blobstore.files import FileStore
 from contracts.errors import Refused
-from contracts.jobs import Bind, SealAttestation
+from contracts.jobs import BindRequest, SealAttestation
 from contracts.keys import attestation_key
 from contracts.timeline import Stage
 from contracts.wire import encode
 from runtime import restore as module
-from runtime.app import work_over
-from runtime.serving import Served
+from runtime.app import build_operations
+from runtime.serving import ServedVersion
 from tests.runtime.driving import Heard
 from tests.runtime.restoring import generate, sealed_lease
 from tests.runtime.versions import MemoryLease, make_llama
@@ -36,7 +36,7 @@ CHUNKS = {chunk.digest: chunk.length for chunk in VERSION.manifest.chunks}  # as
 LAST = list(CHUNKS)[-1]
 HALF = sum(CHUNKS.values()) - CHUNKS[LAST]
 DEADLINE_S = 60.0
-BIND = Bind(tenant=TENANT, model="m", version=VERSION.id, device_class="cpu-1", threads=1, kv_bytes=1 << 20)
+BIND = BindRequest(tenant=TENANT, model="m", version=VERSION.id, device_class="cpu-1", threads=1, kv_bytes=1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ class Progress:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = threading.Event()
         self.done: list[str] = []
-        until_whole = Lease.until_whole
+        wait_until_whole = Lease.wait_until_whole
 
         def waiting(lease: Lease) -> None:
             self.asked.set()
-            until_whole(lease)
+            wait_until_whole(lease)
 
-        monkeypatch.setattr(Lease, "until_whole", waiting)
-        for name in ("bind_proven", "ModelEngine", "TextCodec"):
+        monkeypatch.setattr(Lease, "wait_until_whole", waiting)
+        for name in ("bind_verified", "ModelEngine", "TextCodec"):
             monkeypatch.setattr(module, name, self._noting(name, getattr(module, name)))
 
     def _noting(self, name: str, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +103,7 @@ def held(tmp_path: Path, seal: SealAttestation, *, right: bool = True) -> Iterat
             store.gate.set()
 
 
-def _greedy(served: Served, heard: Heard) -> list[int]:
+def _greedy(served: ServedVersion, heard: Heard) -> list[int]:
     generate(served, heard, tokens=8)
     assert served.thread.stop(DEADLINE_S)
     return heard.tokens
@@ -112,19 +112,19 @@ def _greedy(served: Served, heard: Heard) -> list[int]:
 @pytest.mark.parametrize(
     ("fast_bind", "beside"),
     [
-        pytest.param(True, ["bind_proven", "TextCodec", "ModelEngine"], id="by hand, which reads nothing"),
+        pytest.param(True, ["bind_verified", "TextCodec", "ModelEngine"], id="by hand, which reads nothing"),
         pytest.param(False, [], id="control: by the library, which may read all of it"),
     ],
 )
-def test_beside_the_bytes(
+def test_progressive_restore_overlaps_the_load(
     tmp_path: Path, attestation: SealAttestation, monkeypatch: pytest.MonkeyPatch, fast_bind: bool, beside: list[str]
 ) -> None:
     """Model, engine and tokenizer are there before the last bytes; tokens are those of a restore that had them all."""
     progress, heard = Progress(monkeypatch), Heard()
     seal = msgspec.structs.replace(attestation, fast_bind=fast_bind)
     with held(tmp_path, seal) as (agent, store), ThreadPoolExecutor(1) as threads:
-        work = work_over(agent.directory, DEADLINE_S)
-        restoring = threads.submit(work.restore, BIND, heard.wiring)
+        work = build_operations(agent.directory, DEADLINE_S)
+        restoring = threads.submit(work.restore, BIND, heard.callbacks)
         assert progress.asked.wait(DEADLINE_S)
         assert progress.done == beside
         assert not restoring.done()
@@ -138,7 +138,7 @@ def test_beside_the_bytes(
         assert sum(served.bytes_by_tier.values()) == sum(CHUNKS.values())
         tokens = _greedy(served, heard)
         again = Heard()
-        whole = work.restore(BIND, again.wiring)
+        whole = work.restore(BIND, again.callbacks)
         assert _greedy(whole, again) == tokens
 
 
@@ -148,8 +148,8 @@ def test_bytes_that_are_wrong_after_the_lease(
     """The restore fails with the chunk's name, as where the lease is refused."""
     progress = Progress(monkeypatch)
     with held(tmp_path, attestation, right=False) as (agent, store), ThreadPoolExecutor(1) as threads:
-        work = work_over(agent.directory, DEADLINE_S)
-        restoring = threads.submit(work.restore, BIND, Heard().wiring)
+        work = build_operations(agent.directory, DEADLINE_S)
+        restoring = threads.submit(work.restore, BIND, Heard().callbacks)
         assert progress.asked.wait(DEADLINE_S)
         store.gate.set()
         with pytest.raises(Refused, match=LAST) as refused:

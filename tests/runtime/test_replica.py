@@ -10,10 +10,10 @@ import pytest
 
 from contracts.artifact_errors import ArtifactRejected, ChunkMissing, WeightsDamaged
 from contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
-from contracts.jobs import Bind, GateFacts, GateJob, RuntimeState, SealAttestation, SealJob
+from contracts.jobs import BindRequest, GateFacts, GateJob, RuntimeState, SealAttestation, SealJob
 from contracts.meter import Phase, decode_meter
-from runtime.replica import MOVES, Work
-from runtime.serving import Served, Serving, Wiring
+from runtime.replica import TRANSITIONS, ReplicaOperations
+from runtime.serving import EngineCallbacks, ServedDecoder, ServedVersion
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import BIND, fake_work, replica_of, saying
 
@@ -49,7 +49,7 @@ async def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> 
         await replica.bind(BIND)
     assert caught.value.failure == failure
     assert replica.failure == failure
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     with pytest.raises(Refused) as caught:
         replica.serving()
     assert caught.value.failure == failure
@@ -60,10 +60,10 @@ async def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> 
 async def test_a_defect_in_a_restore_is_the_end_too(tmp_path: Path) -> None:
     """Whatever it raises."""
 
-    def explode(_: Bind, __: Wiring) -> Serving:
+    def explode(_: BindRequest, __: EngineCallbacks) -> ServedDecoder:
         raise RuntimeError("defect")
 
-    replica = replica_of(tmp_path, Work(explode, _no_gate, _no_seal))
+    replica = replica_of(tmp_path, ReplicaOperations(explode, _no_gate, _no_seal))
     with pytest.raises(RuntimeError):
         await replica.bind(BIND)
     assert replica.failure == Internal()
@@ -81,24 +81,24 @@ async def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
     """The restore may hang in the weight cache: whoever waits for it does not, and the process may end."""
     stuck, inside = threading.Event(), threading.Event()
 
-    def hang(_: Bind, __: Wiring) -> Serving:
+    def hang(_: BindRequest, __: EngineCallbacks) -> ServedDecoder:
         inside.set()
         stuck.wait(20)
         raise Refused(Internal())
 
-    replica = replica_of(tmp_path, Work(hang, _no_gate, _no_seal))
+    replica = replica_of(tmp_path, ReplicaOperations(hang, _no_gate, _no_seal))
     binding = asyncio.create_task(replica.bind(BIND))
     await asyncio.to_thread(inside.wait, 20)
     replica.drain()
     with pytest.raises(Refused) as caught:
         await asyncio.wait_for(binding, 5)
     assert isinstance(caught.value.failure, Unavailable)
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     assert replica.failure is None, "being told to end is no failure"
     stuck.set()
 
 
-async def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_path: Path) -> None:
+async def test_sleeping_replica_wakes_to_its_own_version(tmp_path: Path) -> None:
     """Asleep it is no cost of its tenant's, keeps its lease alone, and takes no request and no other version."""
     replica = replica_of(tmp_path)
     await replica.bind(BIND)
@@ -128,7 +128,7 @@ async def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_p
     await replica.close()
 
 
-async def test_who_is_busy_or_unproven_does_not_sleep(tmp_path: Path) -> None:
+async def test_busy_or_unproven_replica_does_not_sleep(tmp_path: Path) -> None:
     """It serves on as if it had not been asked."""
     engine = ScriptedEngine(saying("hello"), paced=True)
     replica = replica_of(tmp_path, fake_work(engine))
@@ -149,21 +149,21 @@ async def test_who_is_busy_or_unproven_does_not_sleep(tmp_path: Path) -> None:
 async def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
     """Whoever asked is told why; nothing is served, and the process may end."""
 
-    def lost(request: Bind, wiring: Wiring) -> Serving:
+    def lost(request: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
         raise Refused(ChunkMissing("ab"))
 
-    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), again=lost))
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), resume=lost))
     await replica.bind(BIND)
     await replica.sleep()
     with pytest.raises(Refused) as caught:
         await replica.wake(BIND)
     assert caught.value.failure == ChunkMissing("ab")
     assert replica.failure == ChunkMissing("ab")
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     await replica.close()
 
 
-async def test_who_dropped_its_weights_says_so_and_wakes_to_its_own_version(tmp_path: Path) -> None:
+async def test_replica_without_weights_wakes_to_its_own_version(tmp_path: Path) -> None:
     """No lease is left; still nobody's time, still no other version; where bytes came from is told anew."""
     replica = replica_of(tmp_path)
     await replica.bind(BIND)
@@ -199,7 +199,7 @@ async def test_who_can_t_drop_its_weights_ends(tmp_path: Path, failure: Failure 
     with pytest.raises((Refused, RuntimeError)):
         await replica.drop()
     assert replica.failure == Internal()
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     with pytest.raises(Refused):
         await replica.wake(BIND)
     await replica.close()
@@ -217,7 +217,7 @@ async def test_replica_that_gives_nothing_back_does_not_sleep(tmp_path: Path) ->
         await replica.sleep()
     assert replica.failure == Internal()
     assert replica.state is RuntimeState.FAILED
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     await replica.close()
 
 
@@ -245,20 +245,22 @@ async def test_a_wake_waits_for_a_drop(tmp_path: Path) -> None:
     await replica.close()
 
 
-async def test_a_sleeper_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
+async def test_sleeping_replica_drains_at_once(tmp_path: Path) -> None:
     """Nothing is in flight."""
     replica = replica_of(tmp_path)
     await replica.bind(BIND)
     await replica.sleep()
     replica.drain()
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     assert replica.failure is None
     await replica.close()
 
 
 async def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
     """It holds nothing of a tenant: it can still take any version."""
-    replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+    replica = replica_of(
+        tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal)
+    )
     for _ in range(2):
         with pytest.raises(Refused):
             await replica.gate(GateJob(config_json="{}", tensors={}))
@@ -278,7 +280,7 @@ async def test_standby_says_that_it_judges(tmp_path: Path) -> None:
         may_end.wait(60)
         return _no_gate(job)
 
-    replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, gate, _no_seal))
+    replica = replica_of(tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, gate, _no_seal))
     judging = asyncio.create_task(replica.gate(GateJob(config_json="{}", tensors={})))
     await asyncio.to_thread(began.wait)
     assert replica.report().state is RuntimeState.RESTORING
@@ -298,7 +300,7 @@ async def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> N
         may_end.wait(60)
 
     work = fake_work(ScriptedEngine(saying("x")))
-    replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, warm_up=(step,)))
+    replica = replica_of(tmp_path, ReplicaOperations(work.restore, _no_gate, _no_seal, warm_up=(step,)))
     warming = asyncio.create_task(replica.warm_up(0.0))
     await asyncio.to_thread(began.wait)
     assert replica.report().state is RuntimeState.STANDBY
@@ -314,10 +316,12 @@ async def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> N
 
 async def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
     """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
-    replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+    replica = replica_of(
+        tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal)
+    )
     with pytest.raises(Refused):
         await replica.seal(SealJob(tenant="acme", version="ab" * 32))
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     assert replica.state is RuntimeState.DRAINING
     with pytest.raises(Refused):
         await replica.bind(BIND)
@@ -329,31 +333,31 @@ async def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
     replica = replica_of(tmp_path)
     replica.drain()
     replica.drain()
-    assert replica.over.is_set()
+    assert replica.may_exit.is_set()
     with pytest.raises(Refused):
         await replica.bind(BIND)
 
 
-@pytest.mark.parametrize("copied", [False, True])
-async def test_damaged_memory(tmp_path: Path, copied: bool) -> None:
+@pytest.mark.parametrize("has_device_copies", [False, True])
+async def test_damaged_weights_fail_or_drain_the_replica(tmp_path: Path, has_device_copies: bool) -> None:
     """Who computes over it has failed; who computes over copies on a device drains. A standby has none."""
     plain = fake_work(ScriptedEngine(saying("hello")))
 
-    def restore(request: Bind, wiring: Wiring) -> Served:
+    def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
         served = plain.restore(request, wiring)
-        assert isinstance(served, Serving)
+        assert isinstance(served, ServedDecoder)
         assert served.kept is not None
-        return replace(served, kept=replace(served.kept, copied=copied))
+        return replace(served, kept=replace(served.kept, has_device_copies=has_device_copies))
 
     replica = replica_of(tmp_path, replace(plain, restore=restore))
     with pytest.raises(Refused) as caught:
-        replica.condemn()
+        replica.stop_for_damage()
     assert isinstance(caught.value.failure, Conflict)
     await replica.bind(BIND)
-    replica.condemn()
-    assert replica.state is (RuntimeState.DRAINING if copied else RuntimeState.FAILED)
-    assert replica.failure == (None if copied else WeightsDamaged(BIND.version))
-    assert replica.over.is_set(), "it has nothing to finish"
+    replica.stop_for_damage()
+    assert replica.state is (RuntimeState.DRAINING if has_device_copies else RuntimeState.FAILED)
+    assert replica.failure == (None if has_device_copies else WeightsDamaged(BIND.version))
+    assert replica.may_exit.is_set(), "it has nothing to finish"
     await replica.close()
 
 
@@ -371,7 +375,7 @@ async def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
         done.append("second")
 
     restore = fake_work(ScriptedEngine(saying("x"))).restore
-    replica = replica_of(tmp_path, Work(restore, _no_gate, _no_seal, (first, second)))
+    replica = replica_of(tmp_path, ReplicaOperations(restore, _no_gate, _no_seal, (first, second)))
     warming = asyncio.create_task(replica.warm_up(0))
     await asyncio.to_thread(inside.wait, 20)
     binding = asyncio.create_task(replica.bind(BIND))
@@ -390,7 +394,7 @@ async def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -
         raise RuntimeError("defect")
 
     work = fake_work(ScriptedEngine(saying("x")))
-    replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, (explode, explode)))
+    replica = replica_of(tmp_path, ReplicaOperations(work.restore, _no_gate, _no_seal, (explode, explode)))
     await replica.warm_up(0)
     assert replica.state is RuntimeState.STANDBY
     await replica.bind(BIND)
@@ -403,10 +407,10 @@ async def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: Run
     """The table is the life."""
     replica = replica_of(tmp_path)
     replica._state = state
-    if to in MOVES[state]:
-        replica._move(to)
+    if to in TRANSITIONS[state]:
+        replica._transition(to)
         assert replica.state is to
     else:
         with pytest.raises(Refused):
-            replica._move(to)
+            replica._transition(to)
         assert replica.state is state

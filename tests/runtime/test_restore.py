@@ -17,8 +17,8 @@ from contracts.timeline import Stage
 from runtime import weights as module
 from runtime.binding import BoundModel, bind
 from runtime.restore import restore
-from runtime.serving import Kept, Serving, Wiring
-from runtime.weights import Skeleton, Weights, device_of, fingerprint_of
+from runtime.serving import EngineCallbacks, ServedDecoder, SuspendHandle
+from runtime.weights import DetachableModel, Weights, resolve_device, version_fingerprint
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.restoring import (
     VERSION,
@@ -37,7 +37,7 @@ from tests.runtime.versions import MemoryLease, make_llama
 def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attested: bool) -> None:
     """Greedy tokens are the library's, by either way; stages are stamped in order; the probe was verified."""
     lease, heard = sealed if attested else MemoryLease(VERSION), Heard()
-    with restored(lease, heard, Serving) as serving:
+    with restored(lease, heard, ServedDecoder) as serving:
         assert [span.stage for span in serving.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
         times = [span.after_us for span in serving.spans]
         assert times == sorted(times)
@@ -67,11 +67,11 @@ def test_how_it_binds_is_the_attestations_word(
     used: list[str] = []
 
     def spy(*args: Any, **options: Any) -> BoundModel:
-        used.append(options["how"])
+        used.append(options["bind_method"])
         return bind(*args, **options)
 
     monkeypatch.setattr(module, "bind", spy)
-    with restored(MemoryLease(VERSION, (attestation,)), Heard(), Serving):
+    with restored(MemoryLease(VERSION, (attestation,)), Heard(), ServedDecoder):
         assert used == want
 
 
@@ -83,7 +83,7 @@ def _spoiled(attestation: SealAttestation) -> SealAttestation:
 def test_answers_that_are_not_the_known_ones_never_leave(sealed: MemoryLease) -> None:
     """The control of the probe: with other known answers the first request fails, without a token."""
     heard = Heard()
-    with restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard, Serving) as serving:
+    with restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard, ServedDecoder) as serving:
         generate(serving, heard)
         assert isinstance(heard.failure, ProbeFailed)
         assert heard.tokens == []
@@ -95,13 +95,13 @@ def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
-    with restored(lease, heard, Serving) as serving:
+    with restored(lease, heard, ServedDecoder) as serving:
         generate(serving, heard)
         assert isinstance(heard.failure, ProbeFailed)
         assert heard.tokens == []
 
 
-def test_who_slept_says_the_same_again(sealed: MemoryLease) -> None:
+def test_resumed_version_gives_the_same_answers(sealed: MemoryLease) -> None:
     """KV and engine are made anew, the model is bound already, and the known answers are asked for again."""
     heard = Heard()
     kept = fell_asleep(sealed, heard)
@@ -121,7 +121,7 @@ def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, atte
     kept = fell_asleep(lease, heard)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
-    woken = kept.again(bind_of(lease), heard.wiring)
+    woken = kept.resume(bind_of(lease), heard.callbacks)
     generate(woken, heard)
     assert isinstance(heard.failure, ProbeFailed)
     assert heard.tokens == []
@@ -139,9 +139,9 @@ def test_copies_are_made_again(sealed: MemoryLease) -> None:
 def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
     """Without a wish an answer is as long as the pool allows, not longer than could ever be served."""
     per_token = sealed.attestations[0].gate.kv_bytes_per_token
-    with restored(sealed, Heard(), Serving, kv_bytes=per_token * 16 * 10) as serving:
+    with restored(sealed, Heard(), ServedDecoder, kv_bytes=per_token * 16 * 10) as serving:
         assert serving.context_tokens == serving.engine.kv_blocks_total * 16 < 512
-    with restored(sealed, Heard(), Serving, kv_bytes=per_token * 16 * 100) as serving:
+    with restored(sealed, Heard(), ServedDecoder, kv_bytes=per_token * 16 * 100) as serving:
         assert serving.context_tokens == 512
 
 
@@ -154,26 +154,26 @@ def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
         pytest.param(MemoryLease(make_llama(limits=Limits(1, 1, 1))), NotFound, id="a version that is not there"),
     ],
 )
-def test_what_cannot_be_restored_says_why(lease: MemoryLease, failure: type[Failure]) -> None:
+def test_failed_restore_names_its_cause(lease: MemoryLease, failure: type[Failure]) -> None:
     """The failure of whatever found it."""
     request = bind_of(lease)
     if failure is NotFound:
         request = msgspec.structs.replace(request, version="0" * 64)
     with pytest.raises(Refused) as caught:
-        restore(request, Wiring(lambda _: None, lambda _: None), lease.acquire)
+        restore(request, EngineCallbacks(lambda _: None, lambda _: None), lease.acquire)
     assert isinstance(caught.value.failure, failure)
 
 
 def test_a_fingerprint_does_not_hold_threads() -> None:
     """How many cores a class reserves changes no answer beyond the tolerance: the key is the device's kind."""
-    assert device_of("cpu-4") == device_of("cpu-1") == torch.device("cpu")
-    assert device_of("h200").type == "cuda"
-    assert fingerprint_of(VERSION.manifest, device_of("cpu-4")) == Fingerprint(
+    assert resolve_device("cpu-4") == resolve_device("cpu-1") == torch.device("cpu")
+    assert resolve_device("h200").type == "cuda"
+    assert version_fingerprint(VERSION.manifest, resolve_device("cpu-4")) == Fingerprint(
         torch=str(torch.__version__), dtype="float32", device_class="cpu"
     )
 
 
-def _dropped(lease: MemoryLease, heard: Heard) -> Kept:
+def _dropped(lease: MemoryLease, heard: Heard) -> SuspendHandle:
     """Asleep, and nothing looks into its weights any more."""
     kept = fell_asleep(lease, heard)
     kept.drop()
@@ -182,13 +182,13 @@ def _dropped(lease: MemoryLease, heard: Heard) -> Kept:
 
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
-def test_who_dropped_its_weights_says_the_same_over_others(sealed: MemoryLease, attested: bool) -> None:
+def test_leased_again_weights_give_the_same_answers(sealed: MemoryLease, attested: bool) -> None:
     """Leased again, in other memory; the old holds noise by then. Proven before it is called ready."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
     kept = _dropped(lease, heard)
     for _ in range(2):
         heard.clear()
-        woken = kept.again(bind_of(lease), heard.wiring)
+        woken = kept.resume(bind_of(lease), heard.callbacks)
         assert [span.stage for span in woken.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
         assert not woken.engine.needs_probe
         generate(woken, heard)
@@ -202,10 +202,10 @@ def test_who_dropped_its_weights_says_the_same_over_others(sealed: MemoryLease, 
         assert not lease.in_use
 
 
-def test_what_was_checked_once_is_kept_without_weights(sealed: MemoryLease) -> None:
+def test_modules_and_tokenizer_outlast_released_weights(sealed: MemoryLease) -> None:
     """Modules and tokenizer are those of before; no parameter lies where it lay."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
-    with restored(lease, heard, Serving) as serving:
+    with restored(lease, heard, ServedDecoder) as serving:
         generate(serving, heard)
         codec, kept = serving.codec, serving.kept
         module = serving.engine._runner._module  # type: ignore[attr-defined]
@@ -215,8 +215,8 @@ def test_what_was_checked_once_is_kept_without_weights(sealed: MemoryLease) -> N
     kept.release()
     kept.drop()
     assert all(parameter.is_meta for parameter in module.parameters())
-    woken = kept.again(bind_of(lease), heard.wiring)
-    assert isinstance(woken, Serving)
+    woken = kept.resume(bind_of(lease), heard.callbacks)
+    assert isinstance(woken, ServedDecoder)
     assert woken.codec is codec
     assert woken.engine._runner._module is module  # type: ignore[attr-defined]
     assert before.isdisjoint(parameter.data_ptr() for parameter in module.parameters())
@@ -230,15 +230,15 @@ def test_other_weights_than_those_that_were_dropped_are_found_before_it_is_ready
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
     with pytest.raises(Refused) as caught:
-        kept.again(bind_of(lease), heard.wiring)
+        kept.resume(bind_of(lease), heard.callbacks)
     assert isinstance(caught.value.failure, ProbeFailed)
     assert heard.tokens == []
 
 
-def test_who_still_holds_a_view_does_not_drop(sealed: MemoryLease) -> None:
+def test_weights_with_a_live_view_are_not_released(sealed: MemoryLease) -> None:
     """Planted: a tensor that somebody kept. Nothing is unmapped under it."""
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
-    with restored(lease, heard, Serving) as serving:
+    with restored(lease, heard, ServedDecoder) as serving:
         generate(serving, heard)
         stale = next(serving.engine._runner._module.parameters()).detach()  # type: ignore[attr-defined]
         kept = serving.kept
@@ -258,17 +258,17 @@ def test_without_pointing_anew_a_wake_is_refused(sealed: MemoryLease, monkeypatc
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     kept = _dropped(lease, heard)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_renew", lambda module, make: None)
+        patched.setattr(module, "_replace_parameters", lambda module, make: None)
         with pytest.raises(Refused) as caught:
-            kept.again(bind_of(lease), heard.wiring)
+            kept.resume(bind_of(lease), heard.callbacks)
         assert isinstance(caught.value.failure, ArtifactRejected)
     stale = fell_asleep(lease, heard)
-    monkeypatch.setattr(Skeleton, "empty", lambda *_: None)
-    monkeypatch.setattr(Skeleton, "fill", lambda *_: None)
+    monkeypatch.setattr(DetachableModel, "detach_weights", lambda *_: None)
+    monkeypatch.setattr(DetachableModel, "attach_weights", lambda *_: None)
     monkeypatch.setattr(MemoryLease, "in_use", False)
     stale.drop()
     with pytest.raises(Refused) as caught:
-        stale.again(bind_of(lease), heard.wiring)
+        stale.resume(bind_of(lease), heard.callbacks)
     assert isinstance(caught.value.failure, ProbeFailed)
 
 

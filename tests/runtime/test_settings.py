@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from contracts.gpu import Shown
+from contracts.gpu import CudaVisibility
 from contracts.settings import BadSetting
-from runtime.settings import read_settings, read_shown
+from runtime.settings import read_settings, read_visible_gpus
 
 
 def test_defaults() -> None:
@@ -18,7 +18,7 @@ def test_defaults() -> None:
     assert (settings.lifeline_fd, settings.drain_s, settings.restore_s) == (None, 30, 600.0)
 
 
-def test_what_is_given() -> None:
+def test_each_variable_is_read() -> None:
     """Each variable."""
     env = {
         "KELVIN_DATA": "/d", "KELVIN_LIFELINE_FD": "7", "KELVIN_RUNTIME_DRAIN_S": "5", "KELVIN_RESTORE_S": "1.5",
@@ -40,7 +40,7 @@ def test_what_is_given() -> None:
         pytest.param("KELVIN_RESTORE_S", "inf", "must be finite", id="a restore that may last for ever"),
     ],
 )
-def test_what_breaks_a_rule(name: str, value: str, rule: str) -> None:
+def test_bad_variable_is_named_with_its_rule(name: str, value: str, rule: str) -> None:
     """Variable, value and rule are named."""
     with pytest.raises(BadSetting) as caught:
         read_settings({"KELVIN_DATA": "/d"} | {name: value})
@@ -57,7 +57,9 @@ def test_libraries_get_one_thread() -> None:
     assert done.stdout == "1\n", done.stderr
 
 
-def test_what_cuda_shows() -> None:
+def test_empty_visible_devices_is_not_unset() -> None:
     """An empty list is not none."""
-    assert read_shown({}) == Shown(None, None)
-    assert read_shown({"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == Shown("", "PCI_BUS_ID")
+    assert read_visible_gpus({}) == CudaVisibility(None, None)
+    assert read_visible_gpus({"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == CudaVisibility(
+        "", "PCI_BUS_ID"
+    )

@@ -11,7 +11,7 @@ from contracts.frames import Counts
 from contracts.traffic_errors import Cancelled, DeadlineExceeded, Overloaded, SlowReader
 from runtime.engine import interface
 from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Request, Sampling
-from runtime.stream import SLOW_S, Stream, Streams
+from runtime.stream import SLOW_READER_S, EventStream, EventStreams
 
 REQUEST = GenerationRequest(request_id="r", prompt_ids=(1,), sampling=Sampling(max_tokens=9))
 
@@ -49,20 +49,20 @@ def _token(serial: str, number: int = 0) -> Event:
 
 async def test_events_arrive_in_order_and_together() -> None:
     """What came while nobody looked is taken at once."""
-    stream = Stream("s", lambda _: None)
+    stream = EventStream("s", lambda _: None)
     events = [_token("s", 1), _token("s", 2), Finished("s", "stop", Counts())]
     for event in events:
-        stream.offer(event)
+        stream.push(event)
     assert await stream.take(0) == events
     assert await stream.take(0) == []
 
 
 async def test_a_reader_that_waits_is_woken() -> None:
     """By an event as by an abandonment."""
-    stream = Stream("s", lambda _: None)
+    stream = EventStream("s", lambda _: None)
     reader = asyncio.create_task(stream.take(10))
     await asyncio.sleep(0)
-    stream.offer(_token("s"))
+    stream.push(_token("s"))
     assert await reader == [_token("s")]
     reader = asyncio.create_task(stream.take(10))
     await asyncio.sleep(0)
@@ -75,11 +75,11 @@ async def test_the_first_reason_to_abandon_stands() -> None:
     """The engine is told once, at once; what waited is gone."""
     told: list[str] = []
 
-    stream = Stream("s", told.append)
-    stream.offer(_token("s"))
+    stream = EventStream("s", told.append)
+    stream.push(_token("s"))
     stream.abandon(DeadlineExceeded(1.0, "generating"))
     stream.abandon(Cancelled())
-    stream.offer(_token("s"))
+    stream.push(_token("s"))
     with pytest.raises(Refused) as caught:
         await stream.take(0)
     assert caught.value.failure == DeadlineExceeded(1.0, "generating")
@@ -89,8 +89,8 @@ async def test_the_first_reason_to_abandon_stands() -> None:
 def test_an_ended_request_is_not_cancelled() -> None:
     """After the engine's last word there is nothing to tell it."""
     told: list[str] = []
-    stream = Stream("s", told.append)
-    stream.offer(Finished("s", "length", Counts()))
+    stream = EventStream("s", told.append)
+    stream.push(Finished("s", "length", Counts()))
     stream.stop()
     stream.abandon(Cancelled())
     assert told == []
@@ -103,44 +103,44 @@ async def test_tokens_that_nobody_reads_are_bounded() -> None:
     told: list[str] = []
     clock = Clock()
 
-    stream = Stream("s", told.append, max_tokens=3, now_s=clock)
+    stream = EventStream("s", told.append, max_tokens=3, now_s=clock)
     for number in range(3):
-        stream.offer(_token("s", number))
-    clock.now_s += SLOW_S
-    reasons = [stream.abandoned]
-    stream.offer(_token("s", 3))
-    assert [*reasons, stream.abandoned] == [None, SlowReader(3)]
+        stream.push(_token("s", number))
+    clock.now_s += SLOW_READER_S
+    reasons = [stream.abandon_failure]
+    stream.push(_token("s", 3))
+    assert [*reasons, stream.abandon_failure] == [None, SlowReader(3)]
     assert told == ["s"]
-    before = stream.released
-    stream.offer(interface.Cancelled("s", Counts()))
-    assert (before, stream.released) == (False, True)
+    before = stream.is_released
+    stream.push(interface.Cancelled("s", Counts()))
+    assert (before, stream.is_released) == (False, True)
 
 
 async def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
     """However many tokens a fast engine has made meanwhile. What it takes then begins its time anew."""
     clock = Clock()
 
-    stream = Stream("s", lambda _: None, max_tokens=3, now_s=clock)
+    stream = EventStream("s", lambda _: None, max_tokens=3, now_s=clock)
     for _ in range(3):
         for number in range(100):
-            stream.offer(_token("s", number))
-        clock.now_s += SLOW_S - 0.1
-        stream.offer(_token("s", 100))
+            stream.push(_token("s", number))
+        clock.now_s += SLOW_READER_S - 0.1
+        stream.push(_token("s", 100))
         assert len(await stream.take(0)) == 101
 
 
 async def test_a_last_event_always_has_room() -> None:
     """A reader that is three tokens behind still learns how it ended."""
-    stream = Stream("s", lambda _: None, max_tokens=1)
-    stream.offer(_token("s"))
-    stream.offer(Finished("s", "stop", Counts()))
+    stream = EventStream("s", lambda _: None, max_tokens=1)
+    stream.push(_token("s"))
+    stream.push(Finished("s", "stop", Counts()))
     assert len(await stream.take(0)) == 2
 
 
 async def test_a_refusal_opens_nothing() -> None:
     """What the engine does not take leaves no trace."""
     inbox = Inbox(Overloaded("x", 1, 1.0))
-    streams = Streams(inbox.submit, inbox.cancel)
+    streams = EventStreams(inbox.submit, inbox.cancel)
     with pytest.raises(Refused):
         streams.open(REQUEST)
     assert len(streams) == 0
@@ -150,7 +150,7 @@ async def test_a_refusal_opens_nothing() -> None:
 async def test_the_same_request_twice_is_two_streams() -> None:
     """Each under a serial of its own."""
     inbox = Inbox()
-    streams = Streams(inbox.submit, inbox.cancel)
+    streams = EventStreams(inbox.submit, inbox.cancel)
     first, second = streams.open(REQUEST), streams.open(REQUEST)
     assert first.serial != second.serial
     streams.dispatch([_token(second.serial)])
@@ -161,10 +161,10 @@ async def test_the_same_request_twice_is_two_streams() -> None:
 async def test_the_end_of_the_engine_is_everyones() -> None:
     """Every stream learns it, and the replica counts as empty."""
     inbox = Inbox()
-    streams = Streams(inbox.submit, inbox.cancel)
+    streams = EventStreams(inbox.submit, inbox.cancel)
     stream = streams.open(REQUEST)
-    streams.end_all(Internal())
-    assert stream.abandoned == Internal()
+    streams.release_all(Internal())
+    assert stream.abandon_failure == Internal()
     assert inbox.cancelled == [], "there is nobody to tell"
     assert len(streams) == 0
 
@@ -179,8 +179,8 @@ steps = st.lists(
 async def test_the_table_holds_what_the_engine_holds(actions: list[tuple[str, int]]) -> None:
     """After any sequence of events, streams are there from `open` to the engine's last event and no longer."""
     inbox = Inbox()
-    streams = Streams(inbox.submit, inbox.cancel, max_tokens=4)
-    live: dict[str, Stream] = {}
+    streams = EventStreams(inbox.submit, inbox.cancel, max_tokens=4)
+    live: dict[str, EventStream] = {}
     for action, which in actions:
         serial = list(live)[which % len(live)] if live else "nobody"
         match action:

@@ -8,10 +8,10 @@ import pytest
 from contracts.frames import Counts
 from runtime import threads as module
 from runtime.engine.interface import Event, Generated
-from runtime.threads import Handover, run_in_thread
+from runtime.threads import ThreadBridge, run_in_thread
 
 
-def test_its_result_and_its_thread() -> None:
+def test_run_in_thread_returns_from_a_named_daemon_thread() -> None:
     """It runs under the name it was given, in a thread that no exit waits for."""
     seen: list[tuple[str, bool]] = []
 
@@ -23,7 +23,7 @@ def test_its_result_and_its_thread() -> None:
     assert seen == [("restore", True)]
 
 
-def test_its_exception_is_the_callers() -> None:
+def test_run_in_thread_raises_what_the_call_raises() -> None:
     """As it was raised."""
 
     def work() -> None:
@@ -63,7 +63,7 @@ async def test_batches_arrive_in_order() -> None:
         if len(seen) == 500:
             done.set()
 
-    handover = Handover(asyncio.get_running_loop(), take, max_batches=4)
+    handover = ThreadBridge(asyncio.get_running_loop(), take, max_batches=4)
 
     def post() -> None:
         for number in range(500):
@@ -82,7 +82,7 @@ async def test_the_engine_waits_for_a_loop_that_is_behind() -> None:
     posted: list[int] = []
     full = threading.Event()
 
-    handover = Handover(asyncio.get_running_loop(), lambda _: None, max_batches=3)
+    handover = ThreadBridge(asyncio.get_running_loop(), lambda _: None, max_batches=3)
 
     def post() -> None:
         for number in range(5):
@@ -99,20 +99,20 @@ async def test_the_engine_waits_for_a_loop_that_is_behind() -> None:
     assert posted == [0, 1, 2, 3, 4]
 
 
-def test_nobody_waits_for_a_loop_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_post_returns_once_the_loop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed, or its loop closed: posting returns."""
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_POST_RETRY_S", 0.01)
     loop = asyncio.new_event_loop()
-    handover = Handover(loop, lambda _: None, max_batches=1)
+    handover = ThreadBridge(loop, lambda _: None, max_batches=1)
     loop.close()
     handover.post(_batch(0))
     handover.post(_batch(1))  # there is no place, and it is known to be closed
 
 
-async def test_closed_handover_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_thread_bridge_posts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However far behind the loop is: the engine's thread has to end."""
-    monkeypatch.setattr(module, "_LOOK_S", 3600.0)
-    handover = Handover(asyncio.get_running_loop(), lambda _: None, max_batches=1)
+    monkeypatch.setattr(module, "_POST_RETRY_S", 3600.0)
+    handover = ThreadBridge(asyncio.get_running_loop(), lambda _: None, max_batches=1)
     handover.post(_batch(0))
     handover.close()
     poster = threading.Thread(target=handover.post, args=(_batch(1),), daemon=True)

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
-from runtime.tokenizer import TextCodec, check_text, check_vocabulary
+from runtime.tokenizer import TextCodec, check_token_rows, check_vocabulary
 from tests.runtime.vocabularies import TEMPLATE, byte_level, files
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Größe? </s> 😀"}]
@@ -247,16 +247,16 @@ CODEC = TextCodec(files())
 ROWS = CODEC.vocab_size
 
 
-def test_what_belongs_together() -> None:
+def test_matching_tokenizer_and_model_are_accepted() -> None:
     """The whole vocabulary, the template and the special tokens fit; with a row more, too."""
     for rows in (ROWS, ROWS + 1):
-        check_text(CODEC, rows)
+        check_token_rows(CODEC, rows)
         check_vocabulary(CODEC, rows)
 
 
-def test_without_a_template() -> None:
+def test_model_without_a_template_completes_texts() -> None:
     """A model without one completes texts, and is no chat's fault."""
-    check_text(TextCodec(files(chat_template=None)), ROWS)
+    check_token_rows(TextCodec(files(chat_template=None)), ROWS)
 
 
 END = {"config.json": json.dumps({"eos_token_id": [1, 100_000]}).encode()}
@@ -295,10 +295,10 @@ BEFORE = {"generation_config.json": json.dumps({"eos_token_id": -1}).encode()}
         ),
     ],
 )
-def test_what_does_not(codec: TextCodec, rows: int, path: str, reason: str) -> None:
+def test_mismatched_tokenizer_file_is_named(codec: TextCodec, rows: int, path: str, reason: str) -> None:
     """The file is named, and what is wrong with it."""
     with pytest.raises(Refused) as caught:
-        check_text(codec, rows)
+        check_token_rows(codec, rows)
     failure = caught.value.failure
     assert isinstance(failure, ArtifactRejected)
     assert failure.path == path
@@ -312,6 +312,6 @@ def test_ids_with_gaps() -> None:
     unmerged = next(word for word in words if len(word) == 1)
     words[unmerged] = ROWS + 5
     codec = TextCodec(files(json.dumps(state).encode()))
-    check_text(codec, ROWS)
+    check_token_rows(codec, ROWS)
     with pytest.raises(Refused, match="tokens, the model"):
         check_vocabulary(codec, ROWS)

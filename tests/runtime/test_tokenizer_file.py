@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from contracts.errors import Refused
 from runtime import tokenizer_file
-from runtime.tokenizer import check_reading
-from runtime.tokenizer_file import LARGE, is_read_alike, read_tokenizer
+from runtime.tokenizer import check_fast_reader
+from runtime.tokenizer_file import LARGE, read_tokenizer, reads_same_tokenizer
 from tests.runtime.vocabularies import byte_level, metaspace
 
 TEXT = "In the beginning was two words </s> Größe, 中文字符 emoji 😀\n  x = 1"
@@ -60,13 +60,13 @@ QUICK = [
 
 
 @pytest.mark.parametrize("raw", QUICK)
-def test_it_is_the_librarys(raw: bytes) -> None:
+def test_fast_reader_gives_the_librarys_tokenizer(raw: bytes) -> None:
     """All that it has, and what it makes of a text."""
     quick, librarys = tokenizer_file._try_fast(raw), Tokenizer.from_buffer(raw)
     assert quick is not None
     assert quick.to_str() == librarys.to_str()
     assert quick.encode(TEXT).ids == librarys.encode(TEXT).ids
-    assert is_read_alike(raw, large=0)
+    assert reads_same_tokenizer(raw, large=0)
 
 
 def gap(file: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def gap(file: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_read_the_librarys_way(raw: bytes) -> None:
+def test_unknown_tokenizer_fields_use_the_library(raw: bytes) -> None:
     """Nothing is guessed."""
     assert tokenizer_file._try_fast(raw) is None
     assert read_tokenizer(raw, large=0).to_str() == Tokenizer.from_buffer(raw).to_str()
@@ -101,7 +101,7 @@ def test_what_is_not_known_is_read_the_librarys_way(raw: bytes) -> None:
         pytest.param(changed(lambda file: file["model"]["vocab"].update(x=-1)), id="an id below zero"),
     ],
 )
-def test_what_is_wrong_is_said_by_the_library(raw: bytes) -> None:
+def test_faulty_tokenizer_gets_the_librarys_error(raw: bytes) -> None:
     """Its own words, whichever way was tried first."""
     with pytest.raises(Exception, match=r".") as librarys:
         Tokenizer.from_buffer(raw)
@@ -112,11 +112,11 @@ def test_what_is_wrong_is_said_by_the_library(raw: bytes) -> None:
 
 def test_sealing_compares_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that would come out otherwise is refused. The control: a quick way that forgets an attribute."""
-    assert is_read_alike(changed(more), large=0)
+    assert reads_same_tokenizer(changed(more), large=0)
     monkeypatch.setattr(tokenizer_file, "_added", lambda token: AddedToken(token.content, special=token.special))
-    assert not is_read_alike(changed(more), large=0)
+    assert not reads_same_tokenizer(changed(more), large=0)
     with pytest.raises(Refused, match="read otherwise"):
-        check_reading(changed(more) + b" " * LARGE)
+        check_fast_reader(changed(more) + b" " * LARGE)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_sealing_compares_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_file_that_does_not_load_is_named(part: dict[str, Any]) -> None:
     """At sealing a large file is read twice before anything else is made of it."""
     with pytest.raises(Refused, match=r"tokenizer\.json: does not load"):
-        check_reading(changed(lambda file: file.update(part)) + b" " * LARGE)
+        check_fast_reader(changed(lambda file: file.update(part)) + b" " * LARGE)

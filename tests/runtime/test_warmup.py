@@ -7,14 +7,14 @@ from tests.runtime.restoring import sealed_lease
 from tests.runtime.versions import MemoryLease, make_llama
 
 
-def test_it_runs_all_that_a_restore_runs() -> None:
+def test_warm_up_runs_every_step_of_a_restore() -> None:
     """Each step works, in order, as often as one likes."""
     for _ in range(2):
         for step in WarmUp().steps:
             step()
 
 
-def test_it_leaves_nothing_behind() -> None:
+def test_warm_up_leaves_no_state() -> None:
     """Torch's defaults are as before, and the next model answers as the library does: its probe matches."""
     defaults = torch.get_default_dtype(), torch.is_grad_enabled()
     for step in WarmUp().steps:

@@ -16,10 +16,10 @@ from torch import nn
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from runtime import binding
-from runtime.binding import How, compare
+from runtime.binding import BindMethod, find_differences
 from runtime.families import SERVED
 from runtime.restore import restore
-from runtime.weights import Skeleton, Weights, bind_weights, pinned_files
+from runtime.weights import DetachableModel, Weights, bind_weights, pinned_files
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.engine.models import CONFIGS, TinyModel, tiny
 from tests.runtime.restoring import VERSION, bind_of, by_library, copied, generate
@@ -48,7 +48,7 @@ def device_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["tied", "not tied"])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_model_computes_on_the_device(how: How, version: Any, device_of_copies: list[Weights]) -> None:
+def test_a_model_computes_on_the_device(how: BindMethod, version: Any, device_of_copies: list[Weights]) -> None:
     """Every parameter is a copy there, ties and values are the library's, and nothing looks into the lease any more."""
     lease = MemoryLease(version)
     files, weights = pinned_files(lease), copied(lease)
@@ -58,10 +58,10 @@ def test_a_model_computes_on_the_device(how: How, version: Any, device_of_copies
     assert {parameter.data_ptr() for parameter in bound.module.parameters()} == there
     gc.collect()
     assert not lease.in_use
-    assert compare(bound.module, bind_weights(lease.weights(), files, "library", CPU).module) == ()
+    assert find_differences(bound.module, bind_weights(lease.weights(), files, "library", CPU).module) == ()
 
 
-def test_control(device_of_copies: list[Weights]) -> None:
+def test_library_binding_of_device_tensors_is_refused(device_of_copies: list[Weights]) -> None:
     """Given the device's tensors, the library's loader makes a model of other memory, which is refused."""
     lease = MemoryLease(VERSION)
     weights = copied(lease)
@@ -78,7 +78,7 @@ def test_known_answers_are_recorded_on_a_device(device_of_copies: list[Weights])
         device_of_copies.append(copied(lease))
         return device_of_copies[-1]
 
-    serving = restore(bind_of(lease), heard.wiring, acquire)
+    serving = restore(bind_of(lease), heard.callbacks, acquire)
     generate(serving, heard)
     assert heard.tokens == by_library(lease)
     assert serving.recorded is not None
@@ -95,20 +95,20 @@ def test_known_answers_are_recorded_on_a_gpu(version: Any) -> None:
 
     def acquire(tenant: str, version: str) -> Weights:
         there = {name: tensor.cuda() for name, tensor in lease.weights().tensors.items()}
-        return Weights(lease, there, on_host=lambda: lease.weights().tensors)
+        return Weights(lease, there, host_tensors=lambda: lease.weights().tensors)
 
-    serving = restore(replace(bind_of(lease), device_class="gpu"), heard.wiring, acquire)
+    serving = restore(replace(bind_of(lease), device_class="gpu"), heard.callbacks, acquire)
     generate(serving, heard)
     assert heard.tokens == by_library(lease)
     assert serving.recorded is not None
     assert serving.thread.stop(DEADLINE_S)
 
 
-def _emptied(model: TinyModel, path: Path, how: How) -> tuple[Skeleton, ReadOnlyFile]:
+def _emptied(model: TinyModel, path: Path, how: BindMethod) -> tuple[DetachableModel, ReadOnlyFile]:
     """Bound over a mapping that is there no more."""
     file = ReadOnlyFile(path, model)
-    skeleton = Skeleton(SERVED[model.architecture], bound_over(model, file.tensors, how).module)
-    skeleton.empty(file.tensors)
+    skeleton = DetachableModel(SERVED[model.architecture], bound_over(model, file.tensors, how).module)
+    skeleton.detach_weights(file.tensors)
     file.tensors.clear()
     libc.unmap(file.address, file.size)
     return skeleton, file
@@ -116,17 +116,17 @@ def _emptied(model: TinyModel, path: Path, how: How) -> tuple[Skeleton, ReadOnly
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_filled_again_it_is_as_if_bound_anew(name: str, how: How, tmp_path: Path) -> None:
+def test_filled_again_it_is_as_if_bound_anew(name: str, how: BindMethod, tmp_path: Path) -> None:
     """Ties, experts' matrices, buffers and all; a touch of what was unmapped would end this process."""
     model = tiny(name)
     skeleton, _ = _emptied(model, tmp_path / "old", how)
     assert all(parameter.is_meta for parameter in skeleton.module.parameters())
     new = ReadOnlyFile(tmp_path / "new", model)
-    skeleton.fill(new.tensors)
+    skeleton.attach_weights(new.tensors)
     fresh = bound_over(model, new.tensors, how)
     for mine, theirs in zip(skeleton.module.parameters(), fresh.module.parameters(), strict=True):
         assert new.holds(mine) or not new.holds(theirs), "only what is fused may be a copy"
-    assert compare(skeleton.module, fresh.module) == ()
+    assert find_differences(skeleton.module, fresh.module) == ()
 
 
 def test_an_empty_one_can_t_answer(tmp_path: Path) -> None:
@@ -155,5 +155,5 @@ def test_tensors_of_another_version_are_refused(tmp_path: Path) -> None:
     skeleton, _ = _emptied(model, tmp_path / "old", "fast")
     new = ReadOnlyFile(tmp_path / "new", model)
     with pytest.raises(Refused) as caught:
-        skeleton.fill({**new.tensors, "surplus": torch.ones(3)})
+        skeleton.attach_weights({**new.tensors, "surplus": torch.ones(3)})
     assert isinstance(caught.value.failure, ArtifactRejected)

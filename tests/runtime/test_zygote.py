@@ -17,7 +17,7 @@ import pytest
 
 from contracts.errors import Internal
 from runtime import zygote
-from runtime.zygote import ACCEPT_PAUSE_S, MAX_CONNECTIONS, Orphan, Zygote
+from runtime.zygote import ACCEPT_PAUSE_S, MAX_CONNECTIONS, ForkedProcess, Zygote
 from service.unix import SocketDirectory
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 
@@ -160,7 +160,7 @@ def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 def test_process_is_killed_when_its_asker_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gave up while the zygote was slow. Nobody else knows of the process: it would live as long as the zygote."""
     directory, child = SocketDirectory(tmp_path), subprocess.Popen(["sleep", "600"])
-    monkeypatch.setattr(zygote, "fork_orphan", lambda: Orphan(child.pid, os.pidfd_open(child.pid)))
+    monkeypatch.setattr(zygote, "fork_detached", lambda: ForkedProcess(child.pid, os.pidfd_open(child.pid)))
     ending, end = socket.socketpair()
     with ThreadPoolExecutor(1) as threads, ending, directory.listen("zygote.sock", socket.SOCK_SEQPACKET) as listener:
         with directory.connect("zygote.sock", socket.SOCK_SEQPACKET) as impatient:
@@ -195,7 +195,7 @@ print("ended well")
 
 
 @pytest.mark.parametrize("how", ["lifeline", "SIGTERM", "SIGINT"])
-def test_it_ends_well_when_told_and_when_left_alone(tmp_path: Path, how: str) -> None:
+def test_zygote_ends_on_a_signal_or_without_supervisor(tmp_path: Path, how: str) -> None:
     """Status 0 after a signal, and when its supervisor is gone, whatever it was doing: it holds nothing."""
     reader, writer = os.pipe()
     env = os.environ | {"KELVIN_DATA": str(tmp_path), "KELVIN_LIFELINE_FD": str(reader)}
@@ -221,7 +221,7 @@ def test_it_ends_well_when_told_and_when_left_alone(tmp_path: Path, how: str) ->
 PREAMBLE = """
 import os, select, signal, sys, threading
 from contracts.errors import Refused
-from runtime.zygote import count_threads, fork_orphan
+from runtime.zygote import count_threads, fork_detached
 """
 
 
@@ -240,14 +240,14 @@ release = threading.Event()
 thread = threading.Thread(target=release.wait)
 thread.start()
 try:
-    fork_orphan()
+    fork_detached()
 except Refused as refused:
     print(refused.failure.code, refused.failure.message)
 release.set()
 thread.join()
 while count_threads() > 1:  # Python lets go of a thread a moment before the kernel does
     os.sched_yield()
-orphan = fork_orphan()
+orphan = fork_detached()
 if orphan is None:
     os._exit(0)
 print("forked", orphan.pid > 0)
@@ -260,7 +260,7 @@ def test_an_orphan_is_its_reapers_child_and_in_between_nothing_stays() -> None:
     said = _run("""
 import ctypes
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-orphan = fork_orphan()
+orphan = fork_detached()
 if orphan is None:
     print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
     os._exit(7)
@@ -298,7 +298,7 @@ print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))
         pytest.param(
             "import socket, time\n"
             "from runtime import zygote\n"
-            "zygote.BIRTH_S = 0.2\n"
+            "zygote.FORK_TIMEOUT_S = 0.2\n"
             "socket.send_fds = lambda *_: time.sleep(60)",
             id="a birth that is told of too late",
         ),
@@ -311,7 +311,7 @@ import ctypes
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 {fault}
 try:
-    if fork_orphan() is None:
+    if fork_detached() is None:
         signal.pause()
 except Refused as refused:
     print(refused.failure.code)

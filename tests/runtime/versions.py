@@ -115,7 +115,7 @@ class MemoryLease:
     def is_whole(self) -> bool:
         return True
 
-    def until_whole(self) -> None:
+    def wait_until_whole(self) -> None:
         """It always is."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -141,7 +141,7 @@ class MemoryLease:
         return Weights(self, views)
 
     def acquire(self, tenant: str, version: str) -> Weights:
-        """As `Acquire`."""
+        """As `AcquireLease`."""
         if version != self.version.id:
             raise Refused(NotFound("version", version))
         return self.weights()

@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import Refused
-from service.bodies import answer, nothing, read
+from service.bodies import answer, empty_response, read
 from service.failures import install_failure_handlers
 from tests.service.serving import served
 
@@ -21,7 +21,7 @@ def _app() -> FastAPI:
 
     @app.post("/none")
     async def _none() -> Response:
-        return nothing()
+        return empty_response()
 
     return app
 
@@ -34,7 +34,7 @@ def _app() -> FastAPI:
         pytest.param(["1"], "invalid_request", id="another type"),
     ],
 )
-async def test_read(tmp_path: Path, body: list[object], code: str | None) -> None:
+async def test_request_body_is_decoded_or_refused(tmp_path: Path, body: list[object], code: str | None) -> None:
     """The answer, or the failure by its code."""
     async with served(tmp_path, _app()) as service:
         if code is None:

@@ -9,34 +9,34 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Refused
-from service.decider import hold, try_hold
+from service.decider import acquire_standby_lock, try_acquire_standby_lock
 from service.unix import SocketDirectory
 
 HOLDER = """
 import pathlib, sys, threading
-from service.decider import try_hold
+from service.decider import try_acquire_standby_lock
 from service.unix import SocketDirectory
-held = try_hold(SocketDirectory(pathlib.Path(sys.argv[1])))
+held = try_acquire_standby_lock(SocketDirectory(pathlib.Path(sys.argv[1])))
 print(held is not None, flush=True)
 threading.Event().wait()
 """
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_standby_lock_has_one_holder(tmp_path: Path) -> None:
     """A second one gets nothing until the first lets go; closing twice harms nobody."""
     with closing(SocketDirectory(tmp_path)) as directory:
-        first = try_hold(directory)
+        first = try_acquire_standby_lock(directory)
         assert first is not None
-        assert try_hold(directory) is None
+        assert try_acquire_standby_lock(directory) is None
         first.close()
-        second = try_hold(directory)
+        second = try_acquire_standby_lock(directory)
         assert second is not None
         first.close()
-        assert try_hold(directory) is None
+        assert try_acquire_standby_lock(directory) is None
         second.close()
 
 
-async def test_a_death_lets_go(tmp_path: Path) -> None:
+async def test_dead_holder_releases_the_standby_lock(tmp_path: Path) -> None:
     """Whoever waits for it has it then, and not before."""
     with (
         closing(SocketDirectory(tmp_path)) as directory,
@@ -46,8 +46,8 @@ async def test_a_death_lets_go(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == b"True\n"
             with pytest.raises(Refused, match="the decider's place"):
-                await hold(directory, 0.05)
+                await acquire_standby_lock(directory, 0.05)
         finally:
             process.send_signal(signal.SIGKILL)
-        with closing(await hold(directory, 60)):
-            assert try_hold(directory) is None
+        with closing(await acquire_standby_lock(directory, 60)):
+            assert try_acquire_standby_lock(directory) is None

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Cancelled
-from service.first import first, while_asked
+from service.first import first, run_until_disconnect
 
 
 class Work:
@@ -29,7 +29,7 @@ class Work:
 
 
 @pytest.mark.virtual_time
-async def test_the_others_are_gone() -> None:
+async def test_race_ends_the_losers() -> None:
     """Once it returns, also one that takes its time."""
     loop = asyncio.get_running_loop()
     slow, quick = Work(60.0, goes_s=2.0), Work(1.0)
@@ -39,13 +39,13 @@ async def test_the_others_are_gone() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_two_at_once() -> None:
+async def test_race_keeps_two_results_of_one_tick() -> None:
     """Both came to their ends."""
     assert await first(asyncio.sleep(1.0), asyncio.sleep(1.0)) == (True, True)
 
 
 @pytest.mark.virtual_time
-async def test_what_one_raises() -> None:
+async def test_race_raises_the_first_error() -> None:
     """Is raised, and the other is gone."""
 
     async def fails() -> None:
@@ -59,7 +59,7 @@ async def test_what_one_raises() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_who_waits_is_cut() -> None:
+async def test_cancelled_race_cancels_all() -> None:
     """With both."""
     one, two = Work(60.0), Work(60.0, goes_s=1.0)
     with pytest.raises(TimeoutError):
@@ -70,7 +70,7 @@ async def test_who_waits_is_cut() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_work_ends_with_whoever_asked_for_it() -> None:
+async def test_work_ends_when_its_client_disconnects() -> None:
     """A client that leaves cancels what is done for it; one that waits gets the result, or what was raised."""
     left = asyncio.Event()
 
@@ -81,13 +81,13 @@ async def test_work_ends_with_whoever_asked_for_it() -> None:
     async def fail() -> None:
         raise KeyError("x")
 
-    assert await while_asked(receive, asyncio.sleep(5, "done")) == "done"
+    assert await run_until_disconnect(receive, asyncio.sleep(5, "done")) == "done"
     with pytest.raises(KeyError):
-        await while_asked(receive, fail())
+        await run_until_disconnect(receive, fail())
     work = Work(3600.0, goes_s=1.0)
     asyncio.get_running_loop().call_later(2, left.set)
     async with asyncio.timeout(5.0):
         with pytest.raises(Refused) as refused:
-            await while_asked(receive, work.do())
+            await run_until_disconnect(receive, work.do())
     assert refused.value.failure == Cancelled()
     assert work.is_gone

@@ -11,8 +11,8 @@ import uvloop
 
 from contracts.roles import Role
 from service import greeter as greeter_module
-from service.greeter import Greeter
-from service.identity import Identity
+from service.greeter import TlsAcceptor
+from service.identity import TlsIdentity
 from service.listener import listen
 from tests.service.pki import Authority, write
 
@@ -29,10 +29,10 @@ class Leaving(asyncio.Protocol):
 async def left_open(tmp_path: Path, *, ends: bool) -> int:
     """Descriptors that are open still, after a client that never says goodbye."""
     authority = Authority()
-    server = Identity(write(tmp_path / "s", authority.of(Role.CONTROLPLANE), authority), Role.CONTROLPLANE)
-    client = Identity(write(tmp_path / "c", authority.of(Role.ACTIVATOR), authority), Role.ACTIVATOR)
+    server = TlsIdentity(write(tmp_path / "s", authority.of(Role.CONTROLPLANE), authority), Role.CONTROLPLANE)
+    client = TlsIdentity(write(tmp_path / "c", authority.of(Role.ACTIVATOR), authority), Role.ACTIVATOR)
     listener = listen(HOST, 0)
-    greeter = Greeter(listener, server.server(), Leaving, is_full=lambda: False, refused=lambda _: None)
+    greeter = TlsAcceptor(listener, server.server(), Leaving, is_full=lambda: False, refused=lambda _: None)
     greeter.open()
 
     def shake() -> tuple[socket.socket, ssl.SSLObject]:
@@ -64,7 +64,7 @@ async def left_open(tmp_path: Path, *, ends: bool) -> int:
 
 
 @pytest.mark.parametrize(("ends", "left"), [(True, 0), (False, 1)])
-def test_who_never_says_goodbye_is_cut(tmp_path: Path, ends: bool, left: int) -> None:
+def test_connection_without_close_notify_is_cut(tmp_path: Path, ends: bool, left: int) -> None:
     """At the end of a server, not two seconds later, when its loop is gone. The control waits for the goodbye."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(left_open(tmp_path, ends=ends)) == left
@@ -86,7 +86,7 @@ async def test_failed_accepts_are_logged_less_and_less(
     """A process without descriptors tries ten times a second. A line for each try would fill the log."""
     monkeypatch.setattr(greeter_module, "ACCEPT_PAUSE_S", 0.0)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    greeter = Greeter(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
+    greeter = TlsAcceptor(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
     greeter.open()
     while greeter._listener.tries < 9:  # type: ignore[attr-defined]
         await asyncio.sleep(0)

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from contracts.roles import Role
 from contracts.settings import BadSetting
 from service import health_port
-from service.inner import open_inner
-from service.inner_settings import Between, read_between
+from service.inner import open_internal_server
+from service.inner_settings import PeerSettings, read_peer_settings
 from service.listener import listen
 from service.unix import SocketDirectory
 
@@ -27,11 +27,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(life_s: float = 10.0) -> AsyncIterator[int]:
+async def served(lifetime_s: float = 10.0) -> AsyncIterator[int]:
     """The port's number."""
     stop = asyncio.Event()
     with listen(*PLACE) as listener:
-        serving = asyncio.create_task(health_port.serve_health(app, listener, stop, 1, life_s))
+        serving = asyncio.create_task(health_port.serve_health(app, listener, stop, 1, lifetime_s))
         try:
             yield listener.getsockname()[1]
         finally:
@@ -72,7 +72,7 @@ def asked(path: str, method: str = "GET") -> bytes:
         pytest.param(asked("/admin/v1/tenants"), 404, id="what is for callers with a key"),
     ],
 )
-async def test_three_routes(sent: bytes, status: int) -> None:
+async def test_health_port_serves_three_routes(sent: bytes, status: int) -> None:
     """Of an application that answers everything; and the connection ends with the answer."""
     async with served() as port:
         head, _, body = (await told(port, sent + sent)).partition(b"\r\n\r\n")
@@ -82,17 +82,17 @@ async def test_three_routes(sent: bytes, status: int) -> None:
 
 
 @pytest.mark.uvloop
-async def test_who_says_nothing_is_cut() -> None:
+async def test_silent_health_connection_is_cut() -> None:
     """Also who says half of it: the port is nobody's to hold."""
-    async with served(life_s=0.2) as port:
+    async with served(lifetime_s=0.2) as port:
         assert await told(port, b"") == b""
         assert await told(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
 
 
 @pytest.mark.uvloop
-async def test_so_many_at_once() -> None:
+async def test_health_port_bounds_connections() -> None:
     """One too many is cut, and an answer comes again once one of them has left."""
-    async with served(life_s=60.0) as port:
+    async with served(lifetime_s=60.0) as port:
         held = [await asyncio.open_connection(PLACE[0], port) for _ in range(health_port.MAX_CONNECTIONS)]
         assert await told(port, asked("/healthz")) == b""
         held.pop()[1].close()
@@ -104,16 +104,16 @@ async def test_so_many_at_once() -> None:
 
 
 @pytest.mark.uvloop
-async def test_beside_the_socket(tmp_path: Path) -> None:
+async def test_health_port_is_served_beside_the_socket(tmp_path: Path) -> None:
     """A process that is told a place is asked there, and needs no certificate for it."""
     with socket.socket() as free:
         free.bind(PLACE)
         port = free.getsockname()[1]
-    between, stop = Between(health=(PLACE[0], port)), asyncio.Event()
+    peer_settings, stop = PeerSettings(health=(PLACE[0], port)), asyncio.Event()
     with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
-        async with open_inner(directory, between, Role.SNAPSHOTTER) as inner:
+        async with open_internal_server(directory, peer_settings, Role.SNAPSHOTTER) as inner:
             with pytest.raises(BadSetting, match=f"KELVIN_HEALTH_LISTEN={PLACE[0]}:{port}: can't be listened on"):
-                async with open_inner(directory, between, Role.SNAPSHOTTER):
+                async with open_internal_server(directory, peer_settings, Role.SNAPSHOTTER):
                     pass
             serving = asyncio.create_task(inner.serve(app, directory.listen("x.sock"), {}, stop, 1))
             assert (await told(port, asked("/readyz"))).endswith(b"here")
@@ -123,11 +123,11 @@ async def test_beside_the_socket(tmp_path: Path) -> None:
             await asyncio.open_connection(PLACE[0], port)
 
 
-def test_setting() -> None:
+def test_health_listen_setting_is_read() -> None:
     """Of every process but replicas, of which a host has several."""
     env = {"KELVIN_HEALTH_LISTEN": "0.0.0.0:7480"}
     for role in (Role.ACTIVATOR, Role.CONTROLPLANE, Role.SNAPSHOTTER):
-        assert read_between(env, role) == Between(health=("0.0.0.0", 7480))
-    assert read_between(env, Role.RUNTIME).health is None
+        assert read_peer_settings(env, role) == PeerSettings(health=("0.0.0.0", 7480))
+    assert read_peer_settings(env, Role.RUNTIME).health is None
     with pytest.raises(BadSetting, match="KELVIN_HEALTH_LISTEN=7480: must be ADDRESS:PORT"):
-        read_between({"KELVIN_HEALTH_LISTEN": "7480"}, Role.ACTIVATOR)
+        read_peer_settings({"KELVIN_HEALTH_LISTEN": "7480"}, Role.ACTIVATOR)

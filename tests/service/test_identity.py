@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from contracts.roles import Role
-from service.identity import BadIdentity, Identity, IdentityFiles, peer_role
+from service.identity import BadIdentity, IdentityFiles, TlsIdentity, peer_role
 from tests.service.pki import HOUR, PREFIX, Authority, Pair, write
 
 HERE = "127.0.0.3"
@@ -67,10 +67,10 @@ def plainly(pair: Pair | None, tmp_path: Path) -> ssl.SSLContext:
 
 
 @pytest.mark.uvloop
-async def test_two_that_belong_together(tmp_path: Path) -> None:
+async def test_peers_learn_the_role_of_each_other(tmp_path: Path) -> None:
     """The one hears that the other knows its role."""
-    control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-    activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     async with saying_roles(control.server()) as port:
         assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
 
@@ -92,9 +92,9 @@ async def test_two_that_belong_together(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_client_that_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
+async def test_client_without_a_role_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
     """It hears nothing. With a good certificate the same client does."""
-    control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     async with saying_roles(control.server()) as port:
         assert await heard(port, plainly(shown(), tmp_path)) == ""
         assert await heard(port, plainly(ONE.of(Role.RUNTIME), tmp_path)) == "runtime"
@@ -105,10 +105,10 @@ async def test_a_client_that_is_refused(shown: Callable[[], Pair | None], tmp_pa
     "role",
     [pytest.param(role, id=f"a {role} in place of the control plane") for role in Role if role != "controlplane"],
 )
-async def test_a_server_of_another_role(role: Role, tmp_path: Path) -> None:
+async def test_client_refuses_a_server_of_another_role(role: Role, tmp_path: Path) -> None:
     """A client tells it nothing: a runtime's certificate makes nobody a control plane."""
-    other = Identity(write(tmp_path / "c", ONE.of(role), ONE), role)
-    activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    other = TlsIdentity(write(tmp_path / "c", ONE.of(role), ONE), role)
+    activator = TlsIdentity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     async with saying_roles(other.server()) as port:
         assert await heard(port, activator.client(Role.CONTROLPLANE)) == ""
         assert await heard(port, activator.client(role)) == "activator"
@@ -118,8 +118,8 @@ async def test_a_server_of_another_role(role: Role, tmp_path: Path) -> None:
 async def test_both_authorities_count_while_one_takes_the_others_place(tmp_path: Path) -> None:
     """Bundle first, leaves then, the old authority last: at no time does anybody fail, but the old one in the end."""
     there, here = tmp_path / "c", tmp_path / "a"
-    control = Identity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-    activator = Identity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    control = TlsIdentity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    activator = TlsIdentity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     old = plainly(ONE.of(Role.RUNTIME), tmp_path)
     client = activator.client(Role.CONTROLPLANE)
     async with saying_roles(control.server()) as port:
@@ -132,9 +132,9 @@ async def test_both_authorities_count_while_one_takes_the_others_place(tmp_path:
             write(there, of_control.of(Role.CONTROLPLANE), *bundle)
             write(here, of_activator.of(Role.ACTIVATOR), *bundle)
             assert await heard(port, old) == "runtime"  # nobody looked yet
-            await control.look()
+            await control.reload()
             assert await heard(port, client) == "activator"
-            await activator.look()
+            await activator.reload()
             assert await heard(port, client) == "activator"
             if ONE not in bundle:
                 assert await heard(port, old) == ""
@@ -164,27 +164,27 @@ def _cut(files: IdentityFiles) -> None:
         ),
     ],
 )
-async def test_files_that_can_not_be_used(
+async def test_unusable_files_keep_the_old_identity(
     harm: Callable[[IdentityFiles], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was there goes on, with one line in the log; a process does not start with them. Whole ones count again."""
-    control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    control = TlsIdentity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
     files = write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
-    activator = Identity(files, Role.ACTIVATOR)
+    activator = TlsIdentity(files, Role.ACTIVATOR)
     before = repr(activator)
     async with saying_roles(control.server()) as port:
         harm(files)
         with caplog.at_level(logging.INFO, "service.identity"):
-            await activator.look()
-            await activator.look()
+            await activator.reload()
+            await activator.reload()
         assert [record.message for record in caplog.records] == ["our certificate stays as it was"]
         assert "PRIVATE" not in caplog.text
         assert repr(activator) == before
         assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
         with pytest.raises(BadIdentity):
-            Identity(files, Role.ACTIVATOR)
+            TlsIdentity(files, Role.ACTIVATOR)
         write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
-        await activator.look()
+        await activator.reload()
         assert repr(activator) != before
 
 
@@ -194,21 +194,21 @@ def test_encrypted_key_is_refused_without_a_question(tmp_path: Path) -> None:
     key = load_pem_private_key(files.key.read_bytes(), None)
     files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
     with pytest.raises(BadIdentity, match="the key is encrypted: it must have no password"):
-        Identity(files, Role.ACTIVATOR)
+        TlsIdentity(files, Role.ACTIVATOR)
 
 
 @pytest.mark.uvloop
-async def test_a_certificate_of_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_future_certificate_waits_until_valid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It waits until it is valid: others would refuse it. A process that has no other starts with it."""
     files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
-    activator = Identity(files, Role.ACTIVATOR)
+    activator = TlsIdentity(files, Role.ACTIVATOR)
     before, ends = repr(activator), activator.ends
     assert HOUR * 0.9 < ends - datetime.datetime.now(datetime.UTC) <= HOUR
     write(tmp_path, ONE.sign(PREFIX + "activator", begins_in=HOUR, ends_in=2 * HOUR), ONE)
-    await activator.look()
+    await activator.reload()
     assert (repr(activator), activator.ends) == (before, ends)
     assert "is not valid before" in str(vars(caplog.records[-1])["why"])
-    assert repr(Identity(files, Role.ACTIVATOR)) != before
+    assert repr(TlsIdentity(files, Role.ACTIVATOR)) != before
 
 
 @pytest.mark.uvloop
@@ -217,7 +217,7 @@ async def test_what_could_not_be_read_for_a_moment_is_tried_again(
 ) -> None:
     """No descriptor was left, say: the files are as they were, and the next look reads them."""
     files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
-    activator = Identity(files, Role.ACTIVATOR)
+    activator = TlsIdentity(files, Role.ACTIVATOR)
     before = repr(activator)
     write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
 
@@ -226,20 +226,20 @@ async def test_what_could_not_be_read_for_a_moment_is_tried_again(
 
     with monkeypatch.context() as patched:
         patched.setattr("os.memfd_create", none_left)
-        await activator.look()
+        await activator.reload()
     assert repr(activator) == before
-    await activator.look()
+    await activator.reload()
     assert repr(activator) != before
 
 
 def test_a_certificate_that_is_about_to_expire(tmp_path: Path) -> None:
     """It counts until it does: a renewal that is late is no reason to stop before."""
     pair = ONE.sign(PREFIX + "activator", ends_in=datetime.timedelta(minutes=1))
-    assert "activator" in repr(Identity(write(tmp_path, pair, ONE), Role.ACTIVATOR))
+    assert "activator" in repr(TlsIdentity(write(tmp_path, pair, ONE), Role.ACTIVATOR))
 
 
-def test_a_blocking_socket_has_no_way_in(tmp_path: Path) -> None:
+def test_blocking_socket_is_refused(tmp_path: Path) -> None:
     """It would be asked for no role."""
-    identity = Identity(write(tmp_path, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    identity = TlsIdentity(write(tmp_path, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
     with socket.socket() as sock, pytest.raises(NotImplementedError, match="would not check the peer's role"):
         identity.server().wrap_socket(sock)

@@ -15,9 +15,9 @@ from fastapi.responses import StreamingResponse
 from contracts.errors import Refused
 from contracts.roles import Role
 from service.client import ServiceClient
-from service.inner import Inner, open_inner
-from service.inner_settings import ALONE, Between
-from service.loops import PROCESS, record_error
+from service.inner import InternalServer, open_internal_server
+from service.inner_settings import LOCAL_ONLY, PeerSettings
+from service.loops import PROCESS_HEALTH, record_error
 from service.unix import SocketDirectory
 from tests.service.pki import Authority, write
 
@@ -60,18 +60,18 @@ def _app() -> FastAPI:
 
 
 @contextlib.asynccontextmanager
-async def opened(place: Path, role: Role, between: Between = ALONE) -> AsyncIterator[Inner]:
+async def opened(place: Path, role: Role, peer_settings: PeerSettings = LOCAL_ONLY) -> AsyncIterator[InternalServer]:
     with contextlib.closing(SocketDirectory(place / "run")) as directory:
-        async with open_inner(directory, between, role, NAME) as inner:
+        async with open_internal_server(directory, peer_settings, role, NAME) as inner:
             yield inner
 
 
 @contextlib.asynccontextmanager
-async def control_plane(place: Path) -> AsyncIterator[Inner]:
+async def control_plane(place: Path) -> AsyncIterator[InternalServer]:
     """Serves on its socket and on its own address."""
     files, stop = write(place / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
     with contextlib.closing(SocketDirectory(place / "run")) as directory:
-        async with open_inner(directory, Between(files, (CONTROL, 0)), Role.CONTROLPLANE, NAME) as inner:
+        async with open_internal_server(directory, PeerSettings(files, (CONTROL, 0)), Role.CONTROLPLANE, NAME) as inner:
             serving = asyncio.create_task(inner.serve(_app(), directory.listen("control.sock"), RULES, stop, 1))
             try:
                 yield inner
@@ -80,9 +80,9 @@ async def control_plane(place: Path) -> AsyncIterator[Inner]:
                 await serving
 
 
-async def asked(inner: Inner, address: str, path: str = "/name") -> str:
+async def asked(inner: InternalServer, address: str, path: str = "/name") -> str:
     """What is answered, or the code of what went wrong."""
-    client = ServiceClient.by(inner.ways.to(address, Role.CONTROLPLANE), "the control plane")
+    client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "the control plane")
     try:
         return await client.call("GET", path, str, timeout_s=10)
     except Refused as refused:
@@ -103,10 +103,10 @@ async def asked(inner: Inner, address: str, path: str = "/name") -> str:
         pytest.param(Role.ACTIVATOR, "/nowhere", "not_found", id="what there is not"),
     ],
 )
-async def test_a_role_gets_what_is_for_it(role: Role, path: str, want: str, tmp_path: Path) -> None:
+async def test_role_reaches_only_its_routes(role: Role, path: str, want: str, tmp_path: Path) -> None:
     """Anything else looks as if it weren't there."""
-    between = Between(write(tmp_path / "pki", ONE.of(role), ONE))
-    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, between) as inner:
+    peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(role), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, peer_settings) as inner:
         assert control.url.startswith(f"https://{CONTROL}:")
         assert await asked(inner, control.url, path) == want
 
@@ -114,11 +114,11 @@ async def test_a_role_gets_what_is_for_it(role: Role, path: str, want: str, tmp_
 @pytest.mark.uvloop
 async def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
     """What a request reports is not counted as an error of the loop that accepts connections."""
-    between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
-    before = PROCESS.errors.total()
-    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
+    peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+    before = PROCESS_HEALTH.errors.total()
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
         assert await asked(inner, control.url, "/fault") == "recorded"
-        assert PROCESS.errors.total() == before
+        assert PROCESS_HEALTH.errors.total() == before
 
 
 @pytest.mark.uvloop
@@ -127,17 +127,17 @@ async def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
     async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
         assert await asked(inner, "control.sock", "/secret") == "the backup"
         with pytest.raises(ValueError, match="no certificate for other hosts"):
-            inner.ways.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
+            inner.connector_factory.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
 
 
 @pytest.mark.uvloop
 async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
     """It gets no answer in HTTP, by TLS or openly, and others go on being answered."""
-    between = Between(write(tmp_path / "pki", TWO.of(Role.ACTIVATOR), TWO, ONE))
-    good = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+    peer_settings = PeerSettings(write(tmp_path / "pki", TWO.of(Role.ACTIVATOR), TWO, ONE))
+    good = PeerSettings(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
     async with (
         control_plane(tmp_path / "c") as control,
-        opened(tmp_path / "x", Role.ACTIVATOR, between) as stranger,
+        opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as stranger,
         opened(tmp_path / "y", Role.ACTIVATOR, good) as inner,
         aiohttp.ClientSession() as plain,
     ):
@@ -146,7 +146,7 @@ async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
         with pytest.raises(aiohttp.ClientError):
             await plain.get(url.replace("https:", "http:") + "/name")
         assert await asked(inner, url) == "control"
-        client = ServiceClient.by(inner.ways.to(url, Role.CONTROLPLANE), "x")
+        client = ServiceClient.from_connector(inner.connector_factory.to(url, Role.CONTROLPLANE), "x")
         with pytest.raises(aiohttp.NonHttpUrlClientError):  # nor does one of ours ever speak openly
             await client.session.get(url.replace("https:", "http:") + "/name")
         await client.close()
@@ -154,22 +154,24 @@ async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
 
 @pytest.mark.uvloop
 @pytest.mark.parametrize("way", [pytest.param("", id="by its socket"), pytest.param("https", id="from another host")])
-async def test_who_is_cut_serves_no_more(way: str, tmp_path: Path) -> None:
+async def test_aborted_server_accepts_no_more(way: str, tmp_path: Path) -> None:
     """Streams under way end with it, nobody is let in after, and another may serve there in the same process."""
     files, stop = write(tmp_path / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
-    between = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+    peer_settings = PeerSettings(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
     port = 0
     for _ in range(2):
         with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
             async with (
-                open_inner(directory, Between(files, (CONTROL, port)), Role.CONTROLPLANE, NAME) as control,
-                opened(tmp_path, Role.ACTIVATOR, between) as inner,
+                open_internal_server(
+                    directory, PeerSettings(files, (CONTROL, port)), Role.CONTROLPLANE, NAME
+                ) as control,
+                opened(tmp_path, Role.ACTIVATOR, peer_settings) as inner,
             ):
                 work = control.serve(_app(), directory.listen("control.sock"), RULES, stop, 1)
                 serving = asyncio.create_task(work)
                 port = int(control.url.rsplit(":", 1)[1])
                 address = control.url if way else "control.sock"
-                client = ServiceClient.by(inner.ways.to(address, Role.CONTROLPLANE), "x")
+                client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "x")
                 async with client.open("GET", "/feed") as stream:
                     assert await stream.content.readline() == b"line\n"
                     serving.cancel()
@@ -197,13 +199,13 @@ async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self.transport = transport
 
-    between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
-    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
-        way = inner.ways.to(control.url, Role.CONTROLPLANE)
+    peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
+        way = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
         raw = await way.connect(Raw)
         assert asks(raw.transport)
         raw.transport.close()
-        client = ServiceClient.by(way, "x")
+        client = ServiceClient.from_connector(way, "x")
         async with client.open("GET", "/feed") as answer:
             assert answer.connection is not None
             assert asks(answer.connection.transport)
@@ -211,20 +213,20 @@ async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.uvloop
-async def test_rotation_under_load(tmp_path: Path) -> None:
+async def test_certificates_rotate_under_load(tmp_path: Path) -> None:
     """Certificates and authorities are replaced over and over, with every half-way state read: no request fails, new
     connections and old ones, and a stream that began under the first certificate goes on under the last.
     """
     there, here = tmp_path / "c" / "pki", tmp_path / "pki"
-    between = Between(write(here, ONE.of(Role.ACTIVATOR), ONE))
-    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
-        way = inner.ways.to(control.url, Role.CONTROLPLANE)
-        kept, stop, answered, failed = ServiceClient.by(way, "kept"), asyncio.Event(), 0, 0
+    peer_settings = PeerSettings(write(here, ONE.of(Role.ACTIVATOR), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
+        way = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
+        kept, stop, answered, failed = ServiceClient.from_connector(way, "kept"), asyncio.Event(), 0, 0
 
         async def load(*, anew: bool) -> None:
             nonlocal answered, failed
             while not stop.is_set():
-                client = ServiceClient.by(way, "anew") if anew else kept
+                client = ServiceClient.from_connector(way, "anew") if anew else kept
                 try:
                     answered += await client.call("GET", "/name", str, timeout_s=30) == "control"
                 except Refused:
@@ -239,11 +241,11 @@ async def test_rotation_under_load(tmp_path: Path) -> None:
             for place, role in ((there, Role.CONTROLPLANE), (here, Role.ACTIVATOR)):
                 pair = of.of(role)
                 (place / "tls.crt").write_bytes(pair.certificate[:200])
-                await identities[place].look()
+                await identities[place].reload()
                 (place / "tls.crt").write_bytes(pair.certificate)
-                await identities[place].look()
+                await identities[place].reload()
                 write(place, pair, *bundle)
-                await identities[place].look()
+                await identities[place].reload()
             async with asyncio.timeout(60):
                 while answered < seen + 8:
                     await asyncio.sleep(0)

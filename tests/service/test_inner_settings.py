@@ -7,19 +7,19 @@ import pytest
 
 from contracts.roles import Role
 from contracts.settings import BadSetting
-from service.inner_settings import ALONE, read_between, url_of
+from service.inner_settings import LOCAL_ONLY, listener_url, read_peer_settings
 from tests.service.pki import PREFIX, Authority, write
 
 ONE = Authority("one")
 LISTEN = "KELVIN_CONTROL_LISTEN"
 
 
-def test_nothing_said(tmp_path: Path) -> None:
+def test_defaults_are_local_only(tmp_path: Path) -> None:
     """A process of one host, whose certificates nobody looks at."""
-    assert read_between({"KELVIN_INNER_TLS": str(tmp_path / "none")}, Role.ACTIVATOR, LISTEN) == ALONE
+    assert read_peer_settings({"KELVIN_INNER_TLS": str(tmp_path / "none")}, Role.ACTIVATOR, LISTEN) == LOCAL_ONLY
 
 
-def test_all_of_it(tmp_path: Path) -> None:
+def test_every_peer_setting_is_read(tmp_path: Path) -> None:
     """A role's own pair lies below, where one directory is for all of a host; authorities may lie elsewhere."""
     write(tmp_path / "activator", ONE.sign("https://x/activator"), ONE)
     (tmp_path / "bundle").write_bytes(ONE.pem)
@@ -28,7 +28,7 @@ def test_all_of_it(tmp_path: Path) -> None:
         "KELVIN_INNER_ID": "https://x/", "KELVIN_CONTROL": "https://c:1", "KELVIN_SNAPSHOTTER": "https://[::1]:2",
         LISTEN: "[::1]:7000",
     }  # fmt: skip
-    found = read_between(env, Role.ACTIVATOR, LISTEN)
+    found = read_peer_settings(env, Role.ACTIVATOR, LISTEN)
     assert found.files is not None
     assert (found.files.key, found.files.authorities) == (tmp_path / "activator" / "tls.key", tmp_path / "bundle")
     assert (found.listen, found.control, found.snapshotter) == (("::1", 7000), "https://c:1", "https://[::1]:2")
@@ -59,14 +59,16 @@ def _expire(place: Path) -> None:
         pytest.param({}, lambda place: write(place, ONE.of(Role.AGENT), ONE), "the role agent, not", id="another role"),
     ],
 )
-def test_refusals(env: dict[str, str], harm: Callable[[Path], object] | None, error: str, tmp_path: Path) -> None:
+def test_bad_peer_settings_are_refused(
+    env: dict[str, str], harm: Callable[[Path], object] | None, error: str, tmp_path: Path
+) -> None:
     """With variable and rule, and nothing of a key."""
     write(tmp_path, ONE.sign(PREFIX + "runtime"), ONE)
     if harm is not None:
         harm(tmp_path)
     whole = {"KELVIN_INNER_TLS": str(tmp_path), "KELVIN_CONTROL": "https://c:1", **env}
     with pytest.raises(BadSetting) as bad:
-        read_between(whole, Role.RUNTIME, LISTEN)
+        read_peer_settings(whole, Role.RUNTIME, LISTEN)
     assert error in str(bad.value)
     assert "PRIVATE" not in str(bad.value)
 
@@ -75,9 +77,12 @@ def test_a_port_of_the_kernels_choice(tmp_path: Path) -> None:
     """Where a setting allows it; and how such a place is told to others, who could do nothing with 0.0.0.0."""
     write(tmp_path, ONE.of(Role.RUNTIME), ONE)
     env = {"KELVIN_INNER_TLS": str(tmp_path)}
-    assert read_between(env | {LISTEN: "10.0.0.1:0"}, Role.RUNTIME, LISTEN, any_port=True).listen == ("10.0.0.1", 0)
+    assert read_peer_settings(env | {LISTEN: "10.0.0.1:0"}, Role.RUNTIME, LISTEN, any_port=True).listen == (
+        "10.0.0.1",
+        0,
+    )
     for host in ("0.0.0.0", "[::]"):
         with pytest.raises(BadSetting, match="must be an address that other hosts reach"):
-            read_between(env | {LISTEN: f"{host}:0"}, Role.RUNTIME, LISTEN, any_port=True)
-    assert url_of("10.0.0.1", 7) == "https://10.0.0.1:7"
-    assert url_of("fd00::1", 7) == "https://[fd00::1]:7"
+            read_peer_settings(env | {LISTEN: f"{host}:0"}, Role.RUNTIME, LISTEN, any_port=True)
+    assert listener_url("10.0.0.1", 7) == "https://10.0.0.1:7"
+    assert listener_url("fd00::1", 7) == "https://[fd00::1]:7"

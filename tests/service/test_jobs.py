@@ -15,8 +15,8 @@ from contracts.errors import Failure, Refused, TenantSuspended, Unavailable
 from contracts.jobs import GateJob, SealJob
 from contracts.traffic_errors import Overloaded
 from service import jobs
-from service.born import BornProcess
-from service.jobs import JobDesk
+from service.born import ForkedProcess
+from service.jobs import JobRunner
 from tests.eventually import eventually
 
 GROWS = "x = []\nwhile True: x.append(bytearray(b'1') * (8 << 20))"
@@ -64,7 +64,7 @@ class Standbys:
         self.born: list[asyncio.subprocess.Process] = []
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[BornProcess]:
+    async def one(self) -> AsyncIterator[ForkedProcess]:
         program = await asyncio.create_subprocess_exec(sys.executable, "-c", self._source)
         self.born.append(program)
         try:
@@ -93,19 +93,19 @@ class Scripted:
     def signal(self, number: signal.Signals) -> None: ...
 
 
-def _desk(work: Work, weight_of: Callable[[str], int] = lambda _: 1) -> JobDesk:
+def _desk(work: Work, weight_of: Callable[[str], int] = lambda _: 1) -> JobRunner:
     @asynccontextmanager
-    async def standby() -> AsyncIterator[BornProcess]:
+    async def standby() -> AsyncIterator[ForkedProcess]:
         yield Scripted(work)  # type: ignore[misc]
 
-    return JobDesk(standby, weight_of)
+    return JobRunner(standby, weight_of)
 
 
 def _gate(tenant: str = "acme") -> GateJob:
     return GateJob(config_json="{}", tensors={}, tenant=tenant)
 
 
-async def _failure(desk: JobDesk) -> Failure:
+async def _failure(desk: JobRunner) -> Failure:
     with pytest.raises(Refused) as refused:
         await desk.gate(_gate())
     return refused.value.failure
@@ -125,7 +125,7 @@ async def test_job_beyond_its_bound_names_the_artifact(
     """It is killed, and its push is refused with the reason; a process that dies once may have been unlucky."""
     monkeypatch.setattr(jobs, bound, value)
     standbys = Standbys(source)
-    failure = await _failure(JobDesk(standbys.one))
+    failure = await _failure(JobRunner(standbys.one))
     assert isinstance(failure, ArtifactRejected)
     assert failure.status == 422
     assert reason in failure.reason
@@ -151,7 +151,7 @@ async def test_job_outlives_the_death_of_every_parked_process() -> None:
 async def test_job_ends_with_its_tenant() -> None:
     """A suspension ends what runs for the tenant, not at its bound."""
     standbys, suspended = Standbys(SLEEPS), set[str]()
-    job = asyncio.create_task(_failure(JobDesk(standbys.one, is_suspended=suspended.__contains__)))
+    job = asyncio.create_task(_failure(JobRunner(standbys.one, is_suspended=suspended.__contains__)))
     await eventually(lambda: bool(standbys.born))
     suspended.add("acme")
     assert await asyncio.wait_for(job, 20) == TenantSuspended()
@@ -161,7 +161,7 @@ async def test_job_ends_with_its_tenant() -> None:
 async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
     """Its tenant was suspended while another one's job ran."""
     standbys, suspended = Standbys(SLEEPS), set[str]()
-    desk = JobDesk(standbys.one, is_suspended=suspended.__contains__)
+    desk = JobRunner(standbys.one, is_suspended=suspended.__contains__)
     running = asyncio.create_task(desk.gate(_gate("other")))
     await eventually(lambda: len(standbys.born) == 1)
     waiting = asyncio.create_task(_failure(desk))
@@ -175,7 +175,7 @@ async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
 async def test_job_whose_caller_left_kills_its_process() -> None:
     """It is not asked to end: it may hold the interpreter for ever. The next tenant's job begins."""
     standbys = Standbys(SLEEPS)
-    desk = JobDesk(standbys.one)
+    desk = JobRunner(standbys.one)
     left = asyncio.create_task(desk.gate(_gate("hostile")))
     await eventually(lambda: len(standbys.born) == 1)
     other = asyncio.create_task(desk.gate(_gate("victim")))

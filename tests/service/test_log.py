@@ -19,7 +19,7 @@ from contracts.settings import BadSetting
 from contracts.trace import TraceContext
 from service.cause import begin
 from service.client import ServiceClient
-from service.log import OURS, configure_logging
+from service.log import PACKAGES, configure_logging
 from service.settings import log_level
 from tests.contracts.test_secrets import KEY, SECRET
 from tests.service.serving import served
@@ -50,7 +50,7 @@ def lines() -> Iterator[Any]:
     yield read
     root.handlers[:] = handlers
     root.setLevel(level)
-    for name in OURS:
+    for name in PACKAGES:
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
@@ -131,7 +131,7 @@ def test_packages_that_log_are_ours() -> None:
         if (root / path.relative_to(root).parts[0] / "__init__.py").exists()
         and "getLogger(__name__)" in path.read_text(encoding="utf-8")
     }
-    assert logging_ones - {"coldstart_bench", "tests"} == set(OURS)
+    assert logging_ones - {"coldstart_bench", "tests"} == set(PACKAGES)
 
 
 def test_terminal_gets_sentences(monkeypatch: pytest.MonkeyPatch) -> None:

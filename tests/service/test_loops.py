@@ -8,8 +8,16 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
 from contracts.errors import Refused, Unavailable
-from service.loops import FAILING_AFTER, PROCESS, STEADY_S, LoopHealth, Loops, ready_while_loops_work, record_error
-from telemetry.telemetry import local
+from service.loops import (
+    FAILING_AFTER,
+    PROCESS_HEALTH,
+    STEADY_S,
+    LoopHealth,
+    Loops,
+    ready_while_loops_work,
+    record_error,
+)
+from telemetry.telemetry import open_without_traces
 
 
 class Broken:
@@ -331,10 +339,10 @@ async def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
 @pytest.mark.virtual_time
 async def test_errors_are_on_the_metrics_page_of_every_process() -> None:
     """By the loop's name, beside the number of loops that keep failing."""
-    async with Loops(PROCESS) as loops:
+    async with Loops(PROCESS_HEALTH) as loops:
         loops.start("a loop of this test", Broken(ValueError("always")).run)
         await asyncio.sleep(30.0)
-        page = local("snapshotter").text()
-    errors = PROCESS.errors.pop("a loop of this test")
+        page = open_without_traces("snapshotter").render_page()
+    errors = PROCESS_HEALTH.errors.pop("a loop of this test")
     assert f'kelvin_loop_errors_total{{process="snapshotter",loop="a loop of this test"}} {errors}\n' in page
     assert 'kelvin_loops_failing{process="snapshotter"} 1\n' in page

@@ -48,7 +48,7 @@ def speaks(server: ssl.SSLContext, client: ssl.SSLContext) -> bool:
         pytest.param([TWO, THREE], [THREE, TWO], True, id="once more"),
     ],
 )
-def test_secrets(server: list[bytes], client: list[bytes], want: bool) -> None:
+def test_nodes_need_a_shared_secret(server: list[bytes], client: list[bytes], want: bool) -> None:
     """Both have to know the secret that the other one uses."""
     assert speaks(NodeTls(server).server(), NodeTls(client).client()) is want
 
@@ -63,7 +63,7 @@ def test_a_client_without_certificate() -> None:
     assert speaks(lenient, anybody), "the control: a server that asks for none would answer"
 
 
-def test_read(tmp_path: Path) -> None:
+def test_secrets_are_read_one_per_line(tmp_path: Path) -> None:
     """One a line."""
     path = tmp_path / "key"
     path.write_bytes(b"\n" + ONE + b"\n  " + TWO + b"\r\n")
@@ -80,7 +80,7 @@ def test_read(tmp_path: Path) -> None:
         pytest.param(ONE, 0o604, "every user", id="readable by all"),
     ],
 )
-def test_refused(tmp_path: Path, content: bytes, mode: int, rule: str) -> None:
+def test_bad_secret_file_is_refused(tmp_path: Path, content: bytes, mode: int, rule: str) -> None:
     """The text says the rule, and nothing of the content."""
     path = tmp_path / "key"
     path.write_bytes(content)

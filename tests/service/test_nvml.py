@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from contracts.gpu import GpuFacts, Healthy, Shown, judge
-from service.nvml import opened
+from contracts.gpu import CudaVisibility, GpuFacts, HealthyGpu, judge_gpu_health
+from service.nvml import open_gpus
 
 pynvml = pytest.importorskip("pynvml")
 
@@ -121,18 +121,18 @@ class FakeNvml:
 
 
 @contextmanager
-def looking(fake: FakeNvml, shown: Shown | None = None) -> Iterator[Any]:
+def looking(fake: FakeNvml, shown: CudaVisibility | None = None) -> Iterator[Any]:
     """And everything is given back."""
-    with opened(fake, shown=shown) as gpus:
+    with open_gpus(fake, shown=shown) as gpus:
         assert gpus is not None
         yield gpus
     assert (fake.open, fake.sets) == (0, 0)
 
 
-def test_all_that_a_device_says() -> None:
+def test_every_gpu_fact_is_read() -> None:
     """Once each."""
     with looking(FakeNvml()) as gpus:
-        assert gpus.look() == (FULL,)
+        assert gpus.read_facts() == (FULL,)
 
 
 def test_a_device_that_says_nothing_is_none_the_worse() -> None:
@@ -140,30 +140,30 @@ def test_a_device_that_says_nothing_is_none_the_worse() -> None:
     fake = FakeNvml()
     fake.refused = {name for name in dir(FakeNvml) if name.startswith(("nvmlDevice", "nvmlEvent"))}
     with looking(fake) as gpus:
-        assert gpus.look() == (GpuFacts("GPU 0"),)
-        assert judge(gpus.look()[0]) == Healthy()
+        assert gpus.read_facts() == (GpuFacts("GPU 0"),)
+        assert judge_gpu_health(gpus.read_facts()[0]) == HealthyGpu()
 
 
 @pytest.mark.parametrize("error", ["NVMLError_GpuIsLost", "NVMLError_GpuNotFound"])
-def test_a_device_that_is_lost(error: str) -> None:
+def test_lost_device_is_reported(error: str) -> None:
     """Only then."""
     fake = FakeNvml()
     with looking(fake) as gpus:
         fake.raises = getattr(pynvml, error)()
-        assert gpus.look() == (GpuFacts("GPU 0", lost=True),)
+        assert gpus.read_facts() == (GpuFacts("GPU 0", lost=True),)
         fake.raises = pynvml.NVMLError_Unknown()
-        assert gpus.look() == (GpuFacts("GPU 0"),)
+        assert gpus.read_facts() == (GpuFacts("GPU 0"),)
 
 
 def test_xids_are_kept_by_device() -> None:
     """Each once, from whenever it came; of a device that isn't known all are told."""
     fake = FakeNvml(devices=2)
     with looking(fake) as gpus:
-        assert [each.xids for each in gpus.look()] == [(), ()]
+        assert [each.xids for each in gpus.read_facts()] == [(), ()]
         fake.events = [(1, 79), (1, 79), (0, 13)]
-        assert [each.xids for each in gpus.look()] == [(13,), (79,)]
+        assert [each.xids for each in gpus.read_facts()] == [(13,), (79,)]
         fake.events = [(7, 62)]
-        assert [each.xids for each in gpus.look()] == [(13, 62), (79, 62)]
+        assert [each.xids for each in gpus.read_facts()] == [(13, 62), (79, 62)]
 
 
 @pytest.mark.parametrize("refused", [set(), {"nvmlDeviceGetMigMode"}], ids=["it could be parted", "it can't be"])
@@ -171,11 +171,11 @@ def test_what_cuda_does_not_show_is_not_looked_at(refused: set[str]) -> None:
     """Nothing of it is another one's; the number is still the machine's."""
     fake = FakeNvml(devices=2)
     fake.refused = refused
-    with looking(fake, Shown("1")) as gpus:
+    with looking(fake, CudaVisibility("1")) as gpus:
         fake.events = [(0, 79), (1, 13)]
-        assert [(each.name, each.xids) for each in gpus.look()] == [("GPU 1", (13,))]
-    with looking(fake, Shown("MIG-0")) as gpus:
-        assert [each.name for each in gpus.look()] == ["GPU 0", "GPU 1"]
+        assert [(each.name, each.xids) for each in gpus.read_facts()] == [("GPU 1", (13,))]
+    with looking(fake, CudaVisibility("MIG-0")) as gpus:
+        assert [each.name for each in gpus.read_facts()] == ["GPU 0", "GPU 1"]
 
 
 def test_without_a_driver_there_are_none() -> None:
@@ -186,16 +186,16 @@ def test_without_a_driver_there_are_none() -> None:
         raise pynvml.NVMLError_LibraryNotFound
 
     fake.nvmlInit = refuse  # type: ignore[method-assign]
-    with opened(fake) as gpus:
+    with open_gpus(fake) as gpus:
         assert gpus is None
 
 
 @pytest.mark.gpu
-def test_a_real_device() -> None:
+def test_real_gpu_reports_memory() -> None:
     """Says at least how much memory it has, and is not lost."""
-    with opened() as gpus:
+    with open_gpus() as gpus:
         if gpus is None:
             pytest.skip("no NVML on this machine: no GPU was asked")
-        for facts in gpus.look():
+        for facts in gpus.read_facts():
             assert not facts.lost
             assert facts.memory_total_bytes

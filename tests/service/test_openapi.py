@@ -8,7 +8,7 @@ from fastapi import FastAPI, Response
 from contracts.control import Scope
 from contracts.errors import Conflict, NotFound
 from contracts.wire import Wire
-from service.openapi import add_description, describe, described
+from service.openapi import add_description, build_document, route_docs
 
 
 class Wanted(Wire, frozen=True):
@@ -27,7 +27,9 @@ class Made(Wire, frozen=True):
 def app() -> FastAPI:
     """One route, and the document's own."""
     made = FastAPI(openapi_url=None)
-    arguments = described(Made, NotFound, Conflict, status=201, also={202: None}, takes=Wanted, scope=Scope.PUSH)
+    arguments = route_docs(
+        Made, NotFound, Conflict, status=201, extra_responses={202: None}, request_body=Wanted, scope=Scope.PUSH
+    )
 
     @made.post("/things/{thing}", **arguments)
     async def make(thing: str) -> Response:
@@ -39,7 +41,7 @@ def app() -> FastAPI:
 
 def test_a_route_is_described() -> None:
     """Its body, its answers, its refusals with the codes of their status, the scope, and what all of them mean."""
-    document = describe(app(), "Things")
+    document = build_document(app(), "Things")
     operation = document["paths"]["/things/{thing}"]["post"]
     assert operation["security"] == [{"key": ["push"]}]
     assert operation["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Wanted"}
@@ -66,26 +68,26 @@ def test_a_route_that_says_nothing_is_noticed() -> None:
         raise NotImplementedError
 
     with pytest.raises(KeyError, match="GET /silent is not described"):
-        describe(made, "Things")
+        build_document(made, "Things")
 
 
-def test_a_name_means_one_thing() -> None:
+def test_two_types_of_one_name_are_refused() -> None:
     """Two types of one name would be one schema."""
     made, other = app(), type("Made", (Wire,), {"__annotations__": {"size": int}}, frozen=True)
 
-    @made.get("/other", **described(other))
+    @made.get("/other", **route_docs(other))
     async def another() -> Response:
         raise NotImplementedError
 
     with pytest.raises(KeyError, match="name Made"):
-        describe(made, "Things")
+        build_document(made, "Things")
 
 
 @pytest.mark.parametrize(
     ("kind", "media_type"),
     [pytest.param(bytes, "application/octet-stream", id="bytes"), pytest.param(str, "text/plain", id="text")],
 )
-def test_what_is_no_json(kind: Any, media_type: str) -> None:
+def test_non_json_body_has_its_media_type(kind: Any, media_type: str) -> None:
     """Has its own media type."""
-    answers = described(kind)["openapi_extra"]["x-answers"]
+    answers = route_docs(kind)["openapi_extra"]["x-answers"]
     assert list(answers["200"]["content"]) == [media_type]

@@ -14,9 +14,9 @@ from service.private import make_private
 ROOT = Path(__file__).parents[2]
 ABORTS = """
 import ctypes, os, signal, sys
-from service.private import keep_secrets
+from service.private import protect_memory
 if sys.argv[1] == "kept":
-    keep_secrets()
+    protect_memory()
 print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)  # PR_GET_DUMPABLE
 os.kill(os.getpid(), signal.SIGABRT)
 """
@@ -64,12 +64,12 @@ def test_directory_of_another_user_stays_as_it_is(
     assert tmp_path.stat().st_mode & 0o777 == mode
 
 
-def test_it_leaves_no_core(tmp_path: Path) -> None:
+def test_protected_process_leaves_no_core(tmp_path: Path) -> None:
     """Even where its limits allow one."""
     assert _aborted("kept", tmp_path) == ("0", [])
 
 
-def test_without_it_there_would_be_one(tmp_path: Path) -> None:
+def test_unprotected_process_leaves_a_core(tmp_path: Path) -> None:
     """Negative control."""
     dumpable, left = _aborted("plain", tmp_path)
     assert dumpable == "1"

@@ -43,7 +43,7 @@ def test_a_child_is_born_between_two_readings() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 3, 5, 9], ids=lambda number: f"before reading {number}")
-def test_who_loses_the_core_was_born_no_sooner(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_time_is_stable_under_preemption(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bill of 113 ms that a replica never lived would be one that does not agree with its supervisor's clock."""
     monkeypatch.setattr(processes, "time", clocks(lambda _: False))
     want = born_ns(os.getpid())
@@ -51,7 +51,7 @@ def test_who_loses_the_core_was_born_no_sooner(lost: int, monkeypatch: pytest.Mo
     assert abs(born_ns(os.getpid()) - want) < TICK_NS
 
 
-def test_control(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_preemption_shifts_the_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who loses it before each second reading is told another time: then there is nothing to tell it by."""
     monkeypatch.setattr(processes, "time", clocks(lambda _: False))
     want = born_ns(os.getpid())

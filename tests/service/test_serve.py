@@ -104,7 +104,7 @@ async def test_service_is_not_ready_while_a_loop_keeps_failing(tmp_path: Path, m
     """Its `/readyz` says 503, which is no answer to a sibling; its other routes answer."""
     monkeypatch.setattr(LoopHealth, "failing", lambda _: ("feed",))
     async with served(tmp_path, _app()) as service:
-        async with service.client.session.get(f"{service.client.base}/readyz") as answer:
+        async with service.client.session.get(f"{service.client.base_url}/readyz") as answer:
             assert answer.status == 503
         with pytest.raises(Refused):
             await service.client.call("GET", "/readyz", dict[str, int], timeout_s=5)

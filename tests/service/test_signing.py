@@ -37,7 +37,7 @@ def public_pem_of(private: Private) -> bytes:
         pytest.param(ec.generate_private_key(ec.SECP256R1()), id="p-256"),
     ],
 )
-def test_a_key_signs(tmp_path: Path, private: Private) -> None:
+def test_signature_verifies_with_its_key_id(tmp_path: Path, private: Private) -> None:
     """By the id that it has, what it signed is its own; nothing else is."""
     (tmp_path / "key.pem").write_bytes(pem_of(private))
     signer = load_signer(tmp_path / "key.pem")
@@ -57,7 +57,7 @@ def test_a_key_signs(tmp_path: Path, private: Private) -> None:
         pytest.param(pem_of(rsa.generate_private_key(65537, 2048)), "Ed25519", id="RSA"),
     ],
 )
-def test_what_is_no_key(tmp_path: Path, content: bytes | None, rule: str) -> None:
+def test_invalid_key_file_is_refused(tmp_path: Path, content: bytes | None, rule: str) -> None:
     """File and rule are named."""
     path = tmp_path / "key.pem"
     if content is not None:
@@ -103,7 +103,7 @@ def test_the_own_key_may_come_later(tmp_path: Path) -> None:
     assert trust.name_of(stranger.key_id) is None
 
 
-def test_roots(tmp_path: Path) -> None:
+def test_every_pem_file_is_a_trust_root(tmp_path: Path) -> None:
     """Every PEM file of the directory is one, by its name; what is no key is refused with the setting."""
     private = ec.generate_private_key(ec.SECP256R1())
     (tmp_path / "key.pem").write_bytes(pem_of(private))

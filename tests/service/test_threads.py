@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.threads import to_the_end
+from service.threads import run_uncancellable
 
 
-async def test_one_call() -> None:
+async def test_thread_call_returns_result_or_error() -> None:
     """Its result or its error."""
-    assert await to_the_end(None, pow, 2, 10) == 1024
+    assert await run_uncancellable(None, pow, 2, 10) == 1024
     with pytest.raises(ZeroDivisionError):
-        await to_the_end(None, divmod, 1, 0)
+        await run_uncancellable(None, divmod, 1, 0)
 
 
 async def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
@@ -28,7 +28,7 @@ async def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() ->
         raise KeyError("late")
 
     with ThreadPoolExecutor(1) as threads:
-        work = asyncio.ensure_future(to_the_end(threads, call))
+        work = asyncio.ensure_future(run_uncancellable(threads, call))
         await asyncio.to_thread(begun.wait, 30)
         for _ in range(3):
             work.cancel()

@@ -10,24 +10,24 @@ from aiohttp import web
 from contracts.roles import Role
 from service.client import ServiceClient
 from service.unix import SocketDirectory
-from service.way import HostWay, Ways, is_remote
-from tests.listening import Listening
+from service.way import ConnectorFactory, HostConnector, is_remote
+from tests.listening import StubServer
 
 
-async def test_a_pod_is_spoken_to_plainly(tmp_path: Path) -> None:
+async def test_plain_http_is_for_pods_alone(tmp_path: Path) -> None:
     """By whoever reaches pods; for all others such an address is refused, by its name."""
     app = web.Application()
     app.router.add_get("/name", _name)
-    listening = Listening(app)
+    listening = StubServer(app)
     url = f"http://127.0.0.1:{await listening.start_at()}"
     with closing(SocketDirectory(tmp_path)) as directory:
-        client = ServiceClient.by(Ways(directory, pods=True).to(url, Role.RUNTIME), "the pod")
+        client = ServiceClient.from_connector(ConnectorFactory(directory, pods=True).to(url, Role.RUNTIME), "the pod")
         try:
             assert await client.call("GET", "/name", str, timeout_s=10) == "pod"
         finally:
             await client.close()
         with pytest.raises(ValueError, match=f"^{url}: must be https://$"):
-            Ways(directory).to(url, Role.RUNTIME)
+            ConnectorFactory(directory).to(url, Role.RUNTIME)
     await listening.stop()
 
 
@@ -39,7 +39,7 @@ async def _name(_: web.Request) -> web.Response:
     ("address", "want"),
     [("rt-r1.sock", False), ("https://h:1", True), ("http://192.0.2.1:8012", True), ("https.sock", False)],
 )
-def test_what_is_on_another_host(address: str, want: bool) -> None:
+def test_remote_address_is_told_by_its_prefix(address: str, want: bool) -> None:
     """By how it begins."""
     assert is_remote(address) is want
 
@@ -47,4 +47,4 @@ def test_what_is_on_another_host(address: str, want: bool) -> None:
 async def test_a_name_that_no_host_can_have_is_an_oserror() -> None:
     """As everything is by which connecting fails: who tries again later need not know of names."""
     with pytest.raises(OSError, match=r"^http://a\.\.b:80: "):
-        await HostWay("http://a..b:80", None).connect(asyncio.Protocol)
+        await HostConnector("http://a..b:80", None).connect(asyncio.Protocol)

@@ -119,12 +119,12 @@ async def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path
         pytest.param(_send(b'{"ok":false}'), Internal(), id="a refusal without a reason"),
     ],
 )
-async def test_what_is_no_birth(tmp_path: Path, answer: Answer, want: Failure) -> None:
+async def test_invalid_fork_reply_is_a_failure(tmp_path: Path, answer: Answer, want: Failure) -> None:
     """Every other answer is a failure, and its descriptors are closed."""
     assert await _refusal(tmp_path, answer) == want
 
 
-async def test_nonsense_is_refused(tmp_path: Path) -> None:
+async def test_undecodable_reply_is_refused(tmp_path: Path) -> None:
     """An answer that does not decode is named as such."""
     assert isinstance(await _refusal(tmp_path, _send(b"[1]", fds=2)), InvalidRequest)
 
@@ -139,7 +139,7 @@ async def test_a_zygote_that_does_not_answer_is_given_up(tmp_path: Path) -> None
     assert await _refusal(tmp_path, answer, 0.2) == Unavailable("the zygote")
 
 
-async def test_no_zygote_at_all(tmp_path: Path) -> None:
+async def test_missing_zygote_is_unavailable(tmp_path: Path) -> None:
     """Nobody listens: unavailable, at once."""
     directory = SocketDirectory(tmp_path)
     with pytest.raises(Refused) as refused:

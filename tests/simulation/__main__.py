@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.simulation.history import History
-from tests.simulation.play import Outcome, draw_for, play, search, shrink
+from tests.simulation.play import Outcome, draw_for, play, search_seeds, shrink_history
 from tests.simulation.worlds import WORLDS
 
 
@@ -38,7 +38,7 @@ def main() -> int:
         return bool(options.all)
 
     begun_s = time.perf_counter()
-    found = search(world_type, range(options.seed, options.seed + options.histories), seen)
+    found = search_seeds(world_type, range(options.seed, options.seed + options.histories), seen)
     print(f"{options.histories} histories, {time.perf_counter() - begun_s:.1f} s")
     for kind, count in kinds.most_common():
         print(f"{count} times, first with seed {first[kind]}: {': '.join(kind)}")
@@ -47,7 +47,7 @@ def main() -> int:
 
 def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
     if outcome.broken is not None and not options.no_shrink:
-        outcome = shrink(WORLDS[outcome.history.world], outcome)
+        outcome = shrink_history(WORLDS[outcome.history.world], outcome)
     if outcome.broken is not None or options.trace:
         print(outcome)
     return int(outcome.broken is not None)

@@ -21,7 +21,7 @@ from unittest import mock
 from blobstore.memory import MemoryStore
 from blobstore.store import BlobStat, BlobUnavailable
 from contracts.errors import Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.simulation.world import InjectedError, World, operation
 from tests.weightcache.kit import Version, describe, publish, settings_of
 from weightcache.cache import Cache, open_cache
@@ -119,18 +119,18 @@ class CacheWorld(World):
         self.delays = Random(random.random())
         self.slowest_s = random.choice((0.001, 0.05))
         self.loop.executor_delay_s = self._delay_s
-        chunks = [random.randbytes(PAGE * random.choice((1, 1, 2))) for _ in range(CHUNKS)]
+        chunks = [random.randbytes(PAGE_BYTES * random.choice((1, 1, 2))) for _ in range(CHUNKS)]
         self.versions: list[Version] = []
         for _ in range(VERSIONS):
             chosen = random.sample(chunks, random.randint(1, CHUNKS - 4))
-            self.versions.append(describe(chosen, 2 * PAGE))
+            self.versions.append(describe(chosen, 2 * PAGE_BYTES))
         for tenant in TENANTS:
             for version in self.versions:
                 await publish(self.store, version, tenant)
         largest = max(len(version.linear) for version in self.versions)
         slabs = random.choice((6, 8, 16, 40))
         self.settings: CacheSettings = replace(
-            settings_of(self.directory, slabs=slabs, slab_bytes=SLAB_PAGES * PAGE),
+            settings_of(self.directory, slabs=slabs, slab_bytes=SLAB_PAGES * PAGE_BYTES),
             nvme_bytes=random.choice((largest // 2, 2 * largest, 1 << 24)),
             scrub_s=random.choice((0.0, 20.0)),
         )
@@ -276,7 +276,7 @@ class CacheWorld(World):
     @operation(5)
     async def examine(self, random: Random) -> None:
         """Some chunks are looked at, several times at once."""
-        kept = sorted(self.cache.examiner.kept())
+        kept = sorted(self.cache.examiner.stored_chunks())
         wrong = [(tier, key, size) for tier, key, size in kept if tier == "host" and key in self.wrong_in_memory]
         for tier, key, _ in random.sample(wrong or kept, min(len(wrong or kept), 2)):
             for _ in range(random.randint(1, 3)):
@@ -349,15 +349,15 @@ class CacheWorld(World):
             task.cancel()
         await asyncio.gather(*self.leases, *self.tasks, return_exceptions=True)
         async with asyncio.timeout(CALM_S):
-            await self.cache.loader.settle()
+            await self.cache.loader.wait_until_idle()
         await self._check_all()
-        await self.cache.loader.settle()
+        await self.cache.loader.wait_until_idle()
         self.at_rest_busy = await self._busy()
         self.not_leased: list[str] = []
         for tenant in TENANTS:
             for version in self.versions:
                 await self._lease_at_rest(tenant, version)
-        await self.cache.loader.settle()
+        await self.cache.loader.wait_until_idle()
         self.at_rest_busy = max(self.at_rest_busy, await self._busy())
 
     async def _busy(self) -> int:

@@ -15,19 +15,19 @@ import msgspec
 
 from activator.keys import VersionKey
 from activator.policy.admission import QueueLimits
-from activator.policy.bounds import Bound
+from activator.policy.bounds import QueueLimit
 from contracts.control import ModelRow, TenantLimits, TenantRow
 from contracts.usage import RequestRecord
 from contracts.wire import decode
-from spool.recovery import left_records, spools_of
+from spool.recovery import leftover_records, list_spools
 from tests.simulation import door_invariants as invariants
-from tests.simulation.door_caller import Caller, Wish
-from tests.simulation.door_control import REPLICAS_MAX, FakeControl
-from tests.simulation.door_process import DoorProcess, Settings
-from tests.simulation.door_replicas import DONE, MOODS
+from tests.simulation.door_caller import ClientRequest, SimulatedClient
+from tests.simulation.door_control import REPLICAS_MAX, FakeControlPlane
+from tests.simulation.door_process import ActivatorProcess, Settings
+from tests.simulation.door_replicas import DONE, FAULTY_BEHAVIOURS
 from tests.simulation.network import Network
 from tests.simulation.spools import COMMIT_S, FaultyDisk
-from tests.simulation.world import Broken, World, operation
+from tests.simulation.world import InvariantBroken, World, operation
 
 TENANTS: Final = ("ann", "bob", "cy")
 MODELS: Final = (("ann", "small"), ("ann", "large"), ("bob", "own"))
@@ -44,7 +44,7 @@ PROBES: Final = (("ann", "ann", "small"), ("bob", "bob", "own"), ("cy", "ann", "
 PROBE_MICROS: Final = 400  # the most that is held for one probe
 
 
-class DoorWorld(World):
+class ActivatorWorld(World):
     """Three tenants, three models of one version each, and as many replicas as are asked for."""
 
     name = "door"
@@ -54,19 +54,21 @@ class DoorWorld(World):
         """A control plane, some models, and a first process of the door."""
         random = self.random
         self.network = Network(Random(random.random()))
-        self.control = FakeControl(self.network, self.clocks, Random(random.random()))
+        self.control = FakeControlPlane(self.network, self.clocks, Random(random.random()))
         self.disk = FaultyDisk()
         entries = random.choice((2, 4, 12, 50))
-        bound = Bound(entries, 64 << 10, random.choice((2000, 100_000)))
-        limits = QueueLimits(bound, Bound(max(1, entries - 1), 64 << 10, 100_000), bound, random.choice((2.0, 30.0)))
+        bound = QueueLimit(entries, 64 << 10, random.choice((2000, 100_000)))
+        limits = QueueLimits(
+            bound, QueueLimit(max(1, entries - 1), 64 << 10, 100_000), bound, random.choice((2.0, 30.0))
+        )
         self.settings = Settings(limits, hedges=random.random() < 0.7)
-        self.doors: list[DoorProcess] = []  # that are alive, the oldest first
+        self.doors: list[ActivatorProcess] = []  # that are alive, the oldest first
         self.made = 0
         self.is_starting = False  # the next process, and none is there meanwhile
         self.tasks: set[asyncio.Task[Any]] = set()  # starts and restarts
         self.restarting: asyncio.Task[Any] | None = None
-        self.callers: list[Caller] = []
-        self.waiting: list[Caller] = []  # in the listening socket's queue: no process accepts
+        self.callers: list[SimulatedClient] = []
+        self.waiting: list[SimulatedClient] = []  # in the listening socket's queue: no process accepts
         self.forgot_s: list[float] = []  # when answers that were kept for their keys may have been lost
         self.owed: set[str] = set()  # requests whose durable records a killed process has left
         self.disturbed_s = 0.0  # until when faults may have kept something from being told
@@ -89,7 +91,7 @@ class DoorWorld(World):
 
     # Requests.
 
-    def _ask(self, random: Random, model: tuple[str, str] | None = None, tag: str | None = None) -> Caller:
+    def _ask(self, random: Random, model: tuple[str, str] | None = None, tag: str | None = None) -> SimulatedClient:
         owner, name = model or random.choice(MODELS)
         tenant = "cy" if name == "small" and random.random() < 0.3 else owner
         headers = [(b"x-kelvin-priority", random.choice((b"batch", b"standard", b"interactive")))]
@@ -99,7 +101,7 @@ class DoorWorld(World):
         if key is not None:
             headers.append((b"idempotency-key", f"key-{key}".encode()))
         called = f"{owner}/{name}" if tenant != owner else name
-        wish = Wish(
+        wish = ClientRequest(
             tag=tag or (f"t{random.randrange(1 << 30)}" if key is None else f"key-{tenant}-{key}"),
             tenant=tenant,
             model=called,
@@ -111,9 +113,9 @@ class DoorWorld(World):
         )
         return self._call(wish, random)
 
-    def _call(self, wish: Wish, random: Random) -> Caller:
+    def _call(self, wish: ClientRequest, random: Random) -> SimulatedClient:
         """Connect to a process that accepts, or wait for one."""
-        caller = Caller(wish, self.note)
+        caller = SimulatedClient(wish, self.note)
         self.callers.append(caller)
         accepting = [door for door in self.doors if door.accepts.is_set() and not door.stop.is_set()]
         if accepting:
@@ -237,12 +239,12 @@ class DoorWorld(World):
             self.loop.call_later(random.choice((0.0, 0.3, 8.0)), self.control.lose, name)
 
     @operation(5)
-    async def sour(self, random: Random) -> None:
+    async def degrade_replicas(self, random: Random) -> None:
         """Some replicas answer badly, for a while."""
         names = list(self.control.replicas)
         for name in random.sample(names, min(len(names), random.randint(1, 3))):
             replica = self.control.replicas[name]
-            replica.mood = random.choice(MOODS)
+            replica.mood = random.choice(FAULTY_BEHAVIOURS)
             replica.is_deaf = random.random() < 0.1
             if random.random() < 0.7:
                 self.loop.call_later(random.uniform(0.1, 20.0), self._heal, name)
@@ -263,7 +265,7 @@ class DoorWorld(World):
         """The control plane is away for some time; what changes meanwhile is in its next snapshot."""
         self.control.is_away = True
         self.control.cut_feed()
-        self._disturb(random.choice((0.1, 3.0, 30.0)))
+        self._begin_fault(random.choice((0.1, 3.0, 30.0)))
 
     @operation(1)
     async def cut_feed(self, random: Random) -> None:
@@ -274,8 +276,8 @@ class DoorWorld(World):
     async def exhaust_descriptors(self, random: Random) -> None:
         """For a moment nothing more can be opened."""
         for door in self.doors:
-            door.poke.fails = True
-        self._disturb(random.uniform(0.05, 3.0))
+            door.send_wake.fails = True
+        self._begin_fault(random.uniform(0.05, 3.0))
 
     @operation(1)
     async def fill_disk(self, random: Random) -> None:
@@ -289,17 +291,17 @@ class DoorWorld(World):
                 self.disk.commit_s = random.choice((0.2, 3.0))
         for_s = random.uniform(0.05, 5.0)
         self.disk_bad_until_s = max(self.disk_bad_until_s, self.loop.time() + for_s + DISK_S)
-        self._disturb(for_s)
+        self._begin_fault(for_s)
 
-    def _disturb(self, for_s: float) -> None:
+    def _begin_fault(self, for_s: float) -> None:
         self.disturbed_s = max(self.disturbed_s, self.loop.time() + for_s)
-        self.loop.call_later(for_s, self._undisturb)
+        self.loop.call_later(for_s, self._end_fault)
 
-    def _undisturb(self) -> None:
+    def _end_fault(self) -> None:
         if self.loop.time() >= self.disturbed_s - 1e-6:
             self.control.is_away = False
             for door in self.doors:
-                door.poke.fails = False
+                door.send_wake.fails = False
             self.disk.is_full = self.disk.fails = False
             self.disk.commit_s = COMMIT_S
 
@@ -322,10 +324,10 @@ class DoorWorld(World):
         """The wall clock is set, by up to a day, or is put right again."""
         self.clocks.ahead_s = 0.0 if self.clocks.ahead_s else random.choice(STEPS_S)
 
-    async def _begin_door(self, random: Random, after_s: float = 0.0) -> DoorProcess:
+    async def _begin_door(self, random: Random, after_s: float = 0.0) -> ActivatorProcess:
         await asyncio.sleep(after_s)
         self.made += 1
-        door = DoorProcess(self, self.made, self.settings, self.network, self.control, self.disk, random)
+        door = ActivatorProcess(self, self.made, self.settings, self.network, self.control, self.disk, random)
         self.doors.append(door)
         self.is_starting = False
         self.note(f"{door} begins")
@@ -336,18 +338,18 @@ class DoorWorld(World):
                 door.take(caller)
         return door
 
-    async def _kill(self, door: DoorProcess, random: Random) -> None:
+    async def _kill(self, door: ActivatorProcess, random: Random) -> None:
         self.note(f"{door} is killed")
         self.forgot_s.append(self.loop.time())
         self.doors.remove(door)
         cut = [caller.wish for caller in door.callers if not caller.is_over]
         await door.kill()
-        for payload in left_records(door.spools, lambda source: source == door.name):
+        for payload in leftover_records(door.spools, lambda source: source == door.name):
             self.owed.add(decode(payload, RequestRecord).request_id)
         self._ask_again([wish for wish in cut if random.random() < 0.5], random)
         self._ensure_door(random)
 
-    def _ask_again(self, wishes: list[Wish], random: Random) -> None:
+    def _ask_again(self, wishes: list[ClientRequest], random: Random) -> None:
         for wish in wishes:
             self.loop.call_later(random.uniform(0.0, ASK_AGAIN_S), self._call, wish, Random(random.random()))
 
@@ -394,7 +396,7 @@ class DoorWorld(World):
     async def calm(self) -> None:
         """All faults end, and all deadlines pass. Then the door serves each tenant, before and after a restart."""
         self.disturbed_s = 0.0
-        self._undisturb()
+        self._end_fault()
         self.control.start_fails = 0.0
         for name in self.control.replicas:
             self._heal(name)
@@ -425,7 +427,7 @@ class DoorWorld(World):
                 break
 
     def _is_shipped(self) -> bool:
-        left = any(acknowledged < last for _, (acknowledged, last) in spools_of(self.directory / "spool"))
+        left = any(acknowledged < last for _, (acknowledged, last) in list_spools(self.directory / "spool"))
         return not left and all(door.feed.connected and door.shipper.backlog == 0 for door in self.doors)
 
     async def _probe(self, when: str) -> None:
@@ -440,7 +442,7 @@ class DoorWorld(World):
             self.control.add_replica(key, 2)
             await asyncio.sleep(1.0)
             called = model if tenant == owner else f"{owner}/{model}"
-            wish = Wish(f"probe-{tenant} {when}", tenant, called, stream=True, max_tokens=3, deadline_s=60.0)
+            wish = ClientRequest(f"probe-{tenant} {when}", tenant, called, stream=True, max_tokens=3, deadline_s=60.0)
             # The first request behind a disk that failed is refused. Its record shows that the disk works again.
             for _ in range(1 + any(door.spool.failure is not None for door in self.doors)):
                 caller = self._call(wish, Random(0))
@@ -451,7 +453,9 @@ class DoorWorld(World):
             is_spent = budget_micros is not None and self.control.spent(tenant) + PROBE_MICROS > budget_micros
             is_served = caller.status == 200 and DONE in bytes(caller.body)
             if not is_served and not (is_spent and b"budget" in caller.body):
-                raise Broken("each_tenant_is_served", f"{tenant} {when}: {caller.status} {bytes(caller.body)[:300]!r}")
+                raise InvariantBroken(
+                    "each_tenant_is_served", f"{tenant} {when}: {caller.status} {bytes(caller.body)[:300]!r}"
+                )
 
     async def stop(self) -> None:
         """As an activator ends."""
@@ -465,13 +469,13 @@ class DoorWorld(World):
         self.control.close()
 
 
-DoorWorld.always = (
+ActivatorWorld.always = (
     invariants.each_caller_is_answered_once, invariants.deadlines_hold, invariants.answers_are_of_one_run,
     invariants.no_failure_is_internal, invariants.parts_of_the_door_are_sound,
     invariants.nobody_waits_for_what_is_deleted, invariants.versions_that_are_wanted_are_asked_for,
     invariants.the_next_process_knows_the_table,
 )  # fmt: skip
-DoorWorld.at_rest = (
+ActivatorWorld.at_rest = (
     invariants.nothing_is_left_of_requests, invariants.replicas_are_free, invariants.every_answer_is_recorded,
     invariants.no_record_is_lost_or_doubled, invariants.a_key_runs_once,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message
 
-from activator.alarm import Alarm
+from activator.alarm import DeadlineTimer
 from activator.edge_connection import EXTENSION
 from activator.exchange import ARRIVED, NAMED, arrival, new_request_id
 from tests.simulation.door_control import secret_of
@@ -17,7 +17,7 @@ PATH: Final = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ClientRequest:
     """What is asked for."""
 
     tag: str  # no other wish has it, but for those of the same key and content
@@ -30,13 +30,13 @@ class Wish:
     slow_s: float = 0.0  # until the client has taken a piece of the answer
 
 
-class Caller:
+class SimulatedClient:
     """Implements `exchange.Connection`."""
 
-    def __init__(self, wish: Wish, note: Callable[[str], None]) -> None:
+    def __init__(self, wish: ClientRequest, note: Callable[[str], None]) -> None:
         self.wish = wish
         self._note = note
-        self.alarm = Alarm()
+        self.alarm = DeadlineTimer()
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.body = bytearray()

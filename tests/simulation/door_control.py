@@ -32,7 +32,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.forecast import Forecast
 from contracts.manifest import Limits
 from contracts.spending import SpendingRow, TokenPrices
-from contracts.timeline import Span, Stage
+from contracts.timeline import Stage, StageSpan
 from contracts.usage import RequestRecord
 from contracts.wire import decode, encode
 from service.client import ServiceClient
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 HEARTBEAT_S: Final = 5.0
 START_S: Final = ((0.2, 3.0), (3.0, 25.0))  # a quick one, a slow one
-RESTORE: Final = (Span(Stage.DECIDED, 1000), Span(Stage.READY, 30_000))
+RESTORE: Final = (StageSpan(Stage.DECIDED, 1000), StageSpan(Stage.READY, 30_000))
 PRICES: Final = TokenPrices(per_tokens=1, prompt=1, cached=0, completion=2, request=1)
 REPLICAS_MAX: Final = 4  # of one version
 
@@ -80,7 +80,7 @@ class _Empty:
 
 
 @dataclass(eq=False)
-class FakeControl:
+class FakeControlPlane:
     """Runs on the simulation's loop. `start_fails` is how likely a start comes to nothing."""
 
     network: Network
@@ -308,10 +308,10 @@ class FakeControl:
 class ControlClient(ServiceClient):
     """As an activator calls the fake."""
 
-    def __init__(self, control: FakeControl) -> None:
+    def __init__(self, control: FakeControlPlane) -> None:
         self._fake = control
         self._is_dead = False
-        self.base = ""
+        self.base_url = ""
 
     def die(self) -> None:
         """The process that calls is dead."""

@@ -14,52 +14,52 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from activator import app, last_feed
-from activator.allowances import Allowances
+from activator.allowances import TenantLimiter
 from activator.answers_handover import HandoverReceiver, HandoverSender
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
 from activator.backlogs import Backlogs
-from activator.budgets import Budgets
+from activator.budgets import TenantBudgets
 from activator.cache import ResponseCache
-from activator.call import Sender
+from activator.call import UpstreamRequestFactory
 from activator.completions import Completions
-from activator.door import Door
-from activator.errands import Errands
+from activator.door import FrontDoorApp
+from activator.errands import BackgroundTasks
 from activator.exchange import RequestLimits
 from activator.feed import FeedClient
 from activator.hedges import Hedges
-from activator.kept_answers import OwnAnswers
+from activator.kept_answers import LocalAnswerStore
 from activator.key_uses import KeyUses
 from activator.keys import VersionKey
-from activator.ladder import Ladders
+from activator.ladder import Degradation
 from activator.last_feed import LastFeed
-from activator.lists import Lists
-from activator.meters import Meters
-from activator.once import Once
+from activator.lists import LookupRoutes
+from activator.meters import RequestMetrics
+from activator.once import Idempotency
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.policy.admission import QueueLimits
 from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS
 from activator.policy.retries import LIMITS as RETRY_LIMITS
-from activator.policy.retries import Budgets as RetryBudgets
-from activator.proxy import Upstreams
-from activator.rates import InProcess, Rates
-from activator.reporter import Reporter
-from activator.shares import Room, Shares
+from activator.policy.retries import RetryBudgets
+from activator.proxy import ReplicaSessions
+from activator.rates import LocalRateCounter, RateLimits
+from activator.reporter import LoadReporter
+from activator.shares import LocalConcurrencyLimiter, SharedCapacity
 from activator.sinks import ControlSink
-from activator.table import Table
+from activator.table import RoutingTable
 from activator.throttler import Throttler
 from activator.timelines import Timelines
-from activator.under_way import UnderWay
-from activator.usage import Endings, Usage, poster
+from activator.under_way import InFlightRequests
+from activator.usage import CompletionLog, UsageRecords, ledger_poster
 from activator.wake import Waker
 from contracts.control import Feed
 from service.unix import SocketDirectory
 from spool import Shipper
-from telemetry.telemetry import local
-from tests.simulation.door_caller import Caller
-from tests.simulation.door_control import ControlClient, FakeControl
-from tests.simulation.network import NearSide, Network
+from telemetry.telemetry import open_without_traces
+from tests.simulation.door_caller import SimulatedClient
+from tests.simulation.door_control import ControlClient, FakeControlPlane
+from tests.simulation.network import ClientSide, Network
 from tests.simulation.spools import FaultyDisk, close_files, freeze_spool, open_spool
 from tests.simulation.world import InjectedError, World
 
@@ -83,16 +83,16 @@ class Settings:
 class _FaultyPoke:
     """What tells the decider, out of descriptors at times."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: LoadReporter) -> None:
         self._reporter = reporter
         self.fails = False
         self.poked_s: dict[VersionKey, float] = {}
 
-    async def poke(self, key: VersionKey) -> bool:
+    async def send_wake(self, key: VersionKey) -> bool:
         self.poked_s[key] = asyncio.get_running_loop().time()
         if self.fails:
             raise InjectedError(errno.EMFILE, "Too many open files")
-        return await self._reporter.poke(key)
+        return await self._reporter.send_wake(key)
 
 
 class _Sockets(SocketDirectory):
@@ -109,7 +109,7 @@ class _Sockets(SocketDirectory):
         return SimpleNamespace(close=lambda: None)
 
 
-class DoorProcess:
+class ActivatorProcess:
     """Accepts requests from `accepts` on, until it ends or dies."""
 
     def __init__(
@@ -118,7 +118,7 @@ class DoorProcess:
         number: int,
         settings: Settings,
         network: Network,
-        control: FakeControl,
+        control: FakeControlPlane,
         disk: FaultyDisk,
         random: Random,
     ) -> None:
@@ -126,61 +126,70 @@ class DoorProcess:
         self._world = world
         self.name = f"{app.PREFIX}{number}"
         clocks = world.clocks
-        self.callers: list[Caller] = []
+        self.callers: list[SimulatedClient] = []
         self.accepts = asyncio.Event()
         self.stop = asyncio.Event()  # it takes nothing new
         self.is_dead = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.spools = world.directory / "spool"
         self.spool = open_spool(self.spools, self.name, disk)
-        self._near = NearSide(network)
+        self._near = ClientSide(network)
         self._directory = _Sockets(world.directory / "run", network)
         self._control = control
         self._client = client = ControlClient(control)
-        telemetry = local("activator")
+        telemetry = open_without_traces("activator")
         page = telemetry.page
-        self.shipper = Shipper(self.spool, poster(client))
-        self.errands = Errands()
-        self.upstreams = Upstreams(self._near, self.errands)  # type: ignore[arg-type]
-        self.table, timelines, self.under_way = Table(), Timelines(), UnderWay()
+        self.shipper = Shipper(self.spool, ledger_poster(client))
+        self.background_tasks = BackgroundTasks()
+        self.replica_sessions = ReplicaSessions(self._near, self.background_tasks)  # type: ignore[arg-type]
+        self.table, timelines, self.under_way = RoutingTable(), Timelines(), InFlightRequests()
         backlogs = Backlogs(
-            self.table.backlog_s, lambda key: self.throttler.queued(key), lambda key: self.throttler.pace(key)
+            self.table.backlog_s, lambda key: self.throttler.queued(key), lambda key: self.throttler.throughput(key)
         )
-        self.reporter = Reporter(ControlSink(client, self.name), backlogs, clock=clocks.monotonic)
-        self.poke = _FaultyPoke(self.reporter)
-        self.waker = Waker(self.poke.poke, clock=clocks.monotonic)
+        self.reporter = LoadReporter(ControlSink(client, self.name), backlogs, clock=clocks.monotonic)
+        self.send_wake = _FaultyPoke(self.reporter)
+        self.waker = Waker(self.send_wake.send_wake, clock=clocks.monotonic)
         self.throttler = Throttler(
             settings.queue, self.waker, longest_rest_s=5.0, clock=clocks.monotonic,
             draw=Random(random.random()).randrange,
         )  # fmt: skip
-        meters = Meters(page)
-        self.budgets = Budgets(self.name, wall_s=clocks.wall)
-        usage = Usage(self.spool, timelines, ended=Endings(meters, telemetry), wall=clocks.wall)
+        metrics = RequestMetrics(page)
+        self.budgets = TenantBudgets(self.name, wall_s=clocks.wall)
+        usage = UsageRecords(self.spool, timelines, ended=CompletionLog(metrics, telemetry), wall=clocks.wall)
         self.last = LastFeed(self._directory, self.table, FEED_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
         self.feed = FeedClient(client, self._hear, self.name)
         self._uses = KeyUses(client)
-        authenticator = Authenticator(self.table, self._uses, counts=self.last.counts, wall_s=clocks.wall)
-        sender, retries = Sender(self.upstreams, usage.source), RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
-        hedges = Hedges(self.throttler, sender, retries, meters) if settings.hedges else None
-        attempts = Attempts(self.throttler, sender, retries, meters, hedges, draw=Random(random.random()).random)
-        self.answers = OwnAnswers(DEFAULT_LIMITS, clocks.monotonic)
-        self.cache = ResponseCache(SECRET, OwnAnswers(CACHE_LIMITS, clocks.monotonic), CACHE_LIMITS, self.errands, page)
-        self.once = Once(SECRET, self.answers, DEFAULT_LIMITS, page)
-        self.handover = HandoverSender(self.answers, self.once.running)
-        self.shares = Shares()
-        allowances = Allowances(
-            self.shares, Rates(InProcess(clocks.monotonic), InProcess(clocks.monotonic)), self.budgets
+        authenticator = Authenticator(self.table, self._uses, is_fresh=self.last.is_fresh, wall_s=clocks.wall)
+        request_factory, retries = (
+            UpstreamRequestFactory(self.replica_sessions, usage.source),
+            RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS),
         )
-        unread = Room(REQUEST_LIMITS.requests, "the room for unread request bodies")
+        hedges = Hedges(self.throttler, request_factory, retries, metrics) if settings.hedges else None
+        attempts = Attempts(
+            self.throttler, request_factory, retries, metrics, hedges, draw=Random(random.random()).random
+        )
+        self.answers = LocalAnswerStore(DEFAULT_LIMITS, clocks.monotonic)
+        self.cache = ResponseCache(
+            SECRET, LocalAnswerStore(CACHE_LIMITS, clocks.monotonic), CACHE_LIMITS, self.background_tasks, page
+        )
+        self.once = Idempotency(SECRET, self.answers, DEFAULT_LIMITS, page)
+        self.handover = HandoverSender(self.answers, self.once.running)
+        self.shares = LocalConcurrencyLimiter()
+        tenant_limiter = TenantLimiter(
+            self.shares,
+            RateLimits(LocalRateCounter(clocks.monotonic), LocalRateCounter(clocks.monotonic)),
+            self.budgets,
+        )
+        unread = SharedCapacity(REQUEST_LIMITS.requests, "the room for unread request bodies")
         completions = Completions(
-            authenticator, self.table, self.throttler, self.reporter, attempts, usage, REQUEST_LIMITS, allowances,
+            authenticator, self.table, self.throttler, self.reporter, attempts, usage, REQUEST_LIMITS, tenant_limiter,
             self.under_way, self.once, self.cache,
-            Ladders(self.table, self.throttler, self.reporter, self.cache.last, clocks.monotonic), unread,
+            Degradation(self.table, self.throttler, self.reporter, self.cache.last, clocks.monotonic), unread,
         )  # fmt: skip
-        self.door = Door(
-            completions, Lists(authenticator, self.table, timelines, client, self.under_way, unread),
+        self.door = FrontDoorApp(
+            completions, LookupRoutes(authenticator, self.table, timelines, client, self.under_way, unread),
             Passthrough(authenticator, {}, REQUEST_LIMITS), OpenInference(authenticator, self.table, unread),
-            "kelvin.local", REQUEST_LIMITS, meters,
+            "kelvin.local", REQUEST_LIMITS, metrics,
         )  # fmt: skip
         self.wanted_since_s: dict[VersionKey, float] = {}
         self.began_s = world.loop.time()
@@ -205,10 +214,10 @@ class DoorProcess:
         self._live("cache", self.cache.run())
         self._live("shipper", self.shipper.run())
         self._live("look", self._look())
-        self._start("kept feed", self.feed.begin_without(self.last.try_load, self._apply))
+        self._start("kept feed", self.feed.start_from_last_feed(self.last.try_load, self._apply))
         if receiver is not None:
             self._start("inherited answers", receiver.receive())
-        self._live("leftover spools", app.ship_leftovers(self.spools, poster(self._client)))
+        self._live("leftover spools", app.ship_leftovers(self.spools, ledger_poster(self._client)))
         stop: Any = self.stop
         self._start("handover", app._hand_over(self.handover, self.answers, self._directory, stop))
         with suppress(TimeoutError):
@@ -217,7 +226,7 @@ class DoorProcess:
         if not self.is_dead:
             self.accepts.set()
 
-    def take(self, caller: Caller) -> None:
+    def take(self, caller: SimulatedClient) -> None:
         """Accept the caller's connection."""
         self.callers.append(caller)
         caller.begin(self.door)
@@ -242,8 +251,8 @@ class DoorProcess:
         await self.once.close()
         await self.handover.close()
         await self.waker.close()
-        await self.errands.close()
-        await self.upstreams.close()
+        await self.background_tasks.close()
+        await self.replica_sessions.close()
         await app._flush(self.shipper)
         await self._end_loops()
         self.spool.close()
@@ -269,8 +278,8 @@ class DoorProcess:
         await self._end_loops()
         await self.once.close()
         await self.waker.close()
-        await self.errands.close()
-        await self.upstreams.close()
+        await self.background_tasks.close()
+        await self.replica_sessions.close()
         close_files(self.spool.path)
         self._directory.close()
 
@@ -296,14 +305,14 @@ class DoorProcess:
 
     def _hear(self, line: Feed) -> None:
         self._apply(line)
-        self.last.heard(line)
+        self.last.record_heard_line(line)
 
     def _apply(self, line: Feed) -> None:
         self.throttler.apply(line)
         self.table.apply(line)
         self.budgets.apply(line)
         if line.full or line.removed_replicas:
-            self.upstreams.retain(self.throttler.addresses())
+            self.replica_sessions.retain(self.throttler.addresses())
 
     async def _look(self) -> None:
         """Note since when versions are wanted."""

@@ -10,11 +10,20 @@ from contracts.artifact_errors import ProbeFailed, WeightsDamaged
 from contracts.errors import Failure, InvalidRequest, Unavailable
 from contracts.frames import CONTENT_TYPE, Counts, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import openai_error, to_wire
-from tests.simulation.network import Asked, Connection
+from tests.simulation.network import FakeConnection, ReceivedRequest
 
-Mood = Literal["well", "slow", "stalls", "rejects", "garbage", "foreign", "breaks", "damaged", "fails"]
+ReplicaBehaviour = Literal["well", "slow", "stalls", "rejects", "garbage", "foreign", "breaks", "damaged", "fails"]
 
-MOODS: Final[tuple[Mood, ...]] = ("slow", "stalls", "rejects", "garbage", "foreign", "breaks", "damaged", "fails")
+FAULTY_BEHAVIOURS: Final[tuple[ReplicaBehaviour, ...]] = (
+    "slow",
+    "stalls",
+    "rejects",
+    "garbage",
+    "foreign",
+    "breaks",
+    "damaged",
+    "fails",
+)
 DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -25,13 +34,13 @@ class FakeReplica:
     name: str
     random: Random
     max_streams: int
-    mood: Mood = "well"
+    mood: ReplicaBehaviour = "well"
     is_deaf: bool = False
     is_draining: bool = False
     runs: int = 0
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by request id
 
-    async def serve(self, asked: Asked, connection: Connection) -> None:
+    async def serve(self, asked: ReceivedRequest, connection: FakeConnection) -> None:
         """Route one request."""
         if self.mood == "stalls":
             await asyncio.Event().wait()
@@ -45,7 +54,7 @@ class FakeReplica:
         else:
             await self._complete(asked, connection)
 
-    async def _complete(self, asked: Asked, connection: Connection) -> None:
+    async def _complete(self, asked: ReceivedRequest, connection: FakeConnection) -> None:
         request_id = asked.fields["x-kelvin-request-id"]
         if self.mood == "garbage" and self.random.random() < 0.5:
             connection.send(b"\x00\x01 this is not HTTP\r\n\r\n")
@@ -73,10 +82,10 @@ class FakeReplica:
             if self.running.get(request_id) is task:
                 del self.running[request_id]
 
-    def _refuse(self, connection: Connection, request_id: str, failure: Failure) -> None:
+    def _refuse(self, connection: FakeConnection, request_id: str, failure: Failure) -> None:
         connection.respond(failure.status, openai_error(failure, request_id))
 
-    async def _answer(self, asked: Asked, connection: Connection) -> None:
+    async def _answer(self, asked: ReceivedRequest, connection: FakeConnection) -> None:
         self.runs += 1
         wanted = json.loads(asked.body)
         tag, count = f"{wanted['user']}/{self.name}/{self.runs}", wanted["max_tokens"]
@@ -101,7 +110,7 @@ class FakeReplica:
                 data = b"data: " + json.dumps({"tag": tag, "number": number}).encode() + b"\n\n"
                 kind = FrameKind.DATA
             else:
-                data, kind = b"", FrameKind.BEAT
+                data, kind = b"", FrameKind.HEARTBEAT
             connection.chunk(encode_frame(Frame(kind, counts, data)))
         counts = Counts(3, 0, count, count * 1000)
         last = DONE if wanted["stream"] else json.dumps({"tag": tag, "number": count}).encode()

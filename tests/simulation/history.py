@@ -10,7 +10,7 @@ from typing import Final, Self
 
 PAUSES_MS: Final = (0, 1, 20, 200, 1_000, 5_000, 30_000, 120_000)
 PAUSE_WEIGHTS: Final = (10, 4, 8, 6, 5, 3, 2, 1)
-FAVOUR: Final = (0, 1, 1, 1, 4)  # by how much a history prefers an operation: many leave some of them out
+OPERATION_WEIGHTS: Final = (0, 1, 1, 1, 4)  # by how much a history prefers an operation: many leave some of them out
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class History:
         return History(self.world, self.seed, tuple(steps))
 
 
-def draw(world: str, operations: Mapping[str, int], seed: int, steps_max: int) -> History:
+def draw_history(world: str, operations: Mapping[str, int], seed: int, steps_max: int) -> History:
     """Draw a history. Each prefers some operations and leaves others out, so that rare combinations come up."""
     random = Random(f"{world} {seed}")
-    weights = {kind: weight * random.choice(FAVOUR) for kind, weight in sorted(operations.items())}
+    weights = {kind: weight * random.choice(OPERATION_WEIGHTS) for kind, weight in sorted(operations.items())}
     if not any(weights.values()):
         weights = dict(sorted(operations.items()))
     count = random.randint(min(4, steps_max), steps_max)

@@ -19,11 +19,11 @@ from msgspec import UNSET
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
+from contracts.control import LifetimeBatch, RequestBatch, RunningLifetimes
 from contracts.errors import Refused, Unavailable
-from contracts.usage import LifetimeRecord, Origin, RequestRecord
+from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
 from contracts.wire import decode, encode
-from controlplane.backup_place import backups_in, claim_place
+from controlplane.backup_place import claim_backup_directory, list_backups
 from controlplane.backup_schedule import BackupLoop
 from controlplane.backups import FILES, Backups
 from controlplane.billing import close_month, spent_micros
@@ -36,11 +36,11 @@ from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.price_book import default_price_book
 from controlplane.restore import restore
-from controlplane.verify import soundness_of
+from controlplane.verify import verify_all_chains
 from spool import Shipper, Spool, recover
 from spool.disk import segment_name, segments
 from spool.reader import DAMAGED
-from spool.recovery import left_records
+from spool.recovery import leftover_records
 from tests.simulation.databases import migrated, opened, shared_statements
 from tests.simulation.spools import FaultyDisk, Killed, close_files, open_spool
 from tests.simulation.world import World, operation
@@ -86,7 +86,7 @@ class LedgerWorld(World):
                 (self.data / name).parent.mkdir(exist_ok=True)
                 (self.data / name).write_text(f"the {name}")
         (self.data / "kelvin.db").write_bytes(migrated())
-        claim_place(self.place, self.data)
+        claim_backup_directory(self.place, self.data)
         self.book = _book()
         self.sources: list[Source] = []
         self.acknowledged: dict[tuple[str, int], RequestRecord | LifetimeRecord] = {}
@@ -117,7 +117,7 @@ class LedgerWorld(World):
             self.backups, self.database, self.journal, self.place, every_s=60.0, keep_days=30, clock=SystemClock()
         )
         try:
-            await self.ledger.settle_journal()
+            await self.ledger.write_due_marks()
         except Refused:  # the next transaction does it
             self.note("the journal is not settled")
         except Killed:
@@ -218,7 +218,7 @@ class LedgerWorld(World):
             if random.random() < self.orphans:  # its runtime lost the activator
                 tokens = random.choice((0, record.completion_tokens, record.completion_tokens))
                 orphan = msgspec.structs.replace(
-                    record, origin=Origin.ORPHAN, completion_tokens=tokens, outcome="orphaned", once=UNSET
+                    record, origin=RecordOrigin.ORPHAN, completion_tokens=tokens, outcome="orphaned", once=UNSET
                 )
                 self._start(self._append(self._source(random, writes_lives=False), orphan))
                 if random.random() < 0.7:
@@ -239,7 +239,7 @@ class LedgerWorld(World):
         tokens = random.choice(self.tokens) if outcome != "overloaded" else 0
         return RequestRecord(
             request_id=f"req-{random.randrange(1 << 40)}",
-            origin=Origin.ACTIVATOR,
+            origin=RecordOrigin.ACTIVATOR,
             source="",
             sequence=0,
             tenant=random.choice(self.tenants),
@@ -299,16 +299,18 @@ class LedgerWorld(World):
         if self.is_up:
             word = msgspec.structs.replace(life, source="pod-1", sequence=1)
             try:
-                await self.ledger.note_lives(LivesSoFar(records=(word,)), int(self.clocks.wall() * 1e6))
+                await self.ledger.record_running_replicas(
+                    RunningLifetimes(records=(word,)), int(self.clocks.wall() * 1e6)
+                )
             except (Refused, OperationalError, Killed):
                 self._die_if_killed()
 
     @operation(2)
-    async def cut_lives(self, random: Random) -> None:
+    async def record_lost_replicas(self, random: Random) -> None:
         """Lives of which nothing was heard for long are recorded by their last word."""
         if self.is_up:
             try:
-                await self.ledger.cut_lives(int((self.clocks.wall() - random.choice((0.0, 3600.0))) * 1e6))
+                await self.ledger.record_lost_replicas(int((self.clocks.wall() - random.choice((0.0, 3600.0))) * 1e6))
             except (Refused, OperationalError, Killed):
                 self._die_if_killed()
 
@@ -353,7 +355,7 @@ class LedgerWorld(World):
     @operation(2)
     async def start_again(self, random: Random) -> None:
         """A supervisor starts, and reads which lives are told of already."""
-        for record in left_records(self.data / "spool", lambda source: source.startswith("supervisor")):
+        for record in leftover_records(self.data / "spool", lambda source: source.startswith("supervisor")):
             decode(record, LifetimeRecord)
 
     async def _recover(self) -> None:
@@ -418,14 +420,14 @@ class LedgerWorld(World):
         """A backup is made."""
         if self.is_up:
             try:
-                await self.schedule.once()
+                await self.schedule.make_backup()
             except (Refused, OperationalError, Killed):
                 self._die_if_killed()
 
     @operation(1)
     async def damage_a_backup(self, random: Random) -> None:
         """The newest backup is cut, where an older one is whole."""
-        whole = [path for _, path in backups_in(self.place) if path not in self.damaged]
+        whole = [path for _, path in list_backups(self.place) if path not in self.damaged]
         if len(whole) > 1:
             newest = max(whole, key=lambda path: path.stat().st_mtime_ns)
             os.truncate(newest, random.randrange(newest.stat().st_size))
@@ -438,7 +440,7 @@ class LedgerWorld(World):
 
     def check_restored(self, *, is_last: bool) -> None:
         """Where the control plane is up and there is a backup."""
-        if not self.is_up or not any(path not in self.damaged for _, path in backups_in(self.place)):
+        if not self.is_up or not any(path not in self.damaged for _, path in list_backups(self.place)):
             return
         self.restored += 1
         fresh = self.directory / f"restored-{self.restored}"
@@ -552,7 +554,7 @@ def everything_acknowledged_is_in_the_ledger(world: LedgerWorld) -> None:
 def the_ledger_is_sound(world: LedgerWorld) -> None:
     """Chains, totals and closed bills are what its rows make."""
     with world.database.engine.connect() as connection:
-        fault = soundness_of(connection).fault
+        fault = verify_all_chains(connection).fault
     assert fault is None, fault
 
 

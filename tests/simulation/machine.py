@@ -1,7 +1,7 @@
 """World: the control plane of one machine, over processes that start, restore, sleep, hang and die.
 
 Registry, tenants, autoscaler, actuator, pool, fleet, adoption, feed, ledger and budgets are put together by the
-product's own `open_installation` and `one_machine`; the database is a file in memory. The control plane ends and starts
+product's own `open_services` and `one_machine`; the database is a file in memory. The control plane ends and starts
 again among processes that live on.
 """
 
@@ -20,10 +20,10 @@ from sqlalchemy.exc import OperationalError
 
 from contracts.control import ConcurrencyStat, Feed, RequestBatch, Stats, VersionRegistration
 from contracts.errors import Refused, Unavailable
-from contracts.forecast import Whereabouts
+from contracts.forecast import TierPlacement
 from contracts.machine import Machine
 from contracts.manifest import Limits
-from contracts.usage import Origin, RequestRecord
+from contracts.usage import RecordOrigin, RequestRecord
 from contracts.wire import decode
 from controlplane import machine_api
 from controlplane import one_machine as composition
@@ -32,18 +32,18 @@ from controlplane.changing import Changes
 from controlplane.clock import SystemClock
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedEnded
-from controlplane.installation import Installation, open_installation
+from controlplane.installation import ControlPlaneServices, open_services
 from controlplane.one_machine import one_machine
-from controlplane.open_lives import cut_forever
+from controlplane.open_lives import watch_lost_replicas
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.price_book import book_of
-from controlplane.running import Running
+from controlplane.price_book import read_price_book
+from controlplane.running import ReplicaBackend
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
 from controlplane.settings import Settings
-from controlplane.verify import soundness_of
+from controlplane.verify import verify_all_chains
 from service.unix import SocketDirectory
-from telemetry.telemetry import local
+from telemetry.telemetry import open_without_traces
 from tests.simulation.databases import migrated, opened
 from tests.simulation.processes import FakeMachine, without_kernel
 from tests.simulation.world import Injected, InjectedError, Invariant, World, operation
@@ -74,7 +74,7 @@ class _Peers:
     def __init__(self, *_: Any, **__: Any) -> None:
         return
 
-    async def whereabouts(self, key: VersionKey) -> Whereabouts:
+    async def whereabouts(self, key: VersionKey) -> TierPlacement:
         raise Refused(Unavailable("the weight cache"))
 
     async def damaged_pids(self) -> frozenset[int]:
@@ -101,7 +101,7 @@ class _Zygote:
 
 
 @dataclass(frozen=True)
-class TakenOver:
+class AdoptedReplicas:
     """Replicas in use when a control plane began, and until when nothing of them may be taken away: nobody has done
     anything since."""
 
@@ -111,12 +111,12 @@ class TakenOver:
 
 
 @dataclass
-class Plane:
+class RunningControlPlane:
     """A control plane that runs."""
 
     stack: AsyncExitStack
-    inst: Installation
-    running: Running
+    services: ControlPlaneServices
+    running: ReplicaBackend
     changes: Changes
     fleet: Fleet
     pool: StandbyPool
@@ -143,7 +143,7 @@ class MachineWorld(World):
             price_book=None,
         )  # fmt: skip
         self.machine.drain_s = self.settings.drain_s
-        self.book = book_of(self.settings.price_book)
+        self.book = read_price_book(self.settings.price_book)
         self.load: dict[VersionKey, float] = {}  # requests at once that callers have
         self.silent_s = 0.0  # until when the second activator is not back
         self.fault_s = self.loop.time()  # until when something may be missing because of a fault
@@ -155,25 +155,25 @@ class MachineWorld(World):
         self.serving: set[VersionKey] = set()  # versions in use that nothing competes with, and that serve
         self.lost: list[VersionKey] = []  # of those, what serves no more
         self.kept: dict[VersionKey, int] = {}  # minimums that are there
-        self.taken_over: TakenOver | None = None
+        self.taken_over: AdoptedReplicas | None = None
         self.released: list[VersionKey] = []  # replicas in use that a new control plane took away
         self.below: list[VersionKey] = []  # of those, what has fewer replicas now
         self.broken_s = self.loop.time()  # until when processes may be missing because of a fault
         self.letters = 0
         self.commit_fails = 0
-        self.plane: Plane | None = None
+        self.plane: RunningControlPlane | None = None
         self.keeping = AsyncExitStack()
         self.keeping.enter_context(without_kernel(self.machine))
         zygote = type("Zygote", (_Zygote,), {"machine": self.machine})
         self.keeping.enter_context(mock.patch.object(composition, "ZygoteClient", zygote))
-        self.keeping.enter_context(mock.patch.object(composition, "Peers", _Peers))
+        self.keeping.enter_context(mock.patch.object(composition, "SiblingProcesses", _Peers))
         self.made: dict[str, Any] = {}
         self.keeping.enter_context(mock.patch.object(machine_api, "router"))  # making them takes long
         for name, kind in (("Fleet", Fleet), ("StandbyPool", StandbyPool)):
             self.keeping.enter_context(mock.patch.object(composition, name, self._keep(name, kind)))
         plane = await self._open()
         for tenant in TENANTS:
-            await plane.inst.access.tenants.create(BY, tenant, self._now_s())
+            await plane.services.access.tenants.create(BY, tenant, self._now_s())
         for tenant, model in self.models[: self.random.randint(1, 3)]:
             await self._push(tenant, model)
             if self.random.random() < 0.5:
@@ -193,25 +193,28 @@ class MachineWorld(World):
 
     # The control plane's life.
 
-    async def _open(self) -> Plane:
+    async def _open(self) -> RunningControlPlane:
         """As `controlplane.app` puts it together."""
         stack = AsyncExitStack()
         database = stack.enter_context(closing(opened(self.directory / "kelvin.db")))
         event.listen(database.engine, "begin", self._beginning)
         directory = stack.enter_context(closing(SocketDirectory(self.settings.run)))
-        clock, telemetry = SystemClock(), local("controlplane")
+        clock, telemetry = SystemClock(), open_without_traces("controlplane")
         machine = Machine(self.settings.device_slots, 4, 1, 64 << 20)
-        inst = await open_installation(stack, self.settings, clock, self.book, telemetry, directory, database, machine)
-        running = await one_machine(stack, inst)
+        services = await open_services(stack, self.settings, clock, self.book, telemetry, directory, database, machine)
+        running = await one_machine(stack, services)
         since_us = clock.monotonic_us()
-        inst.tasks.start_loop("spending", inst.spending.run)
-        inst.tasks.start_loop("audit", inst.trail.run)
-        inst.tasks.start_loop("lives without an end", lambda: cut_forever(inst.ledger.cut_lives, clock, since_us))
-        tenants = inst.access.tenants
-        self.plane = plane = Plane(
-            stack, inst, running,
-            Changes(inst.registry, tenants, inst.access.keys, running.replicas, running.decider, clock),
-            self.made["Fleet"], self.made["StandbyPool"], self.loop.create_task(self._read(inst), name="feed reader"),
+        services.tasks.start_loop("spending", services.spending.run)
+        services.tasks.start_loop("audit", services.trail.run)
+        services.tasks.start_loop(
+            "lives without an end", lambda: watch_lost_replicas(services.ledger.record_lost_replicas, clock, since_us)
+        )
+        tenants = services.access.tenants
+        self.plane = plane = RunningControlPlane(
+            stack, services, running,
+            Changes(services.registry, tenants, services.access.keys, running.replicas, running.decider, clock),
+            self.made["Fleet"], self.made["StandbyPool"],
+            self.loop.create_task(self._read(services), name="feed reader"),
         )  # fmt: skip
 
         return plane
@@ -230,12 +233,12 @@ class MachineWorld(World):
             fault = _DiskError("disk I/O error") if self.commit_fails % 2 else InjectedError(5, "disk I/O error")
             raise OperationalError("BEGIN", {}, fault)
 
-    async def _read(self, inst: Installation) -> None:
+    async def _read(self, services: ControlPlaneServices) -> None:
         """The activators' feeds."""
-        await asyncio.gather(self._follow(inst, "activator-1"), self._follow(inst, "activator-2"))
+        await asyncio.gather(self._follow(services, "activator-1"), self._follow(services, "activator-2"))
 
-    async def _follow(self, inst: Installation, name: str) -> None:
-        with inst.feed.subscribe(name) as subscription:
+    async def _follow(self, services: ControlPlaneServices, name: str) -> None:
+        with services.feed.subscribe(name) as subscription:
             while True:
                 try:
                     decode(await subscription.take(), Feed)
@@ -322,7 +325,7 @@ class MachineWorld(World):
     def _wanted(self) -> set[VersionKey]:
         """Versions that callers have requests at, of tenants and models in force."""
         assert self.plane is not None
-        registry, found = self.plane.inst.registry, set[VersionKey]()
+        registry, found = self.plane.services.registry, set[VersionKey]()
         for key, load in self.load.items():
             known = registry.find(key)
             if load > 0 and known is not None and known[1].stopped_at_s is None and key.tenant not in self.suspended:
@@ -337,7 +340,7 @@ class MachineWorld(World):
     def _needed(self, wanted: set[VersionKey]) -> int:
         assert self.plane is not None
         least = dict.fromkeys(wanted, 1)
-        for model in self.plane.inst.registry.every_model():
+        for model in self.plane.services.registry.every_model():
             for digest in model.named:
                 key = VersionKey(model.tenant, model.model, digest)
                 least[key] = max(least.get(key, 0), model.scale.min)
@@ -353,9 +356,9 @@ class MachineWorld(World):
         tenant has anything to run.
         """
         assert self.plane is not None
-        inst, found = self.plane.inst, dict[VersionKey, int]()
-        for model in inst.registry.every_model():
-            if model.tenant in self.suspended or inst.feed.is_spent(model.tenant) or not model.scale.min:
+        services, found = self.plane.services, dict[VersionKey, int]()
+        for model in services.registry.every_model():
+            if model.tenant in self.suspended or services.feed.is_spent(model.tenant) or not model.scale.min:
                 continue
             for digest in model.named:
                 version = model.version(digest)
@@ -374,7 +377,7 @@ class MachineWorld(World):
             architecture="LlamaForCausalLM", weight_bytes=1000, total_bytes=4096, kv_bytes_per_token=16,
             max_positions=128,
         )  # fmt: skip
-        await self._try(self.plane.inst.registry.register(registration, self._now_s()))
+        await self._try(self.plane.services.registry.register(registration, self._now_s()))
 
     async def _try(self, work: Any) -> bool:
         """Whether it was done. What is refused is no defect; what a database error makes of it, neither."""
@@ -391,7 +394,7 @@ class MachineWorld(World):
     def _keys(self) -> list[VersionKey]:
         if self.plane is None:
             return []
-        models = self.plane.inst.registry.every_model()
+        models = self.plane.services.registry.every_model()
         return [version.key for model in models for version in model.versions if not version.is_deleted]
 
     @operation(10)
@@ -401,7 +404,7 @@ class MachineWorld(World):
             self.load[random.choice(keys)] = random.choice((0.0, 0.0, 1.0, 3.0, 10.0))
 
     @operation(2)
-    async def hush(self, random: Random) -> None:
+    async def stop_traffic(self, random: Random) -> None:
         """Nobody asks for anything any more."""
         self.load.clear()
 
@@ -458,7 +461,7 @@ class MachineWorld(World):
     async def _stop_versions(self, tenant: str, model: str) -> None:
         assert self.plane is not None
         plane = self.plane
-        found = await plane.inst.registry.stop(BY, tenant, model, self._now_s())
+        found = await plane.services.registry.stop(BY, tenant, model, self._now_s())
         plane.running.decider.stop(tuple(version.key for version in found.versions))
 
     @operation(2)
@@ -472,9 +475,9 @@ class MachineWorld(World):
             else:
                 await self._try(self._delete_version(plane, key))
 
-    async def _delete_version(self, plane: Plane, key: VersionKey) -> None:
+    async def _delete_version(self, plane: RunningControlPlane, key: VersionKey) -> None:
         in_use = plane.running.replicas.is_present
-        await plane.inst.registry.delete(BY, key.tenant, key.model, key.version, self._now_s(), in_use)
+        await plane.services.registry.delete(BY, key.tenant, key.model, key.version, self._now_s(), in_use)
         if in_use(key):  # asked for while the row was being written
             plane.running.decider.stop((key,))
 
@@ -498,24 +501,24 @@ class MachineWorld(World):
             return
         tenant = random.choice(TENANTS)
         limits: dict[str, int | str | None] = {"budget_micros": random.choice((None, 1, 10**9))}
-        await self._try(self.plane.inst.access.tenants.limit(BY, tenant, limits, self._now_s()))
+        await self._try(self.plane.services.access.tenants.limit(BY, tenant, limits, self._now_s()))
         record = self._record(random, tenant)
         await self._try(self._charge(record))
 
     async def _charge(self, record: RequestRecord) -> None:
         assert self.plane is not None
-        await self.plane.inst.ledger.append_requests(RequestBatch(records=(record,)))
-        self.plane.running.answered((record,))
-        self.plane.inst.spending.noted((record,))
+        await self.plane.services.ledger.append_requests(RequestBatch(records=(record,)))
+        self.plane.running.record_answers((record,))
+        self.plane.services.spending.noted((record,))
 
     def _record(self, random: Random, tenant: str) -> RequestRecord:
         self.letters += 1
         at_us = int(self.clocks.wall() * 1e6)
         return RequestRecord(
-            request_id=f"req-{self.letters}", origin=Origin.ACTIVATOR, source="activator-1", sequence=self.letters,
-            tenant=tenant, model="small", version="f" * 64, key_id="k", runtime_id=None, started_at_us=at_us,
-            ended_at_us=at_us, queued_us=0, outcome="ok", status=200, stream=False, prompt_tokens=1000, cached_tokens=0,
-            completion_tokens=1000, device_us=0,
+            request_id=f"req-{self.letters}", origin=RecordOrigin.ACTIVATOR, source="activator-1",
+            sequence=self.letters, tenant=tenant, model="small", version="f" * 64, key_id="k", runtime_id=None,
+            started_at_us=at_us, ended_at_us=at_us, queued_us=0, outcome="ok", status=200, stream=False,
+            prompt_tokens=1000, cached_tokens=0, completion_tokens=1000, device_us=0,
         )  # fmt: skip
 
     # Faults.
@@ -586,7 +589,7 @@ class MachineWorld(World):
         await asyncio.sleep(after_s)
         self.silent_s = self.loop.time() + self.random.uniform(0.0, SILENT_S)
         await self._open()
-        self.taken_over = TakenOver(ready, self.loop.time() + SAFE_S, self.steps)
+        self.taken_over = AdoptedReplicas(ready, self.loop.time() + SAFE_S, self.steps)
 
     @operation(2)
     async def fail_database(self, random: Random) -> None:
@@ -618,7 +621,7 @@ class MachineWorld(World):
 
     def _said(self) -> list[tuple[Any, ...]]:
         assert self.plane is not None
-        models = self.plane.inst.registry.every_model()
+        models = self.plane.services.registry.every_model()
         said = [
             (m.tenant, m.model, msgspec.json.encode(m.scale), sorted(m.aliases.items()), sorted(m.split.items()),
              sorted((v.registration.version, v.is_deleted, v.stopped_at_s or 0) for v in m.versions))
@@ -704,8 +707,12 @@ def a_full_machine_is_no_failed_restore(world: MachineWorld) -> None:
     """What is wanted beyond the device slots is not told as a restore that failed."""
     if world.plane is not None:
         for key in world._keys():
-            last = world.plane.running.outcomes.last(key)
-            is_full = last is not None and last.failure is not None and "this machine" in last.failure[1]
+            last_attempt = world.plane.running.outcomes.last_attempt(key)
+            is_full = (
+                last_attempt is not None
+                and last_attempt.failure is not None
+                and "this machine" in last_attempt.failure[1]
+            )
             assert not is_full, f"a restore of {key} that was never tried is told as failed"
 
 
@@ -726,7 +733,7 @@ def a_restart_forgets_nothing(world: MachineWorld) -> None:
 def nothing_is_left_behind(world: MachineWorld) -> None:
     """No start waits, no version that nobody wants runs, and each process is known."""
     assert world.plane is not None
-    table, registry = world.plane.fleet.table, world.plane.inst.registry
+    table, registry = world.plane.fleet.table, world.plane.services.registry
     for key in table.keys():  # noqa: SIM118 (a method of the table's)
         assert not table.starts_of(key), f"a start of {key} waits at rest"
         found = registry.find(key)
@@ -741,8 +748,8 @@ def nothing_is_left_behind(world: MachineWorld) -> None:
 
 def the_ledger_is_sound(world: MachineWorld) -> None:
     assert world.plane is not None
-    with world.plane.inst.database.engine.connect() as connection:
-        fault = soundness_of(connection).fault
+    with world.plane.services.database.engine.connect() as connection:
+        fault = verify_all_chains(connection).fault
     assert fault is None, fault
 
 

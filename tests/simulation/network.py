@@ -14,7 +14,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReceivedRequest:
     """A request as the far side reads it."""
 
     method: str
@@ -23,12 +23,12 @@ class Asked:
     body: bytes
 
 
-class Server(Protocol):
+class FakeServer(Protocol):
     """What listens at an address."""
 
     is_deaf: bool  # connections to it are never accepted nor refused
 
-    async def serve(self, asked: Asked, connection: "Connection") -> None:
+    async def serve(self, asked: ReceivedRequest, connection: "FakeConnection") -> None:
         """Answer on the connection. Cancelled when the near side has gone."""
         ...
 
@@ -38,8 +38,8 @@ class Network:
     """Addresses and who listens there. `random` decides how long things take."""
 
     random: Random
-    servers: dict[str, Server] = field(default_factory=dict)
-    connections: list["Connection"] = field(default_factory=list)
+    servers: dict[str, FakeServer] = field(default_factory=dict)
+    connections: list["FakeConnection"] = field(default_factory=list)
 
     def delay_s(self) -> float:
         """One way between two processes."""
@@ -52,15 +52,15 @@ class Network:
 
 
 @dataclass(eq=False)
-class NearSide:
+class ClientSide:
     """The connections of one process. After its death it has none and opens none."""
 
     network: Network
     is_dead: bool = False
 
-    def to(self, address: str, role: Role) -> "FakeWay":
-        """As `service.way.Ways` says."""
-        return FakeWay(self, address)
+    def to(self, address: str, role: Role) -> "FakeConnector":
+        """As `service.way.ConnectorFactory` says."""
+        return FakeConnector(self, address)
 
     def die(self) -> None:
         """Break all its connections."""
@@ -69,18 +69,18 @@ class NearSide:
             connection.abort()
 
 
-class FakeWay:
+class FakeConnector:
     """To one address."""
 
     base = "http://kelvin"
 
-    def __init__(self, near: NearSide, address: str) -> None:
+    def __init__(self, near: ClientSide, address: str) -> None:
         self._near = near
         self._network = near.network
         self._address = address
 
     async def connect(self, protocol: Callable[[], P]) -> P:
-        """As `service.way.Way` says."""
+        """As `service.way.Connector` says."""
         await asyncio.sleep(self._network.delay_s())
         server = self._network.servers.get(self._address)
         if server is None:
@@ -90,7 +90,7 @@ class FakeWay:
         if self._near.is_dead:
             raise ConnectionRefusedError("this process is dead")
         made = protocol()
-        Connection(self._near, self._address, server, made)
+        FakeConnection(self._near, self._address, server, made)
         return made
 
     def connector(self, limit: int) -> aiohttp.BaseConnector:
@@ -98,10 +98,10 @@ class FakeWay:
         raise NotImplementedError
 
 
-class Connection(asyncio.Transport):
+class FakeConnection(asyncio.Transport):
     """Both ends of one connection: the near side's transport, and where the far side writes."""
 
-    def __init__(self, near: NearSide, address: str, server: Server, protocol: asyncio.Protocol) -> None:
+    def __init__(self, near: ClientSide, address: str, server: FakeServer, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self.near = near
         self.address = address
@@ -200,6 +200,6 @@ class Connection(asyncio.Transport):
             return
         self._read = bytearray(rest[length:])
         method, path, _ = first.split(" ")
-        asked = Asked(method, path, fields, rest[:length])
+        asked = ReceivedRequest(method, path, fields, rest[:length])
         self._serving = self._loop.create_task(self._server.serve(asked, self), name=f"serve {self.address}")
         self._serving.add_done_callback(lambda _: self._take())

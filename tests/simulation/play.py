@@ -12,9 +12,9 @@ from random import Random
 from typing import Final
 
 from tests.simulation.determinism import deterministic
-from tests.simulation.history import History, Step, draw
+from tests.simulation.history import History, Step, draw_history
 from tests.simulation.loop import NoProgress, SimulationLoop, describe
-from tests.simulation.world import Broken, World, listening
+from tests.simulation.world import InvariantBroken, World, listening
 
 MEMORY: Final = Path("/dev/shm")  # where files cost no disk
 LONGEST_S: Final = 100_000.0  # virtual seconds of a history
@@ -27,7 +27,7 @@ class Outcome:
     """What became of a history. `broken` is None where all invariants held."""
 
     history: History
-    broken: Broken | None
+    broken: InvariantBroken | None
     trace: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -48,10 +48,10 @@ def play(world_type: type[World], history: History) -> Outcome:
                 world = world_type(Random(f"world {history.seed}"), directory, loop, clocks)
                 trace = world.trace
                 runner.run(_play(world, history))
-    except Broken as broken:
+    except InvariantBroken as broken:
         return Outcome(history, broken, tuple(trace))
     except NoProgress as error:
-        return Outcome(history, Broken("time_passes", str(error)), tuple(trace))
+        return Outcome(history, InvariantBroken("time_passes", str(error)), tuple(trace))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return Outcome(history, None, tuple(trace))
@@ -73,7 +73,7 @@ async def _play(world: World, history: History) -> None:
             await world.rounds()
             world.check((*world.always, *world.at_rest))
     except TimeoutError as error:
-        raise Broken("a_history_ends", f"it goes on after {LONGEST_S:g} s") from error
+        raise InvariantBroken("a_history_ends", f"it goes on after {LONGEST_S:g} s") from error
     finally:
         await world.stop()
     world.check(())
@@ -82,18 +82,18 @@ async def _play(world: World, history: History) -> None:
 async def _do(what: str, work: Awaitable[None]) -> None:
     try:
         await work
-    except Broken:
+    except InvariantBroken:
         raise
     except Exception as error:
-        raise Broken(what, describe(error, "raised")) from error
+        raise InvariantBroken(what, describe(error, "raised")) from error
 
 
 def draw_for(world_type: type[World], seed: int) -> History:
     """Draw the history of a seed."""
-    return draw(world_type.name, world_type.operations, seed, world_type.steps_max)
+    return draw_history(world_type.name, world_type.operations, seed, world_type.steps_max)
 
 
-def search(
+def search_seeds(
     world_type: type[World], seeds: Iterable[int], seen: Callable[[Outcome], bool] = lambda outcome: False
 ) -> Outcome | None:
     """Play the history of each seed until one breaks an invariant. `seen`: whether to go on all the same."""
@@ -113,7 +113,7 @@ def search(
     return None
 
 
-def shrink(world_type: type[World], found: Outcome, plays_max: int = SHRINK_PLAYS) -> Outcome:
+def shrink_history(world_type: type[World], found: Outcome, plays_max: int = SHRINK_PLAYS) -> Outcome:
     """Drop as many steps as possible while the same invariant breaks (Zeller, "Isolating failure-inducing input")."""
     assert found.broken is not None
     best, plays = found, 0

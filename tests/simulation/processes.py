@@ -18,11 +18,11 @@ from unittest import mock
 
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import Conflict, Failure, Refused, Unavailable
-from contracts.jobs import Bind, Bound, RuntimeReport, RuntimeState
-from contracts.timeline import Span, Stage
+from contracts.jobs import BindRequest, BindResponse, RuntimeReport, RuntimeState
+from contracts.timeline import Stage, StageSpan
 from contracts.traffic_errors import Overloaded
 from service.born import socket_name
-from service.zygote import PEER, Born
+from service.zygote import PEER, ForkResult
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class FakeProcess:
     inode: int  # of the pipe
     path: Path
     state: RuntimeState = RuntimeState.STANDBY
-    bind: Bind | None = None
+    bind: BindRequest | None = None
     busy: int = 0
     answers: asyncio.Event = field(default_factory=asyncio.Event)  # not set while it hangs
     hangs: bool = False  # for longer than a busy process is silent
@@ -127,7 +127,7 @@ class FakeMachine:
             for task in process.tasks:
                 task.cancel()
 
-    def bear(self, runtime_id: str) -> Born:
+    def bear(self, runtime_id: str) -> ForkResult:
         """Fork a standby, which listens soon."""
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._next += 1
@@ -136,13 +136,13 @@ class FakeMachine:
         self.processes[process.pid] = process
         self.by_fd[reading] = process
         asyncio.get_running_loop().call_later(self.random.uniform(0.0, PARK_S), self._park, process)
-        return Born(process.pid, reading)
+        return ForkResult(process.pid, reading)
 
     def _park(self, process: FakeProcess) -> None:
         if process.is_alive:
             process.path.touch()
 
-    async def fork(self, runtime_id: str, timeout_s: float) -> Born:
+    async def fork(self, runtime_id: str, timeout_s: float) -> ForkResult:
         """As a zygote's client."""
         await asyncio.sleep(self.random.uniform(0.001, 0.02))
         if self.random.random() < self.births_fail:
@@ -201,7 +201,7 @@ class FakeMachine:
                 self._later(0.01, process)
         return None
 
-    async def _restore(self, process: FakeProcess, bind: Bind, before: RuntimeState) -> Bound:
+    async def _restore(self, process: FakeProcess, bind: BindRequest, before: RuntimeState) -> BindResponse:
         asleep = (RuntimeState.ASLEEP, RuntimeState.ASLEEP2)
         if process.state is not before or (before is not RuntimeState.STANDBY and before not in asleep):
             raise Refused(Conflict("state", f"is {process.state}"))
@@ -215,8 +215,8 @@ class FakeMachine:
             self._later(0.05, process)
             raise Refused(self._why())
         process.state = RuntimeState.READY
-        spans = (Span(Stage.LEASED, 100), Span(Stage.READY, 300))
-        return Bound(runtime_id=process.runtime_id, max_streams=STREAMS, spans=spans, bytes_by_tier={"host": 1})
+        spans = (StageSpan(Stage.LEASED, 100), StageSpan(Stage.READY, 300))
+        return BindResponse(runtime_id=process.runtime_id, max_streams=STREAMS, spans=spans, bytes_by_tier={"host": 1})
 
     def _why(self) -> Failure:
         return self.random.choice((ChunkCorrupt("c" * 64, "nvme"), Overloaded("the host tier", 1, 1.0)))

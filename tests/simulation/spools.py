@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from spool.disk import Disk
+from spool.disk import SegmentDisk
 from spool.spool import Spool
 
 COMMIT_S: Final = 0.001
@@ -23,7 +23,7 @@ class Killed(BaseException):
 
 
 @dataclass(eq=False)
-class FaultyDisk(Disk):
+class FaultyDisk(SegmentDisk):
     """`commit_s`: how long a commit takes. `is_full`: nothing can be written. `fails`: what was written may be lost.
     `dies_at`: the process is killed before or behind the next write to the journal.
     """
@@ -62,7 +62,7 @@ class FaultyDisk(Disk):
         raise Killed(dies_at)
 
 
-class _Wakes:
+class _CommitQueue:
     """The committer's queue: what is put there is a step of the committer, some time later."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def without_threads() -> Iterator[None]:
     """Spools that are opened within the block have no thread of their own."""
     fake = mock.Mock(wraps=threading)
     fake.Thread = _Committer
-    with mock.patch("spool.spool.threading", fake), mock.patch("spool.spool.SimpleQueue", _Wakes):
+    with mock.patch("spool.spool.threading", fake), mock.patch("spool.spool.SimpleQueue", _CommitQueue):
         yield
 
 

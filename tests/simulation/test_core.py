@@ -11,8 +11,8 @@ from random import Random
 import msgspec
 import pytest
 
-from tests.simulation.history import History, Step, draw
-from tests.simulation.play import draw_for, play, search, shrink
+from tests.simulation.history import History, Step, draw_history
+from tests.simulation.play import draw_for, play, search_seeds, shrink_history
 from tests.simulation.world import World, operation
 from tests.simulation.worlds import WORLDS
 
@@ -80,9 +80,9 @@ class _Ending(_Counter):
 
 def test_failing_history_shrinks_to_the_steps_it_needs() -> None:
     """Of up to sixty steps three are left, which happen when they did."""
-    found = search(_Counter, range(100))
+    found = search_seeds(_Counter, range(100))
     assert found is not None
-    small = shrink(_Counter, found)
+    small = shrink_history(_Counter, found)
     assert sorted(step.kind for step in small.history.steps) == ["pull", "push", "push"]
     assert str(small.broken) == "few_are_pushed: pushed twice, pulled once"
     assert sum(step.after_ms for step in small.history.steps) <= sum(step.after_ms for step in found.history.steps)
@@ -90,7 +90,7 @@ def test_failing_history_shrinks_to_the_steps_it_needs() -> None:
 
 def test_history_is_read_back_from_its_text() -> None:
     """What a failure prints can be played again."""
-    history = draw("counter", {"push": 1, "pull": 2}, 7, 40)
+    history = draw_history("counter", {"push": 1, "pull": 2}, 7, 40)
     assert History.parse(str(history)) == history
 
 

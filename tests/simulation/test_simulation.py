@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from tests.simulation.conftest import PLAYED, Tell
-from tests.simulation.play import search, shrink
+from tests.simulation.play import search_seeds, shrink_history
 from tests.simulation.worlds import WORLDS
 
 BASE_SEED: Final = 2_026_0000
@@ -26,13 +26,13 @@ def _counted(seeds: Iterator[int], played: list[int]) -> Iterator[int]:
 
 def _hold(world: str, seeds: Iterator[int], record_property: Tell | None = None) -> None:
     played: list[int] = []
-    found = search(WORLDS[world], _counted(seeds, played))
+    found = search_seeds(WORLDS[world], _counted(seeds, played))
     if record_property is not None:
         record_property(PLAYED, f"{world}: {len(played)} histories, seeds {played[0]} to {played[-1]}")
     if found is not None:
         seed = found.history.seed
         again = f"python -m tests.simulation {world} --seed {seed}"
-        pytest.fail(f"{shrink(WORLDS[world], found)}\n--- again: {again}", pytrace=False)
+        pytest.fail(f"{shrink_history(WORLDS[world], found)}\n--- again: {again}", pytrace=False)
 
 
 @pytest.mark.parametrize("world", sorted(WORLDS))

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from tests.simulation.conftest import PLAYED, Tell
-from tests.simulation.play import search
+from tests.simulation.play import search_seeds
 from tests.simulation.undone import Repair, repairs
 from tests.simulation.worlds import WORLDS
 
@@ -31,7 +31,9 @@ def _is_found(name: str, repair: Repair, first: int | None, record_property: Tel
             yield begin + played
 
     with repair.undone():
-        found = search(WORLDS[repair.world], seeds(), lambda outcome: not re.search(repair.sign, str(outcome.broken)))
+        found = search_seeds(
+            WORLDS[repair.world], seeds(), lambda outcome: not re.search(repair.sign, str(outcome.broken))
+        )
     assert found is not None, f"{played} histories after seed {begin} do not find it"
     record_property(PLAYED, f"{name} is found by seed {found.history.seed}, {played} random ones: {found.broken}")
 

@@ -20,7 +20,7 @@ ROUNDS: Final = 8  # rounds of the loop after a step, before anything is checked
 _WEIGHT: Final = "_simulation_weight"
 
 
-class Broken(Exception):
+class InvariantBroken(Exception):
     """An invariant does not hold."""
 
     def __init__(self, invariant: str, text: str) -> None:
@@ -128,7 +128,7 @@ class World(ABC):
                 invariant(self)
             except AssertionError as error:
                 text = str(error).splitlines()[0] if str(error) else describe(error, "assert")
-                raise Broken(invariant.__name__, text) from error
+                raise InvariantBroken(invariant.__name__, text) from error
 
 
 def no_exception_is_left(world: World) -> None:
@@ -145,7 +145,7 @@ def no_loop_has_ended(world: World) -> None:
             raise AssertionError(describe(error, f"loop {task.get_name()} has ended"))
 
 
-class _Ear(logging.Handler):
+class _ErrorLogHandler(logging.Handler):
     def __init__(self, loop: SimulationLoop) -> None:
         super().__init__(logging.ERROR)
         self._loop = loop
@@ -159,7 +159,7 @@ class _Ear(logging.Handler):
 @contextmanager
 def listening(loop: SimulationLoop) -> Iterator[None]:
     """Record what the product logs as a defect of its own. All else that it logs is dropped."""
-    root, ear = logging.getLogger(), _Ear(loop)
+    root, ear = logging.getLogger(), _ErrorLogHandler(loop)
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = [ear]
     root.setLevel(logging.ERROR)

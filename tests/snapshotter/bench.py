@@ -8,16 +8,16 @@ from pathlib import Path
 from blobstore.files import FileStore
 from blobstore.store import BlobStat, BlobStore, Payload
 from blobstore.verifying import VerifyingStore
-from contracts.control import Registered, TenantLimits, VersionRegistration
+from contracts.control import RegistrationResult, TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.push import Committed, PlanRequest
 from service.signing import ensure_signer
 from service.trust import PUBLIC_FILE, ROOTS, SECRET_FILE, read_trust
-from snapshotter.attestations import Attestations
+from snapshotter.attestations import AttestationStore
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
-from snapshotter.jobs import Jobs
+from snapshotter.jobs import GateJobs
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.staging import Staging
@@ -92,7 +92,7 @@ class MortalStore:
 
 
 @dataclass
-class DirectJobs(Jobs):
+class DirectJobs(GateJobs):
     """Jobs without the wire: the same fake answers; reads the draft as a runtime would."""
 
     root: Path
@@ -114,11 +114,11 @@ class DirectJobs(Jobs):
         facts = gate_facts(GateJob(config_json=files["config.json"].decode(), tensors=shapes))
         return attestation("f" * 64 if self.other_version else job.version, facts)
 
-    async def register(self, registration: VersionRegistration) -> Registered | None:
+    async def register(self, registration: VersionRegistration) -> RegistrationResult | None:
         assert versions_of(self.root, registration.tenant), "registered before it was published"
         self.registered = [*(self.registered or []), registration]
         if self.fault is not None and not registration.checked:
-            return Registered(is_new=False, fault=self.fault)
+            return RegistrationResult(is_new=False, fault=self.fault)
         return None  # as an earlier build's control plane
 
     async def named(self, tenant: str) -> tuple[str, ...]:
@@ -128,10 +128,10 @@ class DirectJobs(Jobs):
         return TenantLimits()
 
 
-def attestations_over(data: Path, store: BlobStore) -> Attestations:
+def attestations_over(data: Path, store: BlobStore) -> AttestationStore:
     """Return attestations with the key and the trust roots of a data directory."""
     signer = ensure_signer(data / SECRET_FILE, data / PUBLIC_FILE)
-    return Attestations(store, signer, read_trust(data, data / ROOTS))
+    return AttestationStore(store, signer, read_trust(data, data / ROOTS))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 from fastapi import FastAPI, Request, Response
 
 from contracts.artifact_errors import ArtifactRejected, ChunkMissing
-from contracts.control import NamedVersions, Registered, StartProblem, TenantLimits, VersionRegistration
+from contracts.control import NamedVersions, RegistrationResult, StartProblem, TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
 from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation, SealJob
 from contracts.wire import decode, encode
@@ -62,7 +62,7 @@ class FakeControlPlane:
             was_deleted = registration.version in self.deleted
             self.deleted.discard(registration.version)
             self.registrations.append(registration)
-            registered = Registered(is_new=False, was_deleted=was_deleted, start_problem=self.start_problem)
+            registered = RegistrationResult(is_new=False, was_deleted=was_deleted, start_problem=self.start_problem)
             return Response(encode(registered))
 
         @app.get("/internal/v1/versions")

@@ -14,7 +14,7 @@ from blobstore.places import decode_index
 from blobstore.store import BlobStat, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkMissing
-from contracts.control import Registered, TenantLimits, VersionRegistration
+from contracts.control import RegistrationResult, TenantLimits, VersionRegistration
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import decode_manifest
@@ -22,10 +22,10 @@ from contracts.push import CollectReport
 from contracts.wire import encode
 from service.signing import Signer
 from service.trust import Trust
-from snapshotter.attestations import Attestations
+from snapshotter.attestations import AttestationStore
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
-from snapshotter.jobs import Jobs
+from snapshotter.jobs import GateJobs
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.staging import Staging
@@ -87,7 +87,7 @@ class GatedStore:
 
 
 @dataclass
-class GatedJobs(Jobs):
+class GatedJobs(GateJobs):
     """Jobs that seal by reading what a runtime would read, and name what is registered and not deleted."""
 
     store: MemoryStore
@@ -104,7 +104,7 @@ class GatedJobs(Jobs):
         await self.gates.wait()
         return attestation(job.version, gate_facts(GateJob(config_json=CONFIG, tensors={})))
 
-    async def register(self, registration: VersionRegistration) -> Registered | None:
+    async def register(self, registration: VersionRegistration) -> RegistrationResult | None:
         await self.gates.wait()
         self.named_versions.add(registration.version)
         await self.gates.wait()
@@ -150,7 +150,7 @@ class World:
         store = VerifyingStore(GatedStore(self.memory, self.gates))
         staged = staging(data / "staging", 8)
         catalog = Catalog(store)
-        attestations = Attestations(store, SIGNER, Trust({SIGNER.key_id: "test"}))
+        attestations = AttestationStore(store, SIGNER, Trust({SIGNER.key_id: "test"}))
         self.publisher = publisher(store, staged, catalog, self.jobs, 3 * 4096, attestations)
         limits = PushLimits(4096, 1 << 30, 1 << 30)
         self.pushes = Pushes(staged, catalog, self.publisher, self.jobs, limits, attestations)

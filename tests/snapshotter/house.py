@@ -20,10 +20,10 @@ from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
-from snapshotter.jobs import EngineBeside, Jobs
+from snapshotter.jobs import GateJobs, StandaloneEngine
 from snapshotter.policy.layout import assemble
 from snapshotter.settings import SnapshotterSettings
-from tests.loops import looping
+from tests.loops import running_loop_thread
 from tests.snapshotter.control import FakeControlPlane
 from tests.snapshotter.models import Model
 from tests.snapshotter.sender import TENANT as TENANT
@@ -69,7 +69,10 @@ class House:
 @contextmanager
 def serving(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[None]:
     """Serve one application on one socket until the block is left."""
-    with directory.listen(name) as listener, looping(lambda stop: serve_until(app, listener, stop, drain_s=5)):
+    with (
+        directory.listen(name) as listener,
+        running_loop_thread(lambda stop: serve_until(app, listener, stop, drain_s=5)),
+    ):
         yield
 
 
@@ -87,13 +90,13 @@ def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) 
             client = ServiceClient(directory, CONTROL_SOCKET, "the control plane")
             store = wrap(VerifyingStore(open_store(settings.store_url)))
             try:
-                judge = None if settings.engine is None else EngineBeside(settings.engine)
-                async with open_app(settings, store, Jobs(client, 30, 30, judge)) as app:
+                judge = None if settings.engine is None else StandaloneEngine(settings.engine)
+                async with open_app(settings, store, GateJobs(client, 30, 30, judge)) as app:
                     await serve_until(app, listener, stop, drain_s=5)
             finally:
                 await client.close()
 
-        with looping(serve):
+        with running_loop_thread(serve):
             yield House(settings.data, control, directory)
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from contracts.attestation import SEAL, read_seal
+from contracts.attestation import SEAL_TYPE, read_seal
 from contracts.manifest import version_of
 from contracts.wire import encode
 from service.signing import Signer, load_signer
@@ -97,7 +97,7 @@ def attest(store: Store, version: str) -> str:
     """The attestation of the pushed version, written and signed for another."""
     path = store.files("attestations")[0]
     seal = msgspec.structs.replace(read_seal(path.read_bytes(), store.version).seal, version=version)
-    raw = load_signer(store.root.parent / SECRET_FILE).attest(version, SEAL, seal)
+    raw = load_signer(store.root.parent / SECRET_FILE).attest(version, SEAL_TYPE, seal)
     return store.put(f"{TENANT}/attestations/{version}/{path.name}", raw)
 
 
@@ -107,7 +107,7 @@ def resealed(store: Store, key: str | None, tolerance: float = 0.01) -> str:
     seal = read_seal(path.read_bytes(), store.version).seal
     seal = msgspec.structs.replace(seal, probe=msgspec.structs.replace(seal.probe, tolerance=tolerance))
     signer = Signer(Ed25519PrivateKey.generate())
-    path.write_bytes(encode(seal) if key is None else signer.attest(store.version, SEAL, seal))
+    path.write_bytes(encode(seal) if key is None else signer.attest(store.version, SEAL_TYPE, seal))
     return store.key(path)
 
 

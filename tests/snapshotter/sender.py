@@ -7,7 +7,7 @@ from blake3 import blake3
 
 from contracts.push import Committed, Committing, MissingRequest, Plan, PlanRequest
 from contracts.wire import encode
-from snapshotter.commits import digest_of
+from snapshotter.commits import digests_digest
 from snapshotter.policy.layout import assemble
 from snapshotter.pushes import Pushes
 
@@ -53,6 +53,6 @@ async def send(pushes: Pushes, push: Opened) -> None:
 async def commit(pushes: Pushes, push: Opened) -> Committed:
     """Commit the push. Repeat the call until the version is made."""
     while True:
-        answer = await pushes.commit(TENANT, push.push_id, digest_of(push.digests))
+        answer = await pushes.commit(TENANT, push.push_id, digests_digest(push.digests))
         if not isinstance(answer, Committing):
             return answer

@@ -12,7 +12,7 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from contracts.attestation import MAX_ORIGIN_BYTES, ORIGIN, Claims, Origin, read_seal
+from contracts.attestation import MAX_ORIGIN_BYTES, ORIGIN_TYPE, Claims, OriginPredicate, read_seal
 from contracts.errors import Refused
 from contracts.jobs import SealAttestation
 from contracts.push import AttestationList, AttestRequest, KeepSeal
@@ -34,8 +34,10 @@ BUNDLE = b'{"a": "bundle"}'
 CLAIMS = Claims(licence="Apache-2.0", metrics={"perplexity": 3.25})
 
 
-def said(bundle: bytes | None = None, signed_at_s: int = 1) -> Origin:
-    return Origin(signed_at_s=signed_at_s, claims=CLAIMS, bundle=None if bundle is None else blake3(bundle).hexdigest())
+def said(bundle: bytes | None = None, signed_at_s: int = 1) -> OriginPredicate:
+    return OriginPredicate(
+        signed_at_s=signed_at_s, claims=CLAIMS, bundle=None if bundle is None else blake3(bundle).hexdigest()
+    )
 
 
 @pytest.fixture
@@ -79,7 +81,9 @@ def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> N
         raw = client.get(f"/push/v1/plans/{push_id}/manifest").content
         assert blake3(raw).hexdigest() == version
         for _ in range(2):  # a repeat changes nothing
-            assert attest(client, push_id, PUBLISHER.attest(version, ORIGIN, said(BUNDLE)), BUNDLE).status_code == 204
+            assert (
+                attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, said(BUNDLE)), BUNDLE).status_code == 204
+            )
         assert client.get(f"/push/v1/manifests/{version}").status_code == 404  # not lost: it was never there
         assert pushed(house, client, tmp_path) == version
         found = entries(client, version)
@@ -95,7 +99,7 @@ def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> N
         pytest.param(None, said(BUNDLE), BUNDLE + b" ", "the bundle is not the one", id="another bundle"),
         pytest.param(
             None,
-            Origin(signed_at_s=1, claims=Claims(provenance={f"k{n}": "v" * 1000 for n in range(70)})),
+            OriginPredicate(signed_at_s=1, claims=Claims(provenance={f"k{n}": "v" * 1000 for n in range(70)})),
             None,
             f"more than {MAX_ORIGIN_BYTES} bytes",
             id="too much of it",
@@ -103,12 +107,12 @@ def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> N
     ],
 )
 def test_statements_that_are_not_taken(
-    house: House, version: str | None, origin: Origin, bundle: bytes | None, reason: str
+    house: House, version: str | None, origin: OriginPredicate, bundle: bytes | None, reason: str
 ) -> None:
     """Refused by name, and nothing of it is stored."""
     with house.client() as client:
         push_id, own = opened_push(client, Model())
-        answer = attest(client, push_id, PUBLISHER.attest(version or own, ORIGIN, origin), bundle)
+        answer = attest(client, push_id, PUBLISHER.attest(version or own, ORIGIN_TYPE, origin), bundle)
         assert (answer.status_code, answer.json()["code"]) == (422, "artifact_rejected")
         assert reason in answer.json()["detail"]
         assert not (house.store / TENANT / "attestations").exists()
@@ -118,7 +122,7 @@ def test_a_forged_statement_is_not_taken(house: House) -> None:
     """Under another's name, or with another licence than was signed."""
     with house.client() as client:
         push_id, version = opened_push(client, Model())
-        good = PUBLISHER.attest(version, ORIGIN, said())
+        good = PUBLISHER.attest(version, ORIGIN_TYPE, said())
         stranger = Signer(Ed25519PrivateKey.generate())
         envelope = msgspec.json.decode(good)
         changed = base64.b64decode(envelope["payload"]).replace(b"Apache-2.0", b"Apache-2.1")
@@ -136,7 +140,7 @@ def test_before_it_is_known_what_is_pushed(house: House) -> None:
     with house.client() as client:
         plan = client.post("/push/v1/plans", content=encode(Model().request())).json()["plan_id"]
         assert client.get(f"/push/v1/plans/{plan}/manifest").status_code == 409
-        assert attest(client, plan, PUBLISHER.attest("f" * 64, ORIGIN, said())).status_code == 409
+        assert attest(client, plan, PUBLISHER.attest("f" * 64, ORIGIN_TYPE, said())).status_code == 409
         assert client.get("/push/v1/versions/x/attestations").status_code == 404
 
 
@@ -145,7 +149,7 @@ def test_not_more_than_are_read(house: House, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "ORIGINS_KEPT", 2)
     with house.client() as client:
         push_id, version = opened_push(client, Model())
-        raws = [PUBLISHER.attest(version, ORIGIN, said(signed_at_s=at)) for at in range(3)]
+        raws = [PUBLISHER.attest(version, ORIGIN_TYPE, said(signed_at_s=at)) for at in range(3)]
         assert [attest(client, push_id, raw).status_code for raw in (*raws, raws[0])] == [204, 204, 507, 204]
 
 
@@ -200,7 +204,7 @@ def test_a_push_seals_anew_what_nobody_trusts(tmp_path: Path) -> None:
     push(Bench.over(tmp_path), Model())
     assert path.read_bytes() == signed
     seal = read_seal(signed, version).seal
-    for raw in (encode(seal), Signer(Ed25519PrivateKey.generate()).attest(version, ORIGIN, said()), b"{}"):
+    for raw in (encode(seal), Signer(Ed25519PrivateKey.generate()).attest(version, ORIGIN_TYPE, said()), b"{}"):
         path.write_bytes(raw)
         again = Bench.over(tmp_path)
         push(again, Model())
@@ -212,7 +216,7 @@ def test_fsck_judges_statements_too(house: House, tmp_path: Path) -> None:
     """A flipped byte, a statement that was moved, a bundle that nobody names: each is found under its key."""
     with house.client() as client:
         push_id, version = opened_push(client, Model())
-        attest(client, push_id, PUBLISHER.attest(version, ORIGIN, said(BUNDLE)), BUNDLE)
+        attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, said(BUNDLE)), BUNDLE)
         pushed(house, client, tmp_path)
         place = house.store / TENANT / "attestations" / version
 

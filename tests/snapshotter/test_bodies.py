@@ -43,7 +43,7 @@ SECOND = bytes(LEAST_BYTES_S)
         pytest.param([(1.0, SECOND)] * 5 + [(11.0, b"x")], 15.0, id="a line that dies"),
     ],
 )
-async def test_time(pieces: Sequence[tuple[float, bytes]], late_s: float | None) -> None:
+async def test_slow_body_is_refused(pieces: Sequence[tuple[float, bytes]], late_s: float | None) -> None:
     """Ten seconds for all, and one more for each 64 KiB; the refusal says how long it waited."""
     if late_s is None:
         assert await read(pieces) == b"".join(piece for _, piece in pieces)

@@ -15,7 +15,7 @@ from blobstore.packs import (
     file_pack,
     place,
 )
-from blobstore.places import Place
+from blobstore.places import ChunkLocation
 from blobstore.store import BlobStat, BlobUnavailable
 from contracts.keys import index_key, pack_key
 from snapshotter.catalog import Catalog
@@ -42,7 +42,7 @@ async def test_places(tmp_path: Path) -> None:
     await store.put_if_absent(pack_key("acme", P), b"pack")
     assert await catalog.places("acme") == {}  # not indexed yet
     await store.put_if_absent(index_key("acme", P), encode_table(place([(A, 4096), (B, 8192)])))
-    want = {A: Place(P, ((0, 4096),)), B: Place(P, ((4096, 8192),))}
+    want = {A: ChunkLocation(P, ((0, 4096),)), B: ChunkLocation(P, ((4096, 8192),))}
     assert await catalog.places("acme") == want
     assert await catalog.places("acme") == want
     assert store.reads == 1
@@ -52,7 +52,7 @@ async def test_places(tmp_path: Path) -> None:
     assert await catalog.places("acme") == want
     size = len(b"pack") + 12288 + len(encode_footer(place([(A, 4096), (B, 8192)])))
     assert (await catalog.holdings("acme")).stored_bytes == size  # also what no index makes usable
-    assert (await catalog.holdings("acme")).lacks({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
+    assert (await catalog.holdings("acme")).find_missing({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
     assert (await catalog.holdings("umbrella")).stored_bytes == 0
     await store.delete(pack_key("acme", P))
     assert await catalog.places("acme") == {}
@@ -70,10 +70,10 @@ async def test_kept_files(tmp_path: Path) -> None:
     assert (found.files, found.stored_bytes, P in found) == (frozenset(), 9000, False)
     await store.put_if_absent(index_key("acme", pack), encode_file_index(index))
     found = await catalog.holdings("acme")
-    assert found.places == {A: Place(pack, ((73, 5000),))}
+    assert found.places == {A: ChunkLocation(pack, ((73, 5000),))}
     assert (found.files, found.stored_bytes) == (frozenset({P}), 9000)
     assert [name in found for name in (P, A, B)] == [True, True, False]
-    assert found.lacks({A: 8192, B: 4096}) == {B: 4096}
+    assert found.find_missing({A: 8192, B: 4096}) == {B: 4096}
     await store.delete(index_key("acme", pack))
     assert (await catalog.holdings("acme")).files == frozenset()
     other = FileIndex(chunks=(FileChunk(B, (FileSpan(80, 4096),)),), size=9000)

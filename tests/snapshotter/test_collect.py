@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from blobstore.packs import decode_footer, encode_footer
 from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
-from contracts.attestation import ORIGIN, Claims, Origin
+from contracts.attestation import ORIGIN_TYPE, Claims, OriginPredicate
 from contracts.errors import Refused
 from contracts.push import AttestRequest, CollectReport
 from contracts.traffic_errors import Overloaded
@@ -71,7 +71,7 @@ def check_whole(tmp_path: Path, versions: tuple[str, ...]) -> None:
         read_version(tmp_path / "store", TENANT, version)
 
 
-def test_what_no_model_names_goes(tmp_path: Path) -> None:
+def test_unnamed_version_is_collected(tmp_path: Path) -> None:
     """The control: all that a deleted version alone needs is freed, and the named ones stay whole."""
     bench, named, deleted = store_of(tmp_path)
     report = collect(bench)
@@ -278,7 +278,7 @@ def test_collection_that_waits_keeps_no_other_tenant_from_theirs(tmp_path: Path)
     async def main() -> None:
         async with AsyncExitStack() as pushes, asyncio.TaskGroup() as collections:
             for number in range(AT_ONCE):
-                await pushes.enter_async_context(publisher.quiet(f"tenant-{number}"))
+                await pushes.enter_async_context(publisher.hold_packs(f"tenant-{number}"))
             for number in range(AT_ONCE - 1):
                 collections.create_task(bench.collector.collect(f"tenant-{number}", run=False))
             await asyncio.sleep(0)
@@ -315,7 +315,7 @@ def test_statement_of_an_open_push_stays(tmp_path: Path, age_s: float) -> None:
     bench, _, deleted = store_of(tmp_path)
     pushes = bench.pushes
     collector = Collector(bench.store, pushes._publisher, pushes._staging, bench.jobs, 100.0)
-    statement = PUBLISHER.attest(deleted, ORIGIN, Origin(signed_at_s=1, claims=Claims(licence="MIT")))
+    statement = PUBLISHER.attest(deleted, ORIGIN_TYPE, OriginPredicate(signed_at_s=1, claims=Claims(licence="MIT")))
 
     def grow_old(pattern: str, by_s: float) -> None:
         for path in (tmp_path / "store").rglob(pattern):
@@ -343,7 +343,7 @@ def test_check_spares_the_statement_of_an_open_push(tmp_path: Path, is_condemned
     """It advises to delete no statement of a version that is being pushed, and counts none that a collection keeps."""
     bench, named, deleted = store_of(tmp_path)
     collect(bench)
-    statement = PUBLISHER.attest(deleted, ORIGIN, Origin(signed_at_s=1, claims=Claims(licence="MIT")))
+    statement = PUBLISHER.attest(deleted, ORIGIN_TYPE, OriginPredicate(signed_at_s=1, claims=Claims(licence="MIT")))
     if is_condemned:
         mark = tmp_path / "store" / TENANT / "condemned" / deleted
         mark.parent.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from contracts.errors import Refused
-from snapshotter.publish import Publisher, UnderWay
+from snapshotter.publish import Publisher, RunningCommit
 from snapshotter.staging import Staging
 from tests.snapshotter.gated import World, inline
 from tests.snapshotter.models import Model, Weight, default_weights, weight
@@ -119,14 +119,14 @@ class Deaf(Publisher):
     """Breaks the promise: a collection is told of no commit."""
 
     @asynccontextmanager
-    async def quiet(self, tenant: str) -> AsyncIterator[tuple[UnderWay, ...]]:
+    async def hold_packs(self, tenant: str) -> AsyncIterator[tuple[RunningCommit, ...]]:
         yield ()
 
 
 class Forgetful(Staging):
     """And of no plan."""
 
-    def promised(self, tenant: str) -> set[str]:
+    def declared_digests(self, tenant: str) -> set[str]:
         return set()
 
 
@@ -153,7 +153,7 @@ def collect_at_each_step(data: Path, publisher: type[Publisher], staging: type[S
     raise AssertionError("unreachable")
 
 
-def test_at_each_step(tmp_path: Path) -> None:
+def test_push_during_a_collection_stays_whole(tmp_path: Path) -> None:
     """Wherever a push of what is just being collected stands, it comes to a whole version."""
     assert collect_at_each_step(tmp_path, Publisher, Staging) > 10
 

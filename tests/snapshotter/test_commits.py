@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.push import CommitStep, Committed, Committing
 from contracts.traffic_errors import Overloaded
-from snapshotter.commits import ABANDONED_S, RESULTS_KEPT, RUNNING_LIMIT, Commits, digest_of
+from snapshotter.commits import ABANDONED_S, RESULTS_KEPT, RUNNING_LIMIT, Commits, digests_digest
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 from tests.snapshotter.test_staging import record
 
 DIGESTS = ("a" * 64,)
-ANNOUNCED = digest_of(DIGESTS)
+ANNOUNCED = digests_digest(DIGESTS)
 DONE = Committed(model="toy", version="0" * 64, created=True, total_bytes=1, new_chunks=1)
 
 
@@ -59,7 +59,7 @@ async def commits(gate: Gate) -> AsyncIterator[Commits]:
     assert not commits.is_running("acme")
 
 
-async def test_joins(gate: Gate, commits: Commits) -> None:
+async def test_commit_requests_join_one_run(gate: Gate, commits: Commits) -> None:
     """Many askers, one run; the impatient are told the step, the others the result; it stays askable."""
 
     plan = record()
@@ -81,14 +81,14 @@ async def test_joins(gate: Gate, commits: Commits) -> None:
     assert gate.began == 1
 
 
-async def test_strangers(commits: Commits) -> None:
+async def test_other_tenants_see_no_commit(commits: Commits) -> None:
     """Another tenant sees no commit; other chunks are a conflict."""
 
     plan = record()
     commits.start(plan, DIGESTS)
     assert await commits.try_join("umbrella", plan.plan_id, ANNOUNCED, 0) is None
     with pytest.raises(Refused) as caught:
-        await commits.try_join("acme", plan.plan_id, digest_of(("b" * 64,)), 0)
+        await commits.try_join("acme", plan.plan_id, digests_digest(("b" * 64,)), 0)
     assert isinstance(caught.value.failure, Conflict)
 
 
@@ -133,7 +133,7 @@ async def test_kept_result_holds_no_list_of_chunks(gate: Gate, commits: Commits)
     held, plan = sys.getrefcount(digests), record()
     gate.go.set()
     commits.start(plan, digests)
-    assert await commits.try_join("acme", plan.plan_id, digest_of(digests), 5) == DONE
+    assert await commits.try_join("acme", plan.plan_id, digests_digest(digests), 5) == DONE
     assert plan.plan_id in commits
     assert sys.getrefcount(digests) == held
 

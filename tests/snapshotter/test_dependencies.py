@@ -8,7 +8,7 @@ import pytest
 
 from blobstore.store import BlobStore, BlobUnavailable, Payload
 from blobstore.verifying import VerifyingStore
-from contracts.jobs import ENGINE
+from contracts.jobs import ENGINE_SOCKET
 from service.unix import SocketDirectory
 from tests.eventually import wait
 from tests.snapshotter.control import FakeControlPlane
@@ -58,12 +58,12 @@ def test_an_engine_of_its_own_judges(tmp_path: Path) -> None:
         away = (503, "unavailable", "the engine is not available")
         assert problem(post(client, "/plans", Model().request())) == away
         with closing(SocketDirectory(run)) as directory:
-            directory.listen(ENGINE).close()
+            directory.listen(ENGINE_SOCKET).close()
             assert problem(post(client, "/plans", Model().request())) == away
             one, other = FakeControlPlane(house.store), FakeControlPlane(house.store)
-            with serving(one.app(), directory, ENGINE):
+            with serving(one.app(), directory, ENGINE_SOCKET):
                 plan = planned(client)
-            with serving(other.app(), directory, ENGINE):
+            with serving(other.app(), directory, ENGINE_SOCKET):
                 made = push_whole(client, plan)
     assert [len(each.gates) for each in (one, other, house.control)] == [1, 0, 0]
     assert [len(each.seals) for each in (one, other, house.control)] == [0, 1, 0]

@@ -14,7 +14,7 @@ from blobstore.store import BlobNotFound, BlobStat, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.keys import last_part
+from contracts.keys import object_name
 from contracts.manifest import decode_manifest, encode_manifest
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from snapshotter.catalog import Catalog
@@ -42,8 +42,8 @@ def fsck_of(
     async def versions(tenant: str) -> tuple[str, ...]:
         return named
 
-    coming = Staging(data / "staging", 8).coming
-    return Fsck(store, lambda tenant: running, versions, attestations_over(data, store), coming)
+    pending_versions = Staging(data / "staging", 8).pending_versions
+    return Fsck(store, lambda tenant: running, versions, attestations_over(data, store), pending_versions)
 
 
 async def lines_of(fsck: Fsck) -> list[FsckLine]:
@@ -238,7 +238,7 @@ async def test_a_push_that_ends_while_packs_are_read_leaves_no_fault(tmp_path: P
 
     class Late(FileStore):
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-            if key.startswith(f"{TENANT}/index/") and last_part(key) in packs:
+            if key.startswith(f"{TENANT}/index/") and object_name(key) in packs:
                 raise BlobNotFound(key)
             return await super().read(key, offset, length)
 

@@ -16,7 +16,7 @@ from snapshotter.settings import SnapshotterSettings
 from tests.snapshotter.process import process_over, wait_until_healthy
 
 
-def test_ends_as_told(tmp_path: Path) -> None:
+def test_snapshotter_ends_on_sigterm_or_without_supervisor(tmp_path: Path) -> None:
     """SIGTERM: exit 0. The supervisor's end: it ends too."""
     never = threading.Event()
     with process_over(tmp_path) as process:

@@ -12,7 +12,7 @@ import pytest
 from blobstore.store import BlobStore, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
-from contracts.control import Registered, VersionRegistration
+from contracts.control import RegistrationResult, VersionRegistration
 from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
 from contracts.push import CommitStep, Committed
 from contracts.wire import encode
@@ -71,7 +71,7 @@ def test_an_attestation_of_another_version(tmp_path: Path) -> None:
     assert versions_of(tmp_path / "store", TENANT) == []
 
 
-def test_pushed_again(tmp_path: Path) -> None:
+def test_same_push_seals_nothing_again(tmp_path: Path) -> None:
     """The same version: nothing sent, nothing sealed, registered for whoever asks."""
     bench = Bench.over(tmp_path)
     first = push(bench, Model())
@@ -220,7 +220,7 @@ def damage_pack(store: Path) -> None:
         ),
     ],
 )
-def test_a_push_mends(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_push_rewrites_damaged_objects(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     """What is damaged at rest, the next push of the same writes anew."""
     version = push(Bench.over(tmp_path), Model()).version
     damage(tmp_path / "store")
@@ -270,7 +270,7 @@ def test_next_push_registers_what_a_cut_push_mended(tmp_path: Path) -> None:
     bench.jobs.fault = "chunk_missing"
     register = bench.jobs.register
 
-    async def dies(registration: VersionRegistration) -> Registered | None:
+    async def dies(registration: VersionRegistration) -> RegistrationResult | None:
         raise Refused(Unavailable("the control plane"))
 
     bench.jobs.register = dies  # type: ignore[method-assign]

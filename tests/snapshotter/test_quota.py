@@ -11,14 +11,14 @@ import pytest
 
 from blobstore.store import BlobStore, Payload
 from contracts.artifact_errors import StorageQuotaExceeded
-from contracts.attestation import MAX_BUNDLE_BYTES, ORIGIN
+from contracts.attestation import MAX_BUNDLE_BYTES, ORIGIN_TYPE
 from contracts.control import TenantLimits
 from contracts.errors import Refused, Unavailable
 from contracts.push import Committed, MissingRequest, Plan
 from contracts.traffic_errors import Overloaded
 from kelvin.progress import Progress
 from kelvin.push import push_directory
-from snapshotter.commits import digest_of
+from snapshotter.commits import digests_digest
 from snapshotter.policy.quota import Promise
 from snapshotter.staging import IDLE_S, Staging
 from tests.snapshotter.bench import Bench
@@ -81,7 +81,7 @@ def test_without_promises_they_would_not(tmp_path: Path, monkeypatch: pytest.Mon
     def none(self: Staging, tenant: str, but: str, now_s: float) -> list[Promise]:
         return []
 
-    monkeypatch.setattr(Staging, "promises", none)
+    monkeypatch.setattr(Staging, "open_promises", none)
     limit = 2 * bytes_of_one(tmp_path)
     bench = Bench.over(tmp_path / "data", tenant_store_bytes=limit)
     assert overshoots(tmp_path / "data", bench, limit)
@@ -208,7 +208,7 @@ async def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Pat
     commits: list[asyncio.Task[object]] = []
 
     async def commit() -> None:
-        commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, digest_of(push.digests))))
+        commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, digests_digest(push.digests))))
         await store.writing.wait()
 
     bench.store.inner = store = Meanwhile(bench.store.inner, commit)
@@ -229,7 +229,7 @@ def test_what_publishers_say_counts(tmp_path: Path) -> None:
     def say(client: httpx.Client, model: Model, numbers: Sequence[int]) -> list[httpx.Response]:
         push_id, version = opened_push(client, model)
         bundles = [bytes([number]) * MAX_BUNDLE_BYTES for number in numbers]
-        return [attest(client, push_id, PUBLISHER.attest(version, ORIGIN, said(each)), each) for each in bundles]
+        return [attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, said(each)), each) for each in bundles]
 
     def kept(house: House) -> int:
         return sum(path.stat().st_size for path in house.store.rglob("attestations/*/*"))

@@ -34,12 +34,12 @@ from kelvin.progress import Progress
 from kelvin.push import push_directory
 from service.failures import install_failure_handlers
 from snapshotter.app import SOCKET
-from snapshotter.catalog import Catalog, Holdings
+from snapshotter.catalog import Catalog, StoredChunks
 from snapshotter.policy.files import MAX_PATHS
 from snapshotter.policy.layout import assemble
 from snapshotter.pushes import CHUNKS_AT_ONCE, MAX_TEXT_BYTES, PLANS_AT_ONCE, RECORDS_AT_ONCE, REHEARSALS_KEPT
 from snapshotter.routes import push_routes
-from snapshotter.turns import ByteRoom
+from snapshotter.turns import BodyBudget
 from tests.eventually import eventually
 from tests.snapshotter.bench import Bench
 from tests.snapshotter.control import UNSERVED
@@ -209,7 +209,9 @@ def test_a_version_that_claims_too_much_is_not_laid_out(house: House) -> None:
         ("POST", "/fsck"),
     ],
 )  # fmt: skip
-def test_callers(house: House, headers: dict[str, str], status: int, method: str, path: str) -> None:
+def test_every_route_requires_a_pusher(
+    house: House, headers: dict[str, str], status: int, method: str, path: str
+) -> None:
     """Every route wants a caller who may push, before it reads the body."""
     with house.client() as client:
         client.headers.pop("x-kelvin-principal")
@@ -243,7 +245,7 @@ def test_presence_for_everybody_would_be_seen(tmp_path: Path, monkeypatch: pytes
     """The control: a catalog that answers whoever asks with what one tenant has tells the others what that is."""
     honest = Catalog.holdings
 
-    async def one_for_all(self: Catalog, tenant: str) -> Holdings:
+    async def one_for_all(self: Catalog, tenant: str) -> StoredChunks:
         return await honest(self, "alpha")
 
     with open_house(settings_for(tmp_path)) as house, house.client("alpha") as alpha, house.client("beta") as beta:
@@ -465,7 +467,7 @@ def test_one_of_two_racing_pushes_says_created(house: House, tmp_path: Path) -> 
     assert (back.created, back.restored) == (False, True)
 
 
-def test_a_dry_run(house: House) -> None:
+def test_dry_run_keeps_nothing(house: House) -> None:
     """Judged, planned and compared as a push is; nothing is kept and nothing is taken."""
     files = Model().files()
     with house.client("dry") as client:
@@ -572,9 +574,9 @@ async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path
         missing = decode((await client.post(f"{path}/missing", content=body)).content, Missing)
         path = f"/push/v1/plans/{missing.plan_id}/manifest"
         length = len((await client.get(path)).raise_for_status().content)
-        bench.pushes.body_room = ByteRoom("the bench", 2 * length - 1)
+        bench.pushes.body_room = BodyBudget("the bench", 2 * length - 1)
         assert problem(await client.get(path))[:2] == (503, "overloaded")
-        bench.pushes.body_room = ByteRoom("the bench", 2 * length)
+        bench.pushes.body_room = BodyBudget("the bench", 2 * length)
         assert (await client.get(path)).status_code == 200
 
 

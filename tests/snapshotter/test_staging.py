@@ -77,9 +77,9 @@ def test_round_trip(tmp_path: Path) -> None:
     assert second.staged("acme", [A, B, C]) == {A, B}
     assert second.adopt("acme", push.plan_id, [A, B, C]) == {A, B}
     assert second.read("acme", push.plan_id, B) == b"two"
-    assert second.promises("acme", "", 0.0) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=False)]
-    assert second.promises("acme", "", IDLE_S) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=True)]
-    assert second.promises("acme", push.plan_id, 0.0) == []
+    assert second.open_promises("acme", "", 0.0) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=False)]
+    assert second.open_promises("acme", "", IDLE_S) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=True)]
+    assert second.open_promises("acme", push.plan_id, 0.0) == []
 
 
 def test_tenants_are_apart(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
     assert isinstance(failure_of(staging.load, "acme", ahead), NotFound)
 
 
-def test_order_of_calls(tmp_path: Path) -> None:
+def test_chunk_before_declaration_is_refused(tmp_path: Path) -> None:
     """A chunk is taken only after it was declared; a damaged record of either is as if it were not there."""
     staging = Staging(tmp_path, 2)
     plan = record()

@@ -54,7 +54,7 @@ def test_idle_push_that_is_committed_meanwhile_stays(tmp_path: Path) -> None:
     """Between the choice of an idle push and its removal its commit may begin. The push then stays."""
     staging = Staging(tmp_path, 2)
     push = opened(staging, a=b"one")
-    assert [promise.free for promise in staging.promises("acme", "", IDLE_S)] == [True]
+    assert [promise.free for promise in staging.open_promises("acme", "", IDLE_S)] == [True]
     with staging.hold(push):
         assert not staging.drop_idle("acme", push, IDLE_S)
     staging.touch("acme", push, IDLE_S)  # a client that came back
@@ -124,8 +124,8 @@ def test_foreign_entries_stop_nothing(tmp_path: Path, stranger: str) -> None:
     other = opened(staging, now_s=1.0)
     assert staging.staged("acme", [A, B]) == {A}
     assert staging.adopt("acme", other, [A, B]) == {A}
-    assert {promise.plan_id for promise in staging.promises("acme", "", 0.0)} == {"0" * 32, other}
-    assert staging.promised("acme") == set()
+    assert {promise.plan_id for promise in staging.open_promises("acme", "", 0.0)} == {"0" * 32, other}
+    assert staging.declared_digests("acme") == set()
     assert staging.sweep(now_s=1e12, max_age_s=100.0) == 2
     staging.discard("acme", A)
     staging.check_integrity()
@@ -150,7 +150,7 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, name: str, damage: st
     assert isinstance(failure_of(call, "acme", plan.plan_id), NotFound | Conflict)
     opened(staging, a=b"one")
     assert staging.staged("acme", [A]) == {A}
-    assert len(staging.promises("acme", "", 0.0)) == (2 if name == "plan.json" else 1)
+    assert len(staging.open_promises("acme", "", 0.0)) == (2 if name == "plan.json" else 1)
     staging.declare(plan, (A,), 0.0)
     assert staging.load("acme", plan.plan_id) == plan
     assert staging.declared("acme", plan.plan_id) == (A,)
@@ -163,8 +163,8 @@ def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "read_bytes", refusing(errno.EIO))
     for ask in (
         lambda: staging.declared("acme", push),
-        lambda: staging.promises("acme", "", 0.0),
-        lambda: staging.promised("acme"),
+        lambda: staging.open_promises("acme", "", 0.0),
+        lambda: staging.declared_digests("acme"),
         lambda: staging.load("acme", push),
         lambda: staging.read("acme", push, A),
     ):
@@ -182,7 +182,7 @@ def test_disk_that_tells_no_time_is_unavailable(tmp_path: Path, monkeypatch: pyt
         return stat(self, **more)
 
     monkeypatch.setattr(Path, "stat", refuse)
-    assert failure_of(staging.promises, "acme", "", 0.0) == Unavailable("the staging disk")
+    assert failure_of(staging.open_promises, "acme", "", 0.0) == Unavailable("the staging disk")
 
 
 async def test_root_that_can_not_be_read_is_swept_again_later(

@@ -15,23 +15,23 @@ from starlette.types import Message, Receive, Send
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
-from snapshotter.bodies import Lent, read_body
+from snapshotter.bodies import BufferedResponse, read_body
 from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, PLANS_AT_ONCE
-from snapshotter.turns import ByteRoom, NamedLocks, Turns
+from snapshotter.turns import BodyBudget, KeyedLocks, RequestLimiter
 from tests.snapshotter.test_bodies import SlowRequest
 
 
 async def test_turns() -> None:
     """The third of two is told to come back; a turn that was given back, also by an error, is free again."""
 
-    async def fail_inside(turns: Turns) -> None:
+    async def fail_inside(turns: RequestLimiter) -> None:
         async with turns.take("b"):
             with pytest.raises(Refused) as caught:
                 await turns.take("c", wait_s=0).__aenter__()
             assert caught.value.failure == Overloaded("the bench", 2, 1.0)
             raise ZeroDivisionError
 
-    turns = Turns("the bench", 2)
+    turns = RequestLimiter("the bench", 2)
     async with turns.take("a"):
         with pytest.raises(ZeroDivisionError):
             await fail_inside(turns)
@@ -73,7 +73,7 @@ async def test_never_more_and_none_lost(limit: int, visits: list[Visit]) -> None
     """Of all never more than the limit, of one tenant never more than its half; in the end all turns are free."""
     inside: Counter[str] = Counter()
 
-    async def visit(turns: Turns, each: Visit) -> None:
+    async def visit(turns: RequestLimiter, each: Visit) -> None:
         await asyncio.sleep(each.comes_s)
         async with turns.take(each.tenant):
             inside[each.tenant] += 1
@@ -84,7 +84,7 @@ async def test_never_more_and_none_lost(limit: int, visits: list[Visit]) -> None
             finally:
                 inside[each.tenant] -= 1
 
-    turns, loop = Turns("the bench", limit), asyncio.get_running_loop()
+    turns, loop = RequestLimiter("the bench", limit), asyncio.get_running_loop()
     tasks = [asyncio.create_task(visit(turns, each)) for each in visits]
     for task, each in zip(tasks, visits, strict=True):
         if each.leaves_s is not None:
@@ -103,16 +103,16 @@ async def test_never_more_and_none_lost(limit: int, visits: list[Visit]) -> None
 
 
 @pytest.mark.virtual_time
-async def test_who_waits_longest_is_next() -> None:
+async def test_longest_waiting_tenant_is_next() -> None:
     """A tenant that asks for much gets its next turn after those of others that came before it."""
     order: list[str] = []
 
-    async def visit(turns: Turns, tenant: str) -> None:
+    async def visit(turns: RequestLimiter, tenant: str) -> None:
         async with turns.take(tenant):
             order.append(tenant)
             await asyncio.sleep(1)
 
-    turns = Turns("the bench", 2)
+    turns = RequestLimiter("the bench", 2)
     async with asyncio.TaskGroup() as tasks:
         for tenant in "aaaaabbc":
             tasks.create_task(visit(turns, tenant))
@@ -121,7 +121,7 @@ async def test_who_waits_longest_is_next() -> None:
 
 
 def _receive(
-    room: ByteRoom, tenant: str, *pieces: tuple[float, bytes], turn: AbstractAsyncContextManager[None] | None = None
+    room: BodyBudget, tenant: str, *pieces: tuple[float, bytes], turn: AbstractAsyncContextManager[None] | None = None
 ) -> AbstractAsyncContextManager[bytearray]:
     return room.receive(tenant, partial(read_body, cast(Request, SlowRequest(pieces)), PLAN_BYTES), turn)
 
@@ -129,7 +129,7 @@ def _receive(
 @pytest.mark.virtual_time
 async def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
     """What a body took is free again once it is dealt with, also after a refusal. What was received is never cut."""
-    room = ByteRoom("the bench", 100)
+    room = BodyBudget("the bench", 100)
     half = (0.0, bytes(50))
     async with _receive(room, "a", half) as body, _receive(room, "b", half):
         assert body == half[1]
@@ -149,11 +149,11 @@ async def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
 async def test_bodies_that_do_not_come_to_their_end_keep_no_tenant_out() -> None:
     """Two tenants fill the room, and send no more: the body that one of them began first gives way to a third."""
 
-    async def stall(room: ByteRoom, tenant: str, nbytes: int) -> None:
+    async def stall(room: BodyBudget, tenant: str, nbytes: int) -> None:
         async with _receive(room, tenant, (0.0, bytes(nbytes)), (1000.0, b"")):
             raise AssertionError("a body that stalls was received")
 
-    room = ByteRoom("the bench", 100)
+    room = BodyBudget("the bench", 100)
     stalled = [asyncio.create_task(stall(room, tenant, 25)) for tenant in "aabb"]
     await asyncio.sleep(1)
     assert "held=100/100" in repr(room)
@@ -171,7 +171,7 @@ async def test_bodies_that_do_not_come_to_their_end_keep_no_tenant_out() -> None
 @pytest.mark.virtual_time
 async def test_answers_that_are_not_read_give_way() -> None:
     """A tenant's clients stop reading: what was begun first is cut for another tenant, and its bytes are free."""
-    room = ByteRoom("the bench", 100)
+    room = BodyBudget("the bench", 100)
     sent: list[bytes] = []
 
     async def stall(message: Message) -> None:
@@ -182,7 +182,7 @@ async def test_answers_that_are_not_read_give_way() -> None:
         sent.append(message.get("body", b""))
 
     async def answer(tenant: str, nbytes: int, send: Send) -> None:
-        await Lent(bytes(nbytes), "x", room, tenant)({}, cast(Receive, None), send)
+        await BufferedResponse(bytes(nbytes), "x", room, tenant)({}, cast(Receive, None), send)
 
     stalled = [asyncio.create_task(answer(tenant, 25, stall)) for tenant in "aabb"]
     await asyncio.sleep(1)
@@ -206,7 +206,7 @@ async def test_plans_of_two_tenants_keep_no_third_from_its_turn() -> None:
     """
     judged_s = 100.0
 
-    room, turns, loop = ByteRoom("the bench", 400), Turns("plans", PLANS_AT_ONCE), asyncio.get_running_loop()
+    room, turns, loop = BodyBudget("the bench", 400), RequestLimiter("plans", PLANS_AT_ONCE), asyncio.get_running_loop()
 
     async def push(tenant: str, seconds: float) -> None:
         async with _receive(room, tenant, (0.0, bytes(100)), turn=turns.take(tenant, PLAN_TURN_S)):
@@ -238,7 +238,7 @@ async def test_plans_of_two_tenants_keep_no_third_from_its_turn() -> None:
 @pytest.mark.parametrize("leaves_s", [0.5, 1.5, 2.5], ids=["while it is sent", "while it waits", "while it is judged"])
 async def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> None:
     """Wherever its request is then."""
-    room, turns = ByteRoom("the bench", 100), Turns("plans", 1)
+    room, turns = BodyBudget("the bench", 100), RequestLimiter("plans", 1)
 
     async def push(tenant: str, seconds: float) -> None:
         async with _receive(room, tenant, (0.0, b"x"), (1.0, b"y"), turn=turns.take(tenant, PLAN_TURN_S)):
@@ -257,7 +257,7 @@ async def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> 
 
 async def test_locks() -> None:
     """Two of one name never overlap; two names do; a cancelled waiter leaves no trace."""
-    locks = NamedLocks()
+    locks = KeyedLocks()
     inside: list[str] = []
     both = asyncio.Barrier(2)
 

@@ -36,7 +36,7 @@ def packs(data: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (data / "store" / TENANT / "packs").iterdir()}
 
 
-def test_byte_for_byte(tmp_path: Path) -> None:
+def test_kept_file_is_stored_unchanged(tmp_path: Path) -> None:
     """One object is the file; beside it the small files' chunks alone are packed; the version is what the same tensors
     in safetensors are, whose push then sends nothing.
     """
@@ -54,7 +54,7 @@ def test_byte_for_byte(tmp_path: Path) -> None:
     assert set(packs(tmp_path)) == {NAME, loose}
 
 
-def test_beside_packs(tmp_path: Path) -> None:
+def test_kept_file_is_stored_beside_packs(tmp_path: Path) -> None:
     """Where the version is there in packs, the file is kept all the same: it was asked for."""
     version = push(Bench.over(tmp_path), MODEL).version
     committed = push_kept(Bench.over(tmp_path))
@@ -119,7 +119,7 @@ def refused(act: object) -> Refused:
     return caught.value
 
 
-def test_another_file_than_was_said(tmp_path: Path) -> None:
+def test_file_with_another_digest_is_refused(tmp_path: Path) -> None:
     """A digest that the chunks and the rest do not make: refused, nothing is visible, and the push is over."""
     whole = REQUEST.weights[0].whole
     assert whole is not None

@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from spool.disk import Disk
+from spool.disk import SegmentDisk
 
 DEADLINE_S: Final = 20.0  # of whoever waits for a disk
 
 
-class FailingDisk(Disk):
+class FailingDisk(SegmentDisk):
     """Fails the operations named in `fail`, after having done half of a write."""
 
     def __init__(self, *fail: str) -> None:
@@ -45,7 +45,7 @@ class FailingDisk(Disk):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class GatedDisk(Disk):
+class GatedDisk(SegmentDisk):
     """Syncs only while the gate is open, and says when the committer waits there."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class GatedDisk(Disk):
         super().sync(fd)
 
 
-class LosingDisk(Disk):
+class LosingDisk(SegmentDisk):
     """Keeps what was written but not synced apart; `power_cut` takes a random part of it away, in 512-byte sectors.
 
     File names that were created without a directory sync vanish too.

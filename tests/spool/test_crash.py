@@ -76,7 +76,7 @@ def recovered(root: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_was_told_survives_sigkill(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_records_survive_sigkill(tmp_path: Path, seed: int) -> None:
     """A recovery ships 1..n without a hole, n at least what the writer had been told."""
     chance = random.Random(seed)
     told = killed_writer(tmp_path, f"w-{seed}", chance.randint(1, 3000), chance.random() / 50)

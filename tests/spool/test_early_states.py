@@ -9,10 +9,10 @@ import pytest
 
 from spool.disk import segment_name
 from spool.frame import HEADER_BYTES, encode_frame
-from spool.home import Home
+from spool.home import SourceDirectory
 from spool.looking import frames_after, unshipped
-from spool.reader import DAMAGED, POSITION, Tail, last_sequence
-from spool.recovery import Recovered, left_records, recover, spools_of
+from spool.reader import DAMAGED, POSITION, SegmentReader, last_sequence
+from spool.recovery import RecoveredSource, leftover_records, list_spools, recover
 from spool.shipper import Post
 from spool.spool import Spool
 
@@ -57,14 +57,14 @@ async def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes]
     """Each reader sees the whole records and nothing else; the source is shipped. Only a torn segment stays of it."""
     source = tmp_path / "supervisor-1"
     _lay(source, files)
-    assert list(left_records(tmp_path, lambda _: True)) == records
+    assert list(leftover_records(tmp_path, lambda _: True)) == records
     assert [frame.payload for frame in frames_after(source, 0)] == records
     assert [frame.payload for _, frame in unshipped(tmp_path)] == records
-    assert dict(spools_of(tmp_path)) == {"supervisor-1": (0, len(records))}
-    batch = Tail(source).read(last_sequence(source), 10, 1000)
+    assert dict(list_spools(tmp_path)) == {"supervisor-1": (0, len(records))}
+    batch = SegmentReader(source).read(last_sequence(source), 10, 1000)
     assert list(() if batch is None else batch.payloads) == records
     shipped: list[bytes] = []
-    assert await recover(tmp_path, _collect(shipped)) == [Recovered("supervisor-1", len(records), 0, 0)]
+    assert await recover(tmp_path, _collect(shipped)) == [RecoveredSource("supervisor-1", len(records), 0, 0)]
     assert shipped == records
     torn = {name: content for name, content in files.items() if name != POSITION and content.rstrip(b"\0") != FRAME}
     kept = {f"{name}{DAMAGED}": content for name, content in torn.items() if content.strip(b"\0")}
@@ -79,13 +79,13 @@ def test_every_early_state_is_written_on(tmp_path: Path, files: dict[str, bytes]
     spool = Spool.open(tmp_path, "one")
     assert spool.append_blocking(lambda _: b"next") == len(records) + 1
     spool.close()
-    assert list(left_records(tmp_path, lambda _: True)) == [*records, b"next"]
+    assert list(leftover_records(tmp_path, lambda _: True)) == [*records, b"next"]
 
 
 def test_a_source_killed_before_its_first_record_is_read(tmp_path: Path) -> None:
     """A claim makes the directory and the position, and no segment yet."""
-    Home.claim(tmp_path, "supervisor-1").close()
-    assert list(left_records(tmp_path, lambda _: True)) == []
+    SourceDirectory.lock(tmp_path, "supervisor-1").close()
+    assert list(leftover_records(tmp_path, lambda _: True)) == []
 
 
 async def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> None:
@@ -99,11 +99,11 @@ async def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> N
     (tmp_path / "supervisor-1" / segment_name(1)).write_bytes(FRAME)
     (tmp_path / "supervisor-1" / segment_name(2)).mkdir()
     (tmp_path / "supervisor-1" / "lost+found").mkdir()
-    assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
+    assert list(leftover_records(tmp_path, lambda _: True)) == [b"record"]
     assert [source for source, _ in unshipped(tmp_path)] == ["supervisor-1"]
-    assert dict(spools_of(tmp_path)) == {"supervisor-1": (0, 1)}
+    assert dict(list_spools(tmp_path)) == {"supervisor-1": (0, 1)}
     shipped: list[bytes] = []
-    assert await recover(tmp_path, _collect(shipped)) == [Recovered("supervisor-1", 1, 0, 0)]
+    assert await recover(tmp_path, _collect(shipped)) == [RecoveredSource("supervisor-1", 1, 0, 0)]
     assert shipped == [b"record"]
     assert (tmp_path / "lost+found" / segment_name(1)).read_bytes() == FRAME
     assert (tmp_path / "supervisor-1" / "a" / "b" / "c" / "file").exists()
@@ -113,14 +113,14 @@ async def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch:
     """Recovery leaves it as it is, and ships what the others left."""
     for source in ("activator-1", "activator-2", "activator-3"):
         _lay(tmp_path / source, {segment_name(1): FRAME})
-    claim = Home.try_claim
+    lock = SourceDirectory.try_lock
 
-    def refusing(root: Path, source: str) -> Home | None:
+    def refusing(root: Path, source: str) -> SourceDirectory | None:
         if source == "activator-2":
             raise PermissionError(13, "Permission denied", str(root / source))
-        return claim(root, source)
+        return lock(root, source)
 
-    monkeypatch.setattr(Home, "try_claim", refusing)
+    monkeypatch.setattr(SourceDirectory, "try_lock", refusing)
     shipped: list[bytes] = []
     report = await recover(tmp_path, _collect(shipped))
     assert [found.source for found in report if found.shipped] == ["activator-1", "activator-3"]
@@ -135,7 +135,7 @@ async def test_a_directory_of_another_user_is_logged_once(
         _lay(tmp_path / source, {segment_name(1): FRAME})
     monkeypatch.setattr(os, "access", lambda path, *_, **__: path.name != "photos")
     for _ in range(3):
-        assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
+        assert list(leftover_records(tmp_path, lambda _: True)) == [b"record"]
         assert [source for source, _ in unshipped(tmp_path)] == ["activator-1"]
     shipped: list[bytes] = []
     await recover(tmp_path, _collect(shipped))
@@ -158,9 +158,9 @@ def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", failing)
-    assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
+    assert list(leftover_records(tmp_path, lambda _: True)) == [b"record"]
     assert [source for source, _ in unshipped(tmp_path)] == ["supervisor-2"]
-    assert dict(spools_of(tmp_path)) == {"supervisor-1": (0, 0), "supervisor-2": (0, 1)}
+    assert dict(list_spools(tmp_path)) == {"supervisor-1": (0, 0), "supervisor-2": (0, 1)}
 
 
 def test_a_source_that_is_there_is_claimed_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,10 +169,10 @@ def test_a_source_that_is_there_is_claimed_on_a_full_disk(tmp_path: Path, monkey
     def full(path: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    Home.claim(tmp_path, "journal").close()
+    SourceDirectory.lock(tmp_path, "journal").close()
     monkeypatch.setattr(Path, "write_bytes", full)
-    home = Home.claim(tmp_path, "journal")
+    home = SourceDirectory.lock(tmp_path, "journal")
     with pytest.raises(OSError, match="No space"):
-        Home.claim(tmp_path, "another")
+        SourceDirectory.lock(tmp_path, "another")
     home.close()
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]

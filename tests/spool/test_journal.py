@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from contracts.errors import Refused, Unavailable
 from contracts.traffic_errors import Overloaded
-from spool.disk import Disk, segments
-from spool.journal import Journal, Make
-from spool.reader import Tail, last_sequence
+from spool.disk import SegmentDisk, segments
+from spool.journal import Make, SegmentWriter
+from spool.reader import SegmentReader, last_sequence
 from tests.spool.disks import FailingDisk, LosingDisk
 
 SEGMENT = 4096
@@ -27,7 +27,7 @@ def make(text: str) -> Make:
 
 def read_all(directory: Path) -> list[bytes]:
     """Everything that can be read, as a recovery would."""
-    tail = Tail(directory)
+    tail = SegmentReader(directory)
     batch = tail.read(last_sequence(directory), 10**9, 10**9)
     tail.close()
     return [] if batch is None else list(batch.payloads)
@@ -35,7 +35,7 @@ def read_all(directory: Path) -> list[bytes]:
 
 def test_sequences_are_gapless_from_one(tmp_path: Path) -> None:
     """Across groups and segments."""
-    journal = Journal(tmp_path, segment_bytes=SEGMENT)
+    journal = SegmentWriter(tmp_path, segment_bytes=SEGMENT)
     got = [journal.commit([make("a" * 700)] * size) for size in (1, 3, 7, 20)]
     assert [sequence for group in got for sequence in group] == list(range(1, 32))
     journal.check_integrity()
@@ -56,8 +56,8 @@ def test_a_close_that_fails_is_not_repeated(tmp_path: Path, monkeypatch: pytest.
             closed.append(os.open(other, os.O_RDWR | os.O_CREAT))
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    journal = Journal(directory, segment_bytes=SEGMENT)
-    tail = Tail(directory)
+    journal = SegmentWriter(directory, segment_bytes=SEGMENT)
+    tail = SegmentReader(directory)
     assert journal.commit([make("a" * 4000)]) == [1]
     tail.acknowledge(1)
     with monkeypatch.context() as patched:
@@ -81,7 +81,7 @@ def test_a_record_that_cannot_be_made_takes_no_sequence(tmp_path: Path) -> None:
     def broken(_: int) -> bytes:
         raise KeyError("no such field")
 
-    journal = Journal(tmp_path)
+    journal = SegmentWriter(tmp_path)
     first, second, third, fourth = journal.commit([make("a"), broken, lambda _: b"", make("b")])
     assert (first, fourth) == (1, 2)
     assert isinstance(second, KeyError)
@@ -108,7 +108,7 @@ def test_a_failing_disk_raises_and_leaves_nothing_behind(
 ) -> None:
     """The append raises; its sequence goes to the next record; what is read is exactly what was acknowledged."""
     disk = FailingDisk()
-    journal = Journal(tmp_path, disk=disk, segment_bytes=SEGMENT)
+    journal = SegmentWriter(tmp_path, disk=disk, segment_bytes=SEGMENT)
     acknowledged = [f"{sequence}:kept".encode() for sequence in journal.commit([make("kept")] * before)]
     if operation in ("create", "sync_directory") and before:
         journal.close()  # those happen at a new segment only
@@ -129,7 +129,7 @@ def test_a_failing_disk_raises_and_leaves_nothing_behind(
 def test_a_group_over_two_segments_fails_only_in_its_second_part(tmp_path: Path) -> None:
     """What was durable before the disk filled keeps its sequences."""
 
-    class FullAfterOneSegment(Disk):
+    class FullAfterOneSegment(SegmentDisk):
         made = 0
 
         def create(self, path: Path, size: int) -> int:
@@ -138,7 +138,7 @@ def test_a_group_over_two_segments_fails_only_in_its_second_part(tmp_path: Path)
                 raise OSError("full")
             return super().create(path, size)
 
-    journal = Journal(tmp_path, disk=FullAfterOneSegment(), segment_bytes=SEGMENT)
+    journal = SegmentWriter(tmp_path, disk=FullAfterOneSegment(), segment_bytes=SEGMENT)
     outcomes = journal.commit([make("a" * 1000)] * 6)
     assert outcomes[:4] == [1, 2, 3, 4] or outcomes[:3] == [1, 2, 3]
     assert all(isinstance(outcome, Refused) for outcome in outcomes[journal.committed :])
@@ -148,11 +148,11 @@ def test_a_group_over_two_segments_fails_only_in_its_second_part(tmp_path: Path)
 
 def test_the_backlog_is_bounded(tmp_path: Path) -> None:
     """Over the limit the append is refused as an overload, and enters again once something was shipped."""
-    journal = Journal(tmp_path, segment_bytes=SEGMENT, limit_bytes=2 * SEGMENT)
+    journal = SegmentWriter(tmp_path, segment_bytes=SEGMENT, limit_bytes=2 * SEGMENT)
     outcomes = journal.commit([make("a" * 1000)] * 12)
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
     assert {outcome.failure for outcome in refused} == {Overloaded("the usage spool", 2 * SEGMENT, 1.0, "bytes")}
-    tail = Tail(tmp_path)
+    tail = SegmentReader(tmp_path)
     tail.read(journal.committed, 100, 10**9)
     tail.acknowledge(journal.committed)
     assert journal.commit([make("again")]) == [len(outcomes) - len(refused) + 1]
@@ -162,12 +162,12 @@ def test_the_backlog_is_bounded(tmp_path: Path) -> None:
 
 def test_a_reopened_source_goes_on(tmp_path: Path) -> None:
     """After a torn last group the next sequence follows the last whole record."""
-    journal = Journal(tmp_path)
+    journal = SegmentWriter(tmp_path)
     journal.commit([make("a")] * 3)
     journal.close()
     path = tmp_path / f"{1:020d}.seg"
     path.write_bytes(path.read_bytes() + b"\x20\x00\x00\x00torn")
-    again = Journal(tmp_path)
+    again = SegmentWriter(tmp_path)
     assert again.commit([make("b")]) == [4]
     again.close()
     assert read_all(tmp_path) == [b"1:a", b"2:a", b"3:a", b"4:b"]
@@ -196,7 +196,7 @@ def test_without_sync_the_power_cut_test_goes_red(tmp_path: Path) -> None:
 
 def lost_after_power_cut(directory: Path, groups: list[list[int]], disk: LosingDisk) -> int:
     """How many acknowledged records cannot be read after a cut in the middle of one more commit."""
-    journal = Journal(directory, disk=disk, segment_bytes=SEGMENT)
+    journal = SegmentWriter(directory, disk=disk, segment_bytes=SEGMENT)
     acknowledged: list[bytes] = []
 
     def sized(size: int) -> Callable[[int], bytes]:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from spool.disk import segment_name, segments
 from spool.frame import encode_frame
-from spool.journal import Journal
+from spool.journal import SegmentWriter
 from spool.looking import frames_after, unshipped
-from spool.reader import Tail, encode_position
+from spool.reader import SegmentReader, encode_position
 
 
-def _commit(journal: Journal, *payloads: bytes) -> None:
+def _commit(journal: SegmentWriter, *payloads: bytes) -> None:
     outcomes = journal.commit([lambda _, payload=payload: payload for payload in payloads])  # type: ignore[misc]
     assert all(isinstance(outcome, int) for outcome in outcomes)
 
@@ -18,9 +18,9 @@ def _seen(directory: Path, after: int = 0) -> list[tuple[int, bytes]]:
     return [(frame.sequence, frame.payload) for frame in frames_after(directory, after)]
 
 
-def test_what_was_committed_is_seen_in_order(tmp_path: Path) -> None:
+def test_committed_records_are_read_in_order(tmp_path: Path) -> None:
     """Over segments, live and closed; nothing that was acknowledged, once it is asked for what comes after."""
-    journal = Journal(tmp_path, segment_bytes=64)
+    journal = SegmentWriter(tmp_path, segment_bytes=64)
     for number in range(1, 10):
         _commit(journal, b"%d" % number * 10)
     assert len(segments(tmp_path)) > 2
@@ -71,10 +71,10 @@ def test_a_directory_that_is_gone_holds_nothing(tmp_path: Path) -> None:
 
 def test_looking_leaves_everything_to_the_shipper(tmp_path: Path) -> None:
     """The same records are shipped afterwards."""
-    journal = Journal(tmp_path)
+    journal = SegmentWriter(tmp_path)
     _commit(journal, b"a", b"b")
     assert len(_seen(tmp_path)) == 2
-    tail = Tail(tmp_path)
+    tail = SegmentReader(tmp_path)
     batch = tail.read(2, 10, 1000)
     assert batch is not None
     assert batch.payloads == (b"a", b"b")

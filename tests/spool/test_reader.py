@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from spool.disk import segments
-from spool.journal import Journal
-from spool.reader import Tail, last_sequence, read_position
+from spool.journal import SegmentWriter
+from spool.reader import SegmentReader, last_sequence, read_position
 from tests.spool.test_journal import make
 
 
 def three_segments(directory: Path) -> None:
     """[1, 2], [3, 4], [5]: closed and opened again between them."""
     for count in (2, 2, 1):
-        journal = Journal(directory)
+        journal = SegmentWriter(directory)
         journal.commit([make("x")] * count)
         journal.close()
 
@@ -29,15 +29,15 @@ def three_segments(directory: Path) -> None:
         pytest.param(5, [5], id="the newest is the writer's and stays"),
     ],
 )
-def test_acknowledging(tmp_path: Path, last: int, kept: list[int]) -> None:
+def test_acknowledged_records_are_skipped(tmp_path: Path, last: int, kept: list[int]) -> None:
     """What is left reads on behind the acknowledged record, in this process and in the next one."""
     three_segments(tmp_path)
-    tail = Tail(tmp_path)
+    tail = SegmentReader(tmp_path)
     tail.acknowledge(last)
     tail.acknowledge(last - 1)  # an older answer that comes late
     assert segments(tmp_path) == kept
     assert read_position(tmp_path) == last
-    for reader in (tail, Tail(tmp_path)):
+    for reader in (tail, SegmentReader(tmp_path)):
         batch = reader.read(last_sequence(tmp_path), 100, 10**6)
         payloads = () if batch is None else batch.payloads
         assert payloads == tuple(make("x")(sequence) for sequence in range(last + 1, 6))
@@ -48,7 +48,7 @@ def test_acknowledging(tmp_path: Path, last: int, kept: list[int]) -> None:
 def test_reading_is_bounded_by_what_is_durable_and_by_the_batch(tmp_path: Path) -> None:
     """Nothing beyond `until`, not more records and not more bytes than asked for, but one record at least."""
     three_segments(tmp_path)
-    tail = Tail(tmp_path)
+    tail = SegmentReader(tmp_path)
     for until, records, size, want in ((0, 9, 99, 0), (4, 9, 99, 4), (5, 3, 99, 3), (5, 9, 6, 2), (5, 9, 1, 1)):
         batch = tail.read(until, records, size)
         assert (0 if batch is None else len(batch.payloads)) == want

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spool.frame import encode_frame
-from spool.recent import Recent
+from spool.recent import RecentRecords
 from spool.spool import Spool
 from tests.spool.test_journal import make
 from tests.spool.test_shipper import Receiver, quick, soon
@@ -19,23 +19,23 @@ def frames(first: int, *payloads: bytes) -> list[bytes]:
 
 def test_only_what_follows_without_a_gap() -> None:
     """A record that is not here is on the disk, and those behind it wait for it."""
-    recent = Recent()
+    recent = RecentRecords()
     recent.add(3, frames(3, b"c", b"d"))
     recent.add(7, frames(7, b"g"))
-    assert recent.after(1, 9) == []
-    assert [(frame.sequence, frame.payload) for frame in recent.after(2, 9)] == [(3, b"c"), (4, b"d")]
-    assert [frame.sequence for frame in recent.after(3, 9)] == [4]
-    assert [frame.sequence for frame in recent.after(2, 1)] == [3]
-    assert recent.after(2, 0) == recent.after(4, 9) == []
+    assert recent.records_after(1, 9) == []
+    assert [(frame.sequence, frame.payload) for frame in recent.records_after(2, 9)] == [(3, b"c"), (4, b"d")]
+    assert [frame.sequence for frame in recent.records_after(3, 9)] == [4]
+    assert [frame.sequence for frame in recent.records_after(2, 1)] == [3]
+    assert recent.records_after(2, 0) == recent.records_after(4, 9) == []
     recent.forget(6)
-    assert [frame.payload for frame in recent.after(6, 9)] == [b"g"]
+    assert [frame.payload for frame in recent.records_after(6, 9)] == [b"g"]
     recent.check_integrity()
 
 
 @given(sizes=st.lists(st.integers(1, 400), max_size=60), limit=st.integers(0, 2000), kept=st.integers(0, 60))
-def test_it_is_bounded(sizes: list[int], limit: int, kept: int) -> None:
+def test_recent_records_are_bounded(sizes: list[int], limit: int, kept: int) -> None:
     """However many come, and whatever was forgotten between them."""
-    recent = Recent(limit)
+    recent = RecentRecords(limit)
     for sequence, size in enumerate(sizes, 1):
         recent.add(sequence, frames(sequence, b"x" * size))
         recent.forget(sequence - kept)

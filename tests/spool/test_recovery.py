@@ -14,10 +14,10 @@ from contracts.errors import Refused, Unavailable
 from spool import reader
 from spool.disk import segment_name, segments
 from spool.frame import encode_frame
-from spool.home import Home, has_owner, sources
+from spool.home import SourceDirectory, has_owner, sources
 from spool.looking import frames_after, unshipped
-from spool.reader import DAMAGED, Tail, remove_segment
-from spool.recovery import Recovered, left_records, recover, spools_of
+from spool.reader import DAMAGED, SegmentReader, remove_segment
+from spool.recovery import RecoveredSource, leftover_records, list_spools, recover
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.spool.test_journal import make
@@ -68,7 +68,7 @@ async def test_dead_sources_are_shipped_and_removed(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == ["dead-1", "dead-2", "other-1"]
     receiver = Receiver()
     report = await recover(tmp_path, receiver.post_for)
-    assert report == [Recovered("dead-1", 3, 0, 0), Recovered("dead-2", 40, 0, 0)]
+    assert report == [RecoveredSource("dead-1", 3, 0, 0), RecoveredSource("dead-2", 40, 0, 0)]
     assert receiver.taken["dead-2"] == [make("x" * 500)(sequence) for sequence in range(1, 41)]
     assert leftovers(tmp_path) == ["other-1"]
     assert await recover(tmp_path, receiver.post_for) == []
@@ -81,9 +81,9 @@ async def test_a_receiver_that_is_away_leaves_everything(tmp_path: Path) -> None
     leave(tmp_path, "dead-1", 3)
     receiver = Receiver()
     receiver.away = True
-    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 0, 0, 3)]
+    assert await recover(tmp_path, receiver.post_for) == [RecoveredSource("dead-1", 0, 0, 3)]
     receiver.away = False
-    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 3, 0, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [RecoveredSource("dead-1", 3, 0, 0)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,9 +147,9 @@ async def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, pa
     assert [frame.sequence for frame in frames_after(home, 0)] == [1, 2, 4, 5]
     receiver = Receiver()
     receiver.away = True
-    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 0, 0, 5)]
+    assert await recover(tmp_path, receiver.post_for) == [RecoveredSource("dead-1", 0, 0, 5)]
     receiver.away = False
-    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 4, 1, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [RecoveredSource("dead-1", 4, 1, 0)]
     assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
     assert [(path.name, path.read_bytes()) for path in home.iterdir()] == [(segment_name(1) + ".damaged", content)]
     assert await recover(tmp_path, receiver.post_for) == []
@@ -170,7 +170,7 @@ async def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
     home = tmp_path / "dead-1"
     content = flip(home / segment_name(1), 2 * len(encode_frame(1, make("x" * 10)(1))))
     receiver = Receiver()
-    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 4, 1, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [RecoveredSource("dead-1", 4, 1, 0)]
     assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
     assert kept_in(home) == {segment_name(1) + ".damaged": content}
 
@@ -193,11 +193,11 @@ async def test_a_segment_that_can_be_neither_removed_nor_kept_stays(
 
     monkeypatch.setattr(Path, "rename", refusing)
     receiver = Receiver()
-    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 19, 1, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [RecoveredSource("dead-1", 19, 1, 0)]
     assert (home / segment_name(1)).read_bytes() == content
     assert "a shipped spool can't be removed" in caplog.messages
     monkeypatch.setattr(Path, "rename", rename)
-    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 0, 0, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [RecoveredSource("dead-1", 0, 0, 0)]
     assert len(receiver.taken["dead-1"]) == 19
     assert kept_in(home) == {segment_name(1) + ".damaged": content}
 
@@ -242,8 +242,8 @@ async def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
     caplog.clear()
     assert await recover(tmp_path, receiver.post_for) == []
     assert list(unshipped(tmp_path)) == []
-    assert list(left_records(tmp_path, lambda _: True)) == []
-    assert dict(spools_of(tmp_path)) == {"dead-1": (0, 0)}
+    assert list(leftover_records(tmp_path, lambda _: True)) == []
+    assert dict(list_spools(tmp_path)) == {"dead-1": (0, 0)}
     assert caplog.records == []
     assert kept_in(home) == {segment_name(1) + ".damaged": segment}
 
@@ -368,7 +368,7 @@ async def test_a_segment_with_much_damage_is_shipped_in_full_batches(
         posts.append(records)
 
     # The last record is damaged, too: it is behind each one that can be read, and not counted.
-    assert await recover(tmp_path, lambda _: post) == [Recovered("dead-1", 2000, 1999, 0)]
+    assert await recover(tmp_path, lambda _: post) == [RecoveredSource("dead-1", 2000, 1999, 0)]
     assert [int(record) for records in posts for record in records] == list(range(1, 4000, 2))
     assert len(posts) == 4
     lost = [vars(record) for record in caplog.records if record.message == "records of a spool are lost"]
@@ -387,7 +387,7 @@ def test_a_hole_that_ends_a_batch_is_counted_once(tmp_path: Path) -> None:
     flip(home / segment_name(1), (second - 2) * frame_bytes + 20)
     readable = [sequence for sequence in range(1, 13) if sequence not in (2, second - 1)]
     for max_records, max_bytes in ((1, 10**6), (2, 10**6), (3, 10**6), (500, 1), (500, 2100), (500, 10**6)):
-        tail = Tail(home)
+        tail = SegmentReader(home)
         taken: list[bytes] = []
         skipped = 0
         tail.acknowledged = 0
@@ -406,7 +406,7 @@ def test_a_hole_at_the_end_of_what_is_asked_for_takes_no_record_behind_it_along(
     (tmp_path / segment_name(1)).write_bytes(frames)
     flip(tmp_path / segment_name(1), 3 * FRAME_BYTES - 1)
     (tmp_path / segment_name(6)).write_bytes(encode_frame(6, b"6"))
-    tail = Tail(tmp_path)
+    tail = SegmentReader(tmp_path)
     for until, shipped, skipped in ((3, (b"1", b"2"), 1), (6, (b"4", b"5", b"6"), 0)):
         batch = tail.read(until, 100, 1000)
         assert batch is not None
@@ -420,14 +420,14 @@ async def test_a_torn_tail_counts_as_no_loss(tmp_path: Path) -> None:
     leave(tmp_path, "dead-1", 3)
     segment = tmp_path / "dead-1" / segment_name(1)
     segment.write_bytes(segment.read_bytes() + encode_frame(4, b"x" * 2000)[:-500] + bytes(4096))
-    assert await recover(tmp_path, Receiver().post_for) == [Recovered("dead-1", 3, 0, 0)]
+    assert await recover(tmp_path, Receiver().post_for) == [RecoveredSource("dead-1", 3, 0, 0)]
     assert [path.name for path in (tmp_path / "dead-1").iterdir()] == [segment_name(1) + ".damaged"]
 
 
 async def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> None:
     """The lock is held while it ships."""
     leave(tmp_path, "dead-1", 3)
-    home = Home.try_claim(tmp_path, "dead-1")
+    home = SourceDirectory.try_lock(tmp_path, "dead-1")
     assert home is not None
     assert leftovers(tmp_path) == []
     assert await recover(tmp_path, Receiver().post_for) == []

@@ -14,7 +14,7 @@ from contracts.deadline import Deadline
 from contracts.errors import Refused, Unavailable
 from service.loops import LoopHealth, Loops
 from spool.disk import segments
-from spool.reader import Tail, read_position
+from spool.reader import SegmentReader, read_position
 from spool.recent import RECENT_BYTES
 from spool.shipper import MAX_RECORDS, Shipper
 from spool.spool import Spool
@@ -260,14 +260,14 @@ async def test_slow_disk_holds_up_no_event_loop(tmp_path: Path, monkeypatch: pyt
     once the disk is done.
     """
     goes_on, writes = threading.Event(), threading.Event()
-    acknowledge = Tail.acknowledge
+    acknowledge = SegmentReader.acknowledge
 
-    def slow(tail: Tail, last: int) -> None:
+    def slow(tail: SegmentReader, last: int) -> None:
         writes.set()
         assert goes_on.wait(DEADLINE_S)
         acknowledge(tail, last)
 
-    monkeypatch.setattr(Tail, "acknowledge", slow)
+    monkeypatch.setattr(SegmentReader, "acknowledge", slow)
 
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
     async with quick(spool, receiver):

@@ -11,7 +11,7 @@ import pytest
 from contracts.errors import Internal, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from spool import spool as module
-from spool.disk import Disk
+from spool.disk import SegmentDisk
 from spool.spool import Spool
 from tests.spool.disks import DEADLINE_S, FailingDisk, GatedDisk
 from tests.spool.test_journal import make, read_all
@@ -116,7 +116,7 @@ def _no_record(sequence: int) -> bytes:
 def test_a_defect_of_the_committer_is_told_and_survived(tmp_path: Path) -> None:
     """Nobody waits for ever, and the next append is made."""
 
-    class Defective(Disk):
+    class Defective(SegmentDisk):
         defect = True
 
         def sync(self, fd: int) -> None:
@@ -154,12 +154,12 @@ def test_waiting_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("follows", [pytest.param(True, id="with the next one"), pytest.param(False, id="by itself")])
-async def test_what_nobody_waits_for_is_made_soon(tmp_path: Path, follows: bool) -> None:
+async def test_unawaited_record_is_written_soon(tmp_path: Path, follows: bool) -> None:
     """Nothing is waited for; it is on the disk before the next append that is, and without one a moment later."""
     spool = Spool.open(tmp_path, "a-1")
 
     for number in range(3):
-        spool.append_soon(make(f"soon{number}"))
+        spool.append_unacknowledged(make(f"soon{number}"))
     assert spool.committed == 0
     if follows:
         assert await spool.append(make("next")) == 4
@@ -180,9 +180,9 @@ async def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
 
-    spool.append_soon(make("lost"))
+    spool.append_unacknowledged(make("lost"))
     with pytest.raises(Refused) as full:
-        spool.append_soon(make("one too many"))
+        spool.append_unacknowledged(make("one too many"))
     assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
     async with asyncio.timeout(DEADLINE_S):
         while spool.failure is None:
@@ -251,7 +251,7 @@ def test_a_source_has_one_live_owner(tmp_path: Path) -> None:
     again.close()
 
 
-class RecordingDisk(Disk):
+class RecordingDisk(SegmentDisk):
     """Says what was made durable, in order: names in a directory, or the bytes of a segment."""
 
     def __init__(self) -> None:

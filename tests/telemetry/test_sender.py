@@ -10,7 +10,7 @@ from contracts.timeline import Stage, Stamp
 from telemetry import sender as module
 from telemetry.otlp import OtlpCollector
 from telemetry.policy.spans import RequestFacts
-from telemetry.sender import LIMIT, Facts, Sender
+from telemetry.sender import QUEUE_LIMIT, TraceFacts, TraceSender
 from tests.eventually import wait
 
 
@@ -29,10 +29,10 @@ class FakeCollector(OtlpCollector):
 
     def __init__(self, answer: Callable[[], bool] = lambda: True) -> None:
         self.answer = answer
-        self.batches: list[Sequence[Facts]] = []
+        self.batches: list[Sequence[TraceFacts]] = []
         self.closed = threading.Event()
 
-    def traces(self, batch: Sequence[Facts]) -> bool:
+    def traces(self, batch: Sequence[TraceFacts]) -> bool:
         self.batches.append(batch)
         return self.answer()
 
@@ -43,12 +43,12 @@ class FakeCollector(OtlpCollector):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often."""
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
 
 
-def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) -> Sender:
+def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) -> TraceSender:
     """A sender to it."""
-    sender = Sender(lambda: collector, clock=clock)
+    sender = TraceSender(lambda: collector, clock=clock)
     sender.start()
     return sender
 
@@ -71,7 +71,7 @@ async def test_traces_without_a_collector_are_lost() -> None:
     def fail() -> OtlpCollector:
         raise ImportError
 
-    sender = Sender(fail, clock=lambda: 0.0)
+    sender = TraceSender(fail, clock=lambda: 0.0)
     sender.offer(facts(0))
     sender.start()
     assert await sender.close(10)
@@ -87,7 +87,7 @@ async def test_a_collector_that_hangs_costs_nothing() -> None:
     sender = started(collector, lambda: float(next(ticks)))
     sender.offer(facts())
     wait(lambda: collector.batches, "the thread hangs")
-    for number in range(LIMIT + 100):
+    for number in range(QUEUE_LIMIT + 100):
         sender.offer(facts(number))
     assert sender.dropped == 100
     assert not await sender.close(0.05)
@@ -126,23 +126,23 @@ async def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCapt
     assert "a defect" in caplog.text
 
 
-async def test_without_a_collector_telling_ends_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_collector_ends_sending_alone(caplog: pytest.LogCaptureFixture) -> None:
     """That it can't be made is logged; offering and closing are as before."""
 
     def make() -> FakeCollector:
         raise RuntimeError("a defect")
 
-    sender = Sender(make, clock=lambda: 0.0)
+    sender = TraceSender(make, clock=lambda: 0.0)
     sender.start()
     sender.offer(facts())
     assert await sender.close(10)
     assert "telemetry ends; nothing more is sent" in caplog.text
 
 
-def test_there_is_an_allowance_a_second() -> None:
+def test_trace_rate_is_limited() -> None:
     """A flood of errors is told in part: so many at once, then so many a second."""
     now = [0.0]
-    sender = Sender(FakeCollector, clock=lambda: now[0])
+    sender = TraceSender(FakeCollector, clock=lambda: now[0])
     for number in range(1000):
         sender.offer(facts(number))
     assert sender.dropped == 1000 - module.BURST

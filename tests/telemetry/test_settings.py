@@ -3,16 +3,16 @@
 import pytest
 
 from contracts.settings import BadSetting
-from telemetry.settings import OFF, read_settings
+from telemetry.settings import NO_TRACES, read_settings
 
 SECRET = "Basic%20c2VjcmV0"
 HERE = {"KELVIN_OTLP_ENDPOINT": "http://127.0.0.1:4318/"}
 
 
-def test_it_is_off_unless_an_address_is_named() -> None:
+def test_traces_are_off_without_an_endpoint() -> None:
     """Variables meant for other programs do not switch it on."""
-    assert read_settings({}) == OFF
-    assert read_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://elsewhere:4318"}) == OFF
+    assert read_settings({}) == NO_TRACES
+    assert read_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://elsewhere:4318"}) == NO_TRACES
     assert read_settings(HERE | {"KELVIN_TRACE_SHARE": "0.5"}).endpoint == "http://127.0.0.1:4318"
 
 
@@ -28,7 +28,7 @@ def test_it_is_off_unless_an_address_is_named() -> None:
         (HERE | {"OTEL_EXPORTER_OTLP_HEADERS": f"a={SECRET}%0d%0ab:c"}, "OTEL_EXPORTER_OTLP_HEADERS=(not shown)"),
     ],
 )
-def test_a_bad_one_is_refused(env: dict[str, str], said: str) -> None:
+def test_bad_telemetry_setting_is_refused(env: dict[str, str], said: str) -> None:
     """By its name and rule; what may be secret is not shown."""
     with pytest.raises(BadSetting) as refused:
         read_settings(env)

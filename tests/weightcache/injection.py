@@ -25,10 +25,10 @@ from blobstore.memory import MemoryStore
 from blobstore.retrying import RetryBudget, RetryingStore
 from blobstore.store import BlobShort, BlobUnavailable
 from contracts.errors import Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.kit import HUGE, TENANT, put_pack, settings_of
 from weightcache.cache import Cache, open_cache
-from weightcache.policy.healing import Outcome
+from weightcache.policy.healing import ReadOutcome
 from weightcache.sources import Verify
 
 READS_AT_ONCE: Final = RetryBudget(attempts=2, base_s=0.0)
@@ -51,10 +51,10 @@ class Kind(StrEnum):
 
 
 CONTENT: Final = (Kind.FLIP, Kind.SWAP, Kind.STALE, Kind.ZERO)
-FOUND_AS: Final = dict.fromkeys(CONTENT, Outcome.DIGEST) | {
-    Kind.TRUNCATE: Outcome.LENGTH,
-    Kind.SHORT: Outcome.SHORT,
-    Kind.EIO: Outcome.UNREADABLE,
+FOUND_AS: Final = dict.fromkeys(CONTENT, ReadOutcome.DIGEST) | {
+    Kind.TRUNCATE: ReadOutcome.LENGTH,
+    Kind.SHORT: ReadOutcome.SHORT,
+    Kind.EIO: ReadOutcome.UNREADABLE,
 }
 
 
@@ -118,10 +118,10 @@ class Injection:
         if self.where.on_nvme:
             found["nvme", FOUND_AS[self.kind]] += 1
         if self.where.checks:
-            found["nvme", Outcome.DIGEST] += 1
-            found["store", Outcome.DIGEST] += min(2, self.where.checks - 1)
+            found["nvme", ReadOutcome.DIGEST] += 1
+            found["store", ReadOutcome.DIGEST] += min(2, self.where.checks - 1)
         if self.where.store_reads and self.kind is not Kind.EIO:  # a store that errs is away, and retried beneath
-            as_read = Outcome.SHORT if self.kind is Kind.TRUNCATE else FOUND_AS[self.kind]
+            as_read = ReadOutcome.SHORT if self.kind is Kind.TRUNCATE else FOUND_AS[self.kind]
             found["store", as_read] += min(2, self.where.store_reads)
         return +found
 
@@ -143,7 +143,7 @@ def make_bodies(count: int, seed: int) -> list[Body]:
     """Distinct chunks of one to three pages; neighbours in pairs are each other's swap."""
     source, bodies = random.Random(seed), []
     for _ in range(count // 2):
-        length = source.randint(1, 3) * PAGE
+        length = source.randint(1, 3) * PAGE_BYTES
         one, two = source.randbytes(length), source.randbytes(length)
         for right, other in ((one, two), (two, one)):
             bodies.append(Body(blake3(right).hexdigest(), right, other, source.randbytes(length)))
@@ -257,7 +257,7 @@ class Rig:
             return _preadv(fd, parts, offset)
         if injection.kind is Kind.EIO:
             raise OSError(errno.EIO, "injected")
-        half = injection.seed % parts[0].nbytes // PAGE * PAGE
+        half = injection.seed % parts[0].nbytes // PAGE_BYTES * PAGE_BYTES
         return 0 if offset >= half else _preadv(fd, [parts[0][: half - offset]], offset)
 
     def _check(self, data: memoryview, digest: str) -> bool:
@@ -271,7 +271,7 @@ class Rig:
     async def _ask_all(self, bodies: Sequence[Body]) -> list[str | None]:
         """Ask for all of them at once, from empty memory."""
         answers = await asyncio.gather(*(self._ask(body) for body in bodies))
-        await self.cache.loader.settle()
+        await self.cache.loader.wait_until_idle()
         assert self.cache.arena.evict(None, None) == 0, "nothing stays pinned"
         return answers
 

@@ -29,7 +29,7 @@ from blobstore.packs import (
 from blobstore.store import BlobStat, BlobStore
 from contracts.jobs import Fingerprint, GateFacts, Probe, SealAttestation
 from contracts.manifest import (
-    PAGE,
+    PAGE_BYTES,
     Chunk,
     Engine,
     Limits,
@@ -44,15 +44,15 @@ from contracts.wire import encode
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.eventually import PATIENCE_S
-from tests.loops import looping
+from tests.loops import running_loop_thread
 from weightcache.api import State
 from weightcache.app import HTTP_SOCKET, serve
 from weightcache.cache import Cache, open_cache
 from weightcache.client import Lease, acquire
 from weightcache.counters import Counters
-from weightcache.policy.hedging import HedgeRule, Hedging
-from weightcache.policy.line import Line
-from weightcache.ranges import Ranges
+from weightcache.policy.hedging import HedgeRule, ReadHedging
+from weightcache.policy.line import BdpWindow
+from weightcache.ranges import StoreRanges
 from weightcache.remote import StoreTier
 from weightcache.settings import DISK_READS, CacheSettings
 from weightcache.sources import Verify, is_digest_of
@@ -85,7 +85,7 @@ class Version:
 
 
 def padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % PAGE)
+    return data + bytes(-len(data) % PAGE_BYTES)
 
 
 def make_version(
@@ -103,11 +103,11 @@ def make_version(
         sections.append(padded(data))
         offset += len(sections[-1])
     for number, count in enumerate(pages):
-        data = source.randbytes(count * PAGE)
-        tensors.append(Tensor(f"tensor{number}", "F32", (count, PAGE // 4), offset))
+        data = source.randbytes(count * PAGE_BYTES)
+        tensors.append(Tensor(f"tensor{number}", "F32", (count, PAGE_BYTES // 4), offset))
         sections.append(data)
         offset += len(data)
-    step = chunk_pages * PAGE
+    step = chunk_pages * PAGE_BYTES
     chunks = tuple(body[at : at + step] for body in sections for at in range(0, len(body), step))
     return describe(chunks, step, pinned, tensors)
 
@@ -213,7 +213,7 @@ def settings_of(data: Path, *, slabs: int = 8, slab_bytes: int = HUGE, nvme_byte
 
 def tier_of(store: BlobStore) -> StoreTier:
     """Return a store tier over the store, without hedged reads."""
-    return StoreTier(store, Ranges(store, Hedging(HedgeRule(share=0.0)), Line(DISK_READS), Counters()))
+    return StoreTier(store, StoreRanges(store, ReadHedging(HedgeRule(share=0.0)), BdpWindow(DISK_READS), Counters()))
 
 
 class CountingStore:
@@ -349,7 +349,7 @@ async def cached(
         for version in versions:
             await publish(store, version)
             await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=False)
-        await cache.loader.settle()
+        await cache.loader.wait_until_idle()
         yield cache
 
 
@@ -361,7 +361,7 @@ def running(
     store = store or FileStore(settings.data / "store")
     directory = SocketDirectory(settings.run)
     try:
-        with looping(lambda stop: serve(settings, store, stop, verify=verify), quick=True) as thread:
+        with running_loop_thread(lambda stop: serve(settings, store, stop, verify=verify), quick=True) as thread:
             asyncio.run(until_ready(directory, thread.is_alive))
             yield RunningAgent(settings, directory, store)
     finally:

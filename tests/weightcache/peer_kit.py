@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blobstore.files import FileStore
 from service.node_tls import NodeTls
-from tests.loops import HOST, Answer, answering
+from tests.loops import HOST, Answer, running_http_server
 from tests.weightcache.kit import CountingStore, RunningAgent, running, settings_of
 from weightcache.settings import CacheSettings, PeerSettings
 from weightcache.sources import Verify, is_digest_of
@@ -40,7 +40,7 @@ def node(
 @contextmanager
 def pretender(answer: Answer, secret: bytes = SECRET) -> Iterator[int]:
     """A node of the same secret that answers so. Yields its port."""
-    with answering(answer, NodeTls([secret]).server()) as port:
+    with running_http_server(answer, NodeTls([secret]).server()) as port:
         yield port
 
 

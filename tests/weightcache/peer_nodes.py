@@ -18,11 +18,11 @@ from weightcache.fetching import Fetcher
 from weightcache.peer_client import Peer
 from weightcache.peer_group import PeerGroup
 from weightcache.peer_tier import PeerTier, SharedStore
-from weightcache.peer_wire import Have
-from weightcache.policy.healing import Outcome
-from weightcache.policy.ownership import Standing
-from weightcache.policy.sharing import Limit, by_position
-from weightcache.sources import ALL_AT_ONCE, Turn
+from weightcache.peer_wire import ChunkQuery
+from weightcache.policy.healing import ReadOutcome
+from weightcache.policy.ownership import ChunkState
+from weightcache.policy.sharing import ChunkCountLimit, by_position
+from weightcache.sources import UNLIMITED_READ_SLOT, ReadSlot
 from weightcache.verifying import Verifier
 
 TENANT = "acme"
@@ -72,27 +72,29 @@ class Wire(Peer):
         super().__init__(target.name, cast(aiohttp.ClientSession, None), self._loop.time)
         self.target = target
 
-    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+    async def query_chunks(
+        self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
+    ) -> list[ChunkState] | None:
         await asyncio.sleep(LATENCY_S)
         if not self.target.dead:
-            found = await self.target.group.answer(tenant, Have(digests=tuple(digests), node=node, wait_s=wait_s))
+            found = await self.target.group.answer(tenant, ChunkQuery(digests=tuple(digests), node=node, wait_s=wait_s))
             self.node = found.node
             if found.moved != self._moved:
                 self._moved, self.moved_at = found.moved, self._loop.time()
         if self.target.dead:
             self._fail(OSError("dead"))
             return None
-        return [Standing(letter) for letter in found.standings]
+        return [ChunkState(letter) for letter in found.standings]
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
         await asyncio.sleep(LATENCY_S)
         if not self.target.dead and digest not in self.target.here:
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         await self.target.line.move(into.nbytes)
         if self.target.dead:
             self._fail(OSError("dead"))
             raise Refused(Unavailable("a peer"))
-        return Outcome.WHOLE
+        return ReadOutcome.WHOLE
 
 
 class SimStore:
@@ -100,7 +102,7 @@ class SimStore:
 
     tier = "store"
     attempts = 2
-    room = Limit(STORE_READS)
+    room = ChunkCountLimit(STORE_READS)
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -109,11 +111,13 @@ class SimStore:
     def may_have(self, tenant: str, digest: str) -> bool:
         return True
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
         async for nbytes in self.store.read(digest):
             if self.tells:
-                turn.came(nbytes)
-        return Outcome.WHOLE
+                turn.record_arrival(nbytes)
+        return ReadOutcome.WHOLE
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """Nothing is wrong here."""
@@ -154,15 +158,15 @@ class Node:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is loading, wanted, waited for or under way."""
-        turns = self.fetcher.turns
-        under_way = [*turns.running.values(), *turns.queued.values(), len(self._loads)]
+        scheduler = self.fetcher.scheduler
+        under_way = [*scheduler.running.values(), *scheduler.queued.values(), len(self._loads)]
         return not any(under_way) and "loading=0" in repr(self.group)
 
     async def load(self, digests: Sequence[str]) -> None:
         """Returns early if the node dies."""
         flow = object()
         missing = [digest for digest in digests if digest not in self.here]
-        self.fetcher.turns.enter(flow, by_position(missing, TENANT))
+        self.fetcher.scheduler.enter(flow, by_position(missing, TENANT))
         loads = {asyncio.create_task(self._load(digest)) for digest in missing}
         self._loads |= loads
         try:
@@ -171,7 +175,7 @@ class Node:
             if not self.dead:
                 raise
         finally:
-            self.fetcher.turns.leave(flow)
+            self.fetcher.scheduler.leave(flow)
             self._loads -= loads
 
     def die(self) -> None:

@@ -29,10 +29,10 @@ START = "from weightcache.__main__ import main\nmain()\n"
 # Nodes without ownership: a node reads from a peer that has the chunk, and never waits for one to read it.
 WITHOUT_TURNS = """
 from weightcache import peer_group
-from weightcache.policy.ownership import Standing
+from weightcache.policy.ownership import ChunkState
 
 def choose(me, digest, others, busy):
-    return next((node for node, said in others.items() if said is Standing.READY), None)
+    return next((node for node, said in others.items() if said is ChunkState.READY), None)
 
 peer_group.choose = choose
 """

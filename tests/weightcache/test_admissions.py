@@ -16,7 +16,7 @@ from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from contracts.artifact_errors import ChunkMissing
 from contracts.errors import Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from contracts.traffic_errors import Overloaded
 from tests.eventually import eventually
 from tests.weightcache.kit import (
@@ -30,7 +30,7 @@ from tests.weightcache.kit import (
     settings_of,
     tier_of,
 )
-from weightcache.admissions import Admissions
+from weightcache.admissions import NvmeAdmission
 from weightcache.arena import Arena
 from weightcache.cache import Cache
 from weightcache.counters import Counters
@@ -86,7 +86,7 @@ class World:
         disk, store = GatedDisk(threads, verifier), tier_of(MemoryStore())
         self.writes, self.gate = disk.writes, disk.gate
         below = Fetcher((store,), verifier, self.counters)
-        self.admissions = Admissions(arena, disk, below, store, self.counters, lambda: self.loading)
+        self.admissions = NvmeAdmission(arena, disk, below, store, self.counters, lambda: self.loading)
 
     async def reserve(self, *names: str, length: int = HUGE) -> Reservation:
         """Places for these, the memory being there."""
@@ -95,7 +95,7 @@ class World:
             await self.arena.view(place)
         return reservation
 
-    async def load(self, *names: str, length: int = PAGE) -> None:
+    async def load(self, *names: str, length: int = PAGE_BYTES) -> None:
         """As the loader does: bring these, offer them, and let the version go."""
         reservation = await self.reserve(*names, length=length)
         for name in reservation.load:
@@ -128,7 +128,7 @@ async def test_all_are_written() -> None:
         assert world.writes == ["a", "b"]
         assert (world.admissions.waiting, world.arena.index.busy_count) == (3, 1)
         world.gate.set()
-        await world.admissions.settle()
+        await world.admissions.wait_until_idle()
         assert world.writes == ["a", "b", "c"]
         assert world.admissions.waiting == 0
         assert world.arena.index.busy_count == 0
@@ -145,7 +145,7 @@ async def test_loads_come_first() -> None:
         await asyncio.sleep(0)
         assert world.writes == ["a"]
         world.gate.set()
-        await world.admissions.settle()
+        await world.admissions.wait_until_idle()
         assert world.writes == ["a", "b"]
 
 
@@ -161,7 +161,7 @@ async def test_memory_that_is_needed() -> None:
         with pytest.raises(Refused) as refused:
             await world.reserve("x", "y")
         assert isinstance(refused.value.failure, Overloaded), "the control: without it there is no room"
-        world.arena.on_full = world.admissions.shed
+        world.arena.on_full = world.admissions.drop_oldest
         reservation = await world.reserve("x", "y")
         assert (world.counters.unkept_chunks, world.admissions.waiting) == (2, 2)
         with pytest.raises(Refused):  # what is being written stays
@@ -170,7 +170,7 @@ async def test_memory_that_is_needed() -> None:
             world.arena.index.drop(TENANT, name)
         world.arena.unpin(reservation.slabs)
         world.gate.set()
-        await world.admissions.settle()
+        await world.admissions.wait_until_idle()
         assert world.writes == ["a"]
         assert world.counters.unkept_chunks == 3
         assert world.arena.index.busy_count == 0
@@ -184,7 +184,7 @@ async def test_chunk_that_was_found_wrong_in_memory_is_not_written() -> None:
         await world.begun(2)
         world.arena.index.condemn(TENANT, "c")
         world.gate.set()
-        await world.admissions.settle()
+        await world.admissions.wait_until_idle()
         assert world.writes == ["a", "b"]
         assert world.arena.index.busy_count == 0
 
@@ -210,7 +210,7 @@ async def ensured(cache: Cache) -> str | None:
 
 
 async def mended(cache: Cache) -> None:
-    await cache.admissions.mend(TENANT, CHUNK.digest)
+    await cache.admissions.rewrite(TENANT, CHUNK.digest)
 
 
 @pytest.mark.parametrize("write", [ensured, mended])
@@ -329,7 +329,7 @@ async def test_chunk_whose_other_writer_fails_is_kept_all_the_same(
         go.set()
         assert await keeping == "host"
         assert cache.nvme.index.holds((TENANT, CHUNK.digest))
-        await cache.loader.settle()
+        await cache.loader.wait_until_idle()
         assert (cache.counters.admitted_chunks, cache.counters.unadmitted_chunks) == (1, 1)
 
 
@@ -344,8 +344,8 @@ async def test_prefetch_to_nvme_reads_the_store_in_turn(tmp_path: Path) -> None:
         loading = asyncio.create_task(cache.residents.bring(TENANT, other.id, TIMEOUT_S, urgent=True))
         await eventually(lambda: store.ranges)
         keeping = asyncio.create_task(ensured(cache))
-        await eventually(lambda: cache.fetcher.turns.queued["store"] or len(store.ranges) > 1)
-        assert (len(store.ranges), cache.fetcher.turns.running["store"]) == (1, 1)
+        await eventually(lambda: cache.fetcher.scheduler.queued["store"] or len(store.ranges) > 1)
+        assert (len(store.ranges), cache.fetcher.scheduler.running["store"]) == (1, 1)
         store.gate.set()
         await loading
         assert await keeping == "store"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.factory import opened
+from blobstore.factory import open_checked_store
 from contracts.wire import encode
 from tests.faults.buckets import ENVIRONMENT, Buckets
-from tests.faults.faults import Late
+from tests.faults.faults import DelayedAnswer
 from tests.faults.proxy import FaultProxy
 from tests.weightcache.kit import TENANT, make_version, publish
 from tests.weightcache.processes import started
@@ -35,7 +35,7 @@ def url(buckets: Buckets, proxy: FaultProxy) -> str:
     bucket = buckets.make()
 
     async def main() -> None:
-        async with opened(buckets.url(bucket, "p"), writes=True) as store:
+        async with open_checked_store(buckets.url(bucket, "p"), writes=True) as store:
             for version in (FIRST, SECOND):
                 await publish(store, version)
 
@@ -51,7 +51,7 @@ def test_so_many_at_once(tmp_path: Path, proxy: FaultProxy, url: str, reads: int
     """`KELVIN_STORE_READS` ranges are asked for while none is answered; the next ones as they come."""
     with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_STORE_READS=str(reads), **ENVIRONMENT) as agent:
         agent.wait_up()
-        proxy.inject(Late(), method="GET", holding="/packs/", times=None)
+        proxy.inject(DelayedAnswer(), method="GET", holding="/packs/", times=None)
         with closing(agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)) as client:
             client.send(encode(LeaseRequest(tenant=TENANT, version=SECOND.id)))
             proxy.wait_until_seen(reads, "GET", "/packs/")
@@ -70,7 +70,7 @@ def test_one_that_is_late(tmp_path: Path, proxy: FaultProxy, url: str, percent: 
     with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_HEDGE_PERCENT=str(percent), **ENVIRONMENT) as agent:
         agent.wait_up()
         agent.acquire(FIRST).close()  # shows how long reads take
-        proxy.inject(Late(), method="GET", holding="/packs/")
+        proxy.inject(DelayedAnswer(), method="GET", holding="/packs/")
         with closing(agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)) as client:
             client.send(encode(LeaseRequest(tenant=TENANT, version=SECOND.id)))
             count = len(SECOND.digests)

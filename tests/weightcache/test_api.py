@@ -6,7 +6,7 @@ from types import NoneType
 import pytest
 
 from contracts.errors import Refused, RemoteFailure
-from contracts.forecast import Whereabouts
+from contracts.forecast import TierPlacement
 from controlplane.dependencies import EVICTION
 from tests.weightcache.disks import forget, needs_a_disk
 from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
@@ -38,11 +38,11 @@ def test_state(tmp_path: Path) -> None:
             assert state.admitted_chunks == COUNT
 
 
-def whereabouts(agent: RunningAgent, tenant: str, version: str) -> Whereabouts:
-    return agent.ask("GET", f"/v1/whereabouts?tenant={tenant}&version={version}", Whereabouts)
+def whereabouts(agent: RunningAgent, tenant: str, version: str) -> TierPlacement:
+    return agent.ask("GET", f"/v1/whereabouts?tenant={tenant}&version={version}", TierPlacement)
 
 
-def test_whereabouts(tmp_path: Path) -> None:
+def test_chunks_are_listed_by_tier(tmp_path: Path) -> None:
     """Each chunk is told in the tier in which a lease would find it, and none is read for it."""
     total = len(VERSION.linear)
     with running(settings_of(tmp_path)) as agent:
@@ -69,7 +69,7 @@ def test_whereabouts(tmp_path: Path) -> None:
         pytest.param("..%2Fx", VERSION.id, 400, id="no tenant's name"),
     ],
 )
-def test_whereabouts_of_nothing(tmp_path: Path, tenant: str, version: str, status: int) -> None:
+def test_listing_an_unknown_version_is_refused(tmp_path: Path, tenant: str, version: str, status: int) -> None:
     """What is not there, or is no name, is refused."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -79,7 +79,7 @@ def test_whereabouts_of_nothing(tmp_path: Path, tenant: str, version: str, statu
         assert refused.value.failure.remote_status == status
 
 
-def test_ways(tmp_path: Path) -> None:
+def test_state_tells_how_nvme_was_read(tmp_path: Path) -> None:
     """The state says which way NVMe's bytes came: past the page cache, or out of it where they were in it."""
     needs_a_disk(tmp_path)
     total = len(VERSION.linear)

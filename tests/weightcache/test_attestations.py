@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from blobstore.files import FileStore
 from blobstore.store import BlobStore, BlobUnavailable
-from contracts.attestation import ORIGIN, SEAL, Claims, Origin, Sealed
+from contracts.attestation import ORIGIN_TYPE, SEAL_TYPE, Claims, OriginPredicate, SealRecord
 from contracts.errors import Refused
 from contracts.keys import attestation_key, origin_key
 from contracts.settings import BadSetting
@@ -30,13 +30,13 @@ from tests.weightcache.kit import (
     settings_of,
 )
 from weightcache.cache import open_cache
-from weightcache.policy.trust import Policy, find_doubt, usable_seals
+from weightcache.policy.trust import VerificationPolicy, find_distrust, usable_seals
 from weightcache.settings import CacheSettings
 
 VERSION, OTHER = make_version(seed=1), make_version(seed=2)
 PRIVATE = Ed25519PrivateKey.generate()
 ROOT, STRANGER = Signer(PRIVATE), Signer(Ed25519PrivateKey.generate())
-SAID = Origin(signed_at_s=1, claims=Claims(licence="MIT"))
+SAID = OriginPredicate(signed_at_s=1, claims=Claims(licence="MIT"))
 SEALED = attestation_of(VERSION.id)
 
 
@@ -48,29 +48,29 @@ SEALED = attestation_of(VERSION.id)
         pytest.param([STRANGER.key_id, ROOT.key_id], None, id="a root's among others"),
     ],
 )
-def test_doubts(signers: list[str], doubt: str | None) -> None:
+def test_one_trusted_signature_is_enough(signers: list[str], doubt: str | None) -> None:
     """One trusted signature is enough, and none is not."""
-    found = find_doubt(signers, lambda key_id: key_id == ROOT.key_id)
+    found = find_distrust(signers, lambda key_id: key_id == ROOT.key_id)
     assert found is doubt if doubt is None else doubt in (found or "")
 
 
 @pytest.mark.parametrize(
     ("policy", "key_id", "usable"),
     [
-        pytest.param(Policy.REQUIRE, ROOT.key_id, True, id="signed, where it is required"),
-        pytest.param(Policy.REQUIRE, STRANGER.key_id, False, id="a stranger's, where it is required"),
-        pytest.param(Policy.REQUIRE, None, False, id="not signed, where it is required"),
-        pytest.param(Policy.WARN, None, True, id="not signed, where it is told"),
-        pytest.param(Policy.OFF, STRANGER.key_id, True, id="a stranger's, where nobody looks"),
+        pytest.param(VerificationPolicy.REQUIRE, ROOT.key_id, True, id="signed, where it is required"),
+        pytest.param(VerificationPolicy.REQUIRE, STRANGER.key_id, False, id="a stranger's, where it is required"),
+        pytest.param(VerificationPolicy.REQUIRE, None, False, id="not signed, where it is required"),
+        pytest.param(VerificationPolicy.WARN, None, True, id="not signed, where it is told"),
+        pytest.param(VerificationPolicy.OFF, STRANGER.key_id, True, id="a stranger's, where nobody looks"),
     ],
 )
-def test_usable_seals(policy: Policy, key_id: str | None, usable: bool) -> None:
+def test_usable_seals(policy: VerificationPolicy, key_id: str | None, usable: bool) -> None:
     """Where signatures are required, known answers need one too: without any, a replica records its own."""
-    found = usable_seals(policy, [Sealed(SEALED, key_id)], lambda name: "root" if name == ROOT.key_id else None)
+    found = usable_seals(policy, [SealRecord(SEALED, key_id)], lambda name: "root" if name == ROOT.key_id else None)
     assert found == ((SEALED,) if usable else ())
 
 
-def settings(data: Path, policy: Policy) -> CacheSettings:
+def settings(data: Path, policy: VerificationPolicy) -> CacheSettings:
     """With one trust root."""
     (data / "trust").mkdir(parents=True, exist_ok=True)
     pem = PRIVATE.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -90,7 +90,7 @@ def seal(store: BlobStore, data: Path, version: str = VERSION.id) -> None:
     """By the installation's own key."""
     own = ensure_signer(data / SECRET_FILE, data / PUBLIC_FILE)
     found = attestation_of(version)
-    put(store, attestation_key(TENANT, version, found.fingerprint), own.attest(version, SEAL, found))
+    put(store, attestation_key(TENANT, version, found.fingerprint), own.attest(version, SEAL_TYPE, found))
 
 
 def sign(store: BlobStore, raw: bytes, version: str = VERSION.id) -> None:
@@ -103,8 +103,8 @@ def refusal(agent: RunningAgent) -> str:
     return f"{caught.value.failure.code}: {caught.value.failure.message}"
 
 
-BY_ROOT = ROOT.attest(VERSION.id, ORIGIN, SAID)
-BY_STRANGER = STRANGER.attest(VERSION.id, ORIGIN, SAID)
+BY_ROOT = ROOT.attest(VERSION.id, ORIGIN_TYPE, SAID)
+BY_STRANGER = STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID)
 FLIPPED = BY_ROOT[:40] + bytes([BY_ROOT[40] ^ 1]) + BY_ROOT[41:]
 
 
@@ -112,19 +112,21 @@ FLIPPED = BY_ROOT[:40] + bytes([BY_ROOT[40] ^ 1]) + BY_ROOT[41:]
     ("raw", "why"),
     [
         pytest.param(None, "nobody signed it", id="nothing is signed"),
-        pytest.param(STRANGER.attest(VERSION.id, ORIGIN, SAID), "which is no trust root here", id="a stranger's key"),
-        pytest.param(ROOT.attest(OTHER.id, ORIGIN, SAID), "nobody signed it", id="another version's statement"),
+        pytest.param(
+            STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID), "which is no trust root here", id="a stranger's key"
+        ),
+        pytest.param(ROOT.attest(OTHER.id, ORIGIN_TYPE, SAID), "nobody signed it", id="another version's statement"),
         pytest.param(FLIPPED, "nobody signed it", id="a flipped byte"),
         pytest.param(
-            STRANGER.attest(VERSION.id, ORIGIN, SAID).replace(STRANGER.key_id.encode(), ROOT.key_id.encode()),
+            STRANGER.attest(VERSION.id, ORIGIN_TYPE, SAID).replace(STRANGER.key_id.encode(), ROOT.key_id.encode()),
             "nobody signed it",
             id="a forged signature",
         ),
     ],
 )
-def test_what_is_not_signed_is_not_started(tmp_path: Path, raw: bytes | None, why: str) -> None:
+def test_unsigned_version_is_not_started(tmp_path: Path, raw: bytes | None, why: str) -> None:
     """With `require` it is refused by name, before a byte is read; with `warn` it starts, and is counted."""
-    with running(settings(tmp_path, Policy.REQUIRE)) as agent:
+    with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         seal(agent.store, tmp_path)
         if raw is not None:
@@ -135,13 +137,13 @@ def test_what_is_not_signed_is_not_started(tmp_path: Path, raw: bytes | None, wh
         state = agent.state()
         assert (state.unverified_versions, state.chunk_reads) == (1, {})
         assert state.leases_refused == {"version_unverified": 1}
-    with running(settings(tmp_path, Policy.WARN)) as agent:
+    with running(settings(tmp_path, VerificationPolicy.WARN)) as agent:
         agent.acquire(VERSION).close()
         assert agent.state().unverified_versions == 1
 
 
-@pytest.mark.parametrize("policy", Policy)
-def test_what_a_root_signed_is_started(tmp_path: Path, policy: Policy) -> None:
+@pytest.mark.parametrize("policy", VerificationPolicy)
+def test_signed_version_is_started(tmp_path: Path, policy: VerificationPolicy) -> None:
     """The control: under every policy, and counted under none."""
     with running(settings(tmp_path, policy)) as agent:
         agent.publish(VERSION)
@@ -152,19 +154,19 @@ def test_what_a_root_signed_is_started(tmp_path: Path, policy: Policy) -> None:
         assert agent.state().unverified_versions == 0
 
 
-def test_nobody_looks_where_it_is_off(tmp_path: Path) -> None:
+def test_signatures_are_not_checked_where_off(tmp_path: Path) -> None:
     """Neither refused nor counted: this is what makes the two others tell something."""
-    with running(settings(tmp_path, Policy.OFF)) as agent:
+    with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)
         agent.acquire(VERSION).close()
         assert agent.state().unverified_versions == 0
 
 
-def test_required_by_nobody(tmp_path: Path) -> None:
+def test_requiring_signatures_without_a_key_is_refused(tmp_path: Path) -> None:
     """To require signatures without a key that could have made one is a mistake, and said so at the start."""
 
     async def start() -> None:
-        wanted = replace(settings_of(tmp_path), verify=Policy.REQUIRE)
+        wanted = replace(settings_of(tmp_path), verify=VerificationPolicy.REQUIRE)
         async with open_cache(wanted, FileStore(tmp_path / "store")):
             raise AssertionError("it started")
 
@@ -174,7 +176,7 @@ def test_required_by_nobody(tmp_path: Path) -> None:
 
 def test_a_signature_may_come_later(tmp_path: Path) -> None:
     """What was refused starts once it is signed: a refusal is not kept."""
-    with running(settings(tmp_path, Policy.REQUIRE)) as agent:
+    with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         assert "nobody signed it" in refusal(agent)
         sign(agent.store, BY_ROOT)
@@ -204,7 +206,7 @@ async def test_new_attestation_among_many_is_seen(tmp_path: Path) -> None:
     store = Pairs(tmp_path / "store")
     await publish(store, VERSION)
     await store.put_if_absent(origin_key(TENANT, VERSION.id, BY_STRANGER), BY_STRANGER)
-    async with open_cache(settings(tmp_path, Policy.REQUIRE), store) as cache:
+    async with open_cache(settings(tmp_path, VerificationPolicy.REQUIRE), store) as cache:
         with pytest.raises(Refused):
             await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
         await store.put_if_absent(origin_key(TENANT, VERSION.id, BY_ROOT), BY_ROOT)
@@ -214,7 +216,7 @@ async def test_new_attestation_among_many_is_seen(tmp_path: Path) -> None:
 
 def test_seals_of_strangers_are_no_known_answers(tmp_path: Path) -> None:
     """With `require` a seal that no trusted key made is as good as none; the replica records its own."""
-    with running(settings(tmp_path, Policy.REQUIRE)) as agent:
+    with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         sign(agent.store, BY_ROOT)
         put(agent.store, attestation_key(TENANT, VERSION.id, SEALED.fingerprint), encode(SEALED))
@@ -225,8 +227,8 @@ def test_seals_of_strangers_are_no_known_answers(tmp_path: Path) -> None:
 def test_a_forged_seal_is_refused(tmp_path: Path) -> None:
     """Under any policy: its known answers would prove the wrong model right."""
     forged = msgspec.structs.replace(SEALED, probe=msgspec.structs.replace(SEALED.probe, tolerance=1e9))
-    raw = STRANGER.attest(VERSION.id, SEAL, forged).replace(STRANGER.key_id.encode(), ROOT.key_id.encode())
-    with running(settings(tmp_path, Policy.OFF)) as agent:
+    raw = STRANGER.attest(VERSION.id, SEAL_TYPE, forged).replace(STRANGER.key_id.encode(), ROOT.key_id.encode())
+    with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)
         put(agent.store, attestation_key(TENANT, VERSION.id, SEALED.fingerprint), raw)
         assert refusal(agent).startswith("attestation_invalid: ")
@@ -261,7 +263,7 @@ class Away(FileStore):
             yield key
 
 
-def warmed(tmp_path: Path, store: Away, policy: Policy = Policy.REQUIRE) -> None:
+def warmed(tmp_path: Path, store: Away, policy: VerificationPolicy = VerificationPolicy.REQUIRE) -> None:
     """An agent over this store has had the version, and is gone: everything is on NVMe, nothing in memory."""
     asyncio.run(publish(store, VERSION))
     seal(store, tmp_path)
@@ -276,7 +278,7 @@ def test_a_start_without_the_store(tmp_path: Path, hangs: bool) -> None:
     store = Away(tmp_path / "store")
     warmed(tmp_path, store)
     store.there, store.hangs = False, hangs
-    with running(settings(tmp_path, Policy.REQUIRE), store) as agent:
+    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
             assert lease.attestations == (SEALED,)
@@ -293,7 +295,7 @@ def test_without_a_kept_copy_it_does_not_start(tmp_path: Path) -> None:
     warmed(tmp_path, store)
     kept_file(tmp_path).unlink()
     store.there = False
-    with running(settings(tmp_path, Policy.REQUIRE), store) as agent:
+    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         assert refusal(agent).startswith("unavailable")
 
 
@@ -306,7 +308,7 @@ def test_a_kept_copy_that_rotted(tmp_path: Path, at: int) -> None:
     raw[at] ^= 1
     kept_file(tmp_path).write_bytes(raw)
     store.there = False
-    with running(settings(tmp_path, Policy.REQUIRE), store) as agent:
+    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         assert refusal(agent).startswith("unavailable")
         assert agent.state().attestation_faults == {"nvme": {"digest": 1}}
         assert not kept_file(tmp_path).exists()
@@ -323,7 +325,7 @@ def test_a_seal_that_rotted_in_the_store_is_healed_from_nvme(tmp_path: Path) -> 
     raw = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(raw[:-9] + b"?" + raw[-8:])
-    with running(settings(tmp_path, Policy.REQUIRE), store) as agent:
+    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.attestations == (SEALED,)
         assert agent.state().attestation_faults == {"store": {"digest": 2}}
@@ -332,7 +334,7 @@ def test_a_seal_that_rotted_in_the_store_is_healed_from_nvme(tmp_path: Path) -> 
 def test_an_engine_whose_answers_are_unknown_asks_for_news(tmp_path: Path) -> None:
     """Resident or not: a seal that came to the store since is found by the engine that it is for, and then kept."""
     other = msgspec.structs.replace(SEALED, fingerprint=msgspec.structs.replace(SEALED.fingerprint, torch="3"))
-    with running(settings(tmp_path, Policy.OFF)) as agent:
+    with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)
         seal(agent.store, tmp_path)
 
@@ -344,7 +346,7 @@ def test_an_engine_whose_answers_are_unknown_asks_for_news(tmp_path: Path) -> No
 
         assert leased("2") == leased("3") == {"2"}
         own = ensure_signer(tmp_path / SECRET_FILE, tmp_path / PUBLIC_FILE)
-        raw = own.attest(VERSION.id, SEAL, other)
+        raw = own.attest(VERSION.id, SEAL_TYPE, other)
         put(agent.store, attestation_key(TENANT, VERSION.id, other.fingerprint), raw)
         assert leased("2") == {"2"}
         assert agent.state().leases_hot == 1

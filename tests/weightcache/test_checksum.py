@@ -70,7 +70,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage(body: bytes, damage: Callable[[bytearray], None]) -> None:
+def test_each_damage_changes_the_checksum(body: bytes, damage: Callable[[bytearray], None]) -> None:
     """Each kind of damage gives another sum."""
     data = bytearray(body)
     damage(data)
@@ -87,7 +87,7 @@ def test_control(body: bytes, damage: Callable[[bytearray], None], monkeypatch: 
     assert int(sums_of(memoryview(data)).sum()) == int(sums_of(memoryview(body)).sum())
 
 
-def test_it_is_what_it_says(body: bytes) -> None:
+def test_checksum_matches_plain_integers(body: bytes) -> None:
     """Reference: plain integers, word by word, of a short and of a full block."""
     raw = blake3(b"kelvin device checksum 1").digest(length=2 * BLOCK_BYTES // 4 * 8)
     sums = sums_of(memoryview(body))
@@ -113,7 +113,7 @@ def test_pieces_and_the_whole_agree(body: bytes) -> None:
     assert fold(sums, TOTAL) == checksum_of(memoryview(body))
 
 
-def test_nothing_and_little() -> None:
+def test_checksum_depends_on_length() -> None:
     """No bytes have a sum too; length is part of it."""
     assert len(checksum_of(memoryview(b""))) == 32
     assert checksum_of(memoryview(bytes(4096))) != checksum_of(memoryview(bytes(8192)))

@@ -21,7 +21,7 @@ import pytest
 
 from contracts.errors import Refused, RemoteFailure, Unavailable
 from contracts.jobs import SealAttestation
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from contracts.problem import WireFailure
 from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
@@ -144,7 +144,7 @@ def answering(run: Path, answer: Callable[[socket.socket], None]) -> Iterator[Fa
         yield fake
 
 
-def test_truth(tmp_path: Path) -> None:
+def test_true_reply_is_accepted(tmp_path: Path) -> None:
     """The fake agent's true answer is accepted, so that its lies are what is refused below."""
     with answering(tmp_path, Answer().send) as fake, fake.acquire() as lease:
         assert lease.view(0, TOTAL) == VERSION.linear
@@ -159,10 +159,12 @@ def test_truth(tmp_path: Path) -> None:
 LIES: list[Any] = [
     pytest.param({"manifest": VERSION.raw[:-1] + b" "}, "do not match the version's digest", id="another manifest"),
     pytest.param({"manifest": b""}, "do not match the version's digest", id="no manifest"),
-    pytest.param({"total_bytes": TOTAL + PAGE}, "bytes where the manifest has", id="more bytes than the manifest"),
-    pytest.param({"extents": ((0, 0, 0, TOTAL - PAGE),)}, "extents of", id="extents that end early"),
+    pytest.param(
+        {"total_bytes": TOTAL + PAGE_BYTES}, "bytes where the manifest has", id="more bytes than the manifest"
+    ),
+    pytest.param({"extents": ((0, 0, 0, TOTAL - PAGE_BYTES),)}, "extents of", id="extents that end early"),
     pytest.param({"extents": ()}, "extents of 0", id="no extents"),
-    pytest.param({"extents": ((PAGE, 0, 0, TOTAL),)}, "an extent at", id="a gap"),
+    pytest.param({"extents": ((PAGE_BYTES, 0, 0, TOTAL),)}, "an extent at", id="a gap"),
     pytest.param({"extents": ((0, 0, 1, TOTAL),)}, "an extent at", id="an offset off the page"),
     pytest.param({"extents": ((0, 0, 0, 100),)}, "an extent at", id="a length off the page"),
     pytest.param({"extents": ((0, 0, 0, 0), (0, 0, 0, TOTAL))}, "an extent at", id="an empty extent"),
@@ -185,7 +187,7 @@ LIES: list[Any] = [
 
 
 @pytest.mark.parametrize(("lie", "reason"), LIES)
-def test_lies(tmp_path: Path, lie: dict[str, Any], reason: str) -> None:
+def test_contradictory_reply_is_refused(tmp_path: Path, lie: dict[str, Any], reason: str) -> None:
     """Each contradiction is refused, and neither a descriptor nor a mapping stays."""
     with answering(tmp_path, Answer().send) as fake, fake.acquire():
         with_lease, _ = fake.open_things()
@@ -200,25 +202,34 @@ def news(*ready: tuple[int, int], whole: bool = False) -> LeaseReply:
     return LeaseReply(ok=True, whole=whole, ready=ready)
 
 
-def test_parts(tmp_path: Path) -> None:
+def test_ready_parts_arrive_in_order(tmp_path: Path) -> None:
     """True parts are taken in the order in which they are told; what is left comes with the last message."""
-    later = (news((2 * PAGE, 3 * PAGE)), news((0, PAGE), (PAGE, 2 * PAGE)), news(whole=True))
-    answer = Answer(whole=False, ready=((4 * PAGE, 5 * PAGE),), later=later)
+    later = (
+        news((2 * PAGE_BYTES, 3 * PAGE_BYTES)),
+        news((0, PAGE_BYTES), (PAGE_BYTES, 2 * PAGE_BYTES)),
+        news(whole=True),
+    )
+    answer = Answer(whole=False, ready=((4 * PAGE_BYTES, 5 * PAGE_BYTES),), later=later)
     with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
         assert "being filled" in repr(lease)
         before = lease.is_whole
-        assert lease.view(4 * PAGE, PAGE) == VERSION.linear[4 * PAGE : 5 * PAGE]
-        told = [(4 * PAGE, 5 * PAGE), (2 * PAGE, 3 * PAGE), (0, PAGE), (PAGE, 2 * PAGE)]
-        assert list(lease.arriving()) == [*told, (3 * PAGE, 4 * PAGE), (5 * PAGE, TOTAL)]
+        assert lease.view(4 * PAGE_BYTES, PAGE_BYTES) == VERSION.linear[4 * PAGE_BYTES : 5 * PAGE_BYTES]
+        told = [
+            (4 * PAGE_BYTES, 5 * PAGE_BYTES),
+            (2 * PAGE_BYTES, 3 * PAGE_BYTES),
+            (0, PAGE_BYTES),
+            (PAGE_BYTES, 2 * PAGE_BYTES),
+        ]
+        assert list(lease.ready_parts()) == [*told, (3 * PAGE_BYTES, 4 * PAGE_BYTES), (5 * PAGE_BYTES, TOTAL)]
         assert (before, lease.is_whole) == (False, True)
         assert lease.view(0, TOTAL) == VERSION.linear
 
 
 LATER_LIES: list[Any] = [
-    pytest.param((news((0, PAGE)), news((0, PAGE))), "already", id="a part twice"),
-    pytest.param((news((0, 2 * PAGE), (PAGE, 3 * PAGE)),), "already", id="parts that overlap"),
-    pytest.param((news((0, TOTAL + PAGE)),), "no part of", id="a part beyond the end"),
-    pytest.param((news((PAGE, PAGE)),), "no part of", id="an empty part"),
+    pytest.param((news((0, PAGE_BYTES)), news((0, PAGE_BYTES))), "already", id="a part twice"),
+    pytest.param((news((0, 2 * PAGE_BYTES), (PAGE_BYTES, 3 * PAGE_BYTES)),), "already", id="parts that overlap"),
+    pytest.param((news((0, TOTAL + PAGE_BYTES)),), "no part of", id="a part beyond the end"),
+    pytest.param((news((PAGE_BYTES, PAGE_BYTES)),), "no part of", id="an empty part"),
     pytest.param((news((0, 100)),), "no pages", id="a part off the page"),
     pytest.param((LeaseReply(ok=False),), "without a reason", id="a refusal without a reason"),
     pytest.param((Answer(whole=False),), "it moved before", id="another place that is not whole"),
@@ -228,7 +239,9 @@ LATER_LIES: list[Any] = [
 
 
 @pytest.mark.parametrize(("later", "reason"), LATER_LIES)
-def test_later_lies(tmp_path: Path, later: tuple[Answer | LeaseReply, ...], reason: str) -> None:
+def test_later_contradictory_reply_is_refused(
+    tmp_path: Path, later: tuple[Answer | LeaseReply, ...], reason: str
+) -> None:
     """Whenever it contradicts itself, it is refused; closed, the lease leaves neither descriptor nor mapping."""
     answer = Answer(whole=False, later=later)
     with answering(tmp_path, answer.send) as fake:
@@ -236,24 +249,24 @@ def test_later_lies(tmp_path: Path, later: tuple[Answer | LeaseReply, ...], reas
         with_lease, mappings = fake.open_things()
         assert mappings >= 1
         with pytest.raises(Refused, match=reason) as refused:
-            lease.until_whole()
+            lease.wait_until_whole()
         assert refused.value.failure.code == "manifest_corrupt"
         lease.close()
         assert fake.open_things() == (with_lease - 1, 0)
 
 
-def test_refused_later(tmp_path: Path) -> None:
+def test_failure_during_a_progressive_lease_is_raised(tmp_path: Path) -> None:
     """The agent's failure is the caller's, whole, in the middle as at the beginning."""
     wire = WireFailure(code="chunk_corrupt", status=502, message="chunk", retryable=False)
-    answer = Answer(whole=False, later=(news((0, PAGE)), LeaseReply(ok=False, failure=wire)))
+    answer = Answer(whole=False, later=(news((0, PAGE_BYTES)), LeaseReply(ok=False, failure=wire)))
     with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
-        assert next(lease.arriving()) == (0, PAGE)
+        assert next(lease.ready_parts()) == (0, PAGE_BYTES)
         with pytest.raises(Refused) as refused:
-            lease.until_whole()
+            lease.wait_until_whole()
         assert refused.value.failure == RemoteFailure("chunk_corrupt", 502, "chunk", None, False, None)
 
 
-def test_refusal(tmp_path: Path) -> None:
+def test_agents_failure_is_raised(tmp_path: Path) -> None:
     """The agent's failure is the caller's, whole."""
     wire = WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=2.0)
     reply = encode(LeaseReply(ok=False, failure=wire))
@@ -286,7 +299,7 @@ def test_lease_is_asked_again_of_the_agent_after_one_that_died(tmp_path: Path) -
     next_agents[0].close()
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_missing_agent_is_unavailable(tmp_path: Path) -> None:
     """No agent, or one that dies while it is asked, is unavailable; one that is silent is late."""
     directory = SocketDirectory(tmp_path)
     with pytest.raises(Refused) as refused:
@@ -308,7 +321,7 @@ def test_nobody_there(tmp_path: Path) -> None:
         assert refused.value.failure == DeadlineExceeded(0.02, "restoring weights")
 
 
-def test_views(tmp_path: Path) -> None:
+def test_views_are_read_only_and_bounded(tmp_path: Path) -> None:
     """Views are read-only, within bounds, and end with the lease."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -341,7 +354,7 @@ def test_one_deadline_for_the_answer_and_for_the_parts(tmp_path: Path) -> None:
     with answering(tmp_path, late) as fake:
         began_s = time.monotonic()
         with fake.acquire(timeout_s=3.0, progressive=True) as lease, pytest.raises(Refused) as refused:
-            lease.until_whole()
+            lease.wait_until_whole()
         assert time.monotonic() - began_s < 4.5
     assert refused.value.failure == DeadlineExceeded(3.0, "restoring weights")
 
@@ -366,7 +379,7 @@ def test_huge_pages(tmp_path: Path) -> None:
             if state.host.slabs_huge < 2:
                 pytest.skip("this kernel grants no huge pages to shared memory")
             before = huge_mapped()  # the agent's own mappings
-            bytes(lease.view(0, lease.total_bytes)[::PAGE])
+            bytes(lease.view(0, lease.total_bytes)[::PAGE_BYTES])
             assert huge_mapped() - before >= (lease.total_bytes // HUGE - 1) * HUGE // 1024
 
 

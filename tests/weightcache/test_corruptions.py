@@ -69,7 +69,7 @@ def run(root: Path, count: int, verify: Verify, seed: int) -> tuple[Wrong, list[
 
 @pytest.mark.deep
 @pytest.mark.timeout(600)  # beside another suite two slow cores needed more than the 180 s of other tests
-def test_ten_thousand(disk: Path) -> None:
+def test_ten_thousand_corruptions_are_healed_or_refused(disk: Path) -> None:
     """Healed with the right bytes or refused with the right code; each fault counted; the disk is well afterwards."""
     wrong, done, rig = run(disk, COUNT, is_digest_of, seed=17)
     assert wrong == []

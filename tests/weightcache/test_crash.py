@@ -148,7 +148,7 @@ def test_killed(tmp_path: Path, published: Path, seed: int) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(1, KILLS, 2))
-def test_killed_while_healing(tmp_path: Path, admitted: Path, seed: int) -> None:
+def test_agent_killed_while_healing_leaves_nothing_torn(tmp_path: Path, admitted: Path, seed: int) -> None:
     """Between a file that is set aside and the one that replaces it: nothing new is torn, and the next agent heals."""
     source, data = random.Random(seed), tmp_path / "data"
     shutil.copytree(admitted, data)

@@ -67,7 +67,7 @@ def leased(version):
         lease = None
         try:  # every other process while it is being filled
             lease = acquire(directory, "acme", version, 30.0, progressive=os.getpid() % 2 == 0)
-            lease.until_whole()
+            lease.wait_until_whole()
             return lease
         except Refused as refused:
             if lease is not None:
@@ -141,7 +141,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.deep
-def test_killed_under_load(data: Path) -> None:
+def test_leases_survive_killed_agents(data: Path) -> None:
     """Readers keep leases of the agents that were killed before, and take new ones of each; others come and go, so that
     it reads, admits and evicts as it is killed. What anybody was granted is whole, before and afterwards.
     """

@@ -10,7 +10,7 @@ import torch
 
 from contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
 from contracts.errors import Refused
-from contracts.manifest import PAGE, Manifest
+from contracts.manifest import PAGE_BYTES, Manifest
 from tests.weightcache.kit import attestation_of, make_version, running, settings_of
 from tests.weightcache.lanes import LANES, Damage, LateLane
 from weightcache import device as device_module
@@ -39,7 +39,7 @@ class Host(Lease):
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory).cast("B")[offset : offset + nbytes].toreadonly()
 
-    def arriving(self) -> Iterator[Span]:
+    def ready_parts(self) -> Iterator[Span]:
         yield 0, self.total_bytes
 
 
@@ -59,7 +59,7 @@ def chunk_at(offset: int) -> str:
 
 @pytest.mark.parametrize("make", LANES)
 @pytest.mark.parametrize("expected", [pytest.param(RIGHT, id="sealed"), pytest.param(None, id="not sealed")])
-def test_copy_to_device(tmp_path: Path, make: Callable[[], Lane], expected: str | None) -> None:
+def test_device_copy_equals_the_mapping(tmp_path: Path, make: Callable[[], Lane], expected: str | None) -> None:
     """Tensors there equal those of the mapping, after many turns of a small ring, and outlive the lease."""
     lane = make()
     with running(settings_of(tmp_path)) as agent:
@@ -121,7 +121,7 @@ def test_refused(host: Host, damage: Damage) -> None:
     failure = refused.value.failure
     assert isinstance(failure, ChunkCorrupt)
     assert failure.tier == "device"
-    wrong = {chunk_at(at) for at in range(BLOCK_BYTES - 64 * PAGE, 2 * BLOCK_BYTES, PAGE)}
+    wrong = {chunk_at(at) for at in range(BLOCK_BYTES - 64 * PAGE_BYTES, 2 * BLOCK_BYTES, PAGE_BYTES)}
     assert failure.chunk in wrong
 
 

@@ -187,7 +187,7 @@ def test_a_smaller_budget() -> None:
         pytest.param("c", None, 0, id="nobody's"),
     ],
 )
-def test_select(tenant: str | None, digests: frozenset[str] | None, want: int) -> None:
+def test_select_omits_files_being_written(tenant: str | None, digests: frozenset[str] | None, want: int) -> None:
     """What is being written is not selected."""
     index = DiskIndex(9)
     for key in (("a", "x"), ("a", "y"), ("b", "x")):

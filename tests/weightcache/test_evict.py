@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightcache.policy.evict import Candidate, Shares, choose, rank
+from weightcache.policy.evict import Candidate, TenantShares, choose_victims, rank
 
 HALF_S = 10.0
 OLD, MIDDLE, YOUNG = (
@@ -31,7 +31,7 @@ OLD, MIDDLE, YOUNG = (
 )
 def test_choose(need: int, want: tuple[str, ...] | None) -> None:
     """Where all cost the same for their size, the least recently used goes."""
-    assert choose([YOUNG, OLD, MIDDLE], need, HALF_S) == want
+    assert choose_victims([YOUNG, OLD, MIDDLE], need, HALF_S) == want
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_choose(need: int, want: tuple[str, ...] | None) -> None:
         pytest.param(Candidate("k", 1, 1.0, 0.0), Candidate("g", 1, 0.0, 0.0), id="no cost at all: the older goes"),
     ],
 )
-def test_value(kept: Candidate[str], gone: Candidate[str]) -> None:
-    assert choose([kept, gone], 1, HALF_S) == choose([gone, kept], 1, HALF_S) == ("g",)
+def test_rank_by_value(kept: Candidate[str], gone: Candidate[str]) -> None:
+    assert choose_victims([kept, gone], 1, HALF_S) == choose_victims([gone, kept], 1, HALF_S) == ("g",)
 
 
 CANDIDATES = st.lists(
@@ -80,12 +80,14 @@ def test_the_order_is_that_of_the_values_at_any_time(candidates: Sequence[Candid
 
 
 @given(candidates=CANDIDATES, need=st.integers(-2, 60), quota=st.integers(0, 30), coming=st.integers(0, 9))
-def test_choice_and_quota(candidates: Sequence[Candidate[int]], need: int, quota: int, coming: int) -> None:
+def test_choice_spares_tenants_within_quota(
+    candidates: Sequence[Candidate[int]], need: int, quota: int, coming: int
+) -> None:
     """Enough, and nobody in vain; nobody within their quota loses anything to one beyond it, or while there is any."""
     held = Counter({"a": coming})
     for each in candidates:
         held[each.tenant] += each.size
-    chosen = choose(candidates, need, HALF_S, Shares(held, quota, "a"))
+    chosen = choose_victims(candidates, need, HALF_S, TenantShares(held, quota, "a"))
     named = {each.key: each for each in candidates}
     if need <= 0:
         assert chosen == ()
@@ -122,4 +124,4 @@ def test_quota(asking: str, need: int, want: tuple[str, ...] | None) -> None:
     ]
     held = Counter(a=3, b=1)
     held[asking] += need
-    assert choose(candidates, need, HALF_S, Shares(held, 2, asking)) == want
+    assert choose_victims(candidates, need, HALF_S, TenantShares(held, 2, asking)) == want

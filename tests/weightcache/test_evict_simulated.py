@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from weightcache.policy.host import HostIndex
-from weightcache.policy.rates import Rates, ReloadS, slab_reload
+from weightcache.policy.rates import ReloadS, TierModel, slab_reload
 from weightcache.wire import HUGE_PAGE
 
 SLAB = 16 * HUGE_PAGE
@@ -33,7 +33,7 @@ def trace(seed: int) -> list[list[tuple[str, int]]]:
 
 
 def true_cost() -> ReloadS:
-    return slab_reload(Rates(), lambda key: key[1].startswith("large"))
+    return slab_reload(TierModel(), lambda key: key[1].startswith("large"))
 
 
 def lru(_tenant: str, _chunks: Iterable[tuple[str, int]]) -> float:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import Refused, RemoteFailure
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.disks import fill, make_read_only
 from tests.weightcache.kit import TENANT, RunningAgent, Version, make_version, running, settings_of
 from weightcache.files import QUARANTINE
@@ -22,7 +22,7 @@ from weightcache.sources import Verify, is_digest_of
 VERSION = make_version(seed=3, pages=(9, 30, 4), chunk_pages=8)
 VICTIM = 4  # a whole chunk of the second tensor
 OTHER = 3  # one as long
-CHUNK = 8 * PAGE
+CHUNK = 8 * PAGE_BYTES
 
 
 def accept_all(data: memoryview, digest: str) -> bool:
@@ -46,7 +46,7 @@ def swap(data: bytearray) -> None:
 
 
 def truncate(data: bytearray) -> None:
-    del data[len(data) // 2 // PAGE * PAGE :]
+    del data[len(data) // 2 // PAGE_BYTES * PAGE_BYTES :]
 
 
 def truncate_oddly(data: bytearray) -> None:
@@ -54,7 +54,7 @@ def truncate_oddly(data: bytearray) -> None:
 
 
 def append(data: bytearray) -> None:
-    data += bytes(PAGE)
+    data += bytes(PAGE_BYTES)
 
 
 KEEPS_LENGTH = [
@@ -97,7 +97,7 @@ def assert_named(failure: RemoteFailure, tier: str, digest: str = VERSION.digest
 
 
 @pytest.mark.parametrize("damage", KEEPS_LENGTH + CHANGES_LENGTH)
-def test_nvme(tmp_path: Path, damage: Damage) -> None:
+def test_damaged_nvme_file_is_healed_during_a_lease(tmp_path: Path, damage: Damage) -> None:
     """A damaged chunk file is set aside while the lease waits for the store's copy, which takes its place."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
@@ -192,7 +192,7 @@ def damage_pack(agent: RunningAgent, damage: Damage) -> None:
 
 @pytest.mark.parametrize("verify", [pytest.param(is_digest_of, id="verified"), pytest.param(accept_all, id="control")])
 @pytest.mark.parametrize("damage", KEEPS_LENGTH)
-def test_pack(tmp_path: Path, damage: Damage, verify: Verify) -> None:
+def test_damaged_pack_is_refused_by_chunk(tmp_path: Path, damage: Damage, verify: Verify) -> None:
     """Damage inside a pack is refused by the chunk's name, again and again; unverified it would be served."""
     with running(settings_of(tmp_path), verify=verify) as agent:
         agent.publish(VERSION)
@@ -214,13 +214,13 @@ def test_pack_truncated(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         begin = sum(chunk.length for chunk in VERSION.manifest.chunks[:VICTIM])
-        os.truncate(pack_of(agent), begin + PAGE)
+        os.truncate(pack_of(agent), begin + PAGE_BYTES)
         failure = refused(agent)
         assert failure.remote_code == "chunk_corrupt"
         assert any(digest in failure.message for digest in VERSION.digests[VICTIM:])
 
 
-def test_pack_gone(tmp_path: Path) -> None:
+def test_missing_chunk_is_named(tmp_path: Path) -> None:
     """A chunk that no source holds is missing, by name."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -230,7 +230,7 @@ def test_pack_gone(tmp_path: Path) -> None:
         assert failure.message.split()[1] in VERSION.digests
 
 
-def test_undamaged_neighbours(tmp_path: Path) -> None:
+def test_corrupt_chunk_harms_no_other_version(tmp_path: Path) -> None:
     """One version's corrupt chunk harms no version that doesn't use it, and no chunk beside it."""
     healthy = make_version(seed=4)
     with running(settings_of(tmp_path)) as agent:
@@ -251,7 +251,7 @@ def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(victim=st.integers(0, len(VERSION.digests) - 1), at=st.integers(0, CHUNK - 1), bit=st.integers(0, 7))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_any_byte(admitted: Path, victim: int, at: int, bit: int) -> None:
+def test_any_flipped_bit_is_healed(admitted: Path, victim: int, at: int, bit: int) -> None:
     """Whichever bit of whichever chunk flips, the lease has the right bytes, and they are on NVMe again."""
     digest = VERSION.digests[victim]
     opened: AbstractContextManager[RunningAgent] = running(settings_of(admitted))

@@ -11,13 +11,13 @@ import pytest
 from blake3 import blake3
 
 from contracts.errors import Refused, Unavailable
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.disks import fill, make_read_only, needs_a_disk, refuse_direct
 from weightcache import files
-from weightcache.files import MAX_QUARANTINED, ChunkFiles, Way
-from weightcache.policy.healing import Outcome
+from weightcache.files import MAX_QUARANTINED, ChunkFiles, ReadPath
+from weightcache.policy.healing import ReadOutcome
 
-BODY = bytes(range(256)) * (2 * PAGE // 256)
+BODY = bytes(range(256)) * (2 * PAGE_BYTES // 256)
 DIGEST = blake3(BODY).hexdigest()
 
 
@@ -41,7 +41,7 @@ def written(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
     return path
 
 
-def read(tier: ChunkFiles, path: Path) -> tuple[Outcome, bytes]:
+def read(tier: ChunkFiles, path: Path) -> tuple[ReadOutcome, bytes]:
     into = aligned(len(BODY))
     return tier.read(path, into).outcome, bytes(into)
 
@@ -52,7 +52,7 @@ def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPa
     if not direct:
         refuse_direct(monkeypatch)
     path = written(tier)
-    assert read(tier, path) == (Outcome.WHOLE, BODY)
+    assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
     assert [found.digest for found in tier.scan()] == [DIGEST]
     assert os.listdir(path.parents[2] / files.STAGING) == []
 
@@ -79,7 +79,7 @@ def test_foreign_directories_are_left_alone(tier: ChunkFiles, tmp_path: Path) ->
 
 
 def shorten(path: Path) -> None:
-    os.truncate(path, PAGE)
+    os.truncate(path, PAGE_BYTES)
 
 
 def cut_oddly(path: Path) -> None:
@@ -87,7 +87,7 @@ def cut_oddly(path: Path) -> None:
 
 
 def lengthen(path: Path) -> None:
-    os.truncate(path, 3 * PAGE)
+    os.truncate(path, 3 * PAGE_BYTES)
 
 
 def empty(path: Path) -> None:
@@ -99,9 +99,9 @@ def test_torn(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
     """A file of another length is told, and one that is gone."""
     path = written(tier)
     damage(path)
-    assert read(tier, path)[0] is Outcome.LENGTH
+    assert read(tier, path)[0] is ReadOutcome.LENGTH
     path.unlink()
-    assert read(tier, path)[0] is Outcome.MISSING
+    assert read(tier, path)[0] is ReadOutcome.MISSING
 
 
 def test_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +110,12 @@ def test_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.preadv
 
     def piecemeal(fd: int, parts: list[memoryview], offset: int) -> int:
-        return real(fd, [parts[0][:PAGE]], offset)
+        return real(fd, [parts[0][:PAGE_BYTES]], offset)
 
     monkeypatch.setattr(os, "preadv", piecemeal)
-    assert read(tier, path) == (Outcome.WHOLE, BODY)
+    assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
     monkeypatch.setattr(os, "preadv", lambda fd, parts, offset: 0 if offset else piecemeal(fd, parts, offset))
-    assert read(tier, path)[0] is Outcome.SHORT
+    assert read(tier, path)[0] is ReadOutcome.SHORT
 
 
 @pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
@@ -131,7 +131,7 @@ def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing(errno.EIO))
-        assert read(tier, path)[0] is Outcome.UNREADABLE
+        assert read(tier, path)[0] is ReadOutcome.UNREADABLE
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing(errno.EMFILE))
         with pytest.raises(Refused) as refused:
@@ -139,7 +139,7 @@ def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPat
         assert refused.value.failure == Unavailable("the NVMe tier of the weight cache")
 
 
-def test_reading_renews(tier: ChunkFiles) -> None:
+def test_read_renews_recency(tier: ChunkFiles) -> None:
     """Recency is kept in the file, for the agent that comes after this one."""
     path = written(tier)
     os.utime(path, (1.0, 1.0))
@@ -158,14 +158,14 @@ def test_time_to_come_is_now(tier: ChunkFiles) -> None:
     assert second.used_at == pytest.approx(first.used_at, abs=0.001)
 
 
-def test_a_look_is_at_the_medium(tier: ChunkFiles, tmp_path: Path) -> None:
+def test_scrub_reads_past_the_page_cache(tier: ChunkFiles, tmp_path: Path) -> None:
     """What is read for its own sake is read past a page cache that has it: a copy there says nothing of the disk."""
     needs_a_disk(tmp_path)
     path = written(tier)
     path.read_bytes()
     into = aligned(len(BODY))
-    assert tier.read(path, into).way is Way.CACHED
-    assert tier.read(path, into, touch=False).way is Way.DIRECT
+    assert tier.read(path, into).way is ReadPath.CACHED
+    assert tier.read(path, into, touch=False).way is ReadPath.DIRECT
     assert bytes(into) == BODY
 
 
@@ -175,7 +175,7 @@ def test_a_disk_that_became_read_only_is_read(
     """Recency can't be kept then; the bytes are there all the same."""
     path = written(tier)
     make_read_only(monkeypatch, tmp_path)
-    assert read(tier, path) == (Outcome.WHOLE, BODY)
+    assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
 
 
 def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:

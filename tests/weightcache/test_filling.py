@@ -3,65 +3,65 @@
 import asyncio
 
 from weightcache.policy.spans import Span
-from weightcache.resident import Filling, Resident, SealedFile, Tally
+from weightcache.resident import LoadProgress, ResidentVersion, SealedFile, TierTally
 from weightcache.wire import MAX_SPANS
 
 CHUNKS = [("a", 4), ("b", 2), ("a", 4), ("c", 1)]
 
 
-def place() -> Resident:
-    return Resident((0,), {}, SealedFile((b"papers",)), 6, 0, frozenset(), Tally({}, {}))
+def place() -> ResidentVersion:
+    return ResidentVersion((0,), {}, SealedFile((b"papers",)), 6, 0, frozenset(), TierTally({}, {}))
 
 
-async def settle() -> None:
+async def wait_until_idle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def test_it_is_told_as_it_goes() -> None:
+async def test_load_progress_is_reported_to_every_reader() -> None:
     """Readers come when they like: before there is a place, in the middle, one behind the other."""
 
-    filling, there, told = Filling(), place(), list[Span]()
+    filling, there, told = LoadProgress(), place(), list[Span]()
 
-    async def listen() -> Resident:
-        resident = await filling.placed()
-        while spans := await filling.after(resident, len(told)):
+    async def listen() -> ResidentVersion:
+        resident = await filling.wait_until_placed()
+        while spans := await filling.ready_since(resident, len(told)):
             told.extend(spans)
         return resident
 
     early = asyncio.create_task(listen())
-    await settle()
-    with filling.towards(there, CHUNKS, ["c"]):
-        await settle()
+    await wait_until_idle()
+    with filling.loading_into(there, CHUNKS, ["c"]):
+        await wait_until_idle()
         assert told == [(10, 11)]
         filling.add(there, "a")
-        assert await filling.after(there, 0) == ((10, 11), (0, 4), (6, 10))
-        await settle()
+        assert await filling.ready_since(there, 0) == ((10, 11), (0, 4), (6, 10))
+        await wait_until_idle()
         filling.add(there, "b")
     assert await early is there
     assert told == [(10, 11), (0, 4), (6, 10)], "the last word is that it is whole, and comes otherwise"
-    assert await filling.after(there, 0) == ()
+    assert await filling.ready_since(there, 0) == ()
 
 
-async def test_another_place() -> None:
+async def test_moved_load_reports_from_the_start() -> None:
     """What becomes ready in the old one, and who still listens for it, has nothing to do with the new one."""
 
-    filling, old, new = Filling(), place(), place()
-    with filling.towards(old, CHUNKS, []):
-        listening = asyncio.create_task(filling.after(old, 0))
-        await settle()
-    with filling.towards(new, CHUNKS, []):
+    filling, old, new = LoadProgress(), place(), place()
+    with filling.loading_into(old, CHUNKS, []):
+        listening = asyncio.create_task(filling.ready_since(old, 0))
+        await wait_until_idle()
+    with filling.loading_into(new, CHUNKS, []):
         filling.add(old, "a")
         assert await listening == ()
-        assert await filling.placed() is new
+        assert await filling.wait_until_placed() is new
         filling.add(new, "b")
-        assert await filling.after(new, 0) == ((4, 6),)
+        assert await filling.ready_since(new, 0) == ((4, 6),)
 
 
 async def test_a_message_is_bounded() -> None:
     """However much became ready at once."""
 
-    filling, there = Filling(), place()
-    with filling.towards(there, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
-        assert len(await filling.after(there, 0)) == MAX_SPANS
-        assert await filling.after(there, MAX_SPANS) == ((MAX_SPANS, MAX_SPANS + 1),)
+    filling, there = LoadProgress(), place()
+    with filling.loading_into(there, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
+        assert len(await filling.ready_since(there, 0)) == MAX_SPANS
+        assert await filling.ready_since(there, MAX_SPANS) == ((MAX_SPANS, MAX_SPANS + 1),)

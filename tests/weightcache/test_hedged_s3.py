@@ -9,12 +9,12 @@ import pytest
 from blobstore.retrying import RetryingStore
 from tests.blobstore.s3_world import World, worlds
 from tests.faults.buckets import ENVIRONMENT, Buckets
-from tests.faults.faults import Fault, Late, Stalled
+from tests.faults.faults import DelayedAnswer, Fault, StalledBody
 from weightcache.counters import Counters
-from weightcache.policy.hedging import ENOUGH, HedgeRule, Hedging
-from weightcache.policy.line import Line
-from weightcache.ranges import Ranges
-from weightcache.sources import ALL_AT_ONCE
+from weightcache.policy.hedging import MIN_SAMPLES, HedgeRule, ReadHedging
+from weightcache.policy.line import BdpWindow
+from weightcache.ranges import StoreRanges
+from weightcache.sources import UNLIMITED_READ_SLOT
 
 pytestmark = pytest.mark.deep
 
@@ -40,16 +40,16 @@ def world(s3: World) -> Iterator[World]:
     s3.end()
 
 
-def hedged(world: World, share: float) -> tuple[Ranges, Counters]:
+def hedged(world: World, share: float) -> tuple[StoreRanges, Counters]:
     """Such that it has seen quick reads enough, and may ask the first late one again."""
-    hedging, counters = Hedging(HedgeRule(share=share)), Counters()
-    for _ in range(ENOUGH):
+    hedging, counters = ReadHedging(HedgeRule(share=share)), Counters()
+    for _ in range(MIN_SAMPLES):
         hedging.began(len(BODY))
-        hedging.took(len(BODY), 0.01)
-    return Ranges(RetryingStore(world.store()), hedging, Line(40), counters), counters
+        hedging.record_read(len(BODY), 0.01)
+    return StoreRanges(RetryingStore(world.store()), hedging, BdpWindow(40), counters), counters
 
 
-@pytest.mark.parametrize("fault", [Late(), Stalled(300_000)], ids=["no head", "half a body"])
+@pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300_000)], ids=["no head", "half a body"])
 def test_one_slow_connection(world: World, fault: Fault) -> None:
     """The second answer comes while the first one is still awaited, which then writes nothing any more."""
     ranges, counters = hedged(world, 0.1)
@@ -58,7 +58,7 @@ def test_one_slow_connection(world: World, fault: Fault) -> None:
     async def scenario() -> None:
         world.proxy.inject(fault, method="GET")
         async with asyncio.timeout(30):  # the client alone would wait for a minute
-            await ranges.read("t/a", 0, memoryview(into), ALL_AT_ONCE)
+            await ranges.read("t/a", 0, memoryview(into), UNLIMITED_READ_SLOT)
 
     asyncio.run(scenario())
     assert bytes(into) == BODY
@@ -75,9 +75,9 @@ def test_all_are_slow(world: World) -> None:
     ranges, counters = hedged(world, 0.05)
 
     async def scenario() -> None:
-        world.proxy.inject(Late(0.3), method="GET", times=None)
+        world.proxy.inject(DelayedAnswer(0.3), method="GET", times=None)
         await asyncio.gather(
-            *(ranges.read("t/a", 0, memoryview(bytearray(len(BODY))), ALL_AT_ONCE) for _ in range(40)),
+            *(ranges.read("t/a", 0, memoryview(bytearray(len(BODY))), UNLIMITED_READ_SLOT) for _ in range(40)),
         )
 
     asyncio.run(scenario())

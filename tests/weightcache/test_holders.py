@@ -16,7 +16,7 @@ import pytest
 
 from tests.eventually import eventually
 from weightcache import holders
-from weightcache.holders import Holder, Holders, _may_see
+from weightcache.holders import Holder, MappingTracker, _has_mapping
 
 BYTES = 4096
 CHILD = """
@@ -63,31 +63,31 @@ def memory() -> Iterator[int]:
         pytest.param((), False, id="neither"),
     ],
 )
-def test_what_a_process_may_see(memory: int, does: tuple[str, ...], want: bool) -> None:
+def test_mapping_is_found_by_inode(memory: int, does: tuple[str, ...], want: bool) -> None:
     """Another file of the same kind is not this one."""
     other = os.memfd_create("slab")
     try:
         with child(memory, *does) as process:
-            assert _may_see(process.pid, [os.fstat(memory).st_ino]) is want
-            assert not _may_see(process.pid, [os.fstat(other).st_ino])
-            assert not _may_see(process.pid, [])
+            assert _has_mapping(process.pid, [os.fstat(memory).st_ino]) is want
+            assert not _has_mapping(process.pid, [os.fstat(other).st_ino])
+            assert not _has_mapping(process.pid, [])
     finally:
         os.close(other)
 
 
-def test_of_whom_the_kernel_does_not_say_may(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_process_counts_as_mapping(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail closed: a process that may not be looked at, and one that is not there, leave the slab where it is."""
     with child(memory) as process:
         process.kill()
         process.communicate(timeout=30)
-        assert _may_see(process.pid, [os.fstat(memory).st_ino])
+        assert _has_mapping(process.pid, [os.fstat(memory).st_ino])
 
     def forbidden(_: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     with child(memory) as process:
         monkeypatch.setattr(Path, "read_bytes", forbidden)
-        assert _may_see(process.pid, [os.fstat(memory).st_ino])
+        assert _has_mapping(process.pid, [os.fstat(memory).st_ino])
 
 
 @dataclass
@@ -111,20 +111,20 @@ class Scene:
     """This very process has hung up its only lease, and the kernel has not answered yet."""
 
     kernel: Kernel
-    table: Holders
+    table: MappingTracker
     holder: Holder
     forgotten: list[int]
 
     async def answered(self, *, count: int) -> None:
         """The kernel has said its word, and the table heard it."""
         self.kernel.answers.set()
-        await eventually(lambda: self.table.count == count and not self.table.asking)
+        await eventually(lambda: self.table.count == count and not self.table.pending_checks)
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     kernel = Kernel()
-    monkeypatch.setattr(holders, "_may_see", kernel.may_see)
+    monkeypatch.setattr(holders, "_has_mapping", kernel.may_see)
     yield kernel
     kernel.answers.set()
 
@@ -132,12 +132,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 @contextmanager
 def hung_up(kernel: Kernel) -> Iterator[Scene]:
     forgotten: list[int] = []
-    table = Holders(forgotten.append)
+    table = MappingTracker(forgotten.append)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        holder = table.of(ours)
+        holder = table.track_process(ours)
         holder.lend(MappingProxyType({}))
-        table.let_go(holder, [1])
+        table.note_lease_end(holder, [1])
         yield Scene(kernel, table, holder, forgotten)
 
 
@@ -156,19 +156,19 @@ async def test_the_loop_does_not_wait_for_the_kernel(kernel: Kernel) -> None:
     assert threading.current_thread().name not in kernel.threads
 
 
-async def test_what_was_lent_meanwhile_is_not_lost(kernel: Kernel) -> None:
+async def test_lease_during_a_check_keeps_the_process(kernel: Kernel) -> None:
     """The answer is of before: a process that was sent slabs since, and hung up again, is asked about anew."""
 
     with hung_up(kernel) as scene:
         scene.holder.lend(MappingProxyType({}))
         await scene.answered(count=1)
         assert scene.forgotten == []
-        scene.table.let_go(scene.holder, [1])
+        scene.table.note_lease_end(scene.holder, [1])
         await scene.answered(count=0)
         await scene.table.close()
 
 
-async def test_who_has_a_lease_again_stays(kernel: Kernel) -> None:
+async def test_process_with_a_new_lease_stays_tracked(kernel: Kernel) -> None:
     """Also where it was granted before the answer came; nobody asks while it has one."""
 
     with hung_up(kernel) as scene:
@@ -176,8 +176,8 @@ async def test_who_has_a_lease_again_stays(kernel: Kernel) -> None:
         scene.holder.leases.add(ended)
         await scene.answered(count=1)
         asked = len(kernel.threads)
-        scene.table.let_go(scene.holder, [1])
-        assert not scene.table.asking
+        scene.table.note_lease_end(scene.holder, [1])
+        assert not scene.table.pending_checks
         assert len(kernel.threads) == asked
         await scene.table.close()
 
@@ -188,7 +188,7 @@ async def test_closed_while_the_kernel_is_asked(kernel: Kernel) -> None:
     with hung_up(kernel) as scene:
         await eventually(kernel.asked.is_set)
         await scene.table.close()
-        assert (scene.table.asking, scene.forgotten) == (0, [])
+        assert (scene.table.pending_checks, scene.forgotten) == (0, [])
         kernel.answers.set()
     assert asyncio.all_tasks() == tasks
     assert len(os.listdir("/proc/self/fd")) <= descriptors

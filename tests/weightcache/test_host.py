@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import CapacityExceeded, Failure, Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from contracts.traffic_errors import Overloaded
-from weightcache.policy.extents import Place, fresh_needed, wanted_of
+from weightcache.policy.extents import SlabRange, count_fresh_slabs, distinct_chunks
 from weightcache.policy.host import HostIndex, Reservation
 from weightcache.wire import HUGE_PAGE
 
@@ -42,7 +42,7 @@ class HostMachine(RuleBasedStateMachine):
         self.holders: dict[int, set[int]] = {}
         self.alive: set[int] = set()
         self.ended: set[int] = set()
-        self.given: list[Place] = []  # to some chunk, ever
+        self.given: list[SlabRange] = []  # to some chunk, ever
 
     def _end(self, slabs: tuple[int, ...]) -> None:
         used = {slab for reservation in self.reserved for slab in reservation.slabs}
@@ -56,7 +56,7 @@ class HostMachine(RuleBasedStateMachine):
     @rule(
         tenant=st.sampled_from(["a", "b"]),
         names=st.lists(st.sampled_from("uvwxyz"), min_size=1, max_size=8),
-        size=st.sampled_from([PAGE, SLAB // 3 // PAGE * PAGE, SLAB]),
+        size=st.sampled_from([PAGE_BYTES, SLAB // 3 // PAGE_BYTES * PAGE_BYTES, SLAB]),
     )
     def reserve(self, tenant: str, names: list[str], size: int) -> None:
         self.now += 1
@@ -64,7 +64,7 @@ class HostMachine(RuleBasedStateMachine):
         idle = not (self.reserved or self.loading or self.holders)
         got = self._reserved(tenant, chunks)
         if isinstance(got, Failure):
-            alone = fresh_needed(wanted_of(chunks), (), SLAB)
+            alone = count_fresh_slabs(distinct_chunks(chunks), (), SLAB)
             assert isinstance(got, CapacityExceeded if alone > 4 else Overloaded)
             assert alone > 4 or not idle, "what fits an idle tier is let in"
             return
@@ -208,7 +208,7 @@ def test_scattered_chunks_do_not_keep_their_version_out() -> None:
     index.check_integrity()
 
 
-def test_what_costs_more_to_have_again_stays() -> None:
+def test_costlier_slab_is_evicted_later() -> None:
     """The older slab stays where its bytes are far away, and the younger one's near; a long time alters that."""
     for now, gone in ((3.0, "near"), (36_000.0, "far")):
         index = HostIndex(SLAB, 2, reload_s=lambda _, chunks: sum(9.0 if name == "far" else 0.1 for name, _ in chunks))
@@ -245,8 +245,8 @@ def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
     ("chunks", "failure"),
     [
         pytest.param(
-            [("x", SLAB + PAGE)],
-            CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", SLAB + PAGE, SLAB),
+            [("x", SLAB + PAGE_BYTES)],
+            CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", SLAB + PAGE_BYTES, SLAB),
             id="a chunk longer than a slab",
         ),
         pytest.param(
@@ -256,7 +256,7 @@ def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
         ),
     ],
 )
-def test_what_can_never_fit(chunks: Chunks, failure: CapacityExceeded) -> None:
+def test_version_that_can_never_fit_is_refused(chunks: Chunks, failure: CapacityExceeded) -> None:
     """It is refused for good, and nothing changes."""
     index = HostIndex(SLAB, 2)
     brought(index, index.reserve("a", version("y"), 1.0))
@@ -269,9 +269,9 @@ def test_what_can_never_fit(chunks: Chunks, failure: CapacityExceeded) -> None:
 def test_one_digest_two_lengths() -> None:
     """A manifest that gives a chunk another length than it has is refused: its mapping would be wrong."""
     index = HostIndex(SLAB, 2)
-    brought(index, index.reserve("a", [("x", PAGE)], 1.0))
+    brought(index, index.reserve("a", [("x", PAGE_BYTES)], 1.0))
     with pytest.raises(Refused) as refused:
-        index.reserve("a", [("x", 2 * PAGE)], 2.0)
+        index.reserve("a", [("x", 2 * PAGE_BYTES)], 2.0)
     assert refused.value.failure == ChunkCorrupt("x", "host")
 
 

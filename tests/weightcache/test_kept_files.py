@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.factory import opened
+from blobstore.factory import open_checked_store
 from blobstore.files import FileStore
 from blobstore.packs import FileIndex, decode_file_index
 from blobstore.store import BlobStore
@@ -47,14 +47,14 @@ async def from_scratch(root: Path, store: BlobStore, version: Version, verify: V
         return await served(cache, version)
 
 
-async def test_the_same_bytes(tmp_path: Path) -> None:
+async def test_kept_file_gives_the_same_bytes(tmp_path: Path) -> None:
     """From the file, then from NVMe without it: chunks are ordinary ones above the store."""
 
     store = FileStore(tmp_path / "store")
     version, pack = await publish_kept(store, 1, SIZES, attested=True)
     async with cached(settings_of(tmp_path, slabs=4), store=store) as cache:
         assert await served(cache, version) == version.linear
-        await cache.loader.settle()
+        await cache.loader.wait_until_idle()
         assert cache.counters.admitted_chunks == len(version.chunks)
         await cache.evict("host", None, None)
         await store.delete(f"{TENANT}/packs/{pack}")
@@ -154,7 +154,7 @@ async def test_s3(tmp_path: Path, buckets: Buckets) -> None:
     """By ranged GETs: the same bytes; a flipped one is refused by its digest, and well again once it is right."""
     bucket = buckets.make()
 
-    async with opened(buckets.url(bucket, "p"), writes=True) as store:
+    async with open_checked_store(buckets.url(bucket, "p"), writes=True) as store:
         version, pack = await publish_kept(store, 4, SIZES, attested=True)
         assert await from_scratch(tmp_path, store, version) == version.linear
         key = f"{TENANT}/packs/{pack}"

@@ -41,7 +41,7 @@ def test_without_a_device() -> None:
     assert makes.made == [DEVICE]
 
 
-def test_here() -> None:
+def test_preparing_lanes_never_fails() -> None:
     """This machine's own answer: preparing never fails, and uses CUDA only where a device is."""
     if torch.cuda.device_count() == 0:
         Lanes().prepare()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from contracts.wire import decode
 from tests.weightcache.kit import HUGE, TIMEOUT_S, RunningAgent, make_version, running, settings_of
 from tests.weightcache.processes import leasing
@@ -59,7 +59,7 @@ def test_the_end_of_a_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Pat
             assert lease.view(0, lease.total_bytes) == another.linear
 
 
-def test_who_unmapped_its_slabs_and_lives_holds_none(tmp_path: Path) -> None:
+def test_living_process_without_mappings_holds_no_slab(tmp_path: Path) -> None:
     """By the kernel's word: they may be evicted, and filled for another tenant; its next lease is of other memory.
 
     The test above is its control: a process that says that its lease is over, and has the slab mapped, keeps it.
@@ -79,7 +79,7 @@ def test_who_unmapped_its_slabs_and_lives_holds_none(tmp_path: Path) -> None:
             assert one.process.poll() is None
 
 
-def test_who_leases_again_holds_again(tmp_path: Path) -> None:
+def test_second_lease_holds_slabs_again(tmp_path: Path) -> None:
     """As a runtime that wakes: the same bytes, the same process, held until it dies."""
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
@@ -100,7 +100,7 @@ def test_who_leases_again_holds_again(tmp_path: Path) -> None:
 
 def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> None:
     """Whoever gets the slab next can map all of it, and finds only his own chunks and zero bytes."""
-    big = make_version(seed=2, pages=(HUGE // PAGE,), chunk_pages=64, files=())
+    big = make_version(seed=2, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     small = make_version(seed=3, pages=(1,), files=())
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(big)

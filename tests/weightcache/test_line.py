@@ -13,12 +13,12 @@ from weightcache.policy.line import (
     FIRST_BYTES,
     LEAST_BYTES,
     LEAST_RANGE_BYTES,
-    PATIENCE_S,
     RANGE_BYTES,
-    Line,
-    Pace,
+    TARGET_WAIT_S,
+    BdpWindow,
+    ThroughputMeter,
 )
-from weightcache.policy.sharing import Key, Room, Sharing, Wants
+from weightcache.policy.sharing import FairReadQueue, Key, ReadLimit, WaiterIndex
 
 MIB = 1 << 20
 CHUNK = 8 * MIB
@@ -26,9 +26,9 @@ READS = 32  # KELVIN_STORE_READS of a store behind a line
 CEILING = READS * RANGE_BYTES
 
 
-def measured(rate: float, at_once: int = READS) -> Line:
+def measured(rate: float, at_once: int = READS) -> BdpWindow:
     """One that has seen so many bytes a second."""
-    line = Line(at_once)
+    line = BdpWindow(at_once)
     line.end(line.begin(0.0), RANGE_BYTES, RANGE_BYTES / rate)
     return line
 
@@ -36,17 +36,17 @@ def measured(rate: float, at_once: int = READS) -> Line:
 @pytest.mark.parametrize(
     ("line", "window", "size"),
     [
-        pytest.param(Line(READS), FIRST_BYTES, MIB, id="before anything was measured: little, in short ranges"),
+        pytest.param(BdpWindow(READS), FIRST_BYTES, MIB, id="before anything was measured: little, in short ranges"),
         pytest.param(measured(25e6), 12_500_000, MIB, id="a slow line: half a second of it"),
         pytest.param(measured(80e6), 40_000_000, 2 * MIB, id="longer ranges, as there are enough of them"),
         pytest.param(measured(200e6), 100_000_000, 4 * MIB, id="and no longer ones than that"),
         pytest.param(measured(10e9), CEILING, 4 * MIB, id="a fast line: all that is allowed"),
         pytest.param(measured(1e3), LEAST_BYTES, MIB, id="a very slow one: some ranges"),
-        pytest.param(Line(1), RANGE_BYTES, RANGE_BYTES, id="where one is allowed, a long one"),
+        pytest.param(BdpWindow(1), RANGE_BYTES, RANGE_BYTES, id="where one is allowed, a long one"),
         pytest.param(measured(25e6, 4), 12_500_000, 2 * MIB, id="where few are allowed, longer ones"),
     ],
 )
-def test_window(line: Line, window: int, size: int) -> None:
+def test_window(line: BdpWindow, window: int, size: int) -> None:
     """Bytes under way, and in how long ranges."""
     assert (line.window, line.range_bytes) == (window, size)
 
@@ -65,7 +65,7 @@ def test_window(line: Line, window: int, size: int) -> None:
 )
 def test_part(parts: int, nbytes: int, left: int, want: int | None) -> None:
     """What may begin beside what is under way, of a line that was not measured."""
-    assert Line(READS).part(parts, nbytes, left) == want
+    assert BdpWindow(READS).part(parts, nbytes, left) == want
 
 
 @given(
@@ -76,7 +76,7 @@ def test_part(parts: int, nbytes: int, left: int, want: int | None) -> None:
 )
 def test_bounds(at_once: int, reads: list[tuple[int, float]], parts: int, left: int) -> None:
     """Whatever it saw: something may begin where nothing is under way, and never more than allowed."""
-    line, now = Line(at_once), 0.0
+    line, now = BdpWindow(at_once), 0.0
     for nbytes, seconds in reads:
         read = line.begin(now)
         now += seconds
@@ -133,10 +133,10 @@ class Wire:
 class Storm:
     """Versions of `sizes` that are missed at once, over a wire: a source's queue as `Turns` runs it."""
 
-    def __init__(self, wire: Wire, room: Room, line: Line, sizes: list[int]) -> None:
+    def __init__(self, wire: Wire, room: ReadLimit, line: BdpWindow, sizes: list[int]) -> None:
         self.wire, self.room, self.line = wire, room, line
-        wants = Wants()
-        self.sharing = Sharing(wants)
+        wants = WaiterIndex()
+        self.sharing = FairReadQueue(wants)
         self.left: dict[Key, int] = {}  # bytes of a chunk that did not begin
         self.missing = dict.fromkeys(range(len(sizes)), 0)  # bytes of a version that are not here
         self.finished: dict[int, float] = {}
@@ -184,8 +184,10 @@ class Constant:
         return min(left, RANGE_BYTES) if parts < READS else None
 
 
-def storm(sizes: list[int], rate: float, wait_s: float = 0.03, room: Room | None = None) -> tuple[list[float], Line]:
-    line = Line(READS)
+def storm(
+    sizes: list[int], rate: float, wait_s: float = 0.03, room: ReadLimit | None = None
+) -> tuple[list[float], BdpWindow]:
+    line = BdpWindow(READS)
     wire = Wire(rate, wait_s, 100e6)
     return Storm(wire, room or line, line, sizes).run(), line
 
@@ -195,7 +197,7 @@ RATES = [5e6, 25e6, 100e6]
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_thirty_small_ones(rate: float) -> None:
+def test_thirty_small_loads_finish_fairly(rate: float) -> None:
     """Thirty versions of two chunks each, missed at once, finish within 20 % of fair; the line is busy all the time."""
     finished, line = storm(SIZES, rate)
     assert unfairness(finished, SIZES) <= 0.2
@@ -233,19 +235,19 @@ def test_a_fast_line_is_used_from_the_start(rate: float) -> None:
     assert line.window == CEILING
 
 
-def test_who_comes_late_is_not_kept_waiting() -> None:
+def test_late_small_load_gets_its_share() -> None:
     """A small version that is missed in the middle of a storm is there after about as long as its share takes."""
-    line, wire = Line(READS), Wire(25e6, 0.03, 100e6)
+    line, wire = BdpWindow(READS), Wire(25e6, 0.03, 100e6)
     run = Storm(wire, line, line, [64 * MIB] * 4)
     for _ in range(40):
         run.line.end(run.reads.pop(id(each := wire.next())), each.nbytes, wire.now)
         run.sharing.end(each.key)
         run.begin()
-    assert sum(each.nbytes for each in wire.under_way) <= 2 * PATIENCE_S * 25e6
+    assert sum(each.nbytes for each in wire.under_way) <= 2 * TARGET_WAIT_S * 25e6
 
 
 @pytest.mark.parametrize(("before", "after"), [(100e6, 25e6), (25e6, 100e6)])
-def test_it_follows(before: float, after: float) -> None:
+def test_bdp_window_follows_the_rate(before: float, after: float) -> None:
     """A line that others use as well, or no more, is measured anew within some reads."""
     line = measured(before)
     now = 1.0
@@ -256,7 +258,7 @@ def test_it_follows(before: float, after: float) -> None:
     assert line.rate == pytest.approx(after, rel=0.1)
 
 
-def test_what_tells_nothing() -> None:
+def test_short_and_failed_reads_are_no_sample() -> None:
     """Short reads and failed ones say nothing of the line; idle time does not count."""
     line = measured(50e6)
     for nbytes in (0, 4096):
@@ -267,14 +269,14 @@ def test_what_tells_nothing() -> None:
     assert line.rate == pytest.approx(50e6)
 
 
-def moved(pace: Pace, nbytes: int, begin: float, end: float) -> Pace:
+def moved(pace: ThroughputMeter, nbytes: int, begin: float, end: float) -> ThroughputMeter:
     pace.end(pace.begin(begin), nbytes, end)
     return pace
 
 
 def test_no_pace_before_the_first_transfer() -> None:
     """Nothing is known, also while it is under way."""
-    pace = Pace()
+    pace = ThroughputMeter()
     assert pace.rate is None
     pace.begin(0.0)
     assert pace.rate is None
@@ -282,7 +284,7 @@ def test_no_pace_before_the_first_transfer() -> None:
 
 def test_pace_of_one_transfer_after_another() -> None:
     """A hundred bytes in a second are a hundred a second; a refusal is not a slow transfer."""
-    pace = moved(Pace(), 100, 0.0, 1.0)
+    pace = moved(ThroughputMeter(), 100, 0.0, 1.0)
     assert pace.rate == 100
     pace.end(pace.begin(5.0), 0, 9.0)
     assert pace.rate == 100
@@ -290,13 +292,13 @@ def test_pace_of_one_transfer_after_another() -> None:
 
 def test_idle_time_does_not_slow_a_pace() -> None:
     """Time without transfers does not count."""
-    assert moved(moved(Pace(), 100, 0.0, 1.0), 100, 60.0, 61.0).rate == 100
+    assert moved(moved(ThroughputMeter(), 100, 0.0, 1.0), 100, 60.0, 61.0).rate == 100
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 1e-6, 0.2], ids=["together", "all but together", "one by one"])
 def test_transfers_abreast_are_one_pace(apart_s: float) -> None:
     """Four that share a source of four hundred a second are told from a source of a hundred, however they end."""
-    pace = Pace()
+    pace = ThroughputMeter()
     begun = [pace.begin(0.0 + apart_s * number) for number in range(4)]
     for round_ in range(1, 20):
         for number in range(4):
@@ -306,9 +308,9 @@ def test_transfers_abreast_are_one_pace(apart_s: float) -> None:
     assert pace.rate == pytest.approx(400, rel=0.05)
 
 
-def test_pace_follows() -> None:
+def test_throughput_follows_a_slowdown() -> None:
     """What became slower is known after a few transfers."""
-    pace = moved(Pace(), 1000, 0.0, 1.0)
+    pace = moved(ThroughputMeter(), 1000, 0.0, 1.0)
     for second in range(2, 22):
         moved(pace, 10, second, second + 1.0)
     assert pace.rate is not None
@@ -318,7 +320,7 @@ def test_pace_follows() -> None:
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 10), st.booleans()), max_size=30))
 def test_no_pace_is_negative(transfers: list[tuple[int, float, bool]]) -> None:
     """Whatever comes and fails, no rate is negative."""
-    pace, now = Pace(), 0.0
+    pace, now = ThroughputMeter(), 0.0
     for nbytes, took_s, came in transfers:
         transfer = pace.begin(now)
         now += took_s

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from contracts.errors import Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.disks import fill, make_read_only, refuse_direct, refuse_removal
 from weightcache import libc, nvme, verifying
 from weightcache.counters import Counters
-from weightcache.files import ChunkFiles, Found, Kind, Way
+from weightcache.files import ChunkFile, ChunkFiles, DocumentKind, ReadPath
 from weightcache.nvme import NvmeTier
 from weightcache.policy.disk import DiskIndex
-from weightcache.policy.healing import Outcome
+from weightcache.policy.healing import ReadOutcome
 from weightcache.sources import Verify
 from weightcache.verifying import Tags, Verifier
 
@@ -31,8 +31,8 @@ NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]
 
 
 def page(mark: int) -> memoryview:
-    into = memoryview(mmap.mmap(-1, PAGE))
-    into[:] = bytes([mark]) * PAGE
+    into = memoryview(mmap.mmap(-1, PAGE_BYTES))
+    into[:] = bytes([mark]) * PAGE_BYTES
     return into
 
 
@@ -41,7 +41,7 @@ def is_right(data: memoryview, digest: str) -> bool:
 
 
 @asynccontextmanager
-async def opened(root: Path, budget: int = 3 * PAGE, verify: Verify = is_right) -> AsyncIterator[NvmeTier]:
+async def opened(root: Path, budget: int = 3 * PAGE_BYTES, verify: Verify = is_right) -> AsyncIterator[NvmeTier]:
     """The tier over a directory. Its clock goes on whenever it is looked at; its index is sound when the block ends."""
     ticks = count(1001.0)
     with ThreadPoolExecutor(2) as threads:
@@ -55,7 +55,7 @@ async def opened(root: Path, budget: int = 3 * PAGE, verify: Verify = is_right) 
             tier.close()
 
 
-async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[Outcome, int]:
+async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[ReadOutcome, int]:
     into = page(0)
     return await tier.fetch(tenant, digest, into), into[0]
 
@@ -82,15 +82,17 @@ async def test_admit_and_fetch(tmp_path: Path) -> None:
     async with opened(tmp_path) as tier:
         assert await tier.admit("a", NAMES[0], page(7))
         assert not await tier.admit("a", NAMES[0], page(7)), "it is there already"
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
-        assert await fetched(tier, NAMES[1]) == (Outcome.ABSENT, 0)
-        assert await fetched(tier, NAMES[0], "b") == (Outcome.ABSENT, 0)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert await fetched(tier, NAMES[1]) == (ReadOutcome.ABSENT, 0)
+        assert await fetched(tier, NAMES[0], "b") == (ReadOutcome.ABSENT, 0)
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-@pytest.mark.parametrize(("mark", "want"), [(7, Outcome.VERIFIED), (WRONG, Outcome.DIGEST)], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    ("mark", "want"), [(7, ReadOutcome.VERIFIED), (WRONG, ReadOutcome.DIGEST)], ids=["right", "wrong"]
+)
 async def test_what_is_fetched_is_verified(
-    tmp_path: Path, hot: bool, mark: int, want: Outcome, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hot: bool, mark: int, want: ReadOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever way it came; and it is told which way that was."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
@@ -98,8 +100,8 @@ async def test_what_is_fetched_is_verified(
     async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(mark))
         assert await tier.fetch("a", NAMES[0], page(0)) is want
-        assert sum(tier.bytes_by_way.values()) == PAGE
-        assert tier.bytes_by_way[Way.CACHED] == (PAGE if hot else 0)
+        assert sum(tier.bytes_by_way.values()) == PAGE_BYTES
+        assert tier.bytes_by_way[ReadPath.CACHED] == (PAGE_BYTES if hot else 0)
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
@@ -115,13 +117,13 @@ async def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch:
     async with opened(tmp_path, verify=verify) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
-            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert hashed == [NAMES[0]]
         (file,) = tmp_path.glob("a/??/*")
         with file.open("r+b") as other:
-            other.seek(PAGE - 1)
+            other.seek(PAGE_BYTES - 1)
             other.write(b"\x06")
-        assert await fetched(tier, NAMES[0]) == (Outcome.DIGEST, 7)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.DIGEST, 7)
         assert hashed == [NAMES[0]]
 
 
@@ -141,27 +143,27 @@ async def test_no_reader_of_the_disk_compares(
 
     with ThreadPoolExecutor(1, "hash") as hashes, ThreadPoolExecutor(1, "read") as reads:
         verifier = Verifier(hashes, seen, Counters(), Tags())
-        tier = NvmeTier(tmp_path, DiskIndex(PAGE), reads, lambda: 1.0, verifier, 6)
+        tier = NvmeTier(tmp_path, DiskIndex(PAGE_BYTES), reads, lambda: 1.0, verifier, 6)
         await tier.open()
         await tier.admit("a", NAMES[0], page(7))
-        assert [await fetched(tier, NAMES[0]) for _ in range(2)] == [(Outcome.VERIFIED, 7)] * 2
-        assert tier.recognised_bytes == PAGE
+        assert [await fetched(tier, NAMES[0]) for _ in range(2)] == [(ReadOutcome.VERIFIED, 7)] * 2
+        assert tier.recognised_bytes == PAGE_BYTES
         tier.close()
     assert threads == [where, where]
 
 
 async def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library that makes tags has a limit; a chunk has none."""
-    monkeypatch.setattr(verifying, "MAX_BYTES", PAGE - 1)
+    monkeypatch.setattr(verifying, "MAX_BYTES", PAGE_BYTES - 1)
 
     async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(2):
-            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert tier.recognised_bytes == 0
 
 
-async def test_whoever_looks_hashes(tmp_path: Path) -> None:
+async def test_scrub_ignores_tags(tmp_path: Path) -> None:
     """A scrub doesn't take a tag's word for it; what it found right is recognised."""
     hashed: list[str] = []
 
@@ -172,12 +174,12 @@ async def test_whoever_looks_hashes(tmp_path: Path) -> None:
     async with opened(tmp_path, verify=verify) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(2):
-            assert await tier.look("a", NAMES[0], page(0)) is Outcome.VERIFIED
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+            assert await tier.read_for_scrub("a", NAMES[0], page(0)) is ReadOutcome.VERIFIED
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert hashed == [NAMES[0]] * 2
         await tier.quarantine("a", NAMES[0])
         await tier.admit("a", NAMES[0], page(8))
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 8), "another file, verified anew"
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8), "another file, verified anew"
         assert hashed == [NAMES[0]] * 3
 
 
@@ -191,8 +193,8 @@ async def test_a_file_system_without_o_direct_is_told_once(
     async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
-            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
-        assert tier.bytes_by_way == {Way.BUFFERED: 3 * PAGE}
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert tier.bytes_by_way == {ReadPath.BUFFERED: 3 * PAGE_BYTES}
     assert [record.message for record in caplog.records if "O_DIRECT" in record.message] == [
         "the file system refuses O_DIRECT: what is cold is read through the page cache"
     ]
@@ -207,7 +209,7 @@ async def test_budget(tmp_path: Path) -> None:
         await fetched(tier, NAMES[0])
         assert await tier.admit("a", NAMES[3], page(3))
         assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
-        assert not await tier.admit("a", NAMES[4], memoryview(mmap.mmap(-1, 4 * PAGE)))
+        assert not await tier.admit("a", NAMES[4], memoryview(mmap.mmap(-1, 4 * PAGE_BYTES)))
 
 
 async def test_restart(tmp_path: Path) -> None:
@@ -219,10 +221,10 @@ async def test_restart(tmp_path: Path) -> None:
             path = tmp_path / "a" / NAMES[number][:2] / NAMES[number]
             os.utime(path, (number, number))
 
-    async with opened(tmp_path, budget=2 * PAGE) as tier:
+    async with opened(tmp_path, budget=2 * PAGE_BYTES) as tier:
         assert files_of(tmp_path) == {NAMES[1], NAMES[2]}
-        assert await fetched(tier, NAMES[1]) == (Outcome.VERIFIED, 1)
-        assert tier.index.total_bytes == 2 * PAGE
+        assert await fetched(tier, NAMES[1]) == (ReadOutcome.VERIFIED, 1)
+        assert tier.index.total_bytes == 2 * PAGE_BYTES
 
 
 async def test_a_file_that_vanished(tmp_path: Path) -> None:
@@ -231,8 +233,8 @@ async def test_a_file_that_vanished(tmp_path: Path) -> None:
     async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         (tmp_path / "a" / NAMES[0][:2] / NAMES[0]).unlink()
-        assert await fetched(tier, NAMES[0]) == (Outcome.MISSING, 0)
-        assert await fetched(tier, NAMES[0]) == (Outcome.ABSENT, 0)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.MISSING, 0)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
         assert tier.index.total_bytes == 0
         assert await tier.admit("a", NAMES[0], page(7))
 
@@ -244,10 +246,10 @@ async def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with monkeypatch.context() as patch:
             fill(patch)
             assert not await tier.admit("a", NAMES[0], page(7))
-            await tier.keep_paper("a", "version", b"raw", Kind.MANIFESTS)
+            await tier.keep_document("a", "version", b"raw", DocumentKind.MANIFESTS)
         assert tier.index.total_bytes == 0
         assert files_of(tmp_path) == set()
-        assert await tier.try_read_paper("a", "version", Kind.MANIFESTS) is None
+        assert await tier.try_read_document("a", "version", DocumentKind.MANIFESTS) is None
         assert await tier.admit("a", NAMES[0], page(7))
 
 
@@ -261,13 +263,13 @@ async def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as patch:
             make_read_only(patch, tmp_path)
             await tier.quarantine("a", NAMES[0])
-            await tier.quarantine_paper("a", "version", Kind.MANIFESTS)
-            assert await fetched(tier, NAMES[0]) == (Outcome.ABSENT, 0)
+            await tier.quarantine_document("a", "version", DocumentKind.MANIFESTS)
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
             assert not await tier.admit("a", NAMES[0], page(8))
             assert files_of(tmp_path) == {NAMES[0]}
         assert tier.index.total_bytes == 0
         assert await tier.admit("a", NAMES[0], page(8))
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 8)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8)
 
 
 @pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode", "one bad directory"])
@@ -294,11 +296,11 @@ async def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.
     else:
         make_read_only(monkeypatch, tmp_path)
 
-    async with opened(tmp_path, budget=2 * PAGE) as tier:
+    async with opened(tmp_path, budget=2 * PAGE_BYTES) as tier:
         found = [await fetched(tier, name) for name in NAMES[:3]]
-        first = (Outcome.ABSENT, 0) if fault.startswith("one bad") else (Outcome.VERIFIED, 1)
-        assert found == [first, (Outcome.VERIFIED, 2), (Outcome.VERIFIED, 3)]
-        assert await tier.strangers() == ()
+        first = (ReadOutcome.ABSENT, 0) if fault.startswith("one bad") else (ReadOutcome.VERIFIED, 1)
+        assert found == [first, (ReadOutcome.VERIFIED, 2), (ReadOutcome.VERIFIED, 3)]
+        assert await tier.unindexed_files() == ()
 
 
 async def test_cancelled_admission(tmp_path: Path) -> None:
@@ -335,8 +337,8 @@ async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
         with tier.coming(*key):
             writing = asyncio.create_task(tier.admit(*key, page(7)))
             await asyncio.to_thread(held.wait, 30)
-        asking = asyncio.create_task(tier.came(*key))
-        settling = asyncio.create_task(tier.settle())
+        asking = asyncio.create_task(tier.wait_until_written(*key))
+        settling = asyncio.create_task(tier.wait_until_idle())
         await asyncio.sleep(0.05)
         assert not asking.done()
         assert not settling.done()
@@ -346,20 +348,20 @@ async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
         await settling
         with tier.coming("a", NAMES[1]):
             assert await tier.admit("a", NAMES[1], page(8))
-            asking = asyncio.create_task(tier.came("a", NAMES[1]))
+            asking = asyncio.create_task(tier.wait_until_written("a", NAMES[1]))
             await asyncio.sleep(0.05)
             assert not asking.done()
         assert await asking
 
 
-async def test_what_goes_meanwhile_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_removed_during_a_scan_is_not_unindexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may go between the look at the disk and the one at the index; one that was never known is told."""
     scan, stray = ChunkFiles.scan, tmp_path / "a" / NAMES[5][:2] / NAMES[5]
 
     async with opened(tmp_path) as tier:
         loop = asyncio.get_running_loop()
 
-        def slow(files: ChunkFiles) -> Iterator[Found]:
+        def slow(files: ChunkFiles) -> Iterator[ChunkFile]:
             found = list(scan(files))
             asyncio.run_coroutine_threadsafe(tier.evict("a", None, frozenset(NAMES[:1])), loop).result(30)
             return iter(found)
@@ -369,7 +371,7 @@ async def test_what_goes_meanwhile_is_no_stranger(tmp_path: Path, monkeypatch: p
         stray.parent.mkdir()
         stray.write_bytes(b"")
         monkeypatch.setattr(ChunkFiles, "scan", slow)
-        assert await tier.strangers() == (("a", NAMES[5]),)
+        assert await tier.unindexed_files() == (("a", NAMES[5]),)
 
 
 async def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,13 +388,13 @@ async def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: 
         evicting = asyncio.create_task(tier.evict("a", None, None))
         await asyncio.sleep(0)
         try:
-            assert await tier.strangers() == ()
+            assert await tier.unindexed_files() == ()
             assert not await tier.admit("a", NAMES[0], page(7))
         finally:
             may_go.set()
         await evicting
         assert await tier.admit("a", NAMES[0], page(7))
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
 
 
 async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,8 +408,8 @@ async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytes
             with pytest.raises(Refused):
                 await tier.evict("a", None, None)
         assert files_of(tmp_path) == {NAMES[0]}
-        assert await tier.strangers() == ()
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 1)
+        assert await tier.unindexed_files() == ()
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
         await tier.evict("a", None, None)
         assert files_of(tmp_path) == set()
 
@@ -420,53 +422,57 @@ async def test_admit_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytes
         for mark, name in enumerate(NAMES[:3], 1):
             assert await tier.admit("a", name, page(mark))
         assert not await tier.admit("a", NAMES[3], page(4))
-        assert await tier.strangers() == ()
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 1)
+        assert await tier.unindexed_files() == ()
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
         assert await tier.admit("a", NAMES[3], page(4))
         assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
-        assert tier.index.total_bytes == 3 * PAGE
+        assert tier.index.total_bytes == 3 * PAGE_BYTES
 
 
 async def test_evict(tmp_path: Path) -> None:
     """A version's chunks and manifest go, or a tenant's, or all."""
 
-    async with opened(tmp_path, budget=9 * PAGE) as tier:
+    async with opened(tmp_path, budget=9 * PAGE_BYTES) as tier:
         for tenant in ("a", "b"):
             for number in range(3):
                 await tier.admit(tenant, NAMES[number], page(number))
-            await tier.keep_paper(tenant, "one", b"1", Kind.MANIFESTS)
-            await tier.keep_paper(tenant, "one", b"s", Kind.ATTESTATIONS)
-            await tier.keep_paper(tenant, "two", b"2", Kind.MANIFESTS)
+            await tier.keep_document(tenant, "one", b"1", DocumentKind.MANIFESTS)
+            await tier.keep_document(tenant, "one", b"s", DocumentKind.ATTESTATIONS)
+            await tier.keep_document(tenant, "two", b"2", DocumentKind.MANIFESTS)
         await tier.evict("a", "one", frozenset(NAMES[:2]))
         assert not tier.index.holds(("a", NAMES[0]))
         assert tier.index.holds(("a", NAMES[2]))
         assert tier.index.holds(("b", NAMES[0]))
-        assert await tier.try_read_paper("a", "one", Kind.MANIFESTS) is None
-        assert await tier.try_read_paper("a", "one", Kind.ATTESTATIONS) is None
-        assert await tier.try_read_paper("a", "two", Kind.MANIFESTS) == b"2"
+        assert await tier.try_read_document("a", "one", DocumentKind.MANIFESTS) is None
+        assert await tier.try_read_document("a", "one", DocumentKind.ATTESTATIONS) is None
+        assert await tier.try_read_document("a", "two", DocumentKind.MANIFESTS) == b"2"
         await tier.evict("a", None, None)
-        assert await tier.try_read_paper("a", "two", Kind.MANIFESTS) is None
-        assert await tier.try_read_paper("b", "one", Kind.MANIFESTS) == b"1"
+        assert await tier.try_read_document("a", "two", DocumentKind.MANIFESTS) is None
+        assert await tier.try_read_document("b", "one", DocumentKind.MANIFESTS) == b"1"
         assert tier.index.file_count == 3
         await tier.evict(None, None, None)
         assert (tier.index.file_count, files_of(tmp_path)) == (0, set())
-        assert await tier.try_read_paper("b", "one", Kind.MANIFESTS) is None
+        assert await tier.try_read_document("b", "one", DocumentKind.MANIFESTS) is None
 
 
 async def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were used least recently go. A tenant that makes versions for years fills no disk with manifests."""
-    monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 30)
+    monkeypatch.setattr(nvme, "MIN_DOCUMENT_BYTES", 30)
 
     async with opened(tmp_path, budget=1) as tier:
         for number in range(5):
-            await tier.keep_paper("a", f"v{number}", bytes(10), Kind.MANIFESTS)
+            await tier.keep_document("a", f"v{number}", bytes(10), DocumentKind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / f"v{number}", (number, number))
             if number == 3:
-                assert await tier.try_read_paper("a", "v1", Kind.MANIFESTS) is not None  # it is recent now
-        kept = [name for name in map("v{}".format, range(5)) if await tier.try_read_paper("a", name, Kind.MANIFESTS)]
+                assert await tier.try_read_document("a", "v1", DocumentKind.MANIFESTS) is not None  # it is recent now
+        kept = [
+            name
+            for name in map("v{}".format, range(5))
+            if await tier.try_read_document("a", name, DocumentKind.MANIFESTS)
+        ]
         assert kept == ["v1", "v3", "v4"]
-        await tier.keep_paper("a", "large", bytes(100), Kind.ATTESTATIONS)
-        assert await tier.try_read_paper("a", "large", Kind.ATTESTATIONS) == bytes(100)
+        await tier.keep_document("a", "large", bytes(100), DocumentKind.ATTESTATIONS)
+        assert await tier.try_read_document("a", "large", DocumentKind.ATTESTATIONS) == bytes(100)
 
 
 @pytest.mark.parametrize("fault", ["one bad directory", "one bad inode"])
@@ -474,10 +480,10 @@ async def test_papers_that_cannot_be_looked_at_keep_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """The bound of the others holds, and they can be evicted."""
-    monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 10)
+    monkeypatch.setattr(nvme, "MIN_DOCUMENT_BYTES", 10)
 
     async with opened(tmp_path, budget=1) as tier:
-        await tier.keep_paper("a", "bad", bytes(10), Kind.MANIFESTS)
+        await tier.keep_document("a", "bad", bytes(10), DocumentKind.MANIFESTS)
         if fault == "one bad directory":
             refuse_listing(monkeypatch, tmp_path / "a" / "manifests")
         else:
@@ -490,24 +496,24 @@ async def test_papers_that_cannot_be_looked_at_keep_no_others(
 
             monkeypatch.setattr(Path, "stat", refusing)
         for name in ("v1", "v2"):
-            await tier.keep_paper("b", name, bytes(10), Kind.MANIFESTS)
-        assert await tier.try_read_paper("b", "v1", Kind.MANIFESTS) is None
+            await tier.keep_document("b", name, bytes(10), DocumentKind.MANIFESTS)
+        assert await tier.try_read_document("b", "v1", DocumentKind.MANIFESTS) is None
         await tier.evict(None, None, None)
-        assert await tier.try_read_paper("b", "v2", Kind.MANIFESTS) is None
+        assert await tier.try_read_document("b", "v2", DocumentKind.MANIFESTS) is None
 
 
 async def test_papers_of_a_clock_that_was_ahead_keep_no_new_one_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept now is the newest, whatever the times of the others."""
-    monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 30)
+    monkeypatch.setattr(nvme, "MIN_DOCUMENT_BYTES", 30)
 
     async with opened(tmp_path, budget=1) as tier:
         for name in ("v0", "v1", "v2"):
-            await tier.keep_paper("a", name, bytes(10), Kind.MANIFESTS)
+            await tier.keep_document("a", name, bytes(10), DocumentKind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / name, (2**33, 2**33))
-        await tier.keep_paper("a", "new", bytes(10), Kind.MANIFESTS)
-        assert await tier.try_read_paper("a", "new", Kind.MANIFESTS) is not None
+        await tier.keep_document("a", "new", bytes(10), DocumentKind.MANIFESTS)
+        assert await tier.try_read_document("a", "new", DocumentKind.MANIFESTS) is not None
         assert len(list((tmp_path / "a" / "manifests").iterdir())) == 3
 
 
@@ -516,13 +522,13 @@ async def test_paper_that_stays_keeps_no_others(tmp_path: Path, monkeypatch: pyt
 
     async with opened(tmp_path, budget=1) as tier:
         for number, name in enumerate(("old", "stuck")):
-            await tier.keep_paper("a", name, bytes(10), Kind.MANIFESTS)
+            await tier.keep_document("a", name, bytes(10), DocumentKind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / name, (number, number))
         refuse_removal(monkeypatch, tmp_path / "a" / "manifests" / "stuck")
-        monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 10)
-        await tier.keep_paper("a", "new", bytes(10), Kind.MANIFESTS)
-        assert await tier.try_read_paper("a", "old", Kind.MANIFESTS) is None
-        assert await tier.try_read_paper("a", "new", Kind.MANIFESTS) is not None
+        monkeypatch.setattr(nvme, "MIN_DOCUMENT_BYTES", 10)
+        await tier.keep_document("a", "new", bytes(10), DocumentKind.MANIFESTS)
+        assert await tier.try_read_document("a", "old", DocumentKind.MANIFESTS) is None
+        assert await tier.try_read_document("a", "new", DocumentKind.MANIFESTS) is not None
 
 
 class HeldVerify:
@@ -548,17 +554,17 @@ async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: st
     async with opened(tmp_path, verify=verify) as tier:
         key = ("a", NAMES[0])
         assert await tier.admit(*key, page(WRONG))
-        slow = asyncio.create_task(tier.look(*key, page(0)) if how == "look" else tier.fetch(*key, page(0)))
+        slow = asyncio.create_task(tier.read_for_scrub(*key, page(0)) if how == "look" else tier.fetch(*key, page(0)))
         await asyncio.to_thread(verify.held.wait, 30)
-        assert await tier.look(*key, page(0)) is Outcome.DIGEST
+        assert await tier.read_for_scrub(*key, page(0)) is ReadOutcome.DIGEST
         await tier.quarantine(*key)
         if again:
             assert await tier.admit(*key, page(7))
         verify.go.set()
-        assert await slow is Outcome.ABSENT
+        assert await slow is ReadOutcome.ABSENT
         assert tier.index.holds(key) is again
         if again:
-            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
 
 
 async def test_nothing_is_written_where_a_file_is_being_set_aside(
@@ -583,4 +589,4 @@ async def test_nothing_is_written_where_a_file_is_being_set_aside(
         go.set()
         await aside
         assert await tier.admit("a", NAMES[0], page(7))
-        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)

@@ -7,9 +7,9 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightcache.policy.ownership import Standing, choose, rank
+from weightcache.policy.ownership import ChunkState, choose, rank
 
-R, C, W, A = Standing.READY, Standing.CLAIMED, Standing.WANTED, Standing.ABSENT
+R, C, W, A = ChunkState.READY, ChunkState.CLAIMED, ChunkState.WANTED, ChunkState.ABSENT
 DIGEST = blake3(b"a chunk").hexdigest()
 LOW, ME, MID, HIGH = sorted(("one", "two", "three", "four"), key=lambda node: rank(node, DIGEST))
 
@@ -31,7 +31,7 @@ LOW, ME, MID, HIGH = sorted(("one", "two", "three", "four"), key=lambda node: ra
         pytest.param({HIGH: W, MID: C}, [], MID, id="reading comes before wanting"),
     ],
 )
-def test_choose(others: dict[str, Standing], busy: list[str], want: str | None) -> None:
+def test_choose(others: dict[str, ChunkState], busy: list[str], want: str | None) -> None:
     """The first rule that holds."""
     assert choose(ME, DIGEST, others, busy) == want
 
@@ -55,7 +55,7 @@ def test_a_node_less_moves_its_part_only() -> None:
 
 
 @given(st.data())
-def test_nobody_waits_in_a_circle(data: st.DataObject) -> None:
+def test_owner_waits_never_form_a_cycle(data: st.DataObject) -> None:
     """Whatever each node believes of the others, as long as who reads the chunk knows it: who waits for whom never
     closes a circle, and somebody reads it.
     """

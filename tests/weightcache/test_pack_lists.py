@@ -6,14 +6,14 @@ from blobstore.memory import MemoryStore
 from blobstore.places import encode_pack_list
 from blobstore.store import BlobUnavailable
 from contracts.keys import pack_list_key
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.kit import TENANT, Version, describe, publish, publish_kept, put_pack, tier_of
 from tests.weightcache.test_remote import fetched
-from weightcache.policy.healing import Outcome
+from weightcache.policy.healing import ReadOutcome
 from weightcache.remote import BATCH, OUT_OF_REACH, VERSIONS_EXPECTED, StoreTier
 
 PACKS = 1000
-VERSION = describe([bytes([n]) * PAGE for n in (1, 2)], PAGE)
+VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2)], PAGE_BYTES)
 
 
 class Sick(MemoryStore):
@@ -36,14 +36,14 @@ async def store_of(packs: int = PACKS) -> tuple[Sick, str]:
     """A store with so many packs of other versions, and the version's pack."""
     store = Sick()
     for number in range(packs):
-        await publish(store, describe([number.to_bytes(4, "big") * (PAGE // 4)], PAGE))
+        await publish(store, describe([number.to_bytes(4, "big") * (PAGE_BYTES // 4)], PAGE_BYTES))
     return store, await publish(store, VERSION)
 
 
 async def check_served(tier: StoreTier, version: Version = VERSION) -> None:
     for digest, body in zip(version.digests, version.chunks, strict=True):
         into = memoryview(bytearray(len(body)))
-        assert await tier.fetch(TENANT, digest, into) is Outcome.WHOLE
+        assert await tier.fetch(TENANT, digest, into) is ReadOutcome.WHOLE
         assert bytes(into) == body
 
 
@@ -91,7 +91,7 @@ async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
     await check_served(tier)
     before = sorted([*(store.read_indexes)]).index(pack)
     assert len(store.read_indexes) <= before + BATCH
-    assert (await fetched(tier, "0" * 64))[0] is Outcome.ABSENT
+    assert (await fetched(tier, "0" * 64))[0] is ReadOutcome.ABSENT
     assert sorted(store.read_indexes) == sorted(set(store.read_indexes))
 
 
@@ -148,7 +148,7 @@ async def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
     tier = expecting(store)
     assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
     await tier.quarantine(TENANT, VERSION.digests[0])
-    assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_version_that_made_room_for_others_while_a_pack_list_is_read_fails_no_load() -> None:

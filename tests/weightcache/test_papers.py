@@ -8,7 +8,7 @@ import pytest
 
 from blobstore.files import FileStore
 from contracts.errors import Refused
-from contracts.manifest import PAGE, Chunk, encode_manifest, version_of
+from contracts.manifest import PAGE_BYTES, Chunk, encode_manifest, version_of
 from contracts.wire import encode
 from tests.weightcache.kit import (
     TENANT,
@@ -140,9 +140,9 @@ def test_manifest_damaged_in_the_store(tmp_path: Path) -> None:
 
 def test_manifest_that_lies(tmp_path: Path) -> None:
     """A manifest that gives one chunk two lengths is refused, though its digest is right."""
-    good = describe([b"a" * 2 * PAGE], 2 * PAGE)
+    good = describe([b"a" * 2 * PAGE_BYTES], 2 * PAGE_BYTES)
     (chunk,) = good.manifest.chunks
-    chunks = (chunk, Chunk(chunk.digest, PAGE))
+    chunks = (chunk, Chunk(chunk.digest, PAGE_BYTES))
     raw = encode_manifest(msgspec.structs.replace(good.manifest, chunks=chunks))
     with running(settings_of(tmp_path)) as agent:
         asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{version_of(raw)}", raw))

@@ -20,8 +20,8 @@ from tests.weightcache.kit import HUGE, TENANT, cached, make_version, settings_o
 from tests.weightcache.peer_kit import SECRET
 from weightcache.cache import Cache
 from weightcache.peer_group import PeerGroup
-from weightcache.peer_server import PeerServer, Shelf
-from weightcache.peer_wire import chunk_path, have_path
+from weightcache.peer_server import PeerExports, PeerServer
+from weightcache.peer_wire import chunk_path, query_path
 from weightcache.sources import is_digest_of
 from weightcache.verifying import Verifier
 
@@ -36,9 +36,9 @@ def held(tmp_path: Path) -> AbstractAsyncContextManager[Cache]:
     return cached(settings_of(tmp_path, slab_bytes=8 * HUGE), VERSION)
 
 
-def shelf_of(cache: Cache, **bounds: int) -> Shelf:
+def shelf_of(cache: Cache, **bounds: int) -> PeerExports:
     verifier = Verifier(None, is_digest_of, cache.counters)  # type: ignore[arg-type]
-    return Shelf(cache.arena, cache.nvme, verifier, cache.counters, **bounds)
+    return PeerExports(cache.arena, cache.nvme, verifier, cache.counters, **bounds)
 
 
 @asynccontextmanager
@@ -76,7 +76,7 @@ async def test_a_question_that_does_not_come_is_cut(tmp_path: Path) -> None:
     """Who announces a body and does not send it gives its place to others."""
     async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
         reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
-        writer.write(f"POST {have_path(TENANT)} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
+        writer.write(f"POST {query_path(TENANT)} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
         await eventually(lambda: cache.counters.peer_cuts and not server.connections)
         writer.close()
         with suppress(OSError):
@@ -111,25 +111,25 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
 
     async with held(tmp_path) as cache:
         few = shelf_of(cache, max_out=1)
-        async with few.taken(TENANT, SMALL.digest) as chunk:
+        async with few.borrow(TENANT, SMALL.digest) as chunk:
             assert is_digest_of(chunk, SMALL.digest)
             assert cache.arena.evict(None, None) > 0, "it is pinned"
             with pytest.raises(Refused) as refused:
-                async with few.taken(TENANT, LARGE.digest):
+                async with few.borrow(TENANT, LARGE.digest):
                     pass
             assert isinstance(refused.value.failure, Overloaded)
         small = shelf_of(cache, max_out_bytes=SMALL.length)
-        async with small.taken(TENANT, LARGE.digest), asyncio.timeout(30):
+        async with small.borrow(TENANT, LARGE.digest), asyncio.timeout(30):
             with pytest.raises(Refused):
-                async with small.taken(TENANT, SMALL.digest):
+                async with small.borrow(TENANT, SMALL.digest):
                     pass
         assert (few.out, few.out_bytes, small.out, small.out_bytes) == (0, 0, 0, 0)
         assert cache.arena.evict(None, None) == 0
-        async with few.taken(TENANT, LARGE.digest) as chunk:
+        async with few.borrow(TENANT, LARGE.digest) as chunk:
             assert is_digest_of(chunk, LARGE.digest), "from disk now"
         await cache.nvme.evict(None, None, None)
         with pytest.raises(Refused) as refused:
-            async with few.taken(TENANT, LARGE.digest):
+            async with few.borrow(TENANT, LARGE.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
 
@@ -142,7 +142,7 @@ async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
     async with cached(settings_of(tmp_path)) as cache:
         assert cache.nvme.index.holds((TENANT, SMALL.digest))
         with pytest.raises(Refused) as refused:
-            async with shelf_of(cache).taken(TENANT, SMALL.digest):
+            async with shelf_of(cache).borrow(TENANT, SMALL.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
         assert not cache.nvme.index.holds((TENANT, SMALL.digest))
@@ -159,7 +159,7 @@ async def test_disk_that_does_not_answer_has_no_chunk(tmp_path: Path, monkeypatc
         assert cache.arena.evict(None, None) == 0
         monkeypatch.setattr(os, "preadv", refuse)
         with pytest.raises(Refused) as refused:
-            async with shelf_of(cache).taken(TENANT, SMALL.digest):
+            async with shelf_of(cache).borrow(TENANT, SMALL.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
         assert cache.nvme.index.holds((TENANT, SMALL.digest))

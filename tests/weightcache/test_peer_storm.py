@@ -37,7 +37,7 @@ def bucket_of(version: Version = VERSION) -> dict[str, bytes]:
 
 
 @pytest.mark.deep
-def test_once_in_all(tmp_path: Path) -> None:
+def test_cluster_reads_each_range_once(tmp_path: Path) -> None:
     """All get the right bytes; each range leaves the store about once, however many nodes and waiters there are.
 
     A node that waits too long for another one reads the store itself, as it should. These wait for as long as the test
@@ -81,7 +81,7 @@ def test_control(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_one_is_killed(tmp_path: Path) -> None:
+def test_killed_node_is_replaced(tmp_path: Path) -> None:
     """When a node is killed half way, all who wait at the others get their bytes, and few ranges are read again."""
     with throttled(bucket_of(), RATE / 2) as bucket, nodes(tmp_path, 5, bucket.url, before=PATIENT) as started:
         waiters = Waiters(started, VERSION, 5 * 8)

@@ -21,8 +21,8 @@ from tests.weightcache.peer_nodes import (
 )
 from weightcache import peer_group
 from weightcache.peer_group import PATIENCE_S, STALL_S, WAIT_S
-from weightcache.peer_wire import Have
-from weightcache.policy.ownership import Standing, rank
+from weightcache.peer_wire import ChunkQuery
+from weightcache.policy.ownership import ChunkState, rank
 
 SLOW_LINE = 6 * CHUNK
 
@@ -82,7 +82,7 @@ async def _first_alone(nodes: list[Node], store: Store) -> None:
     await nodes[0].load(DIGESTS)
 
 
-def test_one_dies() -> None:
+def test_dead_owner_is_replaced() -> None:
     """What it was reading for the others is read by another one; all that live have all."""
 
     async def story(nodes: list[Node], store: Store) -> None:
@@ -98,7 +98,7 @@ def test_one_dies() -> None:
     assert took_s < 3 * COUNT * CHUNK / THROTTLE
 
 
-def test_one_stands_still() -> None:
+def test_stalled_owner_is_not_waited_for() -> None:
     """A node that answers, but gets nowhere, is not waited for without end."""
 
     async def story(nodes: list[Node], store: Store) -> None:
@@ -142,7 +142,7 @@ def test_a_chunk_that_takes_long(tells: bool) -> None:
     assert (store.reads.total() == COUNT) == tells
 
 
-def test_who_leaves_leaves_nothing() -> None:
+def test_cancelled_load_leaves_no_claim() -> None:
     """A load that is cancelled in any of its waits is forgotten: nothing is wanted, claimed or watched any more."""
 
     async def story(nodes: list[Node], store: Store) -> None:
@@ -162,17 +162,21 @@ def test_who_leaves_leaves_nothing() -> None:
 class Promising(Wire):
     """A peer that says of each chunk that it will have it, and never has it."""
 
-    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+    async def query_chunks(
+        self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
+    ) -> list[ChunkState] | None:
         self.node = self.target.name
         await asyncio.sleep(wait_s)
-        return [Standing.WANTED] * len(digests)
+        return [ChunkState.WANTED] * len(digests)
 
 
 class Lying(Promising):
     """One that says as well that others arrive there."""
 
-    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
-        said = await super().have(tenant, digests, node, wait_s)
+    async def query_chunks(
+        self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
+    ) -> list[ChunkState] | None:
+        said = await super().query_chunks(tenant, digests, node, wait_s)
         self.moved_at = self._loop.time()
         return said
 
@@ -180,10 +184,12 @@ class Lying(Promising):
 class Silent(Wire):
     """A peer that says once what a promising one says, and then does not answer."""
 
-    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+    async def query_chunks(
+        self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
+    ) -> list[ChunkState] | None:
         if self.node is None:
             self.node = self.target.name
-            return [Standing.WANTED] * len(digests)
+            return [ChunkState.WANTED] * len(digests)
         await asyncio.sleep(wait_s + 5.0)
         self._fail(TimeoutError())
         return None
@@ -194,12 +200,14 @@ class Hasty(Wire):
 
     questions = 0
 
-    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+    async def query_chunks(
+        self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
+    ) -> list[ChunkState] | None:
         self.node = self.target.name
         self.questions += 1
         assert self.questions < 16 * 10 * (STALL_S + 1), "ten times a second for each of 16 chunks"
         await asyncio.sleep(0.001)
-        return [Standing.WANTED] * len(digests)
+        return [ChunkState.WANTED] * len(digests)
 
 
 def test_an_owner_that_answers_at_once_is_not_asked_without_a_pause() -> None:
@@ -297,8 +305,8 @@ def test_a_node_that_claimed_a_chunk_waits_for_nobody() -> None:
         with node.tier.loading(key):
             await node.tier.ask(key)
             assert node.group.claim(key)
-            said = await node.group.answer(TENANT, Have(digests=(digest,), node="node1"))
-            assert said.standings == Standing.CLAIMED
+            said = await node.group.answer(TENANT, ChunkQuery(digests=(digest,), node="node1"))
+            assert said.standings == ChunkState.CLAIMED
             assert node.tier.owner(key) is None
 
     play(story, count=2)
@@ -311,20 +319,20 @@ def test_a_question_about_several_with_a_wait() -> None:
         loop, node = asyncio.get_running_loop(), nodes[0]
         load = asyncio.create_task(node.load(DIGESTS))
         await asyncio.sleep(0.1)
-        found = await node.group.answer(TENANT, Have(digests=tuple(DIGESTS), node="old", wait_s=5.0))
+        found = await node.group.answer(TENANT, ChunkQuery(digests=tuple(DIGESTS), node="old", wait_s=5.0))
         assert "r" in found.standings
         assert found.moved > 0
         assert loop.time() < 1.0
         await load
         at_s = loop.time()
-        found = await node.group.answer(TENANT, Have(digests=("0" * 64,), node="old", wait_s=5.0))
+        found = await node.group.answer(TENANT, ChunkQuery(digests=("0" * 64,), node="old", wait_s=5.0))
         assert (found.standings, loop.time()) == ("-", at_s)
 
     play(story, count=1)
 
 
-def _without_turns(me: str, digest: str, others: Mapping[str, Standing], busy: object) -> str | None:
-    return next((node for node, said in others.items() if said is Standing.READY), None)
+def _without_turns(me: str, digest: str, others: Mapping[str, ChunkState], busy: object) -> str | None:
+    return next((node for node, said in others.items() if said is ChunkState.READY), None)
 
 
 def test_control(monkeypatch: pytest.MonkeyPatch) -> None:

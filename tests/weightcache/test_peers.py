@@ -18,8 +18,8 @@ from tests.loops import HOST
 from tests.weightcache.kit import TENANT, make_version, running, settings_of
 from tests.weightcache.peer_kit import SECRET, ask, node, pretender, url_of
 from weightcache.peer_client import Peer
-from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
-from weightcache.policy.ownership import Standing
+from weightcache.peer_wire import ChunkQuery, ChunkStates, chunk_path, query_path
+from weightcache.policy.ownership import ChunkState
 
 VERSION = make_version(seed=11, pages=(8, 16, 3))
 COUNT = len(VERSION.digests)
@@ -31,7 +31,7 @@ def stock(root: Path, store: Path) -> None:
         agent.keep(VERSION)
 
 
-def test_from_memory(tmp_path: Path) -> None:
+def test_peer_serves_chunks_from_memory(tmp_path: Path) -> None:
     """What one node has, another takes from it: not a range of a pack is read again."""
     ports = free_ports(2)
     with (
@@ -52,7 +52,7 @@ def test_from_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tier", [pytest.param("host", id="to memory"), pytest.param("nvme", id="to the disk")])
-def test_a_prefetch(tmp_path: Path, tier: str) -> None:
+def test_prefetch_reads_from_peers_first(tmp_path: Path, tier: str) -> None:
     """It takes what another node has from there, and nothing from the store; what it has not, from the store alone."""
     ports = free_ports(2)
     other = make_version(seed=12)
@@ -104,7 +104,7 @@ def test_prefetches_of_all_at_once(tmp_path: Path) -> None:
                 assert lease.view(0, lease.total_bytes) == VERSION.linear
 
 
-def test_from_disk(tmp_path: Path) -> None:
+def test_peer_serves_chunks_from_nvme(tmp_path: Path) -> None:
     """What has left a node's memory is given from its NVMe tier, as often as it is asked for."""
     ports = free_ports(2)
     stock(tmp_path / "a", tmp_path / "store")
@@ -183,7 +183,7 @@ def test_wrong_bytes(tmp_path: Path) -> None:
 
 
 def has_all(request_body: bytes) -> web.Response:
-    count = len(msgspec.json.decode(request_body, type=Have).digests)
+    count = len(msgspec.json.decode(request_body, type=ChunkQuery).digests)
     return web.json_response({"node": "pretender", "standings": "r" * count, "moved": 1})
 
 
@@ -240,7 +240,7 @@ async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> No
         async with aiohttp.ClientSession(connector=connector) as session:
             peer = Peer(url_of(port), session, lambda: now)
             for pause in (2.0, 4.0, 8.0):
-                assert await peer.have(TENANT, [digest], None, 0.0) == [Standing.READY]
+                assert await peer.query_chunks(TENANT, [digest], None, 0.0) == [ChunkState.READY]
                 with pytest.raises(Refused):
                     await peer.fetch(TENANT, digest, memoryview(bytearray(8)))
                 now += pause - 0.1
@@ -317,7 +317,7 @@ def body_of(answer: bytes) -> bytes:
     return answer.partition(b"\r\n\r\n")[2]
 
 
-def test_the_port(tmp_path: Path) -> None:
+def test_peer_port_serves_ranges_and_queries(tmp_path: Path) -> None:
     """Ranges, what is here and what is not, bad questions; tenants' chunks are told apart, and nothing else is said."""
     port = free_ports(1)[0]
     chunk, digest = VERSION.chunks[1], VERSION.digests[1]
@@ -327,9 +327,9 @@ def test_the_port(tmp_path: Path) -> None:
         answer = ask(port, f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{head}\r\n")
         return int(answer.split(b" ")[1]), body_of(answer)
 
-    def have(tenant: str, body: bytes) -> tuple[int, bytes]:
+    def query_chunks(tenant: str, body: bytes) -> tuple[int, bytes]:
         head = f"host: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        answer = ask(port, f"POST {have_path(tenant)} HTTP/1.1\r\n{head}{body.decode()}")
+        answer = ask(port, f"POST {query_path(tenant)} HTTP/1.1\r\n{head}{body.decode()}")
         return int(answer.split(b" ")[1]), body_of(answer)
 
     with node(tmp_path, port, [], store=tmp_path / "store") as (one, _):
@@ -348,18 +348,18 @@ def test_the_port(tmp_path: Path) -> None:
             (chunk_path("..", digest), 400),
             ("/v1/state", 404),
             ("/", 404),
-            (have_path(TENANT), 405),
+            (query_path(TENANT), 405),
         ):
             found, body = get(bad)
             assert (found, str(tmp_path).encode() in body) == (status, False), bad
         assert get(path, "range: pages=1-2")[0] == 400
-        wish = msgspec.json.encode(Have(digests=(digest, "0" * 64)))
+        wish = msgspec.json.encode(ChunkQuery(digests=(digest, "0" * 64)))
         for tenant, standings in ((TENANT, "r-"), ("other", "--")):
-            status, body = have(tenant, wish)
-            assert (status, msgspec.json.decode(body, type=Holdings).standings) == (200, standings)
-        assert have(TENANT, b"{}")[0] == 400
-        assert have(TENANT, msgspec.json.encode(Have(digests=("0" * 64,) * 2049)))[0] == 400
-        assert have(TENANT, b"[" * 100_000)[0] == 400
+            status, body = query_chunks(tenant, wish)
+            assert (status, msgspec.json.decode(body, type=ChunkStates).standings) == (200, standings)
+        assert query_chunks(TENANT, b"{}")[0] == 400
+        assert query_chunks(TENANT, msgspec.json.encode(ChunkQuery(digests=("0" * 64,) * 2049)))[0] == 400
+        assert query_chunks(TENANT, b"[" * 100_000)[0] == 400
 
 
 def test_two_secrets(tmp_path: Path) -> None:

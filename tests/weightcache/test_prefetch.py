@@ -10,7 +10,7 @@ import pytest
 
 from blobstore.files import FileStore
 from contracts.errors import Refused, RemoteFailure
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.disks import fill
 from tests.weightcache.kit import (
     HUGE,
@@ -38,7 +38,7 @@ def settled(agent: RunningAgent) -> State:
     )
 
 
-def test_it_is_there_before_its_lease(tmp_path: Path) -> None:
+def test_prefetched_version_needs_no_read(tmp_path: Path) -> None:
     """A lease after it reads nothing; one without it does (the control)."""
     other = make_version(seed=3)
     with running(settings_of(tmp_path)) as agent:
@@ -56,7 +56,7 @@ def test_it_is_there_before_its_lease(tmp_path: Path) -> None:
         assert agent.state().chunk_reads == {"store": COUNT + len(other.digests)}
 
 
-def test_it_is_one_flight_with_its_repeats_and_with_leases(tmp_path: Path) -> None:
+def test_prefetch_shares_one_load_with_leases(tmp_path: Path) -> None:
     """However often it is asked for, and leased meanwhile: each chunk is read once."""
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
@@ -77,7 +77,7 @@ def test_it_is_one_flight_with_its_repeats_and_with_leases(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("urgent", [False, True])
-def test_it_gives_way_to_a_lease(tmp_path: Path, urgent: bool) -> None:
+def test_prefetch_yields_to_a_lease(tmp_path: Path, urgent: bool) -> None:
     """What is queued of it is put back for another version's lease, and brought after it; not where a start waits."""
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
@@ -115,7 +115,7 @@ def test_the_lease_of_an_urgent_one_is_told_where_its_bytes_came_from(tmp_path: 
         assert agent.state().leases_hot == 2
 
 
-def test_to_nvme_alone(tmp_path: Path) -> None:
+def test_nvme_prefetch_uses_no_memory(tmp_path: Path) -> None:
     """Its chunks are files, and none is in memory; a lease finds them there."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
@@ -151,7 +151,7 @@ def test_two_that_bring_the_same_to_nvme(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_the_host_tier_comes_to_nvme(tmp_path: Path) -> None:
     """A version of two slabs, where there is one."""
-    huge = make_version(seed=8, pages=(2 * HUGE // PAGE,), chunk_pages=128, files=())
+    huge = make_version(seed=8, pages=(2 * HUGE // PAGE_BYTES,), chunk_pages=128, files=())
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(huge)
         agent.prefetch(huge)
@@ -163,8 +163,10 @@ def test_a_tenants_quota(tmp_path: Path) -> None:
     """A version larger than one tenant's share is refused by that name; what another tenant has within its share is
     not taken for one that has more.
     """
-    mine, more, theirs = (make_version(seed=n, pages=(HUGE // PAGE,), chunk_pages=64, files=()) for n in (1, 2, 3))
-    huge = make_version(seed=8, pages=(2 * HUGE // PAGE,), chunk_pages=64, files=())
+    mine, more, theirs = (
+        make_version(seed=n, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=()) for n in (1, 2, 3)
+    )
+    huge = make_version(seed=8, pages=(2 * HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     with running(replace(settings_of(tmp_path, slabs=2), host_quota=50)) as agent:
         for version in (mine, more, huge):
             agent.publish(version)
@@ -183,7 +185,7 @@ def test_a_tenants_quota(tmp_path: Path) -> None:
 
 def full(seed: int) -> Version:
     """As large as a slab."""
-    return make_version(seed=seed, pages=(HUGE // PAGE,), chunk_pages=64, files=())
+    return make_version(seed=seed, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
 
 
 def test_demand_elsewhere_gets_the_place(tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_a_failure_is_counted_by_its_code(tmp_path: Path) -> None:
         assert settled(agent).prefetches.failed == {"manifest_missing": 2}
 
 
-def test_they_are_bounded(tmp_path: Path) -> None:
+def test_prefetches_are_bounded(tmp_path: Path) -> None:
     """One more than there may be is told to come again; those that wait end with the agent."""
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:

@@ -18,7 +18,7 @@ from tests.weightcache.kit import TIMEOUT_S, HeldStore, RunningAgent, make_versi
 from tests.weightcache.lanes import LANES, LateLane
 from weightcache.client import Lease
 from weightcache.device import Lane, copy_to_device
-from weightcache.examine import Report
+from weightcache.examine import ScrubReport
 from weightcache.policy.spans import Spans, spans_of
 from weightcache.sources import is_digest_of
 
@@ -58,7 +58,7 @@ def checking(tmp_path: Path, checks: Checks) -> Iterator[RunningAgent]:
 def all_but(late: str, lease: Lease) -> Spans:
     """Take in what is told until nothing but this chunk is missing."""
     told = Spans(TOTAL)
-    for span in lease.arriving():
+    for span in lease.ready_parts():
         told.add(*span)
         assert lease.view(span[0], span[1] - span[0]) == VERSION.linear[slice(*span)]
         if told.gaps() == PLACES[late]:
@@ -76,9 +76,9 @@ def test_what_is_verified_may_be_read_while_the_rest_is_not(tmp_path: Path) -> N
         assert (state.host.loading, state.leases, state.leases_granted, state.holders) == (1, 1, 0, 1)
         checks.release.set()
         assert lease.view(0, TOTAL) == VERSION.linear
-        lease.until_whole()
+        lease.wait_until_whole()
         assert (before, lease.is_whole) == (False, True)
-        assert list(lease.arriving())[-1] == PLACES[LATE][0]
+        assert list(lease.ready_parts())[-1] == PLACES[LATE][0]
         assert lease.chunks_by_tier == {"host": 0, "nvme": 0, "peer": 0, "store": len(VERSION.digests)}
         assert sum(lease.bytes_by_tier.values()) == TOTAL
         assert agent.state().leases_granted == 1
@@ -90,9 +90,9 @@ def test_what_is_there_is_whole_at_once(tmp_path: Path) -> None:
         agent.publish(VERSION)
         agent.acquire(VERSION).close()
         with agent.acquire(VERSION, progressive=True) as lease:
-            lease.until_whole()
+            lease.wait_until_whole()
             assert lease.is_whole
-            assert list(lease.arriving()) == [(0, TOTAL)]
+            assert list(lease.ready_parts()) == [(0, TOTAL)]
             assert lease.view(0, TOTAL) == VERSION.linear
 
 
@@ -106,7 +106,7 @@ def test_what_can_not_be_healed(tmp_path: Path) -> None:
             agent.wait_for("both are there", lambda state: state.connections == 2)
             checks.release.set()
             with pytest.raises(Refused) as refused:
-                lease.until_whole()
+                lease.wait_until_whole()
             with pytest.raises(Refused) as waited:
                 plain.result(TIMEOUT_S)
         assert refused.value.failure.code == "chunk_corrupt"
@@ -136,10 +136,10 @@ def test_what_was_told_and_is_found_wrong_is_brought_elsewhere(tmp_path: Path) -
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         all_but(LATE, lease)
         before, view = lease.extents, lease.view(*_place(first))
-        found = agent.ask("POST", "/v1/check", Report).faults
+        found = agent.ask("POST", "/v1/check", ScrubReport).faults
         assert [(fault.tier, fault.chunk) for fault in found] == [("host", first)]
         checks.release.set()
-        lease.until_whole()
+        lease.wait_until_whole()
         assert lease.extents != before
         assert view == VERSION.linear[slice(*PLACES[first][0])]
         assert lease.view(0, TOTAL) == VERSION.linear
@@ -160,10 +160,10 @@ def test_lease_that_moves_waits_for_its_reader(tmp_path: Path, monkeypatch: pyte
     checks = Checks(LATE, {first: [True, False]})
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         agent.wait_for("all but one are there", lambda state: state.host.loading == 1)
-        assert [fault.chunk for fault in agent.ask("POST", "/v1/check", Report).faults] == [first]
+        assert [fault.chunk for fault in agent.ask("POST", "/v1/check", ScrubReport).faults] == [first]
         checks.release.set()
         agent.wait_for("all of it is elsewhere", lambda state: state.host.versions == 1)
-        lease.until_whole()
+        lease.wait_until_whole()
         assert lease.view(0, TOTAL) == VERSION.linear
 
 
@@ -182,7 +182,7 @@ def test_whoever_hangs_up_in_the_middle(tmp_path: Path) -> None:
         lease.close()
         agent.wait_for("the lease is over", lambda state: state.leases == 0 and state.connections == 0)
         with pytest.raises(ValueError, match="closed"):
-            lease.until_whole()
+            lease.wait_until_whole()
         store.gate.set()
         agent.wait_for("nothing is loading", lambda state: state.host.loading == 0)
         with agent.acquire(VERSION, progressive=True) as again:
@@ -210,7 +210,7 @@ def test_whoever_hangs_up_does_not_take_others_along(tmp_path: Path) -> None:
 
 def _until_whole(agent: RunningAgent, timeout_s: float) -> None:
     with agent.acquire(VERSION, timeout_s=timeout_s, progressive=True) as lease:
-        lease.until_whole()
+        lease.wait_until_whole()
 
 
 def test_deadline(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_an_agent_that_ends_in_the_middle(tmp_path: Path) -> None:
             agent.publish(VERSION)
             lease = agent.acquire(VERSION, progressive=True)
             lease.view(0, HALF)
-            waiting = threads.submit(lease.until_whole)
+            waiting = threads.submit(lease.wait_until_whole)
             waiting.add_done_callback(lambda _: store.gate.set())
         with lease, pytest.raises(Refused) as refused:
             waiting.result(TIMEOUT_S)
@@ -311,6 +311,6 @@ def test_arriving_is_for_everybody(tmp_path: Path) -> None:
         with agent.acquire(VERSION, progressive=True) as lease:
             for _ in range(2):
                 told = Spans(TOTAL)
-                for span in lease.arriving():
+                for span in lease.ready_parts():
                     told.add(*span)
                 assert told.is_whole

@@ -49,7 +49,7 @@ from weightcache.client import acquire
 directory, version, progressive = SocketDirectory(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "progressive"
 try:
     lease = acquire(directory, "acme", version, 60.0, progressive=progressive)
-    for begin, end in lease.arriving():
+    for begin, end in lease.ready_parts():
         print(begin, end, blake3(lease.view(begin, end - begin)).hexdigest(), flush=True)
     print("whole", flush=True)
 except Refused as refused:

@@ -9,10 +9,10 @@ import pytest
 from blobstore.store import BlobUnavailable
 from tests.eventually import eventually
 from weightcache.counters import Counters
-from weightcache.policy.hedging import ENOUGH, HedgeRule, Hedging
-from weightcache.policy.line import TELLING_BYTES, Line
-from weightcache.ranges import Ranges
-from weightcache.sources import ALL_AT_ONCE, Turn
+from weightcache.policy.hedging import MIN_SAMPLES, HedgeRule, ReadHedging
+from weightcache.policy.line import MIN_SAMPLE_BYTES, BdpWindow
+from weightcache.ranges import StoreRanges
+from weightcache.sources import UNLIMITED_READ_SLOT, ReadSlot
 
 NBYTES = 1000
 EAGER = HedgeRule(share=1.0, floor_s=0.001, at_once=2)  # a millisecond: what is held back is late
@@ -56,17 +56,17 @@ class Held:
 class World:
     """Ranges over a held store, with enough reads seen that the next one can be late."""
 
-    def __init__(self, rule: HedgeRule = EAGER, turn: Turn = ALL_AT_ONCE) -> None:
+    def __init__(self, rule: HedgeRule = EAGER, turn: ReadSlot = UNLIMITED_READ_SLOT) -> None:
         self.store = Held()
         self.turn = turn
         self.counters = Counters()
-        self.hedging = Hedging(rule)
-        self.line = Line(8)
-        self.ranges = Ranges(self.store, self.hedging, self.line, self.counters)
+        self.hedging = ReadHedging(rule)
+        self.line = BdpWindow(8)
+        self.ranges = StoreRanges(self.store, self.hedging, self.line, self.counters)
         self.into = bytearray(NBYTES)
-        for _ in range(ENOUGH):
+        for _ in range(MIN_SAMPLES):
             self.hedging.began(NBYTES)
-            self.hedging.took(NBYTES, 0.0001)
+            self.hedging.record_read(NBYTES, 0.0001)
 
     def read(self, offset: int = 0) -> asyncio.Task[None]:
         return asyncio.create_task(self.ranges.within(self.turn).read_into("k", offset, memoryview(self.into)))
@@ -177,7 +177,7 @@ async def test_a_store_that_is_slow_for_all() -> None:
         for number in range(len(world.store.reads)):
             world.store.end(number)
         await asyncio.gather(*reads)
-        assert world.counters.hedges <= 0.05 * (60 + ENOUGH)
+        assert world.counters.hedges <= 0.05 * (60 + MIN_SAMPLES)
 
 
 class InParts:
@@ -193,7 +193,7 @@ class InParts:
         await self.go.wait()
         return min(300, nbytes)
 
-    def came(self, nbytes: int) -> None:
+    def record_arrival(self, nbytes: int) -> None:
         self.came_bytes += nbytes
 
 
@@ -225,13 +225,13 @@ async def test_the_line_hears_of_reads() -> None:
 
     async with nothing_left():
         world = World(HedgeRule(share=0.0), InParts(waiting=True))
-        world.into = bytearray(TELLING_BYTES)
+        world.into = bytearray(MIN_SAMPLE_BYTES)
         read = world.read()
         await asyncio.sleep(0.01)
         assert world.store.reads == []
         read.cancel()
         await asyncio.wait({read})
-        world.turn = ALL_AT_ONCE
+        world.turn = UNLIMITED_READ_SLOT
         read = world.read()
         await world.store.asked(1)
         await asyncio.sleep(0.01)
@@ -240,10 +240,10 @@ async def test_the_line_hears_of_reads() -> None:
         with pytest.raises(BlobUnavailable):
             await read
         assert not world.measured
-        world.store.body = bytes(TELLING_BYTES)
+        world.store.body = bytes(MIN_SAMPLE_BYTES)
         read = world.read()
         await world.store.asked(2)
         await asyncio.sleep(0.01)
         world.store.end(1)
         await read
-        assert 0 < (world.line.rate or 0) < TELLING_BYTES / 0.005
+        assert 0 < (world.line.rate or 0) < MIN_SAMPLE_BYTES / 0.005

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weightcache.policy.rates import LARGE_BYTES, UNKNOWN, Rate, Rates, expected_s, file_reload, slab_reload
+from weightcache.policy.rates import LARGE_BYTES, UNKNOWN, Rate, TierModel, file_reload, predict_load_s, slab_reload
 
 GB = 10**9
 MIB = 1 << 20
@@ -12,29 +12,29 @@ MIB = 1 << 20
 
 def test_a_guess_is_used_until_something_is_known() -> None:
     """Bytes of the host's tier, and of none, take no time."""
-    rates = Rates({"nvme": Rate(1e9, 0.5)})
-    assert rates.time_s({"host": 5 * GB, "nvme": 2 * GB}) == pytest.approx(2.5)
-    assert rates.time_s({"host": 5 * GB, "nvme": 0}) == 0.0
+    rates = TierModel({"nvme": Rate(1e9, 0.5)})
+    assert rates.load_time_s({"host": 5 * GB, "nvme": 2 * GB}) == pytest.approx(2.5)
+    assert rates.load_time_s({"host": 5 * GB, "nvme": 0}) == 0.0
     assert rates.by_tier["nvme"].loads == 0
 
 
 def test_the_first_load_counts_for_all() -> None:
     """A guess is not averaged with what was measured."""
-    rates = Rates({"nvme": Rate(1e9, 0.0)})
+    rates = TierModel({"nvme": Rate(1e9, 0.0)})
     rates.observe({"nvme": GB}, 4.0)
     assert rates.by_tier["nvme"] == Rate(pytest.approx(0.25e9), 0.0, 1, 1)  # type: ignore[arg-type]
 
 
 def test_small_loads_teach_what_is_fixed_and_large_ones_the_rate() -> None:
     """A small model's load says nothing of gigabytes."""
-    rates = Rates({"nvme": Rate(1e9, 0.01)})
+    rates = TierModel({"nvme": Rate(1e9, 0.01)})
     rates.observe({"nvme": 1_000_000}, 0.2)
     assert rates.by_tier["nvme"].fixed_s == pytest.approx(0.199)
     assert rates.by_tier["nvme"].bytes_per_s == pytest.approx(1e9)
     rates.observe({"nvme": GB}, 2.199)
-    assert rates.time_s({"nvme": GB}) == pytest.approx(2.199)
+    assert rates.load_time_s({"nvme": GB}) == pytest.approx(2.199)
     rates.observe({"nvme": GB}, 3.199)
-    assert rates.time_s({"nvme": GB}) == pytest.approx(0.7 * 2.0 + 0.3 * 3.0 + 0.199)
+    assert rates.load_time_s({"nvme": GB}) == pytest.approx(0.7 * 2.0 + 0.3 * 3.0 + 0.199)
 
 
 @settings(max_examples=40)
@@ -45,12 +45,12 @@ def test_small_loads_teach_what_is_fixed_and_large_ones_the_rate() -> None:
 )
 def test_a_steady_tier_becomes_known(speed: float, fixed_s: float, loads: list[int]) -> None:
     """Large and small loads in turn: after fifteen of each the next one is foretold within a fifth."""
-    rates = Rates()
+    rates = TierModel()
     for count in loads:
         rates.observe({"nvme": count}, fixed_s + count / speed)
         rates.observe({"nvme": 1}, fixed_s + 1 / speed)
     wanted = fixed_s + loads[0] / speed
-    assert 0.8 <= rates.time_s({"nvme": loads[0]}) / wanted <= 1.25
+    assert 0.8 <= rates.load_time_s({"nvme": loads[0]}) / wanted <= 1.25
 
 
 @example([({"nvme": GB}, 5e-324)])
@@ -58,28 +58,32 @@ def test_a_steady_tier_becomes_known(speed: float, fixed_s: float, loads: list[i
                           st.floats(-1, 1e6))))  # fmt: skip
 def test_no_load_makes_a_rate_absurd(loads: list[tuple[dict[str, int], float]]) -> None:
     """Whatever is observed, times stay finite and not negative, and more bytes never take less."""
-    rates = Rates()
+    rates = TierModel()
     for moved, seconds in loads:
         rates.observe(moved, seconds)
     for rate in rates.by_tier.values():
         assert 0 < rate.bytes_per_s < float("inf")
         assert 0 <= rate.fixed_s < float("inf")
-    assert rates.time_s({"nvme": GB}) <= rates.time_s({"nvme": 2 * GB}) <= rates.time_s({"nvme": 2 * GB, "store": 1})
+    assert (
+        rates.load_time_s({"nvme": GB})
+        <= rates.load_time_s({"nvme": 2 * GB})
+        <= rates.load_time_s({"nvme": 2 * GB, "store": 1})
+    )
 
 
 def test_an_agent_that_learned_nothing_is_told_from_one_that_did() -> None:
     """Negative control: with the guesses alone, a tier that is ten times slower is foretold ten times too fast."""
     slow = {"nvme": GB}
-    took_s = 10 * expected_s(UNKNOWN, slow)
-    deaf, learning = Rates(), Rates()
+    took_s = 10 * predict_load_s(UNKNOWN, slow)
+    deaf, learning = TierModel(), TierModel()
     learning.observe(slow, took_s)
-    assert took_s / deaf.time_s(slow) > 5
-    assert took_s / learning.time_s(slow) < 1.1
+    assert took_s / deaf.load_time_s(slow) > 5
+    assert took_s / learning.load_time_s(slow) < 1.1
 
 
 def test_what_lies_on_the_disk_costs_less() -> None:
     """A slab's chunks, each from where it lies; another tenant's files are not ours."""
-    cost = slab_reload(Rates({"nvme": Rate(1000.0, 0.5), "store": Rate(10.0, 2.0)}), {("a", "near")}.__contains__)
+    cost = slab_reload(TierModel({"nvme": Rate(1000.0, 0.5), "store": Rate(10.0, 2.0)}), {("a", "near")}.__contains__)
     assert cost("a", [("near", 1000)]) == pytest.approx(1.5)
     assert cost("a", [("far", 10)]) == pytest.approx(3.0)
     assert cost("a", [("near", 1000), ("far", 10)]) == pytest.approx(4.0)
@@ -89,7 +93,7 @@ def test_what_lies_on_the_disk_costs_less() -> None:
 
 def test_it_follows_what_loads_took() -> None:
     """A store that becomes slow makes what lies in it alone worth more."""
-    rates = Rates()
+    rates = TierModel()
     cost = file_reload(rates)
     before = cost(8 * MIB)
     for _ in range(20):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.disks import forget, needs_a_disk, refuse_direct
 from weightcache import libc
-from weightcache.files import Way, fill
+from weightcache.files import ReadPath, fill
 
-LENGTH = 8 * PAGE
+LENGTH = 8 * PAGE_BYTES
 BODY = random.Random(1).randbytes(LENGTH)
 _preadv = os.preadv
 _fcntl = fcntl.fcntl
@@ -41,7 +41,7 @@ def opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def read(path: Path, length: int = LENGTH) -> tuple[Way, bytes]:
+def read(path: Path, length: int = LENGTH) -> tuple[ReadPath, bytes]:
     into = memoryview(mmap.mmap(-1, length))
     with opened(path) as fd:
         way = fill(fd, into)
@@ -59,7 +59,7 @@ def is_direct(fd: int) -> bool:
 
 
 def say(patch: pytest.MonkeyPatch, hot: bool) -> None:
-    patch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else -(-length // PAGE))
+    patch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else -(-length // PAGE_BYTES))
 
 
 def refuse_read(patch: pytest.MonkeyPatch) -> None:
@@ -76,13 +76,13 @@ def refuse_read(patch: pytest.MonkeyPatch) -> None:
 def test_hot_and_cold(path: Path) -> None:
     """A hot file is copied out of the page cache, a cold one read past it; neither is changed by it."""
     needs_a_disk(path)
-    assert read(path) == (Way.CACHED, BODY)
+    assert read(path) == (ReadPath.CACHED, BODY)
     assert is_cached(path)
     forget(path)
-    assert read(path) == (Way.DIRECT, BODY)
+    assert read(path) == (ReadPath.DIRECT, BODY)
     assert not is_cached(path)
     path.read_bytes()
-    assert read(path) == (Way.CACHED, BODY)
+    assert read(path) == (ReadPath.CACHED, BODY)
 
 
 def test_cold_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,20 +91,20 @@ def test_cold_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget(path)
     with monkeypatch.context() as patch:
         say(patch, hot=True)
-        assert read(path) == (Way.CACHED, BODY)
+        assert read(path) == (ReadPath.CACHED, BODY)
     assert is_cached(path)
 
 
-@pytest.mark.parametrize(("pages", "way"), [(1, Way.DIRECT), (6, Way.DIRECT), (7, Way.CACHED)])
-def test_partly_hot(path: Path, pages: int, way: Way) -> None:
+@pytest.mark.parametrize(("pages", "way"), [(1, ReadPath.DIRECT), (6, ReadPath.DIRECT), (7, ReadPath.CACHED)])
+def test_partly_hot(path: Path, pages: int, way: ReadPath) -> None:
     """Of a file that is there in part all is read past the page cache, unless it lacks no more than an eighth."""
     needs_a_disk(path)
     forget(path)
     with opened(path) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         for page in range(pages):
-            os.pread(fd, PAGE, page * PAGE)
-        assert libc.missing_pages(fd, LENGTH) == LENGTH // PAGE - pages
+            os.pread(fd, PAGE_BYTES, page * PAGE_BYTES)
+        assert libc.missing_pages(fd, LENGTH) == LENGTH // PAGE_BYTES - pages
     assert read(path) == (way, BODY)
 
 
@@ -115,7 +115,7 @@ def test_without_direct(
     """Where the file system refuses, the cold file is read through the page cache, and the answer says so."""
     say(monkeypatch, hot=False)
     refuse(monkeypatch)
-    assert read(path) == (Way.BUFFERED, BODY)
+    assert read(path) == (ReadPath.BUFFERED, BODY)
 
 
 @pytest.mark.parametrize("call", ["flag", "read"])
@@ -140,20 +140,20 @@ def test_refused_midway(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(fd: int, parts: list[memoryview], offset: int) -> int:
         if is_direct(fd) and offset:
             raise OSError(errno.EINVAL, "not there")
-        return _preadv(fd, [parts[0][:PAGE]], offset)
+        return _preadv(fd, [parts[0][:PAGE_BYTES]], offset)
 
     say(monkeypatch, hot=False)
     monkeypatch.setattr(os, "preadv", refusing)
-    assert read(path) == (Way.DIRECT, BODY)
+    assert read(path) == (ReadPath.DIRECT, BODY)
 
 
 @pytest.mark.parametrize("hot", [pytest.param(True, id="hot"), pytest.param(False, id="cold")])
-@pytest.mark.parametrize("part", [pytest.param(PAGE, id="pages"), pytest.param(100, id="less than a page")])
+@pytest.mark.parametrize("part", [pytest.param(PAGE_BYTES, id="pages"), pytest.param(100, id="less than a page")])
 def test_short_reads(path: Path, hot: bool, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes in parts is whole; after a part of a page nothing unaligned is asked of a disk."""
 
     def piecemeal(fd: int, parts: list[memoryview], offset: int) -> int:
-        assert offset % PAGE == 0 or not is_direct(fd), "the kernel would refuse it"
+        assert offset % PAGE_BYTES == 0 or not is_direct(fd), "the kernel would refuse it"
         into = parts[0][:part]
         into[:] = BODY[offset : offset + len(into)]
         return len(into)
@@ -163,7 +163,7 @@ def test_short_reads(path: Path, hot: bool, part: int, monkeypatch: pytest.Monke
     assert read(path)[1] == BODY
 
 
-@pytest.mark.parametrize("length", [1, PAGE - 1, PAGE + 1, LENGTH - 1])
+@pytest.mark.parametrize("length", [1, PAGE_BYTES - 1, PAGE_BYTES + 1, LENGTH - 1])
 def test_odd_lengths(path: Path, length: int) -> None:
     """A tail that fills no page is read too, whatever the disk's blocks."""
     os.truncate(path, length)
@@ -177,8 +177,8 @@ def test_a_file_that_shrinks(path: Path, hot: bool, monkeypatch: pytest.MonkeyPa
     """A file that loses its end while it is read is an end of file: no fault of memory, and never whole."""
 
     def shrinking(fd: int, parts: list[memoryview], offset: int) -> int:
-        count = _preadv(fd, [parts[0][: 2 * PAGE]], offset)
-        os.truncate(path, 3 * PAGE)
+        count = _preadv(fd, [parts[0][: 2 * PAGE_BYTES]], offset)
+        os.truncate(path, 3 * PAGE_BYTES)
         return count
 
     say(monkeypatch, hot)
@@ -191,14 +191,14 @@ def test_shrinking_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a reader that believes what it asked for takes a shrunk file for whole, with other bytes."""
 
     def believing(fd: int, parts: list[memoryview], offset: int) -> int:
-        os.truncate(path, 3 * PAGE)
+        os.truncate(path, 3 * PAGE_BYTES)
         _preadv(fd, parts, offset)
         return parts[0].nbytes
 
     monkeypatch.setattr(os, "preadv", believing)
     _, got = read(path)
     assert got != BODY
-    assert got[: 3 * PAGE] == BODY[: 3 * PAGE]
+    assert got[: 3 * PAGE_BYTES] == BODY[: 3 * PAGE_BYTES]
 
 
 def test_interrupted(path: Path) -> None:

@@ -10,20 +10,20 @@ from blobstore.memory import MemoryStore
 from blobstore.packs import FileIndex, decode_file_index, encode_file_index, encode_footer, file_pack, place
 from blobstore.store import BlobStore, BlobUnavailable
 from contracts.errors import Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.weightcache.kit import TENANT, describe, publish, publish_kept, put_pack, tier_of
-from weightcache.policy.healing import Outcome
+from weightcache.policy.healing import ReadOutcome
 from weightcache.remote import TENANTS_KEPT, StoreTier
 
-VERSION = describe([bytes([n]) * PAGE for n in (1, 2, 3)], PAGE)
-OTHER = describe([bytes([n]) * PAGE for n in (4, 5)], PAGE)
+VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2, 3)], PAGE_BYTES)
+OTHER = describe([bytes([n]) * PAGE_BYTES for n in (4, 5)], PAGE_BYTES)
 
 
 def page() -> memoryview:
-    return memoryview(mmap.mmap(-1, PAGE))
+    return memoryview(mmap.mmap(-1, PAGE_BYTES))
 
 
-async def fetched(tier: StoreTier, digest: str, tenant: str = TENANT) -> tuple[Outcome, bytes]:
+async def fetched(tier: StoreTier, digest: str, tenant: str = TENANT) -> tuple[ReadOutcome, bytes]:
     into = page()
     return await tier.fetch(tenant, digest, into), bytes(into)
 
@@ -47,9 +47,9 @@ async def test_index(store: MemoryStore, tier: StoreTier) -> None:
     """Each chunk comes from its place in its pack; another tenant's, and an unknown one, are absent."""
     await publish(store, VERSION)
     for digest, body in zip(VERSION.digests, VERSION.chunks, strict=True):
-        assert await fetched(tier, digest) == (Outcome.WHOLE, body)
-    assert (await fetched(tier, OTHER.digests[0]))[0] is Outcome.ABSENT
-    assert (await fetched(tier, VERSION.digests[0], "other"))[0] is Outcome.ABSENT
+        assert await fetched(tier, digest) == (ReadOutcome.WHOLE, body)
+    assert (await fetched(tier, OTHER.digests[0]))[0] is ReadOutcome.ABSENT
+    assert (await fetched(tier, VERSION.digests[0], "other"))[0] is ReadOutcome.ABSENT
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,21 @@ async def test_footer(store: MemoryStore, tier: StoreTier, index: bytes | None) 
     await store.delete(f"{TENANT}/index/{pack}")
     if index is not None:
         await store.put_if_absent(f"{TENANT}/index/{pack}", index)
-    assert await fetched(tier, VERSION.digests[1]) == (Outcome.WHOLE, VERSION.chunks[1])
+    assert await fetched(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
     assert tier.unreadable_packs == 0
 
 
-@pytest.mark.parametrize("rest", [pytest.param(b"", id="empty"), pytest.param(b"x" * PAGE, id="without a footer")])
+@pytest.mark.parametrize(
+    "rest", [pytest.param(b"", id="empty"), pytest.param(b"x" * PAGE_BYTES, id="without a footer")]
+)
 async def test_unreadable_pack(store: MemoryStore, tier: StoreTier, rest: bytes) -> None:
     """A pack without index and footer is counted and left out; chunks of other packs are served."""
     pack = await publish(store, VERSION)
     await store.delete(f"{TENANT}/index/{pack}")
     await replaced(store, f"{TENANT}/packs/{pack}", rest)
     await publish(store, OTHER)
-    assert await fetched(tier, OTHER.digests[0]) == (Outcome.WHOLE, OTHER.chunks[0])
-    assert (await fetched(tier, VERSION.digests[0]))[0] is Outcome.ABSENT
+    assert await fetched(tier, OTHER.digests[0]) == (ReadOutcome.WHOLE, OTHER.chunks[0])
+    assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.ABSENT
     assert tier.unreadable_packs > 0
 
 
@@ -88,18 +90,18 @@ async def test_moved_chunk(store: MemoryStore, tier: StoreTier) -> None:
     await fetched(tier, VERSION.digests[0])
     await store.delete(f"{TENANT}/packs/{pack}")
     await put_pack(store, VERSION.chunks[:2])
-    assert await fetched(tier, VERSION.digests[1]) == (Outcome.WHOLE, VERSION.chunks[1])
-    assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.ABSENT
+    assert await fetched(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
+    assert (await fetched(tier, VERSION.digests[2]))[0] is ReadOutcome.ABSENT
 
 
 async def test_torn(store: MemoryStore, tier: StoreTier) -> None:
     """A chunk that its table gives another length, or whose pack ends before it does, is told."""
     pack = await publish(store, VERSION)
-    assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE))) is Outcome.LENGTH
+    assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE_BYTES))) is ReadOutcome.LENGTH
     whole = await store.read(f"{TENANT}/packs/{pack}")
-    await replaced(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE + 100])
-    assert (await fetched(tier, VERSION.digests[1]))[0] is Outcome.WHOLE
-    assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.SHORT
+    await replaced(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE_BYTES + 100])
+    assert (await fetched(tier, VERSION.digests[1]))[0] is ReadOutcome.WHOLE
+    assert (await fetched(tier, VERSION.digests[2]))[0] is ReadOutcome.SHORT
 
 
 class Failing(MemoryStore):
@@ -143,12 +145,12 @@ async def test_kept_file(store: MemoryStore, tier: StoreTier) -> None:
     version, pack = await publish_kept(store, 7)
     for digest, body in zip(version.digests, version.chunks, strict=True):
         into = memoryview(bytearray(b"x" * len(body)))
-        assert await tier.fetch(TENANT, digest, into) is Outcome.WHOLE
+        assert await tier.fetch(TENANT, digest, into) is ReadOutcome.WHOLE
         assert bytes(into) == body
     whole = await store.read(f"{TENANT}/packs/{pack}")
     await replaced(store, f"{TENANT}/packs/{pack}", whole[:-100])
     into = memoryview(bytearray(len(version.chunks[0])))  # whose tensors come last
-    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.SHORT
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.SHORT
 
 
 async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -> None:
@@ -158,25 +160,25 @@ async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -
     index = await store.read(key)
     into = memoryview(bytearray(len(version.chunks[0])))
     await store.delete(key)
-    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.ABSENT
     assert tier.unreadable_packs == 0
     await replaced(store, key, index[:-1])
-    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.ABSENT
     assert tier.unreadable_packs > 0
     await replaced(store, key, index)
-    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.WHOLE
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.WHOLE
 
 
 async def test_kept_file_that_ends_like_a_pack_has_no_footer(store: MemoryStore, tier: StoreTier) -> None:
     """The last bytes of a pushed file are whatever its maker wrote. The control: the same bytes as a pack of ours."""
     digest = blake3(VERSION.chunks[0]).hexdigest()
-    body = VERSION.chunks[0] + encode_footer(place([(digest, PAGE)]))
+    body = VERSION.chunks[0] + encode_footer(place([(digest, PAGE_BYTES)]))
     pack = file_pack(blake3(body).hexdigest())
     await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
     await store.put_if_absent(f"{TENANT}/index/{pack}", b"{}")
-    assert (await fetched(tier, digest))[0] is Outcome.ABSENT
+    assert (await fetched(tier, digest))[0] is ReadOutcome.ABSENT
     await store.put_if_absent(f"{TENANT}/packs/{blake3(body).hexdigest()}", body)
-    assert await fetched(tier, digest) == (Outcome.WHOLE, VERSION.chunks[0])
+    assert await fetched(tier, digest) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_an_index_that_was_written_anew(store: MemoryStore, tier: StoreTier) -> None:
@@ -186,9 +188,9 @@ async def test_an_index_that_was_written_anew(store: MemoryStore, tier: StoreTie
     less = FileIndex(chunks=index.chunks[:1], size=index.size)
     await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(less))
     into = memoryview(bytearray(len(version.chunks[1])))
-    assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.ABSENT
+    assert await tier.fetch(TENANT, version.digests[1], into) is ReadOutcome.ABSENT
     await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(index))
-    assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.WHOLE
+    assert await tier.fetch(TENANT, version.digests[1], into) is ReadOutcome.WHOLE
 
 
 async def two_packs(store: MemoryStore) -> tuple[str, str]:
@@ -202,7 +204,7 @@ async def test_a_copy_that_is_gone(store: MemoryStore, tier: StoreTier) -> None:
     first, _ = await two_packs(store)
     await fetched(tier, VERSION.digests[0])
     await store.delete(f"{TENANT}/packs/{first}")
-    assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_a_copy_that_is_wrong(store: MemoryStore, tier: StoreTier) -> None:
@@ -213,14 +215,14 @@ async def test_a_copy_that_is_wrong(store: MemoryStore, tier: StoreTier) -> None
         await replaced(store, f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
         for want in outcomes:
             outcome, body = await fetched(tier, VERSION.digests[0])
-            assert outcome is Outcome.WHOLE
+            assert outcome is ReadOutcome.WHOLE
             if (body == VERSION.chunks[0]) != want:
                 raise AssertionError(pack)
             if not want:
                 await tier.quarantine(TENANT, VERSION.digests[0])
         await replaced(store, f"{TENANT}/packs/{pack}", whole)
     await tier.quarantine(TENANT, VERSION.digests[2])
-    assert await fetched(tier, VERSION.digests[2]) == (Outcome.WHOLE, VERSION.chunks[2])
+    assert await fetched(tier, VERSION.digests[2]) == (ReadOutcome.WHOLE, VERSION.chunks[2])
 
 
 class Sick(MemoryStore):
@@ -247,7 +249,7 @@ async def test_a_wrong_copy_beside_one_out_of_reach() -> None:
     assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
     await tier.quarantine(TENANT, VERSION.digests[0])
     store.sick = "no pack"
-    assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_a_copy_out_of_reach() -> None:
@@ -256,7 +258,7 @@ async def test_a_copy_out_of_reach() -> None:
     store.sick, _ = await two_packs(store)
     tier = tier_of(store)
     for _ in range(2):
-        assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+        assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
     store.sick = "/packs/"
     with pytest.raises(BlobUnavailable):
         await fetched(tier, VERSION.digests[0])
@@ -276,11 +278,11 @@ async def test_indexes_are_read_abreast() -> None:
             return await super().read(key, offset, length)
 
     store = Slow()
-    versions = [describe([bytes([n]) * PAGE], PAGE) for n in range(1, 60)]
+    versions = [describe([bytes([n]) * PAGE_BYTES], PAGE_BYTES) for n in range(1, 60)]
     for version in versions:
         await publish(store, version)
     tier = tier_of(store)
-    assert await fetched(tier, versions[-1].digests[0]) == (Outcome.WHOLE, versions[-1].chunks[0])
+    assert await fetched(tier, versions[-1].digests[0]) == (ReadOutcome.WHOLE, versions[-1].chunks[0])
     assert 2 < store.most <= 16
 
 
@@ -288,7 +290,7 @@ async def test_tables_of_few_tenants_are_kept(store: MemoryStore, tier: StoreTie
     """An agent that lives long has loaded versions of many tenants. What it forgot it learns again."""
     await publish(store, VERSION)
     for number in range(TENANTS_KEPT + 10):
-        assert (await fetched(tier, VERSION.digests[0], f"tenant-{number}"))[0] is Outcome.ABSENT
+        assert (await fetched(tier, VERSION.digests[0], f"tenant-{number}"))[0] is ReadOutcome.ABSENT
         tier.expect(f"tenant-{number}", VERSION.id, VERSION.digests)
     assert f"tenants={TENANTS_KEPT} " in repr(tier)
-    assert (await fetched(tier, VERSION.digests[0]))[0] is Outcome.WHOLE
+    assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.WHOLE

@@ -13,7 +13,7 @@ import pytest
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from contracts.errors import CapacityExceeded, Internal, Refused
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from contracts.traffic_errors import DeadlineExceeded
 from contracts.wire import encode
 from tests.weightcache.kit import (
@@ -31,7 +31,7 @@ from tests.weightcache.kit import (
 )
 from weightcache import residents
 from weightcache.client import Lease
-from weightcache.resident import Filling, Resident
+from weightcache.resident import LoadProgress, ResidentVersion
 from weightcache.wire import SOCKET, LeaseRequest
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
@@ -68,7 +68,7 @@ def test_two_hundred_leases(tmp_path: Path) -> None:
 def test_shared_chunks_of_two_versions(tmp_path: Path) -> None:
     """Two versions that come at once and share chunks read those once."""
     base = make_version(seed=1, pages=(40,), files=())
-    longer = describe([*base.chunks, b"x" * PAGE], 4 * PAGE)
+    longer = describe([*base.chunks, b"x" * PAGE_BYTES], 4 * PAGE_BYTES)
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
         for version in (base, longer):
@@ -84,7 +84,7 @@ def test_a_failure_reaches_all_who_wait(tmp_path: Path) -> None:
     """A corrupt chunk is read once and refused by name to every waiter."""
     store = CountingStore(MemoryStore())
     with running(settings_of(tmp_path), store) as agent:
-        broken = describe([b"a" * PAGE], PAGE)
+        broken = describe([b"a" * PAGE_BYTES], PAGE_BYTES)
         pack = agent.publish(broken)
         body = bytearray(asyncio.run(store.read(f"{TENANT}/packs/{pack}")))
         body[7] ^= 1
@@ -122,7 +122,7 @@ def test_the_last_to_give_up_ends_the_load(tmp_path: Path) -> None:
             assert lease.view(0, lease.total_bytes) == version.linear
 
 
-def test_one_who_gives_up_does_not_take_the_others_along(tmp_path: Path) -> None:
+def test_cancelled_lease_leaves_the_shared_load(tmp_path: Path) -> None:
     """The one who began a flight may leave; the others get their lease from it."""
     store = CountingStore(FileStore(tmp_path / "store"))
     with running(settings_of(tmp_path), store) as agent:
@@ -168,14 +168,14 @@ async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: p
 async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None:
     """A client that does not read what it is told is gone. It is not refused as if its version came too late."""
 
-    async def tell(_: Filling) -> None:
+    async def tell(_: LoadProgress) -> None:
         raise TimeoutError
 
     await publish(FileStore(tmp_path / "store"), VERSION)
     async with cached(settings_of(tmp_path)) as cache:
         with pytest.raises(TimeoutError):
-            await cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S, early=tell).__aenter__()
-        await cache.loader.settle()
+            await cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S, on_loading=tell).__aenter__()
+        await cache.loader.wait_until_idle()
         assert cache.arena.index.busy_count == 0
 
 
@@ -191,7 +191,7 @@ def test_deadline(tmp_path: Path) -> None:
         store.gate.set()
 
 
-def test_hot(tmp_path: Path) -> None:
+def test_version_in_memory_needs_no_read(tmp_path: Path) -> None:
     """An attested version in memory is answered without a look at disk or store."""
     with running(settings_of(tmp_path)) as agent:
         asyncio.run(attest(agent.store, VERSION.id))
@@ -206,11 +206,11 @@ def test_hot(tmp_path: Path) -> None:
             assert agent.state().leases_hot == 1
 
 
-def test_host_full(tmp_path: Path) -> None:
+def test_leased_versions_are_not_evicted(tmp_path: Path) -> None:
     """What is leased stays: a version that would need its memory is told to come again; one too large, not to."""
-    big = make_version(seed=6, pages=(HUGE // PAGE,), chunk_pages=64, files=())
-    another = make_version(seed=7, pages=(HUGE // PAGE,), chunk_pages=64, files=())
-    huge = make_version(seed=8, pages=(2 * HUGE // PAGE,), chunk_pages=64, files=())
+    big = make_version(seed=6, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
+    another = make_version(seed=7, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
+    huge = make_version(seed=8, pages=(2 * HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     with running(settings_of(tmp_path, slabs=1)) as agent:
         for version in (big, another, huge):
             agent.publish(version)
@@ -245,7 +245,7 @@ async def test_refused_reservation_leaves_nothing_on_its_way(
     base = make_version(seed=1, pages=(40,), files=())
     wide = describe([*base.chunks, *(bytes([mark]) * HUGE for mark in (1, 2))], HUGE)
 
-    def refuse(*_: object) -> Resident:
+    def refuse(*_: object) -> ResidentVersion:
         raise OSError(errno.EMFILE, "too many open files")
 
     for version in (base, wide):
@@ -256,7 +256,7 @@ async def test_refused_reservation_leaves_nothing_on_its_way(
                 patch.setattr(residents, "MAX_SLABS", 2)
                 patch.setattr(cache.arena.index, "slabs_needed", lambda _: 2)  # as if it were scattered
             else:
-                patch.setattr(residents, "resident_of", refuse)
+                patch.setattr(residents, "build_resident", refuse)
             with pytest.raises(Refused) as refused:
                 await cache.residents.bring(TENANT, wide.id, TIMEOUT_S, urgent=True)
             assert isinstance(refused.value.failure, CapacityExceeded if why == "too many slabs" else Internal)

@@ -25,8 +25,8 @@ from tests.weightcache.kit import (
 )
 from tests.weightcache.processes import leasing
 from weightcache.cache import Cache
-from weightcache.examine import BUSY_S, BYTES_PER_S, Fault, Report, Scrubber
-from weightcache.policy.healing import Outcome
+from weightcache.examine import BUSY_S, BYTES_PER_S, Fault, Scrubber, ScrubReport
+from weightcache.policy.healing import ReadOutcome
 from weightcache.sources import is_digest_of
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
@@ -84,7 +84,7 @@ async def test_a_flip_in_memory(tmp_path: Path) -> None:
         before = cache.arena.index.try_place(TENANT, bad)
         await flip(cache, bad)
         await swept(cache)
-        assert cache.counters.chunk_faults == {"host": {Outcome.DIGEST: 1}}
+        assert cache.counters.chunk_faults == {"host": {ReadOutcome.DIGEST: 1}}
         assert cache.arena.index.try_place(TENANT, bad) is None
         reads = cache.counters.chunk_reads["nvme"]
         assert await served(cache, VERSION) == VERSION.linear
@@ -92,7 +92,7 @@ async def test_a_flip_in_memory(tmp_path: Path) -> None:
         assert cache.counters.chunk_reads["nvme"] == reads + 1
         assert cache.arena.index.try_place(TENANT, bad) != before
         cache.arena.index.check_integrity()
-        assert (await swept(cache), cache.counters.chunk_faults["host"][Outcome.DIGEST])[1] == 1
+        assert (await swept(cache), cache.counters.chunk_faults["host"][ReadOutcome.DIGEST])[1] == 1
         assert cache.counters.sweeps == 2
 
 
@@ -114,18 +114,18 @@ async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
         await flip(cache, bad)
         scrub = asyncio.create_task(cache.examiner.examine("host", TENANT, bad))
         await asyncio.to_thread(slow.wait, TIMEOUT_S)
-        assert await cache.examiner.examine("host", TENANT, bad) is Outcome.DIGEST
+        assert await cache.examiner.examine("host", TENANT, bad) is ReadOutcome.DIGEST
         store.gate.clear()
         lease = asyncio.create_task(served(cache, VERSION))
         while not cache.arena.index.is_loading(TENANT, bad):
             await asyncio.sleep(0)
         go.set()
-        assert await scrub is Outcome.ABSENT
+        assert await scrub is ReadOutcome.ABSENT
         store.gate.set()
         async with asyncio.timeout(TIMEOUT_S):
             assert await lease == VERSION.linear
-        assert cache.counters.chunk_faults["host"] == {Outcome.DIGEST: 1}
-        await cache.loader.settle()
+        assert cache.counters.chunk_faults["host"] == {ReadOutcome.DIGEST: 1}
+        await cache.loader.wait_until_idle()
         assert cache.arena.index.busy_count == 0
         cache.arena.index.check_integrity()
 
@@ -138,8 +138,8 @@ async def test_control(tmp_path: Path) -> None:
         assert await served(cache, VERSION) != VERSION.linear
 
 
-@pytest.mark.parametrize("kind", [Outcome.DIGEST, Outcome.LENGTH, Outcome.MISSING])
-async def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
+@pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH, ReadOutcome.MISSING])
+async def test_scrub_replaces_a_damaged_file(tmp_path: Path, kind: ReadOutcome) -> None:
     """It is set aside, and kept anew from memory; whole ones keep their times, as nobody used them."""
 
     async with opened(tmp_path) as cache:
@@ -147,9 +147,9 @@ async def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
         path, whole = (root / digest[:2] / digest for digest in VERSION.digests[:2])
         os.utime(whole, (1.0, 1.0))
         match kind:
-            case Outcome.DIGEST:
+            case ReadOutcome.DIGEST:
                 damage(path)
-            case Outcome.LENGTH:
+            case ReadOutcome.LENGTH:
                 path.write_bytes(b"")
             case _:
                 path.unlink()
@@ -157,13 +157,13 @@ async def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
         assert cache.counters.chunk_faults == {"nvme": {kind: 1}}
         assert path.read_bytes() == VERSION.chunks[0]
         assert cache.counters.healed_chunks == {"host": 1}
-        assert len(list((tmp_path / "cache").glob(".quarantine/*"))) == (kind is not Outcome.MISSING)
+        assert len(list((tmp_path / "cache").glob(".quarantine/*"))) == (kind is not ReadOutcome.MISSING)
         assert whole.stat().st_mtime == 1.0
         assert await served(cache, VERSION) == VERSION.linear
 
 
-@pytest.mark.parametrize("kind", [Outcome.DIGEST, Outcome.LENGTH])
-async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: Outcome) -> None:
+@pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH])
+async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: ReadOutcome) -> None:
     """It is kept anew from the store, whatever the file's length says, also where memory's copy turns out to be wrong,
     too; while the store is away it is only set aside.
     """
@@ -171,13 +171,13 @@ async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kin
     async with opened(tmp_path) as cache:
         paths = [tmp_path / "cache" / TENANT / digest[:2] / digest for digest in VERSION.digests[:2]]
         for path in paths:
-            if kind is Outcome.DIGEST:
+            if kind is ReadOutcome.DIGEST:
                 damage(path)
             else:
                 path.write_bytes(b"x" * 8192)
         await flip(cache, VERSION.digests[0])
         await cache.examiner.examine("nvme", TENANT, VERSION.digests[0])
-        assert cache.counters.chunk_faults == {"nvme": {kind: 1}, "host": {Outcome.DIGEST: 1}}
+        assert cache.counters.chunk_faults == {"nvme": {kind: 1}, "host": {ReadOutcome.DIGEST: 1}}
         assert paths[0].read_bytes() == VERSION.chunks[0]
         cache.arena.evict(None, None)
         (tmp_path / "store").rename(tmp_path / "away")
@@ -188,7 +188,7 @@ async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kin
         assert await served(cache, VERSION) == VERSION.linear
 
 
-async def test_its_rate_and_its_patience(tmp_path: Path) -> None:
+async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
     """It sleeps for as long as its bytes take at its rate, and looks at nothing while something loads."""
 
     async with opened(tmp_path) as cache:
@@ -212,7 +212,7 @@ async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: 
     async with opened(tmp_path) as cache:
         examine, examined = cache.examiner.examine, list[str]()
 
-        async def fail_first(tier: str, tenant: str, digest: str) -> Outcome:
+        async def fail_first(tier: str, tenant: str, digest: str) -> ReadOutcome:
             examined.append(digest)
             if len(examined) == 1:
                 raise ZeroDivisionError
@@ -231,20 +231,20 @@ def test_check(tmp_path: Path) -> None:
         agent.keep(VERSION)
         whole = {"host": COUNT, "nvme": COUNT}
         size = {"host": len(VERSION.linear), "nvme": len(VERSION.linear)}
-        assert agent.ask("POST", "/v1/check", Report) == Report(whole, size, (), ())
+        assert agent.ask("POST", "/v1/check", ScrubReport) == ScrubReport(whole, size, (), ())
         damage(agent.chunk_file(VERSION.digests[0]))
         stray = tmp_path / "cache" / TENANT / "00" / ("0" * 64)
         stray.parent.mkdir(exist_ok=True)
         stray.write_bytes(b"")
-        found = agent.ask("POST", "/v1/check", Report)
+        found = agent.ask("POST", "/v1/check", ScrubReport)
         assert found.faults == (Fault("nvme", TENANT, VERSION.digests[0], "digest"),)
         assert found.contradictions == (f"{TENANT}/{'0' * 64}: a file that is in no index",)
         stray.unlink()
-        assert agent.ask("POST", "/v1/check", Report).faults == ()
+        assert agent.ask("POST", "/v1/check", ScrubReport).faults == ()
         assert agent.state().damaged == ()
 
 
-def test_who_has_wrong_memory_is_named(tmp_path: Path) -> None:
+def test_process_with_damaged_memory_is_named(tmp_path: Path) -> None:
     """For as long as it lives. Not who leases the version afterwards, which is right, nor who has another version in
     the same slab.
     """
@@ -253,7 +253,7 @@ def test_who_has_wrong_memory_is_named(tmp_path: Path) -> None:
         agent.publish(OTHER)
         with leasing(agent, VERSION) as first, leasing(agent, OTHER):
             flipped(os.getpid(), VERSION.chunks[3], 100)
-            (fault,) = agent.ask("POST", "/v1/check", Report).faults
+            (fault,) = agent.ask("POST", "/v1/check", ScrubReport).faults
             assert (fault.tier, fault.chunk) == ("host", VERSION.digests[3])
             with agent.acquire(VERSION) as lease:
                 assert lease.view(0, lease.total_bytes) == VERSION.linear

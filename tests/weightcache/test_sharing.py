@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weightcache.policy.sharing import MADE_UP_BYTES, Flow, Key, Limit, Sharing, Wants, by_position
+from weightcache.policy.sharing import (
+    MAX_CREDIT_BYTES,
+    ChunkCountLimit,
+    FairReadQueue,
+    Flow,
+    Key,
+    WaiterIndex,
+    by_position,
+)
 
 CHUNK = 100
 
@@ -20,8 +28,8 @@ class World:
     """One source, whose flows enter and leave as `Turns` lets them."""
 
     def __init__(self) -> None:
-        self.wants = Wants()
-        self.sharing = Sharing(self.wants)
+        self.wants = WaiterIndex()
+        self.sharing = FairReadQueue(self.wants)
 
     def enter(self, flow: Flow, names: Iterable[str], weight: float = 1.0) -> None:
         """It wants these, in this order."""
@@ -64,10 +72,10 @@ def named(prefix: str, count: int) -> list[str]:
 )
 def test_limit(parts: int, left: int, want: int | None) -> None:
     """What may begin at a source that gives four whole chunks at once."""
-    assert Limit(4).part(parts, parts << 40, left) == want
+    assert ChunkCountLimit(4).part(parts, parts << 40, left) == want
 
 
-def test_who_was_first_is_first_in_each_round() -> None:
+def test_earlier_flow_is_first_in_each_round() -> None:
     """Two versions of equal weight take turns, the earlier one begins and ends first."""
     world = World()
     world.enter("a", named("a", 3))
@@ -106,7 +114,7 @@ def test_bytes_count_not_chunks() -> None:
     assert world.drain(6) == ["a0", "b0", "b1", "a1", "b2", "b3"]
 
 
-def test_who_comes_late_gets_a_share_and_no_arrears() -> None:
+def test_late_flow_gets_a_share_without_credit() -> None:
     """Of what was given away before it came nothing is made up for."""
     world = World()
     world.enter("a", named("a", 20))
@@ -117,7 +125,7 @@ def test_who_comes_late_gets_a_share_and_no_arrears() -> None:
     assert sum(name.startswith("b") for name in world.drain(10)) == 5
 
 
-def test_who_was_there_but_not_ready_is_made_up_for() -> None:
+def test_blocked_flow_gets_credit() -> None:
     """Whose memory came later than others': it is served alone until it has as much as they have, within bounds."""
     world = World()
     for flow in "ab":
@@ -128,14 +136,14 @@ def test_who_was_there_but_not_ready_is_made_up_for() -> None:
     assert world.drain(12) == [*named("b", 10), "a10", "b10"]
 
 
-def test_what_is_made_up_for_has_a_bound() -> None:
+def test_credit_is_bounded() -> None:
     """Who was idle for long keeps others waiting for so much, not for all that they had meanwhile."""
     world = World()
     for flow in "ab":
         world.enter(flow, named(flow, 40))
-    world.queue(named("a", 40), MADE_UP_BYTES // 4)
+    world.queue(named("a", 40), MAX_CREDIT_BYTES // 4)
     world.drain(20)
-    world.queue(named("b", 40), MADE_UP_BYTES // 4)
+    world.queue(named("b", 40), MAX_CREDIT_BYTES // 4)
     assert sum(name.startswith("b") for name in world.drain(20)) in (12, 13)
 
 
@@ -197,7 +205,7 @@ def test_one_that_is_wanted_twice_is_queued_once() -> None:
     assert world.sharing.next() is None
 
 
-def test_nobody_waits_any_more() -> None:
+def test_unwanted_chunks_leave_the_queue() -> None:
     """The chunks that only one wanted lose their places."""
     world = World()
     for flow, count in (("a", 2), ("b", 1)):
@@ -214,7 +222,7 @@ def test_a_prefetch_that_is_waited_for() -> None:
         world.enter(flow, named(flow, 60), weight)
         world.queue(named(flow, 60))
     assert sum(name.startswith("p") for name in world.drain(34)) == 2
-    world.sharing.weigh("prefetch", 1.0)
+    world.sharing.set_weight("prefetch", 1.0)
     assert sum(name.startswith("p") for name in world.drain(10)) in (4, 5)
 
 
@@ -305,8 +313,8 @@ class SharingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.wants)
     @rule(data=st.data(), weight=st.sampled_from([0.1, 1.0, 3.0]))
-    def weigh(self, data: st.DataObject, weight: float) -> None:
-        self.sharing.weigh(data.draw(st.sampled_from(sorted(self.wants))), weight)
+    def set_weight(self, data: st.DataObject, weight: float) -> None:
+        self.sharing.set_weight(data.draw(st.sampled_from(sorted(self.wants))), weight)
 
     @precondition(lambda self: self.wants)
     @rule(data=st.data())
@@ -335,18 +343,18 @@ TestSharing = SharingMachine.TestCase
 TestSharing.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_from_both_ends() -> None:
+def test_flows_keep_their_own_positions() -> None:
     """Positions are each flow's own; what nobody wants any more is as if it never was."""
-    wants = Wants()
+    wants = WaiterIndex()
     wants.enter("v", {key("a"): 0, key("both"): 1})
     wants.enter("w", {key("both"): 0})
-    assert wants.by("v") == {key("a"): 0, key("both"): 1}
-    assert wants.of(key("both")) == {"v": 1, "w": 0}
+    assert wants.chunks_of("v") == {key("a"): 0, key("both"): 1}
+    assert wants.flows_of(key("both")) == {"v": 1, "w": 0}
     wants.leave("v")
     assert "v" not in wants
     assert "w" in wants
-    assert wants.of(key("both")) == {"w": 0}
-    assert not wants.of(key("a"))
+    assert wants.flows_of(key("both")) == {"w": 0}
+    assert not wants.flows_of(key("a"))
     wants.leave("w")
     assert repr(wants) == "<Wants flows=0 chunks=0>"
 

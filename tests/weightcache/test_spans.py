@@ -48,7 +48,7 @@ def test_add(there: tuple[Span, ...], added: Span, want: Span) -> None:
         pytest.param(((5, 10),), (0, 6), "already", id="over its beginning"),
     ],
 )
-def test_lies(there: tuple[Span, ...], added: Span, rule: str) -> None:
+def test_invalid_span_is_refused(there: tuple[Span, ...], added: Span, rule: str) -> None:
     """What can't be is refused, and changes nothing."""
     found = spans(*there)
     gaps = found.gaps()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from blobstore.memory import MemoryStore
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE_BYTES
 from tests.eventually import eventually
 from tests.weightcache.kit import TENANT, Version, cached, describe, publish, settings_of
 from weightcache import turns
 from weightcache.cache import Cache
 from weightcache.policy import sharing
-from weightcache.policy.sharing import Key, Sharing, Wants
+from weightcache.policy.sharing import FairReadQueue, Key, WaiterIndex
 
 AT_ONCE = 8
 LIMIT_S = 60.0
@@ -42,10 +42,10 @@ class Line(MemoryStore):
         self.last[key] = self.moved
 
 
-class FirstCome(Sharing):
+class FirstCome(FairReadQueue):
     """The control: who asked first has all until they are done."""
 
-    def __init__(self, wants: Wants) -> None:
+    def __init__(self, wants: WaiterIndex) -> None:
         super().__init__(wants)
         self._fifo: dict[Key, int] = {}
 
@@ -66,7 +66,7 @@ class FirstCome(Sharing):
         """It kept no account of it."""
 
 
-class Forgetful(Sharing):
+class Forgetful(FairReadQueue):
     """Another control: what has begun is as good as ended."""
 
     def take(self, nbytes: int | None = None) -> Key:
@@ -80,7 +80,7 @@ class Forgetful(Sharing):
 
 def made_up(seed: int, chunks: int) -> Version:
     source = random.Random(seed)
-    return describe([source.randbytes(PAGE) for _ in range(chunks)], PAGE)
+    return describe([source.randbytes(PAGE_BYTES) for _ in range(chunks)], PAGE_BYTES)
 
 
 def cache_over(root: Path, store: MemoryStore) -> AbstractAsyncContextManager[Cache]:
@@ -90,8 +90,8 @@ def cache_over(root: Path, store: MemoryStore) -> AbstractAsyncContextManager[Ca
 
 def in_line(cache: Cache) -> int:
     """Chunks that wait for their turn at the store, or have it."""
-    turns = cache.fetcher.turns
-    return turns.queued["store"] + turns.running["store"]
+    scheduler = cache.fetcher.scheduler
+    return scheduler.queued["store"] + scheduler.running["store"]
 
 
 async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
@@ -109,7 +109,7 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
         await eventually(lambda: in_line(cache) == sum(sizes))
         store.open.set()
         await asyncio.gather(*waiting)
-    fair = [PAGE * sum(min(mine, other) for other in sizes) for mine in sizes]
+    fair = [PAGE_BYTES * sum(min(mine, other) for other in sizes) for mine in sizes]
     return [store.last[f"{TENANT}/packs/{pack}"] / due for pack, due in zip(packs, fair, strict=True)]
 
 
@@ -128,14 +128,14 @@ async def test_thirty_versions_share_the_line(tmp_path: Path, sizes: Sequence[in
 
 async def test_control_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it doesn't count, and nothing is made up for, the first keeps what it began before the others queued."""
-    monkeypatch.setattr(turns, "Sharing", Forgetful)
-    monkeypatch.setattr(sharing, "MADE_UP_BYTES", 0)
+    monkeypatch.setattr(turns, "FairReadQueue", Forgetful)
+    monkeypatch.setattr(sharing, "MAX_CREDIT_BYTES", 0)
     assert min(await storm(tmp_path, SMALL)) < 0.8
 
 
 async def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of asking, the first are far ahead of their share."""
-    monkeypatch.setattr(turns, "Sharing", FirstCome)
+    monkeypatch.setattr(turns, "FairReadQueue", FirstCome)
     ended = await storm(tmp_path, SIZES[:10])
     assert min(ended) < 0.3
     assert not all(0.8 <= each <= 1.2 for each in ended)
@@ -159,7 +159,7 @@ async def twenty_read(cache: Cache, store: Line, version: Version) -> None:
     store.open.set()
     for _ in range(20):
         for digest in version.digests:
-            await cache.remote.fetch(TENANT, digest, memoryview(bytearray(PAGE)))
+            await cache.remote.fetch(TENANT, digest, memoryview(bytearray(PAGE_BYTES)))
 
 
 async def count_reads(
@@ -174,7 +174,7 @@ async def count_reads(
     return store.ranges, len(version.digests)
 
 
-async def test_a_thousand_waiters(tmp_path: Path) -> None:
+async def test_thousand_waiters_read_each_range_once(tmp_path: Path) -> None:
     """Each range leaves the store once."""
     ranges, count = await count_reads(tmp_path, a_thousand_wait)
     assert len(ranges) == len(set(ranges)) == count
@@ -211,7 +211,7 @@ async def _enter(leases: AsyncExitStack, lease: AbstractAsyncContextManager[obje
     await leases.enter_async_context(lease)
 
 
-async def test_what_nobody_waits_for_yet(tmp_path: Path) -> None:
+async def test_prefetch_has_a_small_share_until_leased(tmp_path: Path) -> None:
     """It has a small share beside a start, until somebody waits for it as well: from then on an equal one."""
     assert await beside_a_prefetch(tmp_path / "alone", wanted=False) < 0.7
     assert await beside_a_prefetch(tmp_path / "wanted", wanted=True) > 0.9

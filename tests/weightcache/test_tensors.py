@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.manifest import PAGE, Tensor
+from contracts.manifest import PAGE_BYTES, Tensor
 from tests.weightcache.kit import Version, describe, make_version, padded, running, settings_of
 from weightcache.device import DTYPES, tensors
 
@@ -37,7 +37,7 @@ def version_of(values: dict[str, torch.Tensor]) -> Version:
         described.append(Tensor(name, names[value.dtype], tuple(value.shape), offset))  # type: ignore[arg-type]
         raw = bytes(value.contiguous().reshape(-1).view(torch.uint8).tolist()) if value.numel() else b""
         sections.append(padded(raw))
-    return describe([section for section in sections if section], PAGE, (), described)
+    return describe([section for section in sections if section], PAGE_BYTES, (), described)
 
 
 def test_every_dtype(tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_no_copy(tmp_path: Path) -> None:
             found = tensors(lease)
             for tensor in version.manifest.tensors:
                 assert found[tensor.name].data_ptr() == lease.address + tensor.offset
-                assert found[tensor.name].data_ptr() % PAGE == 0
+                assert found[tensor.name].data_ptr() % PAGE_BYTES == 0
             raw = found["tensor0"].view(torch.uint8).flatten()
             first = version.manifest.tensors[0]
-            assert bytes(raw[:PAGE].tolist()) == version.linear[first.offset : first.offset + PAGE]
+            assert bytes(raw[:PAGE_BYTES].tolist()) == version.linear[first.offset : first.offset + PAGE_BYTES]
 
 
 def test_no_bytes(tmp_path: Path) -> None:

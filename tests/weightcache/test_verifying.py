@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightcache.counters import Counters
-from weightcache.policy.healing import FAULTS, Outcome
-from weightcache.policy.sharing import Limit
-from weightcache.sources import ALL_AT_ONCE, Turn, is_digest_of
+from weightcache.policy.healing import FAULTS, ReadOutcome
+from weightcache.policy.sharing import ChunkCountLimit
+from weightcache.sources import UNLIMITED_READ_SLOT, ReadSlot, is_digest_of
 from weightcache.verifying import Tags, Verifier
 
 RIGHT = b"verified, byte by byte"
@@ -25,7 +25,7 @@ class Shelved:
 
     tier = "nvme"
     attempts = 1
-    room = Limit(1)
+    room = ChunkCountLimit(1)
 
     def __init__(self) -> None:
         self.aside: list[tuple[str, str]] = []
@@ -33,7 +33,9 @@ class Shelved:
     def may_have(self, tenant: str, digest: str) -> bool:
         return True
 
-    async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
         raise AssertionError("only what was read is judged")
 
     async def quarantine(self, tenant: str, digest: str) -> None:
@@ -43,19 +45,19 @@ class Shelved:
 @pytest.mark.parametrize(
     ("read", "data", "want"),
     [
-        pytest.param(Outcome.WHOLE, RIGHT, Outcome.WHOLE, id="the digest's bytes"),
-        pytest.param(Outcome.WHOLE, RIGHT[:-1] + b"!", Outcome.DIGEST, id="other bytes"),
-        pytest.param(Outcome.VERIFIED, b"not looked at", Outcome.VERIFIED, id="compared by who read them"),
-        pytest.param(Outcome.ABSENT, b"", Outcome.ABSENT, id="no copy is no fault"),
-        pytest.param(Outcome.AWAY, b"", Outcome.AWAY, id="no answer is no fault"),
+        pytest.param(ReadOutcome.WHOLE, RIGHT, ReadOutcome.WHOLE, id="the digest's bytes"),
+        pytest.param(ReadOutcome.WHOLE, RIGHT[:-1] + b"!", ReadOutcome.DIGEST, id="other bytes"),
+        pytest.param(ReadOutcome.VERIFIED, b"not looked at", ReadOutcome.VERIFIED, id="compared by who read them"),
+        pytest.param(ReadOutcome.ABSENT, b"", ReadOutcome.ABSENT, id="no copy is no fault"),
+        pytest.param(ReadOutcome.AWAY, b"", ReadOutcome.AWAY, id="no answer is no fault"),
         *(pytest.param(fault, RIGHT, fault, id=f"a fault of the read: {fault}") for fault in sorted(FAULTS)),
     ],
 )
-def test_check(read: Outcome, data: bytes, want: Outcome) -> None:
+def test_check(read: ReadOutcome, data: bytes, want: ReadOutcome) -> None:
     """What it came to; a fault leaves its count and a copy that is not offered again, anything else nothing."""
     source, counters = Shelved(), Counters()
 
-    async def main() -> Outcome:
+    async def main() -> ReadOutcome:
         with ThreadPoolExecutor(1) as threads:
             verifier = Verifier(threads, is_digest_of, counters)
             return await verifier.check(source, read, "acme", DIGEST, memoryview(data))
@@ -68,7 +70,7 @@ def test_check(read: Outcome, data: bytes, want: Outcome) -> None:
 @given(st.binary(min_size=1, max_size=4096), st.data())
 def test_only_the_same_bytes_match(data: bytes, draw: st.DataObject) -> None:
     """Any bit, a shorter end, a longer one, and the same bytes under another name are told apart."""
-    tag = TAGS.of(memoryview(data), NAME)
+    tag = TAGS.compute_tag(memoryview(data), NAME)
     assert len(tag) == 16
     assert TAGS.matches(memoryview(bytes(data)), NAME, tag)
     bit = draw.draw(st.integers(0, 8 * len(data) - 1))
@@ -83,4 +85,4 @@ def test_only_the_same_bytes_match(data: bytes, draw: st.DataObject) -> None:
 def test_another_process_has_another_key() -> None:
     """A tag that was written down somewhere would be worth nothing."""
     data = memoryview(b"weights")
-    assert not Tags().matches(data, NAME, TAGS.of(data, NAME))
+    assert not Tags().matches(data, NAME, TAGS.compute_tag(data, NAME))

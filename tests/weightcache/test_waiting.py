@@ -4,19 +4,19 @@ import asyncio
 
 import pytest
 
-from weightcache.residents import Waiting
+from weightcache.residents import LeasePriority
 
 ONE, OTHER = ("acme", "1"), ("acme", "2")
 
 
-async def test_it_waits_for_others_alone() -> None:
+async def test_prefetch_waits_for_leases_of_other_versions() -> None:
     """A lease of the same version is what it works for; as long as one of another waits, it does not begin."""
 
-    waiting = Waiting()
-    with waiting.leasing(ONE):
-        await waiting.until_free(ONE)
-        with waiting.leasing(OTHER), waiting.leasing(OTHER):
-            held = asyncio.ensure_future(waiting.until_free(ONE))
+    waiting = LeasePriority()
+    with waiting.waiting_lease(ONE):
+        await waiting.wait_until_free(ONE)
+        with waiting.waiting_lease(OTHER), waiting.waiting_lease(OTHER):
+            held = asyncio.ensure_future(waiting.wait_until_free(ONE))
             await asyncio.sleep(0)
             assert waiting.is_busy(ONE)
             assert not held.done()
@@ -25,10 +25,10 @@ async def test_it_waits_for_others_alone() -> None:
     assert not waiting.is_busy()
 
 
-async def test_it_gives_way() -> None:
+async def test_prefetch_is_cancelled_by_another_versions_lease() -> None:
     """Cancelled, and gone, when another version's lease comes; left alone by its own's."""
 
-    waiting, begun, ended = Waiting(), asyncio.Event(), asyncio.Event()
+    waiting, begun, ended = LeasePriority(), asyncio.Event(), asyncio.Event()
     finish = asyncio.Event()
 
     async def work() -> None:
@@ -40,19 +40,19 @@ async def test_it_gives_way() -> None:
 
     running = asyncio.ensure_future(waiting.try_run(work, ONE))
     await begun.wait()
-    with waiting.leasing(ONE):
+    with waiting.waiting_lease(ONE):
         await asyncio.sleep(0)
         assert not ended.is_set()
-    with waiting.leasing(OTHER):
+    with waiting.waiting_lease(OTHER):
         assert await running is False
         assert ended.is_set()
     finish.set()
     assert await waiting.try_run(work, ONE) is True
 
 
-async def test_what_it_raises_is_raised() -> None:
+async def test_try_run_raises_what_the_work_raises() -> None:
     """And whoever cancels the whole leaves nothing running."""
-    waiting, before = Waiting(), asyncio.all_tasks()
+    waiting, before = LeasePriority(), asyncio.all_tasks()
 
     async def fails() -> None:
         raise ZeroDivisionError

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from tests.loops import HOST, answering
+from tests.loops import HOST, running_http_server
 
 PIECE_BYTES: Final = 16 << 10
 
@@ -75,5 +75,5 @@ class ThrottledBucket:
 def throttled(objects: dict[str, bytes], rate: float) -> Iterator[ThrottledBucket]:
     """Serves until the block ends, from a thread."""
     bucket = ThrottledBucket(objects, rate)
-    with answering(bucket.answer) as bucket.port:
+    with running_http_server(bucket.answer) as bucket.port:
         yield bucket

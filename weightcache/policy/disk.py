@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from weightcache.policy.evict import Candidate, Shares, choose
+from weightcache.policy.evict import Candidate, TenantShares, choose_victims
 
 Key = tuple[str, str]  # tenant, digest
 HALF_LIFE_S: Final = 86_400.0  # of the value of a file that nobody reads
@@ -86,8 +86,8 @@ class DiskIndex:
 
     def trim(self) -> tuple[Key, ...]:
         """Files to remove because the budget shrank; they are forgotten at once."""
-        shares = Shares(self._held, self.quota_bytes, "")
-        gone = choose(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
+        shares = TenantShares(self._held, self.quota_bytes, "")
+        gone = choose_victims(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
         for key in gone:
             self.drop(key)
         return gone
@@ -177,8 +177,8 @@ class DiskIndex:
 
     def _least(self, tenant: str, coming: int, short: int, now: float) -> tuple[Key, ...] | None:
         """Return the files to remove when `coming` bytes of the tenant come and `short` of them have no room."""
-        shares = Shares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
-        return choose(self._idle(now), short, HALF_LIFE_S, shares)
+        shares = TenantShares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
+        return choose_victims(self._idle(now), short, HALF_LIFE_S, shares)
 
     def _idle(self, now: float) -> Iterable[Candidate[Key]]:
         for key, file in self._files.items():

@@ -33,12 +33,14 @@ class Candidate(Generic[Key]):
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """What tenants have, with what `asking` is about to get, and what each may have where others want it, too."""
+class TenantShares:
+    """What tenants have, with what `requesting_tenant` is about to get, and what each may have where others
+    want it, too.
+    """
 
     held: Mapping[str, int]
     quota: int
-    asking: str
+    requesting_tenant: str
 
 
 def rank(candidate: Candidate[Key], half_life_s: float) -> tuple[float, float]:
@@ -47,15 +49,15 @@ def rank(candidate: Candidate[Key], half_life_s: float) -> tuple[float, float]:
     return math.log2(per_unit) + candidate.used_at / half_life_s, candidate.used_at
 
 
-def choose(
-    candidates: Iterable[Candidate[Key]], need: int, half_life_s: float, shares: Shares | None = None
+def choose_victims(
+    candidates: Iterable[Candidate[Key]], need: int, half_life_s: float, shares: TenantShares | None = None
 ) -> tuple[Key, ...] | None:
     """The candidates of the least value whose sizes add up to `need`, and none too many; None where they can't."""
     if need <= 0:
         return ()  # without looking at them all: this is the common case, once per admission
     ranked = sorted(candidates, key=lambda each: rank(each, half_life_s))
     if shares is not None:
-        ranked = _by_quota(ranked, shares)
+        ranked = _order_by_quota(ranked, shares)
     chosen: list[Key] = []
     freed = 0
     for candidate in ranked:
@@ -66,8 +68,10 @@ def choose(
     return tuple(chosen) if freed >= need else None
 
 
-def _by_quota(ranked: Iterable[Candidate[Key]], shares: Shares) -> list[Candidate[Key]]:
-    """What tenants have beyond their quotas first; then the rest, of others only where `asking` stays within its."""
+def _order_by_quota(ranked: Iterable[Candidate[Key]], shares: TenantShares) -> list[Candidate[Key]]:
+    """What tenants have beyond their quotas first; then the rest, of others only where `requesting_tenant`
+    stays within its.
+    """
     held = dict(shares.held)
     surplus: list[Candidate[Key]] = []
     within: list[Candidate[Key]] = []
@@ -77,6 +81,6 @@ def _by_quota(ranked: Iterable[Candidate[Key]], shares: Shares) -> list[Candidat
             surplus.append(candidate)
         else:
             within.append(candidate)
-    if held.get(shares.asking, 0) > shares.quota:
-        within = [candidate for candidate in within if candidate.tenant == shares.asking]
+    if held.get(shares.requesting_tenant, 0) > shares.quota:
+        within = [candidate for candidate in within if candidate.tenant == shares.requesting_tenant]
     return surplus + within

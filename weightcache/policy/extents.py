@@ -12,7 +12,7 @@ from weightcache.wire import HUGE_PAGE
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedChunk:
     """A chunk of `length` bytes at `virtual` of its version's linear space; both are multiples of 4096."""
 
     digest: str
@@ -21,7 +21,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeTail:
     """A slab whose bytes from `used` on are free."""
 
     slab: int
@@ -29,7 +29,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlabRange:
     """`length` bytes at `offset` of `slab`."""
 
     slab: int
@@ -52,17 +52,19 @@ class Extent:
     length: int
 
 
-def wanted_of(chunks: Iterable[tuple[str, int]]) -> tuple[Wanted, ...]:
+def distinct_chunks(chunks: Iterable[tuple[str, int]]) -> tuple[WantedChunk, ...]:
     """(digest, length) pairs in the order of the linear space; a digest that occurs again is wanted once."""
-    first: dict[str, Wanted] = {}
+    first: dict[str, WantedChunk] = {}
     virtual = 0
     for digest, length in chunks:
-        first.setdefault(digest, Wanted(digest, length, virtual))
+        first.setdefault(digest, WantedChunk(digest, length, virtual))
         virtual += length
     return tuple(first.values())
 
 
-def place(wanted: Sequence[Wanted], rooms: Sequence[Room], fresh: Sequence[int], slab_bytes: int) -> dict[str, Place]:
+def place(
+    wanted: Sequence[WantedChunk], rooms: Sequence[FreeTail], fresh: Sequence[int], slab_bytes: int
+) -> dict[str, SlabRange]:
     """A place for each chunk: a run goes into the first room that holds all that is left of it, else into what there
     is, in order, else into slabs of `fresh`, in order. Raises IndexError where those are too few.
 
@@ -70,7 +72,7 @@ def place(wanted: Sequence[Wanted], rooms: Sequence[Room], fresh: Sequence[int],
     """
     used = {room.slab: room.used for room in rooms}
     unopened = iter(fresh)
-    placed: dict[str, Place] = {}
+    placed: dict[str, SlabRange] = {}
     for run in _runs(wanted):
         left, length = run, sum(chunk.length for chunk in run)
         while left:
@@ -82,21 +84,21 @@ def place(wanted: Sequence[Wanted], rooms: Sequence[Room], fresh: Sequence[int],
                 used[slab] = 0
             taken = _fitting(left, _start(left[0], length, used[slab], slab_bytes), slab_bytes)
             for chunk, spot in taken:
-                placed[chunk.digest] = Place(slab, spot, chunk.length)
+                placed[chunk.digest] = SlabRange(slab, spot, chunk.length)
                 used[slab] = spot + chunk.length
                 length -= chunk.length
             left = left[len(taken) :]
     return placed
 
 
-def fresh_needed(wanted: Sequence[Wanted], rooms: Sequence[Room], slab_bytes: int) -> int:
+def count_fresh_slabs(wanted: Sequence[WantedChunk], rooms: Sequence[FreeTail], slab_bytes: int) -> int:
     """How many fresh slabs `place` opens for these chunks."""
     beyond = max((room.slab for room in rooms), default=-1) + 1
     fresh = range(beyond, beyond + len(wanted))  # a slab holds at least one chunk
     return len({spot.slab for spot in place(wanted, rooms, fresh, slab_bytes).values() if spot.slab >= beyond})
 
 
-def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, Place]) -> tuple[Extent, ...]:
+def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, SlabRange]) -> tuple[Extent, ...]:
     """The version's linear space, neighbours coalesced: gapless from 0, in order."""
     extents: list[Extent] = []
     virtual = 0
@@ -111,9 +113,9 @@ def extents_of(chunks: Iterable[tuple[str, int]], places: Mapping[str, Place]) -
     return tuple(extents)
 
 
-def _runs(wanted: Sequence[Wanted]) -> list[tuple[Wanted, ...]]:
+def _runs(wanted: Sequence[WantedChunk]) -> list[tuple[WantedChunk, ...]]:
     """Chunks that follow one another in the linear space, together."""
-    runs: list[list[Wanted]] = []
+    runs: list[list[WantedChunk]] = []
     for chunk in wanted:
         if runs and runs[-1][-1].virtual + runs[-1][-1].length == chunk.virtual:
             runs[-1].append(chunk)
@@ -122,7 +124,7 @@ def _runs(wanted: Sequence[Wanted]) -> list[tuple[Wanted, ...]]:
     return [tuple(run) for run in runs]
 
 
-def _room_for(first: Wanted, length: int, used: Mapping[int, int], slab_bytes: int) -> int | None:
+def _room_for(first: WantedChunk, length: int, used: Mapping[int, int], slab_bytes: int) -> int | None:
     """The first slab that takes a whole run of this length, else the first that takes its first chunk, else None."""
     found: int | None = None
     last = slab_bytes - first.length
@@ -137,9 +139,9 @@ def _room_for(first: Wanted, length: int, used: Mapping[int, int], slab_bytes: i
     return found
 
 
-def _fitting(run: Sequence[Wanted], offset: int, slab_bytes: int) -> list[tuple[Wanted, int]]:
+def _fitting(run: Sequence[WantedChunk], offset: int, slab_bytes: int) -> list[tuple[WantedChunk, int]]:
     """The leading chunks of the run that fit from `offset` on, each with its own."""
-    taken: list[tuple[Wanted, int]] = []
+    taken: list[tuple[WantedChunk, int]] = []
     for chunk in run:
         if offset + chunk.length > slab_bytes:
             break
@@ -148,7 +150,7 @@ def _fitting(run: Sequence[Wanted], offset: int, slab_bytes: int) -> list[tuple[
     return taken
 
 
-def _start(first: Wanted, length: int, used: int, slab_bytes: int) -> int:
+def _start(first: WantedChunk, length: int, used: int, slab_bytes: int) -> int:
     """Congruent to the run's virtual offset where a huge page may come of it, and where its first chunk still fits."""
     congruent = used + (first.virtual - used) % HUGE_PAGE
     # A chunk nearly as long as the slab fits an empty one only at its start.

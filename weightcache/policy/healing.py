@@ -13,7 +13,7 @@ from typing import Final
 from contracts.errors import Failure
 
 
-class Outcome(StrEnum):
+class ReadOutcome(StrEnum):
     """What became of one read of one copy."""
 
     WHOLE = "whole"  # as long as it should be; good where it is verified, too
@@ -27,13 +27,15 @@ class Outcome(StrEnum):
     MISSING = "missing"  # it was there, and is not any more
 
 
-ARRIVED: Final = frozenset({Outcome.WHOLE, Outcome.VERIFIED})
-FAULTS: Final = frozenset({Outcome.DIGEST, Outcome.LENGTH, Outcome.SHORT, Outcome.UNREADABLE, Outcome.MISSING})
-NOT_THERE: Final = frozenset({Outcome.ABSENT, Outcome.MISSING})
+GOOD_OUTCOMES: Final = frozenset({ReadOutcome.WHOLE, ReadOutcome.VERIFIED})
+FAULTS: Final = frozenset(
+    {ReadOutcome.DIGEST, ReadOutcome.LENGTH, ReadOutcome.SHORT, ReadOutcome.UNREADABLE, ReadOutcome.MISSING}
+)
+ABSENT_OUTCOMES: Final = frozenset({ReadOutcome.ABSENT, ReadOutcome.MISSING})
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SourceRule:
     """A source's name, and how often a faulty copy of it is read before the next one is asked."""
 
     tier: str
@@ -41,11 +43,11 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ReadAttempt:
     """One read. `failure` is what a source that is away said."""
 
     tier: str
-    outcome: Outcome
+    outcome: ReadOutcome
     failure: Failure | None = None
 
     @property
@@ -55,43 +57,43 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TrySource:
     """Read from the source at this position."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class Fetched:
     """The bytes are right; they came from this tier."""
 
     tier: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Unrecoverable:
     """No source has a good copy now. This trial says why: its copy is faulty, it has none, or it is away."""
 
-    decisive: Trial
+    decisive: ReadAttempt
 
 
-Step = Ask | Arrived | Lost
+HealingStep = TrySource | Fetched | Unrecoverable
 
 
-def choose_step(rules: Sequence[Rule], trials: Sequence[Trial]) -> Step:
+def choose_step(rules: Sequence[SourceRule], trials: Sequence[ReadAttempt]) -> HealingStep:
     """What comes after these trials, oldest first; there is at least one rule."""
-    if trials and trials[-1].outcome in ARRIVED:
-        return Arrived(trials[-1].tier)
+    if trials and trials[-1].outcome in GOOD_OUTCOMES:
+        return Fetched(trials[-1].tier)
     for position, rule in enumerate(rules):
         own = [trial for trial in trials if trial.tier == rule.tier]
         if not own or (own[-1].is_fault and len(own) < rule.attempts):
-            return Ask(position)
-    return Lost(_decisive(trials))
+            return TrySource(position)
+    return Unrecoverable(_decisive(trials))
 
 
-def _decisive(trials: Sequence[Trial]) -> Trial:
+def _decisive(trials: Sequence[ReadAttempt]) -> ReadAttempt:
     """The last source's word counts; where it has no copy, one that is away may have it."""
     last = trials[-1]
-    if last.outcome in NOT_THERE:
-        return next((trial for trial in reversed(trials) if trial.outcome is Outcome.AWAY), last)
+    if last.outcome in ABSENT_OUTCOMES:
+        return next((trial for trial in reversed(trials) if trial.outcome is ReadOutcome.AWAY), last)
     return last

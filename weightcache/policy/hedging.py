@@ -10,7 +10,7 @@ from typing import Final
 from contracts.quantile import SlidingQuantile
 
 WINDOW: Final = 200  # reads of a size that are remembered
-ENOUGH: Final = 20  # from so many on, there is a limit
+MIN_SAMPLES: Final = 20  # from so many on, there is a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,10 @@ class HedgeRule:
     at_once: int = 4
 
 
-class Hedging:
-    """State of one store. Call `began` for each read, and `took` with its duration, or with a lower bound of it."""
+class ReadHedging:
+    """State of one store. Call `began` for each read, and `record_read` with its duration, or with a lower
+    bound of it.
+    """
 
     def __init__(self, rule: HedgeRule) -> None:
         self.rule = rule
@@ -43,22 +45,22 @@ class Hedging:
         """Return after how many seconds a read of `nbytes` is late; None if too few reads of that size are known."""
         self._saved = min(float(self.rule.burst), self._saved + self.rule.share)
         recent = self._recent.get(nbytes.bit_length())
-        if recent is None or len(recent) < ENOUGH:
+        if recent is None or len(recent) < MIN_SAMPLES:
             return None
         return max(self.rule.floor_s, self.rule.factor * recent.of(self.rule.quantile))
 
-    def took(self, nbytes: int, seconds: float) -> None:
+    def record_read(self, nbytes: int, seconds: float) -> None:
         """Record that a read ended, or was given up, after `seconds`."""
         self._recent.setdefault(nbytes.bit_length(), SlidingQuantile(WINDOW)).add(seconds)
 
     def try_hedge(self) -> bool:
-        """Take a hedge from the budget. Return False if none is left. Otherwise call `ended` after both reads."""
+        """Take a hedge from the budget. Return False if none is left. Otherwise call `end_hedge` after both reads."""
         if self._saved < 1.0 or self._running >= self.rule.at_once:
             return False
         self._saved -= 1.0
         self._running += 1
         return True
 
-    def ended(self) -> None:
+    def end_hedge(self) -> None:
         """Record that a hedged read and its second read have ended."""
         self._running -= 1

@@ -14,8 +14,8 @@ from typing import Final
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import CapacityExceeded, Refused
 from contracts.traffic_errors import Overloaded
-from weightcache.policy.evict import Candidate, Shares, choose
-from weightcache.policy.extents import Place, Room, Wanted, fresh_needed, place, wanted_of
+from weightcache.policy.evict import Candidate, TenantShares, choose_victims
+from weightcache.policy.extents import FreeTail, SlabRange, WantedChunk, count_fresh_slabs, distinct_chunks, place
 
 RETRY_S: Final = 1.0
 HALF_LIFE_S: Final = 600.0  # of an idle slab's value
@@ -28,7 +28,7 @@ class Reservation:
     """Places for all chunks of a version. Its slabs stay pinned until it is released."""
 
     tenant: str
-    places: dict[str, Place]  # by digest
+    places: dict[str, SlabRange]  # by digest
     load: tuple[str, ...]  # digests that the owner of this reservation must load
     wait: tuple[str, ...]  # digests that another's load will bring
     fresh: tuple[int, ...]  # slabs that begin with this reservation, empty
@@ -62,7 +62,7 @@ class _Slab:
 
 @dataclass(slots=True)
 class _Entry:
-    place: Place
+    place: SlabRange
     ready: bool = False
 
 
@@ -117,7 +117,7 @@ class HostIndex:
         them, or the tenant's quota, `Overloaded` where too much of it is in use. Whatever is there already stays where
         it is, if that fits.
         """
-        wanted = wanted_of(chunks)
+        wanted = distinct_chunks(chunks)
         alone = self._needed_alone(wanted)
         if alone > self.max_slabs:
             raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
@@ -135,7 +135,7 @@ class HostIndex:
         """Return how many slabs all of (digest, length) take in an empty tier. Raises `Refused(CapacityExceeded)` if a
         chunk is longer than a slab.
         """
-        return self._needed_alone(wanted_of(chunks))
+        return self._needed_alone(distinct_chunks(chunks))
 
     def mark_ready(self, tenant: str, digest: str) -> None:
         """Its bytes are in place and verified."""
@@ -186,7 +186,7 @@ class HostIndex:
         entry = self._chunks.get((tenant, digest))
         return entry is not None and not entry.ready
 
-    def try_place(self, tenant: str, digest: str) -> Place | None:
+    def try_place(self, tenant: str, digest: str) -> SlabRange | None:
         """Where the chunk is, if it is ready."""
         entry = self._chunks.get((tenant, digest))
         return entry.place if entry is not None and entry.ready else None
@@ -254,22 +254,22 @@ class HostIndex:
                 end = spot.end
             assert end <= slab.used <= self.slab_bytes
 
-    def _needed_alone(self, wanted: Sequence[Wanted]) -> int:
+    def _needed_alone(self, wanted: Sequence[WantedChunk]) -> int:
         """Return how many slabs these take where nothing of them is there. Raises `Refused(CapacityExceeded)`."""
         longest = max((chunk.length for chunk in wanted), default=0)
         if longest > self.slab_bytes:
             raise Refused(
                 CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", longest, self.slab_bytes)
             )
-        return fresh_needed(wanted, (), self.slab_bytes)
+        return count_fresh_slabs(wanted, (), self.slab_bytes)
 
     def _plan(
-        self, tenant: str, wanted: Sequence[Wanted], *, keep_idle: bool
-    ) -> tuple[dict[str, Place], tuple[int, ...]] | None:
+        self, tenant: str, wanted: Sequence[WantedChunk], *, keep_idle: bool
+    ) -> tuple[dict[str, SlabRange], tuple[int, ...]] | None:
         """What stays where it is, and which slabs end. Without `keep_idle`, chunks in idle slabs are placed anew:
         scattered over many slabs they could keep out the very version that they belong to.
         """
-        present: dict[str, Place] = {}
+        present: dict[str, SlabRange] = {}
         ended: set[int] = set()
         for chunk in wanted:
             entry = self._chunks.get((tenant, chunk.digest))
@@ -286,7 +286,7 @@ class HostIndex:
         while True:
             rooms = self._rooms(tenant, ended)
             free = self.max_slabs - len(self._slabs) + len(ended)
-            fresh = fresh_needed(missing, rooms, self.slab_bytes)
+            fresh = count_fresh_slabs(missing, rooms, self.slab_bytes)
             held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
             held[tenant] += fresh
             if fresh <= free:
@@ -296,7 +296,7 @@ class HostIndex:
                 for number, slab in self._slabs.items()
                 if not slab.busy and number not in kept and number not in ended
             )
-            least = choose(idle, fresh - free, HALF_LIFE_S, Shares(held, self.quota, tenant))
+            least = choose_victims(idle, fresh - free, HALF_LIFE_S, TenantShares(held, self.quota, tenant))
             if least is None:
                 return None
             ended |= set(least)  # they may have been rooms: look again
@@ -305,21 +305,26 @@ class HostIndex:
         lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
         return self._reload_s(slab.tenant, lengths)
 
-    def _rooms(self, tenant: str, without: set[int]) -> list[Room]:
+    def _rooms(self, tenant: str, without: set[int]) -> list[FreeTail]:
         return [
-            Room(number, slab.used)
+            FreeTail(number, slab.used)
             for number, slab in self._slabs.items()
             if slab.tenant == tenant and number not in without
         ]
 
     def _apply(
-        self, tenant: str, wanted: Sequence[Wanted], present: dict[str, Place], ended: tuple[int, ...], used_at: float
+        self,
+        tenant: str,
+        wanted: Sequence[WantedChunk],
+        present: dict[str, SlabRange],
+        ended: tuple[int, ...],
+        used_at: float,
     ) -> Reservation:
         missing = [chunk for chunk in wanted if chunk.digest not in present]
         for number in ended:
             self._end(number)
         rooms = self._rooms(tenant, set())
-        count = fresh_needed(missing, rooms, self.slab_bytes)
+        count = count_fresh_slabs(missing, rooms, self.slab_bytes)
         fresh = tuple(range(self._next, self._next + count))
         self._next += count
         for number in fresh:

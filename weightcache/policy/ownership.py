@@ -12,7 +12,7 @@ from enum import StrEnum
 from blake3 import blake3
 
 
-class Standing(StrEnum):
+class ChunkState(StrEnum):
     """What a node says of a chunk."""
 
     READY = "r"  # it has it, verified
@@ -26,16 +26,16 @@ def rank(node: str, digest: str) -> bytes:
     return blake3(f"{node} {digest}".encode()).digest()
 
 
-def choose(me: str, digest: str, others: Mapping[str, Standing], busy: Container[str] = ()) -> str | None:
+def choose(me: str, digest: str, others: Mapping[str, ChunkState], busy: Container[str] = ()) -> str | None:
     """Return the node to take the chunk from; None: this node owns it. `others` are those that answer.
 
     1. A node that has it, rather one that is not busy.
     2. The node that is reading it from the store.
     3. The owner, where that is not this node.
     """
-    for standing in (Standing.READY, Standing.CLAIMED):
+    for standing in (ChunkState.READY, ChunkState.CLAIMED):
         if nodes := [node for node, said in others.items() if said is standing]:
             return max(nodes, key=lambda node: (node not in busy, rank(node, digest)))
-    wanting = [node for node, said in others.items() if said is Standing.WANTED]
+    wanting = [node for node, said in others.items() if said is ChunkState.WANTED]
     owner = max([me, *wanting], key=lambda node: rank(node, digest))
     return None if owner == me else owner

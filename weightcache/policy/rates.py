@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 LARGE_BYTES: Final = 16 << 20
-WEIGHT: Final = 0.3  # of the newest load
+NEWEST_WEIGHT: Final = 0.3  # of the newest load
 LEAST_SHARE: Final = 1e-3  # of a large load's time that its bytes took, whatever is said to be fixed
 LEAST_BYTES_PER_S: Final = 1e3
 MOST_BYTES_PER_S: Final = 1e12
@@ -32,7 +32,7 @@ class Rate:
 UNKNOWN: Final[Mapping[str, Rate]] = {"nvme": Rate(1e9, 0.01), "peer": Rate(5e8, 0.02), "store": Rate(2e8, 0.03)}
 
 
-class Rates:
+class TierModel:
     """One per agent. Bytes of tiers that are not named here cost nothing: they are there already."""
 
     def __init__(self, guesses: Mapping[str, Rate] = UNKNOWN) -> None:
@@ -46,9 +46,9 @@ class Rates:
         """As they are now."""
         return dict(self._rates)
 
-    def time_s(self, bytes_by_tier: Mapping[str, int]) -> float:
+    def load_time_s(self, bytes_by_tier: Mapping[str, int]) -> float:
         """How long a load of these would take."""
-        return expected_s(self._rates, bytes_by_tier)
+        return predict_load_s(self._rates, bytes_by_tier)
 
     def observe(self, bytes_by_tier: Mapping[str, int], seconds: float) -> None:
         """A load of these took so long."""
@@ -68,20 +68,20 @@ class Rates:
 
     def _learn_fixed(self, tier: str, fixed_s: float) -> None:
         old = self._rates[tier]
-        weight = WEIGHT if old.loads > old.large else 1.0
+        weight = NEWEST_WEIGHT if old.loads > old.large else 1.0
         mean_s = weight * fixed_s + (1.0 - weight) * old.fixed_s
         self._rates[tier] = replace(old, fixed_s=mean_s, loads=old.loads + 1)
 
     def _learn_rate(self, tier: str, bytes_per_s: float) -> None:
         old = self._rates[tier]
-        weight = WEIGHT if old.large else 1.0
+        weight = NEWEST_WEIGHT if old.large else 1.0
         # The mean is of seconds per byte: a mean of rates would forget the slow loads.
         mean = 1.0 / (weight / bytes_per_s + (1.0 - weight) / old.bytes_per_s)
         bounded = min(max(mean, LEAST_BYTES_PER_S), MOST_BYTES_PER_S)
         self._rates[tier] = replace(old, bytes_per_s=bounded, loads=old.loads + 1, large=old.large + 1)
 
 
-def expected_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> float:
+def predict_load_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> float:
     """Seconds for these bytes. Tiers share the readers, so their times add up; what is fixed is paid once."""
     moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in rates}
     if not moved:
@@ -91,18 +91,18 @@ def expected_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> f
     )
 
 
-def slab_reload(rates: Rates, holds: Holds) -> ReloadS:
+def slab_reload(rates: TierModel, holds: Holds) -> ReloadS:
     """Seconds for a tenant's (digest, length) to come back to memory; `holds` says what is on the disk."""
 
     def seconds(tenant: str, chunks: Iterable[tuple[str, int]]) -> float:
         by_tier: Counter[str] = Counter()
         for digest, length in chunks:
             by_tier["nvme" if holds((tenant, digest)) else "store"] += length
-        return rates.time_s(by_tier)
+        return rates.load_time_s(by_tier)
 
     return seconds
 
 
-def file_reload(rates: Rates) -> Callable[[int], float]:
+def file_reload(rates: TierModel) -> Callable[[int], float]:
     """Seconds for so many bytes to come back to the disk."""
-    return lambda length: rates.time_s({"store": length})
+    return lambda length: rates.load_time_s({"store": length})

@@ -17,8 +17,10 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 FULL_WEIGHT: Final = 1.0  # of what somebody waits for
-LOW_WEIGHT: Final = 1 / 16  # of what nobody waits for yet
-MADE_UP_BYTES: Final = 64 << 20  # over its weight, for who has entered and is kept from queueing: by memory, by a peer
+PREFETCH_WEIGHT: Final = 1 / 16  # of what nobody waits for yet
+MAX_CREDIT_BYTES: Final = (
+    64 << 20
+)  # over its weight, for who has entered and is kept from queueing: by memory, by a peer
 
 Flow = Hashable  # one who waits for a version, for as long as they wait
 Key = tuple[str, str]  # tenant, digest
@@ -26,7 +28,7 @@ Key = tuple[str, str]  # tenant, digest
 _NOBODY: Final[Mapping[Flow, int]] = MappingProxyType({})
 
 
-class Wants:
+class WaiterIndex:
     """The chunks of a flow, and the flows of a chunk. The one account of it: every source's shares go by it."""
 
     def __init__(self) -> None:
@@ -54,11 +56,11 @@ class Wants:
             if not flows:
                 del self._by_key[key]
 
-    def by(self, flow: Flow) -> Mapping[Key, int]:
+    def chunks_of(self, flow: Flow) -> Mapping[Key, int]:
         """Positions by chunk."""
         return self._by_flow[flow]
 
-    def of(self, key: Key) -> Mapping[Flow, int]:
+    def flows_of(self, key: Key) -> Mapping[Flow, int]:
         """Positions by flow; empty where nobody wants it."""
         return self._by_key.get(key, _NOBODY)
 
@@ -68,7 +70,7 @@ def by_position(digests: Iterable[str], tenant: str) -> dict[Key, int]:
     return {(tenant, digest): position for position, digest in enumerate(digests)}
 
 
-class Room(Protocol):
+class ReadLimit(Protocol):
     """How much of a source may be under way."""
 
     def part(self, parts: int, nbytes: int, left: int) -> int | None:
@@ -78,25 +80,25 @@ class Room(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """A `Room` for so many chunks, however long, each in one part."""
+class ChunkCountLimit:
+    """A `ReadLimit` for so many chunks, however long, each in one part."""
 
     at_once: int
 
     def part(self, parts: int, nbytes: int, left: int) -> int | None:
-        """See `Room`."""
+        """See `ReadLimit`."""
         return left if parts < self.at_once else None
 
 
 @dataclass(slots=True)
-class _Share:
+class _FlowState:
     weight: float
     entered: int  # who came first, where tags are equal
     finish: float = 0.0  # the tag at which its next chunk may start
     order: list[tuple[int, Key]] = field(default_factory=list)  # a heap; what is not queued any more is skipped
 
 
-class Sharing:
+class FairReadQueue:
     """Chunks that wait for one source, or for it to go on. Each is wanted by one version or more; the first whose turn
     comes pays. By whom, `wants` says: a flow enters and leaves there first.
 
@@ -104,11 +106,11 @@ class Sharing:
     Between versions with equal tags, the one that was asked for first is first.
     """
 
-    def __init__(self, wants: Wants) -> None:
+    def __init__(self, wants: WaiterIndex) -> None:
         self._wants = wants
         self._now = 0.0  # virtual: bytes per weight; what was under way never had a lower tag
         self._running: dict[Key, deque[float]] = {}  # tags of its parts, as they began
-        self._shares: dict[Flow, _Share] = {}
+        self._shares: dict[Flow, _FlowState] = {}
         self._queued: dict[Key, int] = {}  # bytes
         self._entered = 0
 
@@ -124,13 +126,13 @@ class Sharing:
         """
         assert weight > 0
         assert flow not in self._shares
-        share = self._shares[flow] = _Share(weight, self._entered, self._now)
+        share = self._shares[flow] = _FlowState(weight, self._entered, self._now)
         self._entered += 1
-        for key, position in self._wants.by(flow).items():
+        for key, position in self._wants.chunks_of(flow).items():
             if key in self._queued:
                 heappush(share.order, (position, key))
 
-    def weigh(self, flow: Flow, weight: float) -> None:
+    def set_weight(self, flow: Flow, weight: float) -> None:
         """Change its weight; what it is ahead by counts by the new one."""
         assert weight > 0
         share = self._shares[flow]
@@ -141,7 +143,7 @@ class Sharing:
         """Nobody waits there any more. Returns the chunks that are not queued any more, as nobody wants them."""
         gone: list[Key] = []
         for _, key in self._shares.pop(flow).order:
-            if key in self._queued and not self._wants.of(key):
+            if key in self._queued and not self._wants.flows_of(key):
                 del self._queued[key]
                 gone.append(key)
         return tuple(gone)
@@ -149,7 +151,7 @@ class Sharing:
     def add(self, key: Key, nbytes: int) -> None:
         """Queue a chunk that somebody wants."""
         assert key not in self._queued
-        wanted = self._wants.of(key)
+        wanted = self._wants.flows_of(key)
         assert wanted
         self._queued[key] = nbytes
         for flow, position in wanted.items():
@@ -192,22 +194,22 @@ class Sharing:
         """Raises AssertionError where two facts contradict each other."""
         assert all(tag >= self._now for tags in self._running.values() for tag in tags), "virtual time never goes back"
         for key in self._queued:
-            wanted = self._wants.of(key)
+            wanted = self._wants.flows_of(key)
             assert wanted, "what nobody wants is not queued"
             assert all((position, key) in self._shares[flow].order for flow, position in wanted.items())
 
     def _lowest(self) -> float:
         return min((tag for tags in self._running.values() for tag in tags), default=self._now)
 
-    def _choose(self) -> tuple[_Share, Key] | None:
+    def _choose(self) -> tuple[_FlowState, Key] | None:
         heads = [(share, key) for share in self._shares.values() if (key := self._head(share)) is not None]
         return min(heads, key=lambda head: (self._start(head[0]), head[0].entered), default=None)
 
-    def _start(self, share: _Share) -> float:
+    def _start(self, share: _FlowState) -> float:
         """The tag of its next part."""
-        return max(self._now - MADE_UP_BYTES, share.finish)
+        return max(self._now - MAX_CREDIT_BYTES, share.finish)
 
-    def _head(self, share: _Share) -> Key | None:
+    def _head(self, share: _FlowState) -> Key | None:
         """The version's first chunk that is queued."""
         while share.order:
             key = share.order[0][1]

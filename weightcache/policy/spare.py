@@ -15,7 +15,7 @@ MAKERS: Final = (1, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class SlabCounts:
     """Slabs by what they are doing, and how many are waited for."""
 
     used: int
@@ -24,7 +24,7 @@ class Stock:
     waiting: int
 
 
-def slabs_to_make(stock: Stock, limit: int, spare: int, at_once: int) -> int:
+def slabs_to_make(stock: SlabCounts, limit: int, spare: int, at_once: int) -> int:
     """How many more to begin. Who waits is served by as many as can be made at once; the spare ones, for whom nobody
     waits yet, are made one after another, so that they take one core at the most from whoever computes.
     """
@@ -35,13 +35,13 @@ def slabs_to_make(stock: Stock, limit: int, spare: int, at_once: int) -> int:
     return max(0, min(1 - stock.making, spare - stock.free, room))
 
 
-def spare_of(host_bytes: int, slab_bytes: int, spare_bytes: int) -> int:
+def spare_slabs(host_bytes: int, slab_bytes: int, spare_bytes: int) -> int:
     """Slabs that are kept ready: whole ones, at least one, at most the budget's."""
     return max(1, min(spare_bytes, host_bytes) // slab_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Threads:
+class ThreadCounts:
     """Blocking calls at once, by what they do."""
 
     read: int
@@ -54,9 +54,9 @@ class Threads:
         return 2 * self.read + self.hash
 
 
-def threads_for(cores: int) -> Threads:
+def choose_thread_counts(cores: int) -> ThreadCounts:
     """At least what two cores take."""
-    return Threads(read=_within(READS, cores), hash=_within(HASHES, cores // 2), make=_within(MAKERS, cores // 2))
+    return ThreadCounts(read=_within(READS, cores), hash=_within(HASHES, cores // 2), make=_within(MAKERS, cores // 2))
 
 
 def _within(bounds: tuple[int, int], count: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from contracts.wire import BadJson, decode_any
 from controlplane.scaling.knative.cluster import (
+    ApiFailure,
     Busy,
     Conflict,
     Denied,
@@ -15,14 +16,13 @@ from controlplane.scaling.knative.cluster import (
     FieldConflict,
     Invalid,
     Missing,
-    Trouble,
     Unreachable,
 )
 
-SAID: Final = 400  # characters of a message that are kept
-LONGEST_S: Final = 300.0  # a server that asks for longer is asked again then
+MAX_MESSAGE_CHARS: Final = 400  # characters of a message that are kept
+MAX_RETRY_AFTER_S: Final = 300.0  # a server that asks for longer is asked again then
 
-_OF_STATUS: Final[dict[int, type[Trouble]]] = {
+_FAILURE_BY_STATUS: Final[dict[int, type[ApiFailure]]] = {
     401: Denied,
     403: Denied,
     404: Missing,
@@ -34,34 +34,34 @@ _TYPED: Final = (
 )
 
 
-def trouble_of(status: int, body: bytes, retry_after: str | None = None) -> Trouble:
+def failure_from_response(status: int, body: bytes, retry_after: str | None = None) -> ApiFailure:
     """Of a status that is no success. `retry_after` is the header's value, in seconds; a date counts as none."""
     told = _status(body)
-    message = line(told.get("message") or body.decode(errors="replace") or f"status {status}")
+    message = one_line(told.get("message") or body.decode(errors="replace") or f"status {status}")
     details = told.get("details") or {}
     wait_s = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds"))
     if status == 429 or (wait_s is not None and status >= 500):
         return Busy(message, wait_s or 1.0)
     if status == 409 and any(each.get("reason") == "FieldManagerConflict" for each in details.get("causes") or ()):
         return FieldConflict(message)
-    if status in _OF_STATUS:
-        return _OF_STATUS[status](message)
+    if status in _FAILURE_BY_STATUS:
+        return _FAILURE_BY_STATUS[status](message)
     if 400 <= status < 500 or _TYPED in message:
         return Invalid(message)
     return Unreachable(message)
 
 
-def trouble_in(event: Any) -> Trouble:
+def failure_from_event(event: Any) -> ApiFailure:
     """Of an ERROR event of a watch, whose object is a Status."""
     told = event if isinstance(event, dict) else {}
     code = told.get("code")
-    return trouble_of(code if isinstance(code, int) else 500, json.dumps(told).encode())
+    return failure_from_response(code if isinstance(code, int) else 500, json.dumps(told).encode())
 
 
-def line(text: str) -> str:
+def one_line(text: str) -> str:
     """What is kept of what somebody says: one line."""
     text = " ".join(text.split())
-    return text if len(text) <= SAID else f"{text[: SAID - 1]}…"
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"
 
 
 def _status(body: bytes) -> dict[str, Any]:
@@ -77,4 +77,4 @@ def _seconds(value: Any) -> float | None:
         seconds = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return min(seconds, LONGEST_S) if seconds > 0 else None
+    return min(seconds, MAX_RETRY_AFTER_S) if seconds > 0 else None

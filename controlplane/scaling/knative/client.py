@@ -22,17 +22,17 @@ from controlplane.scaling.knative.cluster import (
     Json,
     Missing,
     Ref,
-    collection,
-    within,
+    api_timeout,
+    collection_path,
 )
-from controlplane.scaling.knative.events import Events
-from controlplane.scaling.knative.transport import Load, Transport
-from controlplane.scaling.knative.watching import Watching
+from controlplane.scaling.knative.events import EventRecorder
+from controlplane.scaling.knative.transport import LoadConfiguration, Transport
+from controlplane.scaling.knative.watching import ListWatch
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 APPLY: Final = "application/apply-patch+yaml"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # without what a secret holds
-TRIES: Final = 3  # of an apply that met another's write
+CONFLICT_TRIES: Final = 3  # of an apply that met another's write
 _LOG = logging.getLogger("kelvin.cluster")
 
 
@@ -41,38 +41,40 @@ class KubernetesCluster:
 
     def __init__(self, transport: Transport, clock: Clock, *, luck: Callable[[], float] = random.random) -> None:
         self._transport, self._clock, self._luck = transport, clock, luck
-        self._events = Events(transport, clock)
+        self._events = EventRecorder(transport, clock)
 
     def __repr__(self) -> str:
         return f"<KubernetesCluster {self._transport}>"
 
     async def apply(self, obj: Json) -> Json:
-        async with within(dependencies.CLUSTER.timeout_s):
+        async with api_timeout(dependencies.CLUSTER.timeout_s):
             return await self._apply(obj, Ref.of(obj).path)
 
     async def apply_status(self, obj: Json) -> Json:
         head = {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
         told = {**{key: obj[key] for key in ("apiVersion", "kind", "status")}, "metadata": head}
-        async with within(dependencies.CLUSTER.timeout_s):
+        async with api_timeout(dependencies.CLUSTER.timeout_s):
             return await self._apply(told, f"{Ref.of(obj).path}/status")
 
     async def _apply(self, obj: Json, where: str) -> Json:
         try:
             return await self._patch(obj, where, force=False)
         except ClusterError as error:
-            if not isinstance(error.trouble, FieldConflict):
+            if not isinstance(error.api_failure, FieldConflict):
                 raise
-            _LOG.warning("%s was changed by others, and is put right: %s", Ref.of(obj), error.trouble.message)
+            _LOG.warning("%s was changed by others, and is put right: %s", Ref.of(obj), error.api_failure.message)
             return await self._patch(obj, where, force=True)
 
     async def _patch(self, obj: Json, where: str, *, force: bool) -> Json:
         query = [("fieldManager", MANAGER), ("force", str(force).lower()), ("fieldValidation", "Strict")]
-        within_s = dependencies.CLUSTER.timeout_s
-        for left in reversed(range(TRIES)):
+        limit_s = dependencies.CLUSTER.timeout_s
+        for left in reversed(range(CONFLICT_TRIES)):
             try:
-                return await self._transport.ask("PATCH", where, query, obj, within_s=within_s, content_type=APPLY)
+                return await self._transport.send_request(
+                    "PATCH", where, query, obj, limit_s=limit_s, content_type=APPLY
+                )
             except ClusterError as error:
-                if not left or type(error.trouble) is not Conflict:
+                if not left or type(error.api_failure) is not Conflict:
                     raise
                 await self._clock.sleep(0.05 * (1 + self._luck()))
         raise AssertionError
@@ -82,19 +84,21 @@ class KubernetesCluster:
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._transport.ask("DELETE", ref.path, None, options, within_s=dependencies.CLUSTER.timeout_s)
+            await self._transport.send_request(
+                "DELETE", ref.path, None, options, limit_s=dependencies.CLUSTER.timeout_s
+            )
         except ClusterError as error:
-            if not isinstance(error.trouble, Missing):
+            if not isinstance(error.api_failure, Missing):
                 raise
 
     def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
-        return Watching(self._transport, api_version, kind, self._clock, labels=labels, luck=self._luck).changes()
+        return ListWatch(self._transport, api_version, kind, self._clock, labels=labels, luck=self._luck).changes()
 
     async def exists(self, ref: Ref) -> bool:
         try:
-            await self._transport.ask("GET", ref.path, within_s=dependencies.CLUSTER.timeout_s, accept=METADATA)
+            await self._transport.send_request("GET", ref.path, limit_s=dependencies.CLUSTER.timeout_s, accept=METADATA)
         except ClusterError as error:
-            if isinstance(error.trouble, Missing):
+            if isinstance(error.api_failure, Missing):
                 return False
             raise
         return True
@@ -105,31 +109,35 @@ class KubernetesCluster:
     async def read(self, ref: Ref) -> Json | None:
         """As it is now; None where it is not there. Raises ClusterError."""
         try:
-            return await self._transport.ask("GET", ref.path, within_s=dependencies.LEASE.timeout_s)
+            return await self._transport.send_request("GET", ref.path, limit_s=dependencies.LEASE.timeout_s)
         except ClusterError as error:
-            if isinstance(error.trouble, Missing):
+            if isinstance(error.api_failure, Missing):
                 return None
             raise
 
     async def list_pods(self, namespace: str, labels: str) -> tuple[Json, ...]:
         """Return the pods of a namespace that have these labels. Raises ClusterError."""
-        where, query = collection("v1", "Pod", namespace), [("labelSelector", labels)]
-        return tuple((await self._transport.ask("GET", where, query, within_s=dependencies.LEASE.timeout_s))["items"])
+        where, query = collection_path("v1", "Pod", namespace), [("labelSelector", labels)]
+        return tuple(
+            (await self._transport.send_request("GET", where, query, limit_s=dependencies.LEASE.timeout_s))["items"]
+        )
 
     async def create(self, obj: Json) -> Json:
         """Raises ClusterError: Conflict where it is there already."""
         ref = Ref.of(obj)
-        where = collection(ref.api_version, ref.kind, ref.namespace)
+        where = collection_path(ref.api_version, ref.kind, ref.namespace)
         query = [("fieldManager", MANAGER)]
-        return await self._transport.ask("POST", where, query, obj, within_s=dependencies.LEASE.timeout_s)
+        return await self._transport.send_request("POST", where, query, obj, limit_s=dependencies.LEASE.timeout_s)
 
     async def replace(self, obj: Json) -> Json:
         """Of the version that it names. Raises ClusterError: Conflict where there is a newer one."""
         query = [("fieldManager", MANAGER)]
-        return await self._transport.ask("PUT", Ref.of(obj).path, query, obj, within_s=dependencies.LEASE.timeout_s)
+        return await self._transport.send_request(
+            "PUT", Ref.of(obj).path, query, obj, limit_s=dependencies.LEASE.timeout_s
+        )
 
 
-def kubeconfig(file: Path) -> Load:
+def kubeconfig(file: Path) -> LoadConfiguration:
     """Who we are by such a file, in its current context."""
 
     async def load(configuration: Configuration) -> None:
@@ -138,7 +146,7 @@ def kubeconfig(file: Path) -> Load:
     return load
 
 
-def in_cluster(account: Path = SERVICE_ACCOUNT, address: dict[str, str] | None = None) -> Load:
+def service_account_loader(account: Path = SERVICE_ACCOUNT, address: dict[str, str] | None = None) -> LoadConfiguration:
     """Who we are by the service account of our pod. Its token changes within the hour: it is read again each minute."""
 
     async def load(configuration: Configuration) -> None:
@@ -150,7 +158,7 @@ def in_cluster(account: Path = SERVICE_ACCOUNT, address: dict[str, str] | None =
 
 
 @asynccontextmanager
-async def opened(load: Load, clock: Clock | None = None) -> AsyncIterator[KubernetesCluster]:
+async def open_cluster(load: LoadConfiguration, clock: Clock | None = None) -> AsyncIterator[KubernetesCluster]:
     """Until the block ends. Raises ClusterError where there is no configuration; whether it answers is not asked."""
     transport = Transport(load)
     try:

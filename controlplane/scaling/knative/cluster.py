@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
-from controlplane.policy.labels import Place
+from controlplane.policy.labels import NamespacedName
 
 Json = dict[str, Any]
 
@@ -32,20 +32,20 @@ class Ref:
         return cls(obj["apiVersion"], obj["kind"], about.get("namespace") or None, about["name"])
 
     @property
-    def place(self) -> Place:
+    def place(self) -> NamespacedName:
         """Its namespace, empty if it has none, and its name."""
         return self.namespace or "", self.name
 
     @property
     def path(self) -> str:
         """The path of the object at an API server."""
-        return f"{collection(self.api_version, self.kind, self.namespace)}/{quote(self.name, safe='')}"
+        return f"{collection_path(self.api_version, self.kind, self.namespace)}/{quote(self.name, safe='')}"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.namespace is None else f"{self.kind} {self.namespace}/{self.name}"
 
 
-def collection(api_version: str, kind: str, namespace: str | None) -> str:
+def collection_path(api_version: str, kind: str, namespace: str | None) -> str:
     """Return the path of all objects of a kind, of one namespace if it is given. Right for the kinds used here."""
     root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
     where = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
@@ -74,7 +74,7 @@ class Upsert:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class Deleted:
     """It is deleted, or no longer bears the labels asked for. `uid` is that of the object that went, and
     `version` that of its end.
     """
@@ -84,11 +84,11 @@ class Gone:
     version: str = ""
 
 
-Change = Synced | Upsert | Gone
+Change = Synced | Upsert | Deleted
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ApiFailure:
     """Base of the closed set: why a call came to nothing. `message` is the cluster's own, cut to what a line holds."""
 
     message: str
@@ -98,33 +98,33 @@ class Trouble:
         return f"{self.reason}: {self.message}"
 
 
-class Unreachable(Trouble):
+class Unreachable(ApiFailure):
     """No answer within its time, or one that says nothing: a server that is away, starts, or breaks."""
 
     reason = "Unreachable"
 
 
 @dataclass(frozen=True, slots=True)
-class Busy(Trouble):
+class Busy(ApiFailure):
     """It asks to be left alone for a while (429, or a `Retry-After`)."""
 
     retry_after_s: float = 1.0
     reason = "Busy"
 
 
-class Denied(Trouble):
+class Denied(ApiFailure):
     """Not known there, or not allowed to do this (401, 403)."""
 
     reason = "Denied"
 
 
-class Missing(Trouble):
+class Missing(ApiFailure):
     """The object, its namespace or its kind is not there (404)."""
 
     reason = "Missing"
 
 
-class Conflict(Trouble):
+class Conflict(ApiFailure):
     """Somebody wrote in between, it exists already, or its uid is another one (409)."""
 
     reason = "Conflict"
@@ -134,31 +134,31 @@ class FieldConflict(Conflict):
     """Others own fields that an apply without force would change (409). The message names them and the fields."""
 
 
-class Invalid(Trouble):
+class Invalid(ApiFailure):
     """It takes no such object: its schema, a webhook or its size forbids it (400, 413, 422; 500 of an apply)."""
 
     reason = "Invalid"
 
 
-class Expired(Trouble):
+class Expired(ApiFailure):
     """What was asked from is too long ago (410): a watch begins again with all there is."""
 
     reason = "Expired"
 
 
 class ClusterError(Exception):
-    """Carries a `Trouble`."""
+    """Carries a `ApiFailure`."""
 
-    def __init__(self, trouble: Trouble) -> None:
-        super().__init__(trouble)
-        self.trouble = trouble
+    def __init__(self, api_failure: ApiFailure) -> None:
+        super().__init__(api_failure)
+        self.api_failure = api_failure
 
     def __str__(self) -> str:
-        return str(self.trouble)
+        return str(self.api_failure)
 
 
 @asynccontextmanager
-async def within(seconds: float) -> AsyncIterator[None]:
+async def api_timeout(seconds: float) -> AsyncIterator[None]:
     """Cut the block off after that long. Raises ClusterError(Unreachable) then."""
     try:
         async with asyncio.timeout(seconds):

@@ -18,39 +18,40 @@ from controlplane.policy import convergence as policy
 from controlplane.policy.convergence import (
     FOREIGN,
     Apply,
+    ApplyState,
     Check,
-    Delete,
+    DeleteObject,
     Foreign,
-    Memory,
     Refusal,
     Settled,
     Wait,
 )
 from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative.cluster import (
+    ApiFailure,
     Busy,
     ClusterApi,
     ClusterError,
     Json,
     Ref,
-    Trouble,
     Unreachable,
 )
-from controlplane.scaling.knative.view import View
+from controlplane.scaling.knative.view import ObjectCache
 from service.loops import isolated, record_error
 
-ABREAST: Final = 8  # calls at once
-TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
-AWAY_S: Final = 16.0  # between two attempts at most, while calls fail: one object alone may be to blame
+MAX_CONCURRENT_CALLS: Final = 8  # calls at once
+BATCH_SIZE: Final = 50  # looked at before others have their turn: some milliseconds
+OUTAGE_RETRY_MAX_S: Final = 16.0  # between two attempts at most, while calls fail: one object alone may be to blame
 SPACING_S: Final = 0.05  # between two applies that probably change nothing: a new leader has one for each object
-DEFECT_S: Final = 30.0  # until an object is looked at again after an unexpected error
+DEFECT_RETRY_S: Final = 30.0  # until an object is looked at again after an unexpected error
 _US: Final = 1_000_000
 _LOG = logging.getLogger("kelvin.cluster")
 
 
-class Converger:
+class Applier:
     """Wanted objects of one kind, the ones seen, and what is left to do. Objects of ours that are not wanted are
-    deleted. What another `installation` wrote is left to that. `told` is called with each name whose object changed.
+    deleted. What another `installation` wrote is left to that. `on_changed` is called with each name whose object
+    changed.
     """
 
     def __init__(
@@ -62,17 +63,17 @@ class Converger:
         installation: str,
         *,
         luck: Callable[[], float] = random.random,
-        told: Callable[[Ref], None] | None = None,
+        on_changed: Callable[[Ref], None] | None = None,
     ) -> None:
-        self._api, self._clock, self._luck, self._told = api, clock, luck, told
+        self._api, self._clock, self._luck, self._on_changed = api, clock, luck, on_changed
         self._installation = installation
         self._kind = (api_version, kind)
-        self._view = View()
+        self._view = ObjectCache()
         self._wanted: dict[Ref, Json] | None = None
-        self._stamped: dict[Ref, Json] = {}  # the same, as they are written; made when they are looked at
-        self._memory: dict[Ref, Memory] = {}
-        self._away = Memory()  # of the cluster as a whole
-        self._looks: dict[Ref, None] = {}  # to be looked at, in their order
+        self._wanted_with_digest: dict[Ref, Json] = {}  # the same, as they are written; made when they are looked at
+        self._states: dict[Ref, ApplyState] = {}
+        self._outage = ApplyState()  # of the cluster as a whole
+        self._queued: dict[Ref, None] = {}  # to be looked at, in their order
         self._due: dict[Ref, float] = {}
         self._heap: list[tuple[float, int, Ref]] = []
         self._order = count()
@@ -84,7 +85,7 @@ class Converger:
     def __repr__(self) -> str:
         wanted = "none loaded" if self._wanted is None else len(self._wanted)
         due = f"due={len(self._due)} timers={len(self._heap)}"
-        return f"<Converger wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
+        return f"<Applier wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
 
     def want(self, objects: Iterable[Json]) -> None:
         """Set all objects that are wanted from now on. Raises ValueError for one of another kind."""
@@ -95,13 +96,13 @@ class Converger:
                 raise ValueError(msg)
         before, self._wanted = self._wanted, rendered
         if before is None:
-            self._look([*rendered, *self._view.objects])
+            self._enqueue([*rendered, *self._view.objects])
             return
         others = [ref for ref, each in rendered.items() if before.get(ref) != each]
         others += [ref for ref in before if ref not in rendered]
         for ref in others:
-            self._stamped.pop(ref, None)
-        self._look(others)
+            self._wanted_with_digest.pop(ref, None)
+        self._enqueue(others)
 
     def seen(self, ref: Ref) -> Json | None:
         """The object as it was last seen."""
@@ -109,22 +110,22 @@ class Converger:
 
     def refusals(self) -> Mapping[Ref, Refusal]:
         """Return the objects that are not as they are wanted, and why."""
-        return {ref: each.refusal for ref, each in self._memory.items() if each.refusal is not None}
+        return {ref: each.refusal for ref, each in self._states.items() if each.refusal is not None}
 
     async def run(self) -> None:
         """Run until cancelled. Begins with what there is now, whatever was seen before."""
-        self._view = View()
-        self._looks, self._due, self._heap, self._away = {}, {}, [], Memory()
+        self._view = ObjectCache()
+        self._queued, self._due, self._heap, self._outage = {}, {}, [], ApplyState()
         self._checked_at = 0.0
         self._busy.clear()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch(), name=f"watch {self._kind[1]}")
-            places = asyncio.Semaphore(ABREAST)
+            permits = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
             while True:
-                await places.acquire()
-                ref = await self._next()
+                await permits.acquire()
+                ref = await self._wait_for_next()
                 self._busy.add(ref)
-                tasks.create_task(self._step(ref, places), name=f"converge {ref}")
+                tasks.create_task(self._run_step(ref, permits), name=f"converge {ref}")
 
     async def _watch(self) -> None:
         async with aclosing(self._api.watch(*self._kind, labels=OURS_SELECTOR)) as changes:
@@ -133,100 +134,100 @@ class Converger:
                 self.synced.set()
                 if first and self._wanted is not None:
                     refs |= self._wanted.keys()
-                self._look(sorted(refs))
+                self._enqueue(sorted(refs))
                 for ref in refs:
-                    self._tell(ref)
+                    self._notify_changed(ref)
 
-    def _tell(self, ref: Ref) -> None:
-        if self._told is not None:
+    def _notify_changed(self, ref: Ref) -> None:
+        if self._on_changed is not None:
             with isolated(ref):
-                self._told(ref)
+                self._on_changed(ref)
 
-    def _look(self, refs: Iterable[Ref]) -> None:
+    def _enqueue(self, refs: Iterable[Ref]) -> None:
         """Queue objects to be looked at. Ten thousand at once would take seconds, in which no lease is renewed."""
-        self._looks.update(dict.fromkeys(refs))
+        self._queued.update(dict.fromkeys(refs))
         self._changed.set()
 
-    async def _look_at_them(self) -> None:
+    async def _process_queued(self) -> None:
         """Look at all queued objects: note for each when something is due, if ever."""
-        while self._looks:
-            refs = [ref for ref, _ in zip(self._looks, range(TOGETHER), strict=False)]
+        while self._queued:
+            refs = [ref for ref, _ in zip(self._queued, range(BATCH_SIZE), strict=False)]
             now = self._now()
             for ref in refs:
-                del self._looks[ref]
+                del self._queued[ref]
                 try:
-                    self._look_at(ref, now)
+                    self._schedule_step(ref, now)
                 except Exception as error:
-                    self._put_off(ref, error)
+                    self._retry_after_defect(ref, error)
             await asyncio.sleep(0)
 
-    def _look_at(self, ref: Ref, now: float) -> None:
-        match self._judge(ref, now):
+    def _schedule_step(self, ref: Ref, now: float) -> None:
+        match self._decide(ref, now):
             case Settled(until):
-                self._forget(ref)
+                self._clear_refusal(ref)
                 if until is None:
                     self._due.pop(ref, None)
                 else:  # each change of its status comes by here: it is due as before
-                    self._at(ref, until)
+                    self._schedule(ref, until)
             case Check():
                 if ref not in self._due:
                     self._checked_at = max(now, self._checked_at + SPACING_S)
-                    self._at(ref, self._checked_at)
+                    self._schedule(ref, self._checked_at)
             case Wait(until):
-                self._at(ref, until)
+                self._schedule(ref, until)
             case Foreign(owner):
                 self._due.pop(ref, None)
-                self._leave(ref, owner)
-            case Apply() | Delete():
-                self._at(ref, now)
+                self._record_foreign(ref, owner)
+            case Apply() | DeleteObject():
+                self._schedule(ref, now)
 
-    def _put_off(self, ref: Ref, defect: Exception) -> None:
+    def _retry_after_defect(self, ref: Ref, defect: Exception) -> None:
         """Record an unexpected error about one object, and look at that object again later. The others go on."""
         record_error(defect, ref)
-        self._at(ref, self._now() + DEFECT_S)
+        self._schedule(ref, self._now() + DEFECT_RETRY_S)
 
-    def _judge(self, ref: Ref, now: float) -> policy.Step:
+    def _decide(self, ref: Ref, now: float) -> policy.ApplyStep:
         if self._wanted is None or not self._view.synced:
             return Settled()
-        memory = self._memory.get(ref, Memory())
-        return policy.judge(self._stamped_of(ref), self.seen(ref), memory, now, self._installation)
+        memory = self._states.get(ref, ApplyState())
+        return policy.decide(self._with_digest(ref), self.seen(ref), memory, now, self._installation)
 
-    def _stamped_of(self, ref: Ref) -> Json | None:
-        held = self._stamped.get(ref)
+    def _with_digest(self, ref: Ref) -> Json | None:
+        held = self._wanted_with_digest.get(ref)
         if held is None and self._wanted is not None and ref in self._wanted:
-            held = self._stamped[ref] = policy.stamped(self._wanted[ref], self._installation)
+            held = self._wanted_with_digest[ref] = policy.with_digest(self._wanted[ref], self._installation)
         return held
 
-    def _leave(self, ref: Ref, owner: str) -> None:
-        wanted, memory = self._stamped_of(ref), self._memory.get(ref, Memory())
+    def _record_foreign(self, ref: Ref, owner: str) -> None:
+        wanted, memory = self._with_digest(ref), self._states.get(ref, ApplyState())
         refusal = Refusal(FOREIGN, f"it is of the installation in {owner}")
-        if (memory.refusal, memory.stamp) != (refusal, policy.stamp_of(wanted)):
-            self._memory[ref] = policy.refused(wanted, refusal, memory, self._now(), self._luck())
+        if (memory.refusal, memory.wanted_digest) != (refusal, policy.digest_of(wanted)):
+            self._states[ref] = policy.after_refusal(wanted, refusal, memory, self._now(), self._luck())
             _LOG.warning("%s is left alone: %s", ref, refusal.message)
 
-    def _forget(self, ref: Ref) -> None:
+    def _clear_refusal(self, ref: Ref) -> None:
         """Drop the refusal of an object that is no longer wanted, or is as it should be by now."""
-        held = self._memory.get(ref)
+        held = self._states.get(ref)
         if held is None or self._wanted is None:
             return
-        is_as_wanted = held.stamp == policy.stamp_of(self._stamped_of(ref)) and self.seen(ref) is not None
+        is_as_wanted = held.wanted_digest == policy.digest_of(self._with_digest(ref)) and self.seen(ref) is not None
         # An object that is there but not wanted is being deleted, or belongs to another installation.
-        if ref not in self._wanted or (held.failing and is_as_wanted):
-            del self._memory[ref]
+        if ref not in self._wanted or (held.is_failing and is_as_wanted):
+            del self._states[ref]
 
-    def _at(self, ref: Ref, when: float) -> None:
+    def _schedule(self, ref: Ref, when: float) -> None:
         if self._due.get(ref) != when:
             self._due[ref] = when
             heapq.heappush(self._heap, (when, next(self._order), ref))
 
-    async def _next(self) -> Ref:
+    async def _wait_for_next(self) -> Ref:
         """Return the object that is due first. Waits until it is, and until the cluster may be called again."""
         while True:
-            await self._look_at_them()
+            await self._process_queued()
             now, wait_s = self._now(), None
             while self._heap:
                 when, _, ref = self._heap[0]
-                late = max(when, self._away.not_before) - now
+                late = max(when, self._outage.not_before) - now
                 current = self._due.get(ref) == when
                 if current and ref not in self._busy and late > 0:
                     wait_s = late
@@ -236,9 +237,9 @@ class Converger:
                     del self._due[ref]
                     if ref not in self._busy:  # who is busy is looked at again when it is done
                         return ref
-            await self._change(wait_s)
+            await self._wait_for_change(wait_s)
 
-    async def _change(self, wait_s: float | None) -> None:
+    async def _wait_for_change(self, wait_s: float | None) -> None:
         """Wait until an object is queued, or for `wait_s` seconds."""
         self._changed.clear()
         if wait_s is None:
@@ -250,50 +251,52 @@ class Converger:
             await self._changed.wait()
             timer.cancel()
 
-    async def _step(self, ref: Ref, places: asyncio.Semaphore) -> None:
+    async def _run_step(self, ref: Ref, permits: asyncio.Semaphore) -> None:
         try:
-            await self._take(ref)
+            await self._execute_step(ref)
         except Exception as error:
-            self._put_off(ref, error)
+            self._retry_after_defect(ref, error)
         else:
-            self._look([ref])
+            self._enqueue([ref])
         finally:
             self._busy.discard(ref)
-            places.release()
+            permits.release()
             self._changed.set()
 
-    async def _take(self, ref: Ref) -> None:
-        wanted, memory = self._stamped_of(ref), self._memory.get(ref, Memory())
+    async def _execute_step(self, ref: Ref) -> None:
+        wanted, memory = self._with_digest(ref), self._states.get(ref, ApplyState())
         answer: Json | None = None
         try:
-            match self._judge(ref, self._now()):
+            match self._decide(ref, self._now()):
                 case Apply() | Check():
                     assert wanted is not None
-                    with self._view.asking(ref) as put:
+                    with self._view.expecting_response(ref) as put:
                         answer = await self._api.apply(wanted)
                         put(answer)
-                case Delete(uid):
+                case DeleteObject(uid):
                     await self._api.delete(ref, uid=uid)
-                    self._view.doom(ref, uid)
+                    self._view.mark_deleting(ref, uid)
                 case Wait() | Settled() | Foreign():
                     return
         except ClusterError as error:
-            self._failed(ref, wanted, memory, error.trouble)
+            self._record_refusal(ref, wanted, memory, error.api_failure)
             return
-        self._away = Memory()
-        self._memory[ref] = policy.succeeded(wanted, answer, memory, self._now(), self._luck())
+        self._outage = ApplyState()
+        self._states[ref] = policy.after_success(wanted, answer, memory, self._now(), self._luck())
 
-    def _failed(self, ref: Ref, wanted: Json | None, memory: Memory, trouble: Trouble) -> None:
-        now, refusal = self._now(), Refusal(trouble.reason, trouble.message)
-        not_before = now + trouble.retry_after_s if isinstance(trouble, Busy) else now
-        held = policy.refused(wanted, refusal, memory, now, self._luck())
-        self._memory[ref] = policy.not_sooner(held, not_before)
+    def _record_refusal(self, ref: Ref, wanted: Json | None, memory: ApplyState, api_failure: ApiFailure) -> None:
+        now, refusal = self._now(), Refusal(api_failure.reason, api_failure.message)
+        not_before = now + api_failure.retry_after_s if isinstance(api_failure, Busy) else now
+        held = policy.after_refusal(wanted, refusal, memory, now, self._luck())
+        self._states[ref] = policy.delay_until(held, not_before)
         if memory.refusal != refusal:
-            _LOG.warning("%s is refused: %s", ref, trouble)
-        if isinstance(trouble, Busy | Unreachable) and self._away.not_before <= now:  # of those at once one counts
-            away = policy.refused(None, refusal, self._away, now, self._luck())
-            away = replace(away, not_before=min(away.not_before, now + AWAY_S))
-            self._away = policy.not_sooner(away, not_before)
+            _LOG.warning("%s is refused: %s", ref, api_failure)
+        if (
+            isinstance(api_failure, Busy | Unreachable) and self._outage.not_before <= now
+        ):  # of those at once one counts
+            away = policy.after_refusal(None, refusal, self._outage, now, self._luck())
+            away = replace(away, not_before=min(away.not_before, now + OUTAGE_RETRY_MAX_S))
+            self._outage = policy.delay_until(away, not_before)
 
     def _now(self) -> float:
         return self._clock.monotonic_us() / _US

@@ -22,7 +22,7 @@ from controlplane.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredModels:
+class ModelResourceStore:
     """Models and their versions."""
 
     changes: Changes
@@ -45,11 +45,11 @@ class DeclaredModels:
             split=model.split,
             scale={field: getattr(model.scale, field) for field in policy.Scale.__struct_fields__},
             is_servable=version is not None and version.state is VersionState.READY,
-            versions=len(model.alive),
+            versions=len(model.live_versions),
             replicas=sum(self.changes.replicas.ready(each.key) for each in model.versions),
         )
 
-    async def do(self, by: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
+    async def apply_spec(self, by: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
         """What differs, in an order in which no step undoes another: a deploy ends a split. Raises Refused."""
         if any(field.startswith("scale") for field in drift):
             change = _checked(spec.scale, ScaleChange, "spec.scale")
@@ -69,7 +69,7 @@ class DeclaredModels:
             model = self.registry.model(tenant, name)
         except Refused:
             return ()
-        return tuple(version.key for version in model.alive)
+        return tuple(version.key for version in model.live_versions)
 
     def version(self, key: VersionKey) -> dict[str, object] | None:
         """What is told of one; None where it is gone."""
@@ -85,7 +85,7 @@ class DeclaredModels:
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredTenants:
+class TenantResourceStore:
     """Tenants and their limits."""
 
     changes: Changes
@@ -102,7 +102,7 @@ class DeclaredTenants:
             for tenant in found
         }
 
-    async def do(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
+    async def apply_spec(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         """Make it where there is none, then what differs. Raises Refused."""
         now_s, limits = self.changes.clock.wall_s(), _checked(spec.limits, SetLimits, "spec.limits")
         if facts is None:

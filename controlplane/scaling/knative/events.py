@@ -10,13 +10,13 @@ from typing import Final
 
 from controlplane import dependencies
 from controlplane.clock import Clock
-from controlplane.scaling.knative.answers import line
-from controlplane.scaling.knative.cluster import ClusterError, Json, Missing, Ref, collection, timestamp
+from controlplane.scaling.knative.answers import one_line
+from controlplane.scaling.knative.cluster import ClusterError, Json, Missing, Ref, collection_path, timestamp
 from controlplane.scaling.knative.transport import Transport
 
 REPORTER: Final = "kelvin-controlplane"
-KEPT: Final = 512
-SAME_US: Final = 600 * 1_000_000
+MAX_EVENTS: Final = 512
+DEDUPLICATE_US: Final = 600 * 1_000_000
 SPACING_US: Final = 60 * 1_000_000
 MERGE: Final = "application/merge-patch+json"
 _LOG = logging.getLogger("kelvin.cluster")
@@ -25,39 +25,39 @@ Key = tuple[str, str, str, bool]
 
 
 @dataclass(slots=True)
-class _Told:
+class _RecordedEvent:
     ref: Ref
     count: int
-    told_us: int  # when the cluster was last told
+    written_us: int  # when the cluster was last told
 
 
-class Events:
+class EventRecorder:
     """What was told of late, the least recently used forgotten first."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport, self._clock = transport, clock
-        self._told: OrderedDict[Key, _Told] = OrderedDict()
+        self._recorded: OrderedDict[Key, _RecordedEvent] = OrderedDict()
 
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         """Never raises ClusterError."""
-        key = (about["metadata"].get("uid") or str(Ref.of(about)), reason, line(message), warning)
+        key = (about["metadata"].get("uid") or str(Ref.of(about)), reason, one_line(message), warning)
         now_us = self._clock.monotonic_us()
-        told = self._told.pop(key, None)
+        told = self._recorded.pop(key, None)
         try:
-            if told is None or now_us - told.told_us > SAME_US:
-                told = _Told(await self._begin(about, key, now_us), 1, now_us)
+            if told is None or now_us - told.written_us > DEDUPLICATE_US:
+                told = _RecordedEvent(await self._begin(about, key, now_us), 1, now_us)
             else:
                 told.count += 1
-                if now_us - told.told_us >= SPACING_US:
-                    await self._again(told)
-                    told.told_us = now_us
+                if now_us - told.written_us >= SPACING_US:
+                    await self._update_count(told)
+                    told.written_us = now_us
         except ClusterError as error:
             _LOG.warning("an event is not told: %s", error)
-            if told is None or isinstance(error.trouble, Missing):
+            if told is None or isinstance(error.api_failure, Missing):
                 return
-        self._told[key] = told
-        while len(self._told) > KEPT:
-            self._told.popitem(last=False)
+        self._recorded[key] = told
+        while len(self._recorded) > MAX_EVENTS:
+            self._recorded.popitem(last=False)
 
     async def _begin(self, about: Json, key: Key, now_us: int) -> Ref:
         head = about["metadata"]
@@ -82,11 +82,11 @@ class Events:
             "reportingComponent": REPORTER,
             "reportingInstance": REPORTER,
         }
-        where = collection(ref.api_version, ref.kind, namespace)
-        await self._transport.ask("POST", where, None, event, within_s=dependencies.CLUSTER.timeout_s)
+        where = collection_path(ref.api_version, ref.kind, namespace)
+        await self._transport.send_request("POST", where, None, event, limit_s=dependencies.CLUSTER.timeout_s)
         return ref
 
-    async def _again(self, told: _Told) -> None:
+    async def _update_count(self, told: _RecordedEvent) -> None:
         patch: Json = {"count": told.count, "lastTimestamp": timestamp(self._clock.wall_s())}
-        within_s = dependencies.CLUSTER.timeout_s
-        await self._transport.ask("PATCH", told.ref.path, None, patch, within_s=within_s, content_type=MERGE)
+        limit_s = dependencies.CLUSTER.timeout_s
+        await self._transport.send_request("PATCH", told.ref.path, None, patch, limit_s=limit_s, content_type=MERGE)

@@ -13,38 +13,40 @@ from contracts.forecast import Forecast
 from controlplane.clock import Clock
 from controlplane.feed import FeedHub
 from controlplane.policy.knative_seen import Service
-from controlplane.policy.labels import OURS_SELECTOR, Place
-from controlplane.policy.pending import Nodes, Pending, Trouble, seen_of
+from controlplane.policy.labels import OURS_SELECTOR, NamespacedName
+from controlplane.policy.pending import Pending, PodProblem, PodWaits, parse_pod
 from controlplane.scaling.knative.cluster import ClusterApi, Json
 from controlplane.scaling.knative.view import follow
 
-SAY_S: Final = 10.0  # between two words on one wait: it lasts longer than was said, and activators come
+FORECAST_INTERVAL_S: Final = 10.0  # between two words on one wait: it lasts longer than was said, and activators come
 
 
-class NodeWaits:
-    """Of all versions. `service_at` returns the Service at a place. `report_trouble` is called with a Service, what
+class NodeForecasts:
+    """Of all versions. `service_at` returns the Service at a place. `on_problem_changed` is called with a Service, what
     keeps its pods from being ready now, and what did before, whenever that changes. None is nothing.
     """
 
     def __init__(
         self,
         api: ClusterApi,
-        service_at: Callable[[Place], Service | None],
-        report_trouble: Callable[[Service, Trouble | None, Trouble | None], None],
+        service_at: Callable[[NamespacedName], Service | None],
+        on_problem_changed: Callable[[Service, PodProblem | None, PodProblem | None], None],
         feed: FeedHub,
         clock: Clock,
     ) -> None:
         self._api = api
-        self._report_trouble = report_trouble
-        self._reported: dict[Place, tuple[Service, Trouble]] = {}  # troubles that hold, as they were reported
+        self._on_problem_changed = on_problem_changed
+        self._reported: dict[
+            NamespacedName, tuple[Service, PodProblem]
+        ] = {}  # troubles that hold, as they were reported
         self._service_at = service_at
         self._feed = feed
         self._clock = clock
-        self._nodes = Nodes()
+        self._pod_waits = PodWaits()
         self._synced = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<NodeWaits {'synced' if self.is_known else 'UNKNOWN'} {self._nodes!r}>"
+        return f"<NodeForecasts {'synced' if self.is_known else 'UNKNOWN'} {self._pod_waits!r}>"
 
     @property
     def is_known(self) -> bool:
@@ -53,38 +55,38 @@ class NodeWaits:
 
     def pending(self) -> tuple[Pending, ...]:
         """Replicas that wait for a node, by what they ask of one."""
-        return self._nodes.pending()
+        return self._pod_waits.pending()
 
     async def run(self) -> None:
         """Until cancelled. It may be run again then: pods are seen anew, and what was measured is kept."""
         self._synced.clear()
-        self._nodes.forget()
+        self._pod_waits.forget()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._api, "v1", "Pod", OURS_SELECTOR, self._take, self._synced))
+            tasks.create_task(follow(self._api, "v1", "Pod", OURS_SELECTOR, self._update_pod, self._synced))
             tasks.create_task(self._repeat(), name="waits for nodes")
 
     async def _repeat(self) -> None:
         while True:
-            await self._clock.sleep(SAY_S)
-            for service in tuple(self._nodes.services()):
-                self._say(service)
+            await self._clock.sleep(FORECAST_INTERVAL_S)
+            for service in tuple(self._pod_waits.services()):
+                self._publish_forecast(service)
             if self._synced.is_set():
                 # The Service of a pod may not have been known before, or the pod may have gone while nobody watched.
-                for service in {*self._nodes.troubled(), *self._reported}:
-                    self._look_at_trouble(service)
+                for service in {*self._pod_waits.services_with_problem(), *self._reported}:
+                    self._report_problem_change(service)
 
-    def _take(self, place: Place, obj: Json | None) -> None:
-        before = self._nodes.service_of(place)
-        service = self._nodes.pod(place, None if obj is None else seen_of(obj))
+    def _update_pod(self, place: NamespacedName, obj: Json | None) -> None:
+        before = self._pod_waits.service_of(place)
+        service = self._pod_waits.pod(place, None if obj is None else parse_pod(obj))
         if service is not None:
-            self._say(service)
-        for each in {before, self._nodes.service_of(place)}:
+            self._publish_forecast(service)
+        for each in {before, self._pod_waits.service_of(place)}:
             if each is not None:
-                self._look_at_trouble(each)
+                self._report_problem_change(each)
 
-    def _look_at_trouble(self, place: Place) -> None:
+    def _report_problem_change(self, place: NamespacedName) -> None:
         """Report the trouble of the pods of the Service at `place` if it is another than was reported."""
-        now, service = self._nodes.trouble(place), self._service_at(place)
+        now, service = self._pod_waits.problem(place), self._service_at(place)
         reported, before = self._reported.get(place, (None, None))
         if now == before:
             return
@@ -94,11 +96,11 @@ class NodeWaits:
         elif service is not None:
             self._reported[place] = service, now
         if service is not None:
-            self._report_trouble(service, now, before)
+            self._on_problem_changed(service, now, before)
 
-    def _say(self, place: Place) -> None:
+    def _publish_forecast(self, place: NamespacedName) -> None:
         """Of one whose version is not known yet, next time."""
-        service, left_s = self._service_at(place), self._nodes.ready_in_s(place, self._clock.wall_s())
+        service, left_s = self._service_at(place), self._pod_waits.forecast_ready_s(place, self._clock.wall_s())
         if service is None or left_s is None:
             return
         of = service.of

@@ -20,38 +20,38 @@ from controlplane.facts import Model, VersionKey
 from controlplane.facts import Version as ModelVersion
 from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
-from controlplane.outcomes import Outcomes
+from controlplane.outcomes import StartOutcomes
 from controlplane.policy.convergence import owner_of
-from controlplane.policy.knative_seen import PRIVATE, pods_of
+from controlplane.policy.knative_seen import PRIVATE_SLICES, parse_slice_pods
 from controlplane.policy.knative_service import namespace_of
-from controlplane.policy.labels import OURS_SELECTOR, Place
-from controlplane.policy.replacement import versions_before, young_versions
+from controlplane.policy.labels import OURS_SELECTOR, NamespacedName
+from controlplane.policy.replacement import previous_versions, recently_ready_versions
 from controlplane.policy.scale_settings import ScaleSettings
-from controlplane.policy.start_problem import problem_of
-from controlplane.policy.tenant_space import Needs
+from controlplane.policy.start_problem import problem_from_failure
+from controlplane.policy.tenant_space import NamespaceRequirements
 from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import Busy, ClusterApi, Conflict, Json, Ref, Unreachable
-from controlplane.scaling.knative.converge import Converger
+from controlplane.scaling.knative.converge import Applier
 from controlplane.scaling.knative.pods import PodTable
-from controlplane.scaling.knative.pools import Pools
-from controlplane.scaling.knative.rollout import Rollout, as_it_is
-from controlplane.scaling.knative.seen_versions import SeenVersions
-from controlplane.scaling.knative.tenant_spaces import TenantSpaces
-from controlplane.scaling.knative.view import Uids, follow
-from controlplane.scaling.knative.wanted import Rendering, place_of, served
+from controlplane.scaling.knative.pools import PoolController
+from controlplane.scaling.knative.rollout import Rollout, unchanged_service
+from controlplane.scaling.knative.seen_versions import VersionStatusPublisher
+from controlplane.scaling.knative.tenant_spaces import TenantNamespaces
+from controlplane.scaling.knative.view import UidTracker, follow
+from controlplane.scaling.knative.wanted import ServiceRenderer, namespaced_service_name, versions_with_service
 from controlplane.takeover import Takeover
 from service.loops import Loops
 
-SERVING: Final = "serving.knative.dev/v1"
-SLICES: Final = "discovery.k8s.io/v1"
+SERVICE_API: Final = "serving.knative.dev/v1"
+SLICE_API: Final = "discovery.k8s.io/v1"
 NAMESPACE_WAIT_S: Final = 2.0  # at most, until a namespace that nobody asked about before was looked at
-LOOK_S: Final = 2.0  # between two looks at what the cluster refuses
+REFUSAL_POLL_S: Final = 2.0  # between two looks at what the cluster refuses
 TRANSIENT: Final = {each.reason for each in (Busy, Conflict, Unreachable)}  # reasons of refusals
 TRANSIENT_S: Final = 30.0  # a transient refusal that lasts longer fails the waiting requests
-STALLED_BEATS: Final = 15  # of LOOK_S between two looks at a roll-out in which no turn comes
+ROLLOUT_STALL_POLLS: Final = 15  # of REFUSAL_POLL_S between two looks at a roll-out in which no turn comes
 
 
-class Plane:
+class KnativeController:
     """One per installation: of whoever leads. Also the decider that the routes ask, for whom Knative decides."""
 
     def __init__(
@@ -59,12 +59,12 @@ class Plane:
         api: ClusterApi,
         models: Registry,
         feed: FeedHub,
-        outcomes: Outcomes,
+        outcomes: StartOutcomes,
         pods: PodTable,
-        rendering: Rendering,
+        renderer: ServiceRenderer,
         clock: Clock,
         has_no_minimum: Callable[[str], bool],
-        pools: Pools,
+        pools: PoolController,
         overlap_s: float,
     ) -> None:
         """`has_no_minimum(tenant)`: whether it is suspended or has spent its budget, so that its minimums don't hold.
@@ -77,42 +77,42 @@ class Plane:
         self._feed = feed
         self._outcomes = outcomes
         self._pods = pods
-        self._rendering = rendering
+        self._renderer = renderer
         self._clock = clock
         self._has_no_minimum = has_no_minimum
         self._minimums = Minimums(models.every_model, pods, feed)
         self._pools = pools
         self._overlap_s = overlap_s
-        self._seen = SeenVersions(api, feed, outcomes, pods, rendering.cluster, clock)
+        self._version_status = VersionStatusPublisher(api, feed, outcomes, pods, renderer.cluster, clock)
         self._changed = asyncio.Event()  # what is wanted may be otherwise
-        self._progressed = asyncio.Event()  # a roll-out may go on
-        self._spaces = TenantSpaces(api, Needs.of(rendering.cluster), clock, self._changed.set)
-        self.nodes = self._seen.nodes
+        self._rollout_changed = asyncio.Event()  # a roll-out may go on
+        self._namespaces = TenantNamespaces(api, NamespaceRequirements.of(renderer.cluster), clock, self._changed.set)
+        self.node_forecasts = self._version_status.node_forecasts
         self.synced = asyncio.Event()  # all that there is was seen once
-        self._told: dict[VersionKey, Failure] = {}  # the published reasons why versions can't be rendered
-        self._refused: set[VersionKey] = set()  # versions whose refused Service was published
-        self._revisions, self._slices = Uids(), Uids()  # that were seen, also by a run before
+        self._published_failures: dict[VersionKey, Failure] = {}  # the published reasons why versions can't be rendered
+        self._published_refusals: set[VersionKey] = set()  # versions whose refused Service was published
+        self._revisions, self._slices = UidTracker(), UidTracker()  # that were seen, also by a run before
         self._begin()
 
     def __repr__(self) -> str:
-        return f"<Plane {self._seen!r} {self._pods!r} {self._converger!r}>"
+        return f"<KnativeController {self._version_status!r} {self._pods!r} {self._converger!r}>"
 
     def _begin(self) -> None:
         """Forget what was wanted. What was seen stays told until all is seen again, start problems until they end."""
         self.synced.clear()
         self._pools.begin()
-        self._converger = Converger(
-            self._api, SERVING, "Service", self._clock, self._rendering.own, told=self._service_changed
+        self._converger = Applier(
+            self._api, SERVICE_API, "Service", self._clock, self._renderer.own, on_changed=self._service_changed
         )
         self._rollout = Rollout(
-            self._converger.seen, self._seen.failure_of, self._pods, self._clock, self._rendering.own,
-            self._rendering.cluster.features,
+            self._converger.seen, self._version_status.failure_of, self._pods, self._clock, self._renderer.own,
+            self._renderer.cluster.features,
         )  # fmt: skip
         self._outcomes.behind = {}
         self._overlap = False  # an old version of some model still serves: it leaves after a time, or with its last pod
         self._takeover = Takeover(self._feed.reader_names)
         self._without_minimum: frozenset[str] = frozenset()  # tenants whose minimums did not hold at the last look
-        self._unrendered: dict[VersionKey, Failure] = {}  # at the last look at all versions
+        self._render_failures: dict[VersionKey, Failure] = {}  # at the last look at all versions
         self._refused_since_s: dict[VersionKey, float] = {}
         self._changed.set()
 
@@ -138,19 +138,19 @@ class Plane:
 
     def meanwhile(self, model: Model) -> dict[str, str]:
         """Of versions that were only just named those before them, by when their Services came to be ready."""
-        alive = [version.key for version in model.alive]
-        named = [key for key in alive if key.version in model.named]
-        if not young_versions(model.named, self._since(named), self._now_s(), self._overlap_s):
+        live_versions = [version.key for version in model.live_versions]
+        named = [key for key in live_versions if key.version in model.named]
+        if not recently_ready_versions(model.named, self._ready_since(named), self._now_s(), self._overlap_s):
             return {}  # as most of the time, whatever other versions there are
-        return versions_before(model.named, self._since(alive), self._now_s(), self._overlap_s)
+        return previous_versions(model.named, self._ready_since(live_versions), self._now_s(), self._overlap_s)
 
-    def _since(self, keys: Iterable[VersionKey]) -> dict[str, float]:
+    def _ready_since(self, keys: Iterable[VersionKey]) -> dict[str, float]:
         every = ((key.version, self._ready_since_s(key)) for key in keys)
         return {version: since_s for version, since_s in every if since_s is not None}
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
-        self._rendering.check(model, scale)
+        self._renderer.check(model, scale)
         self._minimums.check(model, scale)
         self._pools.check_scale(model, scale)
 
@@ -166,79 +166,93 @@ class Plane:
         async with Loops() as loops, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._converger.run(), name="converge")
             tasks.create_task(
-                follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._seen.revision, revisions, self._revisions)
+                follow(
+                    self._api,
+                    SERVICE_API,
+                    "Revision",
+                    OURS_SELECTOR,
+                    self._version_status.revision,
+                    revisions,
+                    self._revisions,
+                )
             )
-            tasks.create_task(follow(self._api, SLICES, "EndpointSlice", PRIVATE, self._slice, slices, self._slices))
-            loops.start("node waits", self.nodes.run)
-            loops.start("tenant spaces", self._spaces.run)
+            tasks.create_task(
+                follow(self._api, SLICE_API, "EndpointSlice", PRIVATE_SLICES, self._slice, slices, self._slices)
+            )
+            loops.start("node waits", self.node_forecasts.run)
+            loops.start("tenant spaces", self._namespaces.run)
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
-            for ref in [Ref(SERVING, "Service", *place) for place in self._seen.places()]:
+            for ref in [Ref(SERVICE_API, "Service", *place) for place in self._version_status.places()]:
                 if self._converger.seen(ref) is None:
                     self._service_changed(ref)  # it went while nobody watched
             await self._pools.adopt()
             self._takeover.begin(self._now_s())
-            self._models.look_again()
+            self._models.republish_meanwhile()
             self.synced.set()
             loops.start("pools", self._pools.run)
-            loops.start("wanted objects", self._want)
+            loops.start("wanted objects", self._apply_wanted)
             loops.start("roll-out", self._roll_out)
-            loops.start("refusals", self._look)
+            loops.start("refusals", self._publish_refusals)
 
-    async def _want(self) -> None:
+    async def _apply_wanted(self) -> None:
         """Once all was seen: which of the old are kept depends on what there is."""
         self._changed.set()  # after an error the loop starts again, with all work left to do
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._models.look_again()
+            self._models.republish_meanwhile()
             models = self._models.every_model()
             self._overlap = any(
-                model.meanwhile or (len(model.versions) > 1 and not self._is_settled_in(model)) for model in models
+                model.meanwhile or (len(model.versions) > 1 and not self._is_takeover_over(model)) for model in models
             )
-            every = served(models, self._is_there, self._is_ready, self._is_awake, self._is_settled_in)
-            own, lacking = self._placed(each for each in every if not self._pools.shared.takes(*each))
-            objects, failed = self._rendering.objects(own, self._has_no_minimum)
+            every = versions_with_service(
+                models, self._has_service, self._is_ready, self._has_ready_pod, self._is_takeover_over
+            )
+            own, lacking = self._select_placeable(
+                each for each in every if not self._pools.pooled_models.is_pooled(*each)
+            )
+            objects, failed = self._renderer.objects(own, self._has_no_minimum)
             failed |= lacking
             # Before anything that may fail: `_roll_out` goes on with what is rendered here, and must know what is not.
-            self._unrendered = failed
-            self._rollout.render(objects, self._rendering.places)
-            self._choose()
-            self._converger.want(self._wanted())
+            self._render_failures = failed
+            self._rollout.render(objects, self._renderer.places)
+            self._choose_rollout()
+            self._converger.want(self._wanted_services())
             for key, failure in failed.items():
-                if self._told.get(key) != failure:
-                    self._seen.fail(key, failure)
-            for key in self._told.keys() - failed.keys():
-                self._outcomes.clear_problem(key, problem_of(self._told[key]).reason)
-            self._told = failed
+                if self._published_failures.get(key) != failure:
+                    self._version_status.fail(key, failure)
+            for key in self._published_failures.keys() - failed.keys():
+                self._outcomes.clear_problem(key, problem_from_failure(self._published_failures[key]).reason)
+            self._published_failures = failed
 
     async def _roll_out(self) -> None:
         """Go on with the roll-out after a Service, a pod or the time has changed. It renders nothing again."""
         while True:
-            await self._progressed.wait()
-            self._progressed.clear()
-            if self._choose():
-                self._converger.want(self._wanted())
+            await self._rollout_changed.wait()
+            self._rollout_changed.clear()
+            if self._choose_rollout():
+                self._converger.want(self._wanted_services())
 
-    def _choose(self) -> bool:
+    def _choose_rollout(self) -> bool:
         """Choose again whose turn it is in the roll-out. Return whether another Service may be wanted."""
         is_changed = self._rollout.choose(self._converger.refusals())
         self._outcomes.behind = self._rollout.behind
         return is_changed
 
-    def _wanted(self) -> Iterator[Json]:
+    def _wanted_services(self) -> Iterator[Json]:
         """Yield all Services that the cluster is to have."""
         yield from self._rollout.chosen.values()
         # A version that can't be rendered keeps its Service as it is, so that it goes on serving.
-        for key in self._unrendered:
-            if self._is_there(key):
-                ref = Ref(SERVING, "Service", *place_of(key, self._rendering.cluster))
+        for key in self._render_failures:
+            if self._has_service(key):
+                ref = Ref(SERVICE_API, "Service", *namespaced_service_name(key, self._renderer.cluster))
                 seen = self._converger.seen(ref)
                 if ref not in self._rollout.chosen and seen is not None:
-                    yield as_it_is(seen)
+                    yield unchanged_service(seen)
         yield from filter(self._is_placed, self._pools.objects())
 
-    def _placed(
+    def _select_placeable(
         self, every: Iterable[tuple[Model, ModelVersion]]
     ) -> tuple[list[tuple[Model, ModelVersion]], dict[VersionKey, Failure]]:
         """Return the versions whose Service exists or may be created, and for others why they have to wait.
@@ -249,41 +263,41 @@ class Plane:
         for model, version in every:
             key = version.key
             try:
-                namespace, name = place_of(key, self._rendering.cluster)
+                namespace, name = namespaced_service_name(key, self._renderer.cluster)
             except Refused:
-                namespace = self._rendering.own
-            if namespace == self._rendering.own:
+                namespace = self._renderer.own
+            if namespace == self._renderer.own:
                 placed.append((model, version))  # rendering refuses it with the reason
                 continue
             namespaces.add(namespace)
-            is_complete = self._spaces.is_complete(namespace, key.tenant)
-            if is_complete or self._converger.seen(Ref(SERVING, "Service", namespace, name)) is not None:
+            is_complete = self._namespaces.is_complete(namespace, key.tenant)
+            if is_complete or self._converger.seen(Ref(SERVICE_API, "Service", namespace, name)) is not None:
                 placed.append((model, version))
-            elif (failure := self._spaces.failure(namespace, key.tenant)) is not None:
+            elif (failure := self._namespaces.failure(namespace, key.tenant)) is not None:
                 lacking[key] = failure
-        self._spaces.retain(namespaces | {namespace for namespace, _ in self._pools.places()})
+        self._namespaces.retain(namespaces | {namespace for namespace, _ in self._pools.places()})
         return placed, lacking
 
     def _is_placed(self, obj: Json) -> bool:
         """Return whether a pool's Service exists or may be created."""
         ref = Ref.of(obj)
-        return self._spaces.is_complete(ref.namespace or "", "") or self._converger.seen(ref) is not None
+        return self._namespaces.is_complete(ref.namespace or "", "") or self._converger.seen(ref) is not None
 
-    async def obstacle(self, tenant: str) -> StartProblem | None:
+    async def find_start_obstacle(self, tenant: str) -> StartProblem | None:
         """Return what the tenant's namespace lacks to start versions; None if nothing, or unknown in time."""
         with suppress(Refused):
-            namespace = namespace_of(tenant, self._rendering.cluster)
+            namespace = namespace_of(tenant, self._renderer.cluster)
             with suppress(TimeoutError):
                 async with asyncio.timeout(NAMESPACE_WAIT_S):
-                    await self._spaces.wait_until_known(namespace, tenant)
-            found = self._spaces.failure(namespace, tenant)
-            return None if found is None else problem_of(found)
+                    await self._namespaces.wait_until_known(namespace, tenant)
+            found = self._namespaces.failure(namespace, tenant)
+            return None if found is None else problem_from_failure(found)
         return None
 
-    async def _look(self) -> None:
+    async def _publish_refusals(self) -> None:
         for beat in count():
-            await self._clock.sleep(LOOK_S)
-            is_roll_out_due = self._rollout.is_moving or (self._rollout.behind and beat % STALLED_BEATS == 0)
+            await self._clock.sleep(REFUSAL_POLL_S)
+            is_roll_out_due = self._rollout.is_moving or (self._rollout.behind and beat % ROLLOUT_STALL_POLLS == 0)
             without_minimum = frozenset(
                 model.tenant
                 for model in self._models.every_model()
@@ -293,22 +307,22 @@ class Plane:
                 self._without_minimum = without_minimum
                 self._changed.set()
             if is_roll_out_due:
-                self._progressed.set()
-            refused = self._refused_now()
-            for key in sorted(refused - self._refused):
-                self._seen.fail(key, StartFailed("the cluster does not take its Service", "refused_object"))
-            for key in sorted(self._refused - refused):
+                self._rollout_changed.set()
+            refused = self._find_refused()
+            for key in sorted(refused - self._published_refusals):
+                self._version_status.fail(key, StartFailed("the cluster does not take its Service", "refused_object"))
+            for key in sorted(self._published_refusals - refused):
                 self._outcomes.clear_problem(key, "refused_object")
-            self._refused = refused
+            self._published_refusals = refused
 
-    def _refused_now(self) -> set[VersionKey]:
+    def _find_refused(self) -> set[VersionKey]:
         """Return the versions that have no Service because the cluster refuses it.
 
         A transient refusal counts only after TRANSIENT_S.
         """
         now_s, why = self._now_s(), dict[VersionKey, str]()
         for ref, refusal in self._converger.refusals().items():
-            if (key := self._rendering.places.get(ref.place)) is not None and self._own(ref) is None:
+            if (key := self._renderer.places.get(ref.place)) is not None and self._find_own(ref) is None:
                 why[key] = refusal.reason
         self._refused_since_s = {key: self._refused_since_s.get(key, now_s) for key in why}
         return {
@@ -320,39 +334,39 @@ class Plane:
     # -- what is seen --
 
     def _service_changed(self, ref: Ref) -> None:
-        place, obj = ref.place, self._own(ref)
+        place, obj = ref.place, self._find_own(ref)
         if self._pools.service(place, obj):
             return
-        before, found = self._seen.service(place, obj, is_new=self.synced.is_set())
+        before, found = self._version_status.service(place, obj, is_new=self.synced.is_set())
         if (before is None) != (found is None) or (before and found and bool(before.ready) != bool(found.ready)):
             self._changed.set()  # an old version may go now
         elif before and found and before.ready != found.ready:
-            self._progressed.set()
+            self._rollout_changed.set()
 
-    def _slice(self, place: Place, obj: Json | None) -> None:
-        found = None if obj is None else pods_of(obj)
+    def _slice(self, place: NamespacedName, obj: Json | None) -> None:
+        found = None if obj is None else parse_slice_pods(obj)
         self._pools.slice(place, found)
-        self._seen.slice(place, found)
+        self._version_status.slice(place, found)
 
-    def _own(self, ref: Ref) -> Json | None:
+    def _find_own(self, ref: Ref) -> Json | None:
         """The object, unless it is another installation's."""
         obj = self._converger.seen(ref)
-        return obj if obj is None or owner_of(obj) in (None, self._rendering.own) else None
+        return obj if obj is None or owner_of(obj) in (None, self._renderer.own) else None
 
-    def _is_there(self, key: VersionKey) -> bool:
-        return self._seen.find(key) is not None
+    def _has_service(self, key: VersionKey) -> bool:
+        return self._version_status.find(key) is not None
 
     def _is_ready(self, key: VersionKey) -> bool:
         return self._ready_since_s(key) is not None
 
     def _ready_since_s(self, key: VersionKey) -> float | None:
         """None for one that never was. What may be on a pod that waits always was."""
-        return -inf if self._pools.shared.find(key) is not None else self._seen.ready_since_s(key)
+        return -inf if self._pools.pooled_models.find(key) is not None else self._version_status.ready_since_s(key)
 
-    def _is_settled_in(self, model: Model) -> bool:
+    def _is_takeover_over(self, model: Model) -> bool:
         return self._takeover.is_window_over(model, self._now_s())
 
-    def _is_awake(self, key: VersionKey) -> bool:
+    def _has_ready_pod(self, key: VersionKey) -> bool:
         return self._pods.ready(key) > 0
 
     def _now_s(self) -> float:

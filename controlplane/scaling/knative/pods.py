@@ -32,7 +32,7 @@ class PodTable:
         """Pods of a version in any state, the one that was seen first before others."""
         return tuple(self._pods[name] for name in self._by_key.get(key, ()))
 
-    def in_use(self) -> tuple[VersionKey, ...]:
+    def active_versions(self) -> tuple[VersionKey, ...]:
         """Return the versions that have a pod."""
         return tuple(self._by_key)
 

@@ -11,49 +11,49 @@ from typing import Final
 
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
-from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
-from contracts.timeline import Span
+from contracts.jobs import BindPodRequest, BindResponse, RuntimeReport, RuntimeState
+from contracts.timeline import StageSpan
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
-from controlplane.feed import TOLD_S, FeedHub
+from controlplane.feed import DRAIN_DELIVERY_LIMIT_S, FeedHub
 from controlplane.policy.breakeven import Level
 from controlplane.policy.knative_service import NODE_S
-from controlplane.policy.placement import choose
+from controlplane.policy.placement import choose_pod
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.replicas import Listener, Replica
+from controlplane.replicas import Replica, ReplicaListener
 from controlplane.scaling.knative.pods import PodTable
-from controlplane.scaling.knative.pool_calls import PodCalls
+from controlplane.scaling.knative.pool_calls import PodClient
 from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
 from controlplane.tasks import Tasks
 from service.loops import notify
 
 log = logging.getLogger(__name__)
 
-START_S: Final = float(NODE_S)  # for a pod, where none waits: a node may have to come first
-ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
+POD_WAIT_S: Final = float(NODE_S)  # for a pod, where none waits: a node may have to come first
+MAX_ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
 _HELD: Final = (PodState.BINDING, PodState.BOUND)
 
 
 @dataclass(eq=False, slots=True)
 class _Start:
     key: VersionKey
-    take: Take
-    until_us: int
+    take: BindPodRequest
+    deadline_us: int
     attempts: int = 0
 
 
 class PoolActuator:
-    """`slots` is how many pods there may be at most. `take_of` says what a pod is told of a version, None where it may
-    not be on one.
+    """`slots` is how many pods there may be at most. `build_take` says what a pod is told of a version, None where it
+    may not be on one.
     """
 
     def __init__(
         self,
         slots: int,
         pods: PoolPods,
-        calls: PodCalls,
-        take_of: Callable[[VersionKey], Take | None],
+        calls: PodClient,
+        build_take: Callable[[VersionKey], BindPodRequest | None],
         feed: FeedHub,
         table: PodTable,
         clock: Clock,
@@ -62,18 +62,18 @@ class PoolActuator:
         self._slots = slots
         self._pods = pods
         self._calls = calls
-        self._take_of = take_of
+        self._build_take = build_take
         self._feed = feed
         self._table = table
         self._clock = clock
         self._tasks = tasks
         self._starts: list[_Start] = []
-        self._listeners: list[Listener] = []
+        self._listeners: list[ReplicaListener] = []
 
     def __repr__(self) -> str:
-        return f"<PoolActuator starts={len(self._starts)} {self._pods.taken()}>"
+        return f"<PoolActuator starts={len(self._starts)} {self._pods.count_taken()}>"
 
-    def listen(self, listener: Listener) -> None:
+    def add_listener(self, listener: ReplicaListener) -> None:
         """Tell it what becomes of replicas from now on."""
         self._listeners.append(listener)
 
@@ -90,18 +90,18 @@ class PoolActuator:
     def live(self, key: VersionKey) -> int:
         return len(self._pods.of(key, *_HELD)) + len(self._starts_of(key))
 
-    def begun(self, key: VersionKey) -> int:
+    def started_count(self, key: VersionKey) -> int:
         return len(self._pods.of(key, *_HELD))
 
-    def present(self, key: VersionKey) -> int:
+    def process_count(self, key: VersionKey) -> int:
         return len(self._pods.of(key, *PodState)) + len(self._starts_of(key))
 
-    def in_use(self) -> tuple[VersionKey, ...]:
+    def active_versions(self) -> tuple[VersionKey, ...]:
         return tuple(sorted(self._pods.keys() | {start.key for start in self._starts}))
 
     def has_room(self) -> bool:
         """Return whether another pod is free or may be made. If the cluster can't make it, the start fails in time."""
-        return sum(self._pods.taken().values()) + len(self._starts) < self._slots
+        return sum(self._pods.count_taken().values()) + len(self._starts) < self._slots
 
     def leaving(self) -> int:
         return sum(pod.state is PodState.LEAVING and not pod.is_ending for pod in self._pods)
@@ -109,11 +109,11 @@ class PoolActuator:
     def sleep(self, key: VersionKey, level: Level) -> None:
         """Nothing sleeps on a cluster (`wanted.Rendering.check`)."""
 
-    def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
+    def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
         """Have `replicas` of the version. Idempotent; accepted on return, not done."""
         live = self.live(key)
         for _ in range(replicas - live):
-            if (take := self._take_of(key)) is None:
+            if (take := self._build_take(key)) is None:
                 break
             self._starts.append(self._start(key, take))
         surplus = live - replicas
@@ -122,28 +122,28 @@ class PoolActuator:
             surplus -= 1
         for pod in self._pods.of(key, *_HELD)[::-1][: max(0, surplus)]:  # the youngest: others have warm caches
             self.release(pod)
-        self.place()
+        self.assign_pods()
 
-    def _start(self, key: VersionKey, take: Take) -> _Start:
-        return _Start(key, take, self._now() + int(START_S * 1e6))
+    def _start(self, key: VersionKey, take: BindPodRequest) -> _Start:
+        return _Start(key, take, self._now() + int(POD_WAIT_S * 1e6))
 
     def _starts_of(self, key: VersionKey) -> list[_Start]:
         return [start for start in self._starts if start.key == key]
 
     # -- starts --
 
-    def waiting(self) -> Collection[Take]:
+    def waiting(self) -> Collection[BindPodRequest]:
         """What is asked for and has no pod yet."""
         return [start.take for start in self._starts]
 
-    def place(self) -> None:
+    def assign_pods(self) -> None:
         """Give pods that wait to starts, in their order; a start that has waited for too long fails."""
         now_us = self._clock.monotonic_us()
         for start in tuple(self._starts):
-            if (spot := choose(start.take.weight_bytes, self._pods.spots())) is not None:
+            if (free_pod := choose_pod(start.take.weight_bytes, self._pods.free_pods())) is not None:
                 self._starts.remove(start)
-                self._bind_to(self._pods.parked(spot), start)
-            elif now_us >= start.until_us:
+                self._bind_to(self._pods.parked(free_pod), start)
+            elif now_us >= start.deadline_us:
                 self._starts.remove(start)
                 self._fail(start.key, StartFailed("no pod was there in time", "no_room"))
 
@@ -155,42 +155,42 @@ class PoolActuator:
 
     async def _bind(self, pod: PoolPod, start: _Start) -> None:
         try:
-            bound = await self._calls.bind(pod.orders, start.take)
+            bound = await self._calls.bind(pod.control_url, start.take)
         except Refused as refused:
-            self._not_bound(pod, start, refused.failure)
+            self._handle_failed_bind(pod, start, refused.failure)
         except Exception:
             log.exception("a bind failed in a way of ours", extra={"version": str(start.key)})
-            self._not_bound(pod, start, Internal())
+            self._handle_failed_bind(pod, start, Internal())
         else:
             if pod.is_ending:
-                self._not_bound(pod, start, Unavailable("the pod"))
+                self._handle_failed_bind(pod, start, Unavailable("the pod"))
             elif self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key:
                 self._serve(pod, start, bound)
 
-    def _not_bound(self, pod: PoolPod, start: _Start, failure: Failure) -> None:
+    def _handle_failed_bind(self, pod: PoolPod, start: _Start, failure: Failure) -> None:
         was_ours = self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key
         if was_ours:
-            self._forget(pod)
+            self._reset(pod)
         start.attempts += 1
         why = {"version": str(start.key), "why": failure.message, "attempt": start.attempts}
         log.warning("a bind failed", extra=why)
         was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"
         if not was_ours:
             return  # it was to leave, or is gone: the autoscaler makes up for it
-        if was_lost and start.attempts < ATTEMPTS:
+        if was_lost and start.attempts < MAX_ATTEMPTS:
             self._starts.insert(0, start)
-            self.place()
+            self.assign_pods()
         else:
             self._fail(start.key, failure)
 
-    def _serve(self, pod: PoolPod, start: _Start, bound: Bound) -> None:
+    def _serve(self, pod: PoolPod, start: _Start, bound: BindResponse) -> None:
         pod.state, pod.runtime_id, pod.max_streams = PodState.BOUND, bound.runtime_id, bound.max_streams
-        self._tell(pod, bound.spans)
+        self._publish(pod, bound.spans)
         (replica,) = [each for each in self._table.of(start.key) if each.runtime_id == pod.runtime_id]
         log.info("a replica is ready", extra={"version": str(pod.key), "runtime_id": pod.runtime_id, "pod": pod.name})
         notify(self._listeners, lambda listener: listener.ready(replica))
 
-    def _tell(self, pod: PoolPod, restore: tuple[Span, ...] = ()) -> int:
+    def _publish(self, pod: PoolPod, restore: tuple[StageSpan, ...] = ()) -> int:
         """Activators, and whoever asks what runs. The feed's revision that says so."""
         assert pod.key is not None
         row = ReplicaRow(
@@ -217,36 +217,36 @@ class PoolActuator:
     def release(self, pod: PoolPod) -> None:
         """Have it finish what it has, and wait for another version."""
         was_told, pod.state = pod.state is PodState.BOUND, PodState.LEAVING
-        revision = self._tell(pod) if was_told else 0
+        revision = self._publish(pod) if was_told else 0
         self._tasks.start(self._release(pod, revision), f"release {pod.name}")
 
     async def _release(self, pod: PoolPod, revision: int) -> None:
-        if revision and not await self._feed.settled(revision, TOLD_S):
+        if revision and not await self._feed.wait_until_delivered(revision, DRAIN_DELIVERY_LIMIT_S):
             log.warning("an activator may not know of a drain", extra={"pod": pod.name})
         try:
             if pod.take is not None:
-                await self._calls.release(pod.orders, pod.take)
+                await self._calls.release(pod.control_url, pod.take)
         except Refused as refused:  # whoever looks at it next tells it again
             log.warning("a pod was not released", extra={"pod": pod.name, "why": refused.failure.message})
 
-    def ending(self, pod: PoolPod) -> None:
+    def on_terminating(self, pod: PoolPod) -> None:
         """The cluster ends it: it drains by itself."""
         if pod.is_ending:
             return
         pod.is_ending = True
         if pod.state is PodState.BOUND:
             pod.state = PodState.LEAVING
-            self._tell(pod)
+            self._publish(pod)
 
-    def gone(self, pod: PoolPod) -> None:
+    def on_deleted(self, pod: PoolPod) -> None:
         """There is no such pod any more."""
         self._pods.drop(pod)
-        self._lose(pod)
+        self._lose_replica(pod)
 
-    def _lose(self, pod: PoolPod) -> None:
+    def _lose_replica(self, pod: PoolPod) -> None:
         """What it had is over."""
         key, was, runtime_id = pod.key, pod.state, pod.runtime_id
-        self._forget(pod)
+        self._reset(pod)
         if key is None or not runtime_id:
             return
         self._feed.publish(Feed(removed_replicas=(runtime_id,)))
@@ -255,44 +255,44 @@ class PoolActuator:
         replica = Replica(runtime_id, state, self._now(), key=key)
         notify(self._listeners, lambda listener: listener.lost(replica))
 
-    def _forget(self, pod: PoolPod) -> None:
+    def _reset(self, pod: PoolPod) -> None:
         pod.state, pod.key, pod.take, pod.runtime_id = PodState.UNKNOWN, None, None, ""
         pod.since_us = self._now()
 
     # -- what pods say --
 
-    def said(self, pod: PoolPod, report: RuntimeReport) -> None:
+    def on_report(self, pod: PoolPod, report: RuntimeReport) -> None:
         """A pod was asked. One that has another life than it had is begun with anew; one that has a version which
         nobody gave it here has it from a control plane before us.
         """
         if not self._pods.has(pod):
             return
         if pod.runtime_id and report.runtime_id != pod.runtime_id:
-            self._lose(pod)
+            self._lose_replica(pod)
         if pod.is_ending:
             return
         match report.state:
             case RuntimeState.STANDBY if pod.state in (PodState.UNKNOWN, PodState.LEAVING):
                 if pod.state is PodState.LEAVING:
-                    self._forget(pod)  # it was told to let go before it had begun
+                    self._reset(pod)  # it was told to let go before it had begun
                 pod.state = PodState.PARKED
             case RuntimeState.RESTORING | RuntimeState.READY:
-                self._found(pod, report)
+                self._adopt(pod, report)
             case _:
                 pass
-        self.place()
+        self.assign_pods()
 
-    def _found(self, pod: PoolPod, report: RuntimeReport) -> None:
+    def _adopt(self, pod: PoolPod, report: RuntimeReport) -> None:
         if report.tenant is None or report.model is None or report.version is None:
             return
         key = VersionKey(report.tenant, report.model, report.version)
         if pod.state is PodState.LEAVING:
             self._tasks.start(self._release(pod, 0), f"release {pod.name}")
         elif pod.state in (PodState.UNKNOWN, PodState.PARKED):
-            if (take := self._take_of(key)) is not None:
+            if (take := self._build_take(key)) is not None:
                 self._bind_to(pod, self._start(key, take))  # it answers as it did, or will
             else:
-                unwanted = Take(
+                unwanted = BindPodRequest(
                     tenant=key.tenant, model=key.model, version=key.version, device_class="", store="", weight_bytes=0
                 )
                 pod.state, pod.key, pod.take = PodState.LEAVING, key, unwanted

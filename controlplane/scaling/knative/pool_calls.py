@@ -2,11 +2,11 @@
 
 from typing import Final, TypeVar
 
-from contracts.jobs import Bound, RuntimeReport, Take
+from contracts.jobs import BindPodRequest, BindResponse, RuntimeReport
 from contracts.roles import Role
 from controlplane import dependencies
 from service.client import ServiceClient
-from service.way import Ways
+from service.way import ConnectorFactory
 
 T = TypeVar("T")
 
@@ -14,17 +14,17 @@ RESTORE_S: Final = dependencies.RESTORE.timeout_s
 CALL_S: Final = dependencies.POOL.timeout_s
 
 
-class PodCalls:
+class PodClient:
     """Each call is a connection of its own: between two pods' lives there is nobody at the other end."""
 
-    def __init__(self, ways: Ways) -> None:
-        self._ways = ways
+    def __init__(self, connector_factory: ConnectorFactory) -> None:
+        self._ways = connector_factory
 
-    async def bind(self, url: str, take: Take) -> Bound:
+    async def bind(self, url: str, take: BindPodRequest) -> BindResponse:
         """Returns when it serves. The same again is harmless. Raises Refused."""
-        return await self._call(url, "POST", "/control/bind", Bound, take, RESTORE_S)
+        return await self._call(url, "POST", "/control/bind", BindResponse, take, RESTORE_S)
 
-    async def release(self, url: str, take: Take) -> None:
+    async def release(self, url: str, take: BindPodRequest) -> None:
         """It drains, ends and waits anew: returns before that. Raises Refused."""
         await self._call(url, "POST", "/control/release", type(None), take, CALL_S)
 
@@ -33,7 +33,7 @@ class PodCalls:
         return await self._call(url, "GET", "/control/state", RuntimeReport, None, CALL_S)
 
     async def _call(self, url: str, method: str, path: str, kind: type[T], body: object, timeout_s: float) -> T:
-        client = ServiceClient.by(self._ways.to(url, Role.RUNTIME), "the pod", limit=1)
+        client = ServiceClient.from_connector(self._ways.to(url, Role.RUNTIME), "the pod", limit=1)
         try:
             return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
         finally:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from contracts.jobs import Take
+from contracts.jobs import BindPodRequest
 from controlplane.facts import VersionKey
-from controlplane.policy.labels import Place
-from controlplane.policy.placement import Spot
+from controlplane.policy.labels import NamespacedName
+from controlplane.policy.placement import FreePod
 
 
 class PodState(StrEnum):
@@ -22,7 +22,7 @@ class PodState(StrEnum):
 
 @dataclass(slots=True)
 class PoolPod:
-    """`namespace` and `pool` are where it is from, `orders` where it is told what to do, `url` where requests go.
+    """`namespace` and `pool` are where it is from, `control_url` where it is told what to do, `url` where requests go.
 
     From BINDING on `take` is what it was told, or found with.
     """
@@ -32,17 +32,17 @@ class PoolPod:
     pool: str
     weight_bytes: int
     url: str
-    orders: str
+    control_url: str
     since_us: int
     state: PodState = PodState.UNKNOWN
     is_ending: bool = False  # by the cluster: nothing follows
     runtime_id: str = ""
     key: VersionKey | None = None
-    take: Take | None = None
+    take: BindPodRequest | None = None
     max_streams: int = 0
-    cost: str | None = None  # of its deletion, as it was written
+    written_deletion_cost: str | None = None  # of its deletion, as it was written
     refusals: int = 0  # in a row, of that write
-    is_asked: bool = False  # what it does, at this moment
+    is_probing: bool = False  # what it does, at this moment
 
     def __repr__(self) -> str:
         return f"<PoolPod {self.pool}/{self.name} {self.state} {self.key or ''}>"
@@ -52,12 +52,12 @@ class PoolPod:
 class PoolPods:
     """All of them, by namespace and name."""
 
-    _pods: dict[Place, PoolPod] = field(default_factory=dict)
+    _pods: dict[NamespacedName, PoolPod] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[PoolPod]:
         return iter(tuple(self._pods.values()))
 
-    def at(self, place: Place) -> PoolPod | None:
+    def at(self, place: NamespacedName) -> PoolPod | None:
         """That one."""
         return self._pods.get(place)
 
@@ -82,20 +82,20 @@ class PoolPods:
         """Versions that some pod has."""
         return {pod.key for pod in self._pods.values() if pod.key is not None}
 
-    def spots(self) -> Iterable[Spot]:
+    def free_pods(self) -> Iterable[FreePod]:
         """Those that wait."""
         return [
-            Spot(f"{pod.namespace}/{pod.name}", pod.weight_bytes, pod.since_us)
+            FreePod(f"{pod.namespace}/{pod.name}", pod.weight_bytes, pod.since_us)
             for pod in self._pods.values()
             if pod.state is PodState.PARKED and not pod.is_ending
         ]
 
-    def parked(self, spot: Spot) -> PoolPod:
+    def parked(self, free_pod: FreePod) -> PoolPod:
         """The pod that waits there."""
-        namespace, _, name = spot.pod.partition("/")
+        namespace, _, name = free_pod.pod.partition("/")
         return self._pods[namespace, name]
 
-    def taken(self) -> dict[str, int]:
+    def count_taken(self) -> dict[str, int]:
         """By pool, pods that have a version and don't end."""
         found: dict[str, int] = {}
         for pod in self._pods.values():

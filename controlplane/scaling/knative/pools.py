@@ -1,7 +1,7 @@
 """Pods that wait for versions, on a cluster: has the Services that keep them, finds and asks them, and has the
 autoscaler of one machine decide about the versions that run on them.
 
-How many pods there are Knative decides, by what activators report for us (`placement.reported`).
+How many pods there are Knative decides, by what activators report for us (`placement.pool_concurrency`).
 """
 
 import asyncio
@@ -16,37 +16,44 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from contracts.control import Feed, PoolRow, Stats
-from contracts.doubling import is_told
+from contracts.doubling import should_log
 from contracts.errors import Refused
-from contracts.jobs import Take
+from contracts.jobs import BindPodRequest
 from contracts.traffic_errors import StartFailed
-from controlplane.autoscaler import Autoscaler, Versions
+from controlplane.autoscaler import Autoscaler, VersionLookup
 from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
-from controlplane.outcomes import Outcomes
-from controlplane.policy.knative_seen import Pods
-from controlplane.policy.knative_service import Cluster
-from controlplane.policy.labels import Place
-from controlplane.policy.placement import PoolSpec, Sharing, pool_for, reported
-from controlplane.policy.pool_service import BOUND_COST, COST, LISTEN_PORT, class_of, pool_place, pool_service
+from controlplane.outcomes import StartOutcomes
+from controlplane.policy.knative_seen import SlicePods
+from controlplane.policy.knative_service import ClusterSpec
+from controlplane.policy.labels import NamespacedName
+from controlplane.policy.placement import PoolingRule, PoolSpec, pool_concurrency, pool_for
+from controlplane.policy.pool_service import (
+    BOUND_DELETION_COST,
+    DELETION_COST,
+    LISTEN_PORT,
+    device_class_of,
+    pool_place,
+    pool_service,
+)
 from controlplane.policy.scale_settings import ScaleSettings
-from controlplane.policy.start_problem import problem_of
+from controlplane.policy.start_problem import problem_from_failure
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pool_actuator import PoolActuator
-from controlplane.scaling.knative.pool_calls import PodCalls
+from controlplane.scaling.knative.pool_calls import PodClient
 from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
 from controlplane.tasks import Tasks
 from service.loops import Loops
 
 log = logging.getLogger(__name__)
 
-BEAT_S: Final = 1.0
-LOOK_BEATS: Final = 5  # between two looks at a pod that does what it is known to do
-ABREAST: Final = 16  # pods that are asked at once
-FIRST_S: Final = 8.0  # for what runs to be found, before activators are told what there is
-NO_POD: Final = problem_of(StartFailed("it waits for a pod that is free; none is", "no_room"))
+TICK_INTERVAL_S: Final = 1.0
+IDLE_PROBE_TICKS: Final = 5  # between two looks at a pod that does what it is known to do
+MAX_CONCURRENT_PROBES: Final = 16  # pods that are asked at once
+ADOPTION_S: Final = 8.0  # for what runs to be found, before activators are told what there is
+NO_POD: Final = problem_from_failure(StartFailed("it waits for a pod that is free; none is", "no_room"))
 _KNOWN: Final = (PodState.PARKED, PodState.BOUND)
 
 
@@ -55,54 +62,54 @@ class PoolSettings:
     """Kinds of pods, whose versions may be on them, and the port at which they take orders."""
 
     pools: tuple[PoolSpec, ...] = ()
-    sharing: Sharing = field(default_factory=Sharing)
+    sharing: PoolingRule = field(default_factory=PoolingRule)
     port: int = LISTEN_PORT
 
 
-class Shared:
+class PooledModels:
     """The part of the models whose versions are on pods of pools, as the autoscaler asks for them."""
 
-    def __init__(self, models: Versions, settings: PoolSettings) -> None:
+    def __init__(self, models: VersionLookup, settings: PoolSettings) -> None:
         self._models = models
         self._settings = settings
 
     def find(self, key: VersionKey) -> tuple[Model, Version] | None:
         """Return None also for what has a Service of its own. `idle` is zero, whatever one machine stored before."""
         found = self._models.find(key)
-        if found is None or found[1].is_deleted or not self.takes(*found):
+        if found is None or found[1].is_deleted or not self.is_pooled(*found):
             return None
         model, version = found
         return replace(model, scale=structs.replace(model.scale, idle="zero")), version
 
     def every_model(self) -> tuple[Model, ...]:
         """Those that share pods, if a version of theirs fits one."""
-        takes = self._settings.sharing.takes
-        return tuple(model for model in self._models.every_model() if takes(model.tenant, model.model))
+        is_pooled = self._settings.sharing.is_pooled
+        return tuple(model for model in self._models.every_model() if is_pooled(model.tenant, model.model))
 
     async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
-        """See `autoscaler.Versions`."""
+        """See `autoscaler.VersionLookup`."""
         await self._models.resume(key, stopped_at_s)
 
-    def takes(self, model: Model, version: Version) -> bool:
+    def is_pooled(self, model: Model, version: Version) -> bool:
         """Whether there may be such pods for it."""
-        if not self._settings.sharing.takes(model.tenant, model.model):
+        if not self._settings.sharing.is_pooled(model.tenant, model.model):
             return False
         return pool_for(version.registration.total_bytes, self._settings.pools) is not None
 
 
-class Pools:
+class PoolController:
     """One per installation, of whoever leads. Without pools it has no pods and no versions."""
 
     def __init__(
         self,
         api: ClusterApi,
         settings: PoolSettings,
-        cluster: Cluster,
+        cluster: ClusterSpec,
         kv_bytes: int,
-        calls: PodCalls,
-        models: Versions,
+        calls: PodClient,
+        models: VersionLookup,
         feed: FeedHub,
-        outcomes: Outcomes,
+        outcomes: StartOutcomes,
         table: PodTable,
         clock: Clock,
         tasks: Tasks,
@@ -117,24 +124,24 @@ class Pools:
         self._clock = clock
         self._specs = {pool_place(each, cluster): each for each in settings.pools}
         self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
-        self._revisions: dict[Place, str] = {}
-        self._slices: dict[Place, tuple[Place, Pods]] = {}
+        self._revisions: dict[NamespacedName, str] = {}
+        self._slices: dict[NamespacedName, tuple[NamespacedName, SlicePods]] = {}
         self._knows_slices = False  # whether all of them were seen
         self._rows: tuple[PoolRow, ...] = ()
-        self._places = asyncio.Semaphore(ABREAST)
-        self.shared = Shared(models, settings)
+        self._probe_permits = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
+        self.pooled_models = PooledModels(models, settings)
         self.pods = PoolPods()
         self._tasks = tasks
         most = sum(each.most for each in settings.pools)
-        self._actuator = PoolActuator(most, self.pods, calls, self._take_of, feed, table, clock, tasks)
+        self._actuator = PoolActuator(most, self.pods, calls, self._build_take, feed, table, clock, tasks)
         # Nothing is kept warm for its price: on a cluster the last replica goes to zero, or stays.
-        self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, lambda *_: (), feed)
-        self._autoscaler.on_room_changed = partial(outcomes.room_changed, NO_POD)
-        self._actuator.listen(self._autoscaler)
-        self._actuator.listen(outcomes)
+        self._autoscaler = Autoscaler(self.pooled_models, self._actuator, clock, tasks, lambda *_: (), feed)
+        self._autoscaler.on_slot_shortage_changed = partial(outcomes.set_slot_shortage, NO_POD)
+        self._actuator.add_listener(self._autoscaler)
+        self._actuator.add_listener(outcomes)
 
     def __repr__(self) -> str:
-        return f"<Pools {len(self._specs)} {self._actuator!r}>"
+        return f"<PoolController {len(self._specs)} {self._actuator!r}>"
 
     # -- what is wanted and seen, for the plane --
 
@@ -147,51 +154,51 @@ class Pools:
         """Return the Services. An operator creates their namespace."""
         return self._objects
 
-    def places(self) -> Iterable[Place]:
+    def places(self) -> Iterable[NamespacedName]:
         """Return where the Services are."""
         return self._specs.keys()
 
-    def service(self, place: Place, obj: Json | None) -> bool:
+    def service(self, assign_pods: NamespacedName, obj: Json | None) -> bool:
         """A Knative Service as it is now; whether it is one of ours."""
-        if place not in self._specs:
+        if assign_pods not in self._specs:
             return False
         status = {} if obj is None else obj.get("status") or {}
         revision = status.get("latestReadyRevisionName") or status.get("latestCreatedRevisionName") or ""
         if revision:
-            self._revisions[place] = revision
+            self._revisions[assign_pods] = revision
         else:
-            self._revisions.pop(place, None)
+            self._revisions.pop(assign_pods, None)
         return True
 
-    def slice(self, place: Place, found: Pods | None) -> None:
+    def slice(self, assign_pods: NamespacedName, found: SlicePods | None) -> None:
         """An EndpointSlice; None where it is gone. Others' are no matter."""
-        before = self._slices.pop(place, None)
-        owner = (place[0], found.service) if found is not None else None
+        before = self._slices.pop(assign_pods, None)
+        owner = (assign_pods[0], found.service) if found is not None else None
         if found is not None and owner in self._specs:
-            self._slices[place] = owner, found
+            self._slices[assign_pods] = owner, found
         if not self._knows_slices:
             return  # a slice that was not seen yet may have more pods
         for whose in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
-            self._see(whose)
+            self._update_pods(whose)
 
-    def _see(self, owner: Place) -> None:
+    def _update_pods(self, owner: NamespacedName) -> None:
         spec, namespace = self._specs[owner], owner[0]
         pods = [pod for whose, found in self._slices.values() if whose == owner for pod in found.pods]
         every, there = {pod.name: pod for pod in pods}, {(pod.name, pod.url) for pod in pods}
         for known in self.pods:
             # After its node has booted again a pod has its name still, and another address.
             if (known.namespace, known.pool) == (namespace, spec.name) and (known.name, known.url) not in there:
-                self._actuator.gone(known)
+                self._actuator.on_deleted(known)
         for pod in every.values():
             known_pod = self.pods.at((namespace, pod.name))
             if known_pod is None:
-                orders = f"https://{urlsplit(pod.url).netloc.rpartition(':')[0]}:{self._settings.port}"
+                control_url = f"https://{urlsplit(pod.url).netloc.rpartition(':')[0]}:{self._settings.port}"
                 known_pod = PoolPod(
-                    pod.name, namespace, spec.name, spec.weight_bytes, pod.url, orders, self._clock.monotonic_us()
+                    pod.name, namespace, spec.name, spec.weight_bytes, pod.url, control_url, self._clock.monotonic_us()
                 )
                 self.pods.add(known_pod)
             if pod.is_leaving:
-                self._actuator.ending(known_pod)
+                self._actuator.on_terminating(known_pod)
 
     def counts(self) -> dict[tuple[str, ...], float]:
         """Pods by pool and state, and how many of each pool are wanted."""
@@ -212,22 +219,24 @@ class Pools:
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """See `running.Decider`. Versions with a Service of their own are passed over."""
-        self._autoscaler.stop(tuple(key for key in keys if self._actuator.present(key) or self.shared.find(key)))
+        self._autoscaler.stop(
+            tuple(key for key in keys if self._actuator.process_count(key) or self.pooled_models.find(key))
+        )
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """As `Minimums.check`, if a version of `model` may be on a pod of a pool."""
-        if any(self.shared.takes(model, each) for each in model.alive):
+        if any(self.pooled_models.is_pooled(model, each) for each in model.live_versions):
             self._autoscaler.check_scale(model, scale)
 
-    def _take_of(self, key: VersionKey) -> Take | None:
-        found = self.shared.find(key)
+    def _build_take(self, key: VersionKey) -> BindPodRequest | None:
+        found = self.pooled_models.find(key)
         if found is None or self._feed.is_suspended(key.tenant):
             return None
-        return Take(
+        return BindPodRequest(
             tenant=key.tenant,
             model=key.model,
             version=key.version,
-            device_class=class_of(self._cluster),
+            device_class=device_class_of(self._cluster),
             store=self._cluster.store_url,
             weight_bytes=found[1].registration.total_bytes,
         )
@@ -235,12 +244,12 @@ class Pools:
     # -- loops --
 
     async def adopt(self) -> None:
-        """What runs already is found, and told, or FIRST_S are over. All slices are known by then."""
+        """What runs already is found, and told, or ADOPTION_S are over. All slices are known by then."""
         self._knows_slices = True
         for owner in self._specs:
-            self._see(owner)
-        deadline_us = self._clock.monotonic_us() + int(FIRST_S * 1e6)
-        looks = [asyncio.create_task(self._look(pod), name=f"look at {pod.name}") for pod in self.pods]
+            self._update_pods(owner)
+        deadline_us = self._clock.monotonic_us() + int(ADOPTION_S * 1e6)
+        looks = [asyncio.create_task(self._probe(pod), name=f"look at {pod.name}") for pod in self.pods]
         try:
             while self._clock.monotonic_us() < deadline_us and (
                 not all(look.done() for look in looks) or any(pod.state is PodState.BINDING for pod in self.pods)
@@ -255,71 +264,71 @@ class Pools:
         """Run until cancelled."""
         async with Loops() as loops:
             loops.start("pool autoscaler", self._autoscaler.run)
-            loops.start("pool pods", self._beat)
+            loops.start("pool pods", self._tick_forever)
             await loops.wait()
 
-    async def _beat(self) -> None:
+    async def _tick_forever(self) -> None:
         """Who answers late holds up nobody else, and no report."""
         beat = 0
         while True:
-            every = beat % LOOK_BEATS == 0
+            every = beat % IDLE_PROBE_TICKS == 0
             for pod in self.pods:
-                if every or pod.state not in _KNOWN or pod.cost != _worth(pod):
-                    self._tasks.start(self._look(pod), f"look at {pod.name}")
-            self._actuator.place()
+                if every or pod.state not in _KNOWN or pod.written_deletion_cost != _deletion_cost(pod):
+                    self._tasks.start(self._probe(pod), f"look at {pod.name}")
+            self._actuator.assign_pods()
             self._explain()
-            self._report()
-            await self._clock.sleep(BEAT_S)
+            self._publish_pool_rows()
+            await self._clock.sleep(TICK_INTERVAL_S)
             beat += 1
 
-    async def _look(self, pod: PoolPod) -> None:
+    async def _probe(self, pod: PoolPod) -> None:
         """Ask what it does, and have its cost be what it is worth; unless somebody does already."""
-        if pod.is_asked:
+        if pod.is_probing:
             return
-        pod.is_asked = True
+        pod.is_probing = True
         try:
-            async with self._places:
+            async with self._probe_permits:
                 with suppress(Refused):  # it is between two lives, or not up yet
-                    self._actuator.said(pod, await self._calls.state(pod.orders))
-                await self._price(pod)
+                    self._actuator.on_report(pod, await self._calls.state(pod.control_url))
+                await self._write_deletion_cost(pod)
         finally:
-            pod.is_asked = False
+            pod.is_probing = False
 
-    async def _price(self, pod: PoolPod) -> None:
+    async def _write_deletion_cost(self, pod: PoolPod) -> None:
         """Where there are to be fewer, those that wait go first (KEP-2255)."""
-        cost = _worth(pod)
-        if pod.cost == cost or pod.is_ending:
+        written_deletion_cost = _deletion_cost(pod)
+        if pod.written_deletion_cost == written_deletion_cost or pod.is_ending:
             return
-        about = {"name": pod.name, "namespace": pod.namespace, "annotations": {COST: cost}}
+        about = {"name": pod.name, "namespace": pod.namespace, "annotations": {DELETION_COST: written_deletion_cost}}
         try:
             await self._api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
         except ClusterError as error:
             pod.refusals += 1
-            if is_told(pod.refusals):
+            if should_log(pod.refusals):
                 why = {"pod": pod.name, "why": str(error), "failures": pod.refusals}
                 log.warning("what a pod is worth is not written", extra=why)
         else:
-            pod.cost, pod.refusals = cost, 0
+            pod.written_deletion_cost, pod.refusals = written_deletion_cost, 0
 
     def _explain(self) -> None:
         """Record for each version without a pod that it waits for one."""
-        takes = self._actuator.waiting()
-        waiting = {VersionKey(take.tenant, take.model, take.version) for take in takes}
-        waiting = {key for key in waiting if not self._actuator.begun(key)}
+        is_pooled = self._actuator.waiting()
+        waiting = {VersionKey(take.tenant, take.model, take.version) for take in is_pooled}
+        waiting = {key for key in waiting if not self._actuator.started_count(key)}
         for key in sorted(waiting):
             self._outcomes.set_problem(key, NO_POD)
         for key in sorted(self._explained - waiting):
             self._outcomes.clear_problem(key, NO_POD.reason)
         self._explained = waiting
 
-    def _report(self) -> None:
+    def _publish_pool_rows(self) -> None:
         """To activators, who tell Knative's autoscaler, each its share."""
         counts = self._wanted()
         readers = max(1, self._feed.readers)
         rows = tuple(
-            PoolRow(namespace=place[0], name=revision, share=wanted / readers, wanted=wanted)
-            for place, revision in sorted(self._revisions.items())
-            for wanted in (counts[self._specs[place].name],)
+            PoolRow(namespace=assign_pods[0], name=revision, share=wanted / readers, wanted=wanted)
+            for assign_pods, revision in sorted(self._revisions.items())
+            for wanted in (counts[self._specs[assign_pods].name],)
         )
         if rows and rows != self._rows:
             self._rows = rows
@@ -330,9 +339,9 @@ class Pools:
         for take in self._actuator.waiting():
             if (spec := pool_for(take.weight_bytes, self._settings.pools)) is not None:
                 asked[spec.name] = asked.get(spec.name, 0) + 1
-        return reported(self._settings.pools, self.pods.taken(), asked)
+        return pool_concurrency(self._settings.pools, self.pods.count_taken(), asked)
 
 
-def _worth(pod: PoolPod) -> str:
+def _deletion_cost(pod: PoolPod) -> str:
     """To those that it serves."""
-    return "0" if pod.key is None else BOUND_COST
+    return "0" if pod.key is None else BOUND_DELETION_COST

@@ -9,19 +9,19 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from contracts.doubling import Doubling, is_told
+from contracts.doubling import ExponentialBackoff, should_log
 from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.policy.labels import ROLE
-from controlplane.scaling.knative.cluster import ClusterError, Json, within
+from controlplane.scaling.knative.cluster import ClusterError, Json, api_timeout
 
 if TYPE_CHECKING:
     from controlplane.scaling.knative.client import KubernetesCluster  # needs the extra `cluster`
 
 LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
-LOOK_S: Final = 5.0  # how often the leader looks for labels that others wrote
-BACKOFF: Final = Doubling(0.5, 10.0)
+LABEL_POLL_S: Final = 5.0  # how often the leader looks for labels that others wrote
+BACKOFF: Final = ExponentialBackoff(0.5, 10.0)
 
 log = logging.getLogger("kelvin.cluster")
 
@@ -56,7 +56,7 @@ class RoleLabel:
         """
         while True:
             done = await self._try_to(self._label_as_leader)
-            await self._clock.sleep(LOOK_S if done else BACKOFF.after(self._failures, self._luck()))
+            await self._clock.sleep(LABEL_POLL_S if done else BACKOFF.after(self._failures, self._luck()))
 
     async def _label_as_follower(self) -> None:
         await self._label(self._pod, FOLLOWER)
@@ -78,7 +78,7 @@ class RoleLabel:
         about: Json = {"name": pod, "namespace": self._namespace, "labels": {ROLE: role}}
         if uid is not None:
             about["uid"] = uid
-        async with within(dependencies.LEASE.timeout_s):
+        async with api_timeout(dependencies.LEASE.timeout_s):
             await self._cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
         log.info("pod %s is labelled %s=%s", pod, ROLE, role)
 
@@ -88,7 +88,7 @@ class RoleLabel:
             await write()
         except ClusterError as error:
             self._failures += 1
-            if is_told(self._failures):
+            if should_log(self._failures):
                 log.warning("the label %s can't be written: %s", ROLE, error)
             return False
         self._failures = 0

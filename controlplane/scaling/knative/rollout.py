@@ -11,23 +11,23 @@ from typing import Final, NamedTuple
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
 from controlplane.policy.convergence import Refusal, owned_part, owner_of
-from controlplane.policy.knative_seen import Failed, sentence
+from controlplane.policy.knative_seen import RevisionFailure, describe_reason
 from controlplane.policy.knative_service import AUTOSCALING, ZERO_INITIAL_SCALE
-from controlplane.policy.labels import ATTEMPT, Place
+from controlplane.policy.labels import ATTEMPT, NamespacedName
 from controlplane.policy.rollout import (
     INITIAL_SCALE,
     OUTDATED,
     ImageBehind,
-    Rolling,
-    Stage,
-    admit,
-    held_back,
-    kept,
-    notes_of,
+    RolloutStage,
+    ServiceRollout,
+    admit_next_wave,
+    hold_rendering,
+    keep_annotations,
+    parse_service_rollout,
     rendering_of,
-    rolling_of,
-    scale_of,
-    with_notes,
+    scale_annotations,
+    template_annotations,
+    with_template_annotations,
 )
 from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Missing, Ref
 from controlplane.scaling.knative.pods import PodTable
@@ -35,7 +35,7 @@ from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
-_LASTING: Final = {each.reason for each in (Denied, Invalid, Missing)}  # other refusals pass by themselves
+_LASTING_REASONS: Final = {each.reason for each in (Denied, Invalid, Missing)}  # other refusals pass by themselves
 
 
 class Rollout:
@@ -49,7 +49,7 @@ class Rollout:
     def __init__(
         self,
         seen: Callable[[Ref], Json | None],
-        failed: Callable[[Place], Failed | None],
+        failed: Callable[[NamespacedName], RevisionFailure | None],
         pods: PodTable,
         clock: Clock,
         installation: str,
@@ -64,113 +64,122 @@ class Rollout:
         self._allows_zero = ZERO_INITIAL_SCALE in features
         self._rendered: dict[Ref, tuple[VersionKey, Json]] = {}
         self._entries: dict[Ref, _Entry] = {}
-        self._held: dict[Ref, Json] = {}  # Services that wait, as they are to stay until their turn
-        self._writes: dict[Ref, Json] = {}  # Services whose turn has come
-        self._outlook: tuple[bool, bool] | None = None  # whether it is proven, whether some failed; None: explain anew
+        self._held_services: dict[Ref, Json] = {}  # Services that wait, as they are to stay until their turn
+        self._admitted: dict[Ref, Json] = {}  # Services whose turn has come
+        self._last_explained: tuple[bool, bool] | None = (
+            None  # whether it is proven, whether some failed; None: explain anew
+        )
         self.chosen: dict[Ref, Json] = {}
         self.behind: dict[VersionKey, ImageBehind] = {}
         self.is_moving = False  # some version's turn has come: call `choose` again soon
 
     def __repr__(self) -> str:
-        return f"<Rollout behind={len(self.behind)} writing={len(self._writes)}>"
+        return f"<Rollout behind={len(self.behind)} writing={len(self._admitted)}>"
 
-    def render(self, rendered: Iterable[Json], places: Mapping[Place, VersionKey]) -> None:
+    def render(self, rendered: Iterable[Json], places: Mapping[NamespacedName, VersionKey]) -> None:
         """Take over all Services as they are rendered now. Call `choose` next."""
         found = {Ref.of(obj): obj for obj in rendered}
         self._rendered = {ref: (places[ref.place], obj) for ref, obj in found.items()}
-        for table in (self._entries, self._held, self._writes, self.chosen):
+        for table in (self._entries, self._held_services, self._admitted, self.chosen):
             for ref in table.keys() - found.keys():
                 del table[ref]
-        self._outlook = None
+        self._last_explained = None
 
     def choose(self, refusals: Mapping[Ref, Refusal]) -> bool:
         """Bring `chosen` and `behind` up to date. Return whether a Service was looked at again."""
         now_s = self._clock.wall_s()
         changed = self._read_changed(refusals, now_s)
         entries = {**self._entries, **changed}
-        self._drop_done_writes(changed)
-        every = [entry.rolling for entry in entries.values() if entry.rolling is not None]
-        turns, is_proven = admit(every, now_s)
+        self._drop_finished(changed)
+        every = [entry.service_rollout for entry in entries.values() if entry.service_rollout is not None]
+        turns, is_proven = admit_next_wave(every, now_s)
         due = {ref for ref in self._rendered if ref.place in turns} if turns else set[Ref]()
         for ref in dict.fromkeys((*changed, *due)):
             self.chosen[ref] = self._choose(ref, entries[ref], ref in due, is_proven)
-        outlook = (is_proven, any(each.is_failure for each in every))
-        has_failed = any(each.stage is Stage.FAILED for each in every)  # its Revision may say why only later
-        if changed or due or has_failed or outlook != self._outlook:
-            self._explain(entries, *outlook, int(now_s))
-            self._outlook = outlook
+        explained = (is_proven, any(each.is_failure for each in every))
+        has_failed = any(each.stage is RolloutStage.FAILED for each in every)  # its Revision may say why only later
+        if changed or due or has_failed or explained != self._last_explained:
+            self._explain(entries, *explained, int(now_s))
+            self._last_explained = explained
         self._entries = entries  # last: after an error, the next call reads and chooses all of these again
         self.is_moving = bool(turns) or any(each.reason == "starting" for each in self.behind.values())
         return bool(changed or due)
 
     def _read_changed(self, refusals: Mapping[Ref, Refusal], now_s: float) -> "dict[Ref, _Entry]":
         """Read the facts of Services that changed since the last call, and return them."""
-        with_pods = frozenset(self._pods.in_use())
+        with_pods = frozenset(self._pods.active_versions())
         changed: dict[Ref, _Entry] = {}
         for ref, (key, obj) in self._rendered.items():
-            sources = _Sources(obj, self._seen(ref), key in with_pods, ref in self._writes, refusals.get(ref))
+            sources = _Sources(obj, self._seen(ref), key in with_pods, ref in self._admitted, refusals.get(ref))
             before = self._entries.get(ref)
             if before is not None and before.sources == sources:
                 continue
             try:
-                rolling = self._rolling(sources, None if before is None else before.rolling, now_s)
-                changed[ref] = _Entry(key, sources, rolling)
+                service_rollout = self._read_service_rollout(
+                    sources, None if before is None else before.service_rollout, now_s
+                )
+                changed[ref] = _Entry(key, sources, service_rollout)
             except Exception as error:  # one Service that can't be read must not stop the roll-out of the others
                 record_error(error, ref)
                 changed[ref] = _Entry(key, sources, None, is_readable=False)
         return changed
 
-    def _rolling(self, sources: "_Sources", before: Rolling | None, now_s: float) -> Rolling | None:
+    def _read_service_rollout(
+        self, sources: "_Sources", before: ServiceRollout | None, now_s: float
+    ) -> ServiceRollout | None:
         obj, seen, has_pods, is_admitted, refusal = sources
         if seen is None or not self._is_ours(seen):
             return None
         owned_part(seen)  # read here, so that an error costs only this Service
         refused_at_s = None
-        if is_admitted and refusal is not None and refusal.reason in _LASTING:
-            refused_at_s = now_s if before is None or before.stage is not Stage.REFUSED else before.failed_at_s
-        is_idle = notes_of(obj).get(f"{AUTOSCALING}/min-scale") == "0" and not has_pods
-        return rolling_of(
+        if is_admitted and refusal is not None and refusal.reason in _LASTING_REASONS:
+            refused_at_s = now_s if before is None or before.stage is not RolloutStage.REFUSED else before.failed_at_s
+        is_idle = template_annotations(obj).get(f"{AUTOSCALING}/min-scale") == "0" and not has_pods
+        return parse_service_rollout(
             obj, seen, is_awake=not is_idle, is_admitted=is_admitted, refused_at_s=refused_at_s, now_s=now_s
         )
 
     def _is_ours(self, seen: Json) -> bool:
         return owner_of(seen) in (None, self._installation) and "deletionTimestamp" not in seen["metadata"]
 
-    def _drop_done_writes(self, changed: "Mapping[Ref, _Entry]") -> None:
-        for ref in self._writes.keys() & changed.keys():
+    def _drop_finished(self, changed: "Mapping[Ref, _Entry]") -> None:
+        for ref in self._admitted.keys() & changed.keys():
             entry = changed[ref]
-            is_done = entry.rolling is None or entry.rolling.stage not in (*OUTDATED, Stage.STARTING)
-            if is_done or rendering_of(self._writes[ref]) != rendering_of(entry.sources.obj):
-                del self._writes[ref]
+            is_done = entry.service_rollout is None or entry.service_rollout.stage not in (
+                *OUTDATED,
+                RolloutStage.STARTING,
+            )
+            if is_done or rendering_of(self._admitted[ref]) != rendering_of(entry.sources.obj):
+                del self._admitted[ref]
 
     def _choose(self, ref: Ref, entry: "_Entry", is_turn: bool, is_proven: bool) -> Json:
-        obj, seen, rolling = entry.sources.obj, entry.sources.seen, entry.rolling
-        if rolling is None or rolling.stage not in OUTDATED:
-            self._held.pop(ref, None)
+        obj, seen, service_rollout = entry.sources.obj, entry.sources.seen, entry.service_rollout
+        if service_rollout is None or service_rollout.stage not in OUTDATED:
+            self._held_services.pop(ref, None)
         if not entry.is_readable and seen is not None:
-            return as_it_is(seen)
-        if rolling is None or seen is None:
+            return unchanged_service(seen)
+        if service_rollout is None or seen is None:
             return obj
         # A Revision without a pod is ready at once: only for a version that has shown before that it starts.
-        zero = "0" if self._allows_zero and not rolling.is_awake and rolling.is_sound else None
-        if rolling.stage in OUTDATED:
-            before = self._writes.get(ref)
-            if before is not None and scale_of(before) == scale_of(obj):
+        zero = "0" if self._allows_zero and not service_rollout.is_awake and service_rollout.is_sound else None
+        if service_rollout.stage in OUTDATED:
+            before = self._admitted.get(ref)
+            if before is not None and scale_annotations(before) == scale_annotations(obj):
                 return before
             if is_turn or before is not None:
-                self._writes[ref] = with_notes(obj, {INITIAL_SCALE: zero if is_proven else None})
-                return self._writes[ref]
-            self._held[ref] = held_back(self._held.get(ref) or owned_part(seen), obj, zero)
-            return self._held[ref]
+                self._admitted[ref] = with_template_annotations(obj, {INITIAL_SCALE: zero if is_proven else None})
+                return self._admitted[ref]
+            self._held_services[ref] = hold_rendering(self._held_services.get(ref) or owned_part(seen), obj, zero)
+            return self._held_services[ref]
         if is_turn:
-            self._writes[ref] = with_notes(obj, {ATTEMPT: str(rolling.attempts + 1)})
-            return self._writes[ref]
-        return kept(obj, seen, zero)
+            self._admitted[ref] = with_template_annotations(obj, {ATTEMPT: str(service_rollout.attempts + 1)})
+            return self._admitted[ref]
+        return keep_annotations(obj, seen, zero)
 
     def _explain(self, entries: "Mapping[Ref, _Entry]", is_proven: bool, has_failed: bool, now_s: int) -> None:
         behind: dict[VersionKey, ImageBehind] = {}
         for ref, entry in entries.items():
-            why = self._why(entry, ref in self._writes, is_proven, has_failed)
+            why = self._explain_delay(entry, ref in self._admitted, is_proven, has_failed)
             if why is None:
                 continue
             known = self.behind.get(entry.key)
@@ -184,29 +193,31 @@ class Rollout:
                 log.warning("a version keeps its image of before", extra={"version": str(entry.key), "why": why[1]})
         self.behind = behind
 
-    def _why(self, entry: "_Entry", is_written: bool, is_proven: bool, has_failed: bool) -> tuple[str, str] | None:
+    def _explain_delay(
+        self, entry: "_Entry", is_written: bool, is_proven: bool, has_failed: bool
+    ) -> tuple[str, str] | None:
         """Return reason and sentence why a version is behind; None if it is not. The version's tenant reads it, so it
         names no other tenant.
         """
-        rolling, seen, refusal = entry.rolling, entry.sources.seen, entry.sources.refusal
+        service_rollout, seen, refusal = entry.service_rollout, entry.sources.seen, entry.sources.refusal
         if not entry.is_readable:
             return "unreadable", "its Service in the cluster can't be read; it stays as it is"
-        if rolling is None or seen is None:
+        if service_rollout is None or seen is None:
             return None
-        if rolling.stage is Stage.FAILED:
+        if service_rollout.stage is RolloutStage.FAILED:
             created = str((seen.get("status") or {}).get("latestCreatedRevisionName") or "")
-            failed = self._failed((rolling.place[0], created))
-            what = sentence("" if failed is None else failed.reason)
+            failed = self._failed((service_rollout.place[0], created))
+            what = describe_reason("" if failed is None else failed.reason)
             return "failed", f"its new revision did not start: {what}; the one of before serves"
-        if rolling.stage is Stage.STARTING and is_written and rolling.was_ready:
+        if service_rollout.stage is RolloutStage.STARTING and is_written and service_rollout.was_ready:
             return "starting", "its new revision is starting; the one of before serves"
-        if rolling.stage is Stage.REFUSED:
+        if service_rollout.stage is RolloutStage.REFUSED:
             is_zero = refusal is not None and "initial-scale=0 not allowed" in refusal.message
             rule = f": Knative's config-autoscaler needs {ZERO_INITIAL_SCALE}" if is_zero else ""
             return "refused", f"the cluster does not take its new Service{rule}"
-        if rolling.stage is Stage.WRITING:
+        if service_rollout.stage is RolloutStage.WRITING:
             return "starting", "its new Service is being written"
-        if rolling.stage is not Stage.WAITING:
+        if service_rollout.stage is not RolloutStage.WAITING:
             return None
         if has_failed:
             return "waiting", "it waits: the new image did not start for another version, and is tried again later"
@@ -227,17 +238,17 @@ class _Sources(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The facts of a version's Service. `rolling` is None if the cluster has no Service of ours there: then it is
-    written as it is rendered.
+    """The facts of a version's Service. `service_rollout` is None if the cluster has no Service of ours there: then it
+    is written as it is rendered.
     """
 
     key: VersionKey
     sources: _Sources
-    rolling: Rolling | None
+    service_rollout: ServiceRollout | None
     is_readable: bool = True
 
 
-def as_it_is(seen: Json) -> Json:
+def unchanged_service(seen: Json) -> Json:
     """Return what to want of a Service so that the cluster keeps it as it is."""
     try:
         return owned_part(seen)

@@ -14,8 +14,8 @@ from typing import Final
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
 from controlplane.policy import tenant_space as policy
-from controlplane.policy.labels import Place
-from controlplane.policy.tenant_space import Needs, ObservedNamespace
+from controlplane.policy.labels import NamespacedName
+from controlplane.policy.tenant_space import NamespaceRequirements, ObservedNamespace
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Denied, Json, Ref
 from controlplane.scaling.knative.view import follow
 from service.first import first
@@ -39,7 +39,7 @@ class _Probe:
 
 
 @dataclass(slots=True)
-class _Space:
+class _Namespace:
     uid: str
     labels: dict[str, str]
 
@@ -52,21 +52,23 @@ class _Policies:
     opening: set[str] = field(default_factory=set)
 
 
-class TenantSpaces:
+class TenantNamespaces:
     """All namespaces that versions are to run in. Calls `changed` when an answer may have changed."""
 
-    def __init__(self, api: ClusterApi, needs: Needs, clock: Clock, changed: Callable[[], None]) -> None:
-        self._api, self._needs, self._clock, self._changed = api, needs, clock, changed
+    def __init__(
+        self, api: ClusterApi, requirements: NamespaceRequirements, clock: Clock, changed: Callable[[], None]
+    ) -> None:
+        self._api, self._requirements, self._clock, self._changed = api, requirements, clock, changed
         self.synced = asyncio.Event()  # namespaces and policies were listed
-        self._news = asyncio.Event()  # set when something is learned
+        self._learned = asyncio.Event()  # set when something is learned
         self._begin()
 
     def __repr__(self) -> str:
-        return f"<TenantSpaces namespaces={len(self._spaces)} wanted={len(self._wanted)}>"
+        return f"<TenantNamespaces namespaces={len(self._namespaces)} wanted={len(self._wanted)}>"
 
     def _begin(self) -> None:
         self.synced.clear()
-        self._spaces: dict[str, _Space] = {}
+        self._namespaces: dict[str, _Namespace] = {}
         self._policies: dict[str, _Policies] = {}
         self._probes: dict[str, _Probe] = {}
         self._wanted: set[str] = set()  # namespaces that are asked about
@@ -82,29 +84,29 @@ class TenantSpaces:
         if namespace not in self._wanted:
             self._wanted.add(namespace)
             self._probe_due.set()
-        return self.synced.is_set() and self._is_probed(namespace) and not self._find_missing(namespace, tenant)
+        return self.synced.is_set() and self._has_current_probe(namespace) and not self._find_missing(namespace, tenant)
 
     async def wait_until_known(self, namespace: str, tenant: str) -> None:
         """Return once it is known what the namespace holds. Give it a timeout."""
         self.is_complete(namespace, tenant)
-        while not (self.synced.is_set() and self._is_probed(namespace)):
-            self._news.clear()
-            await self._news.wait()
+        while not (self.synced.is_set() and self._has_current_probe(namespace)):
+            self._learned.clear()
+            await self._learned.wait()
             self.is_complete(namespace, tenant)
 
     def retain(self, namespaces: set[str]) -> None:
         """Stop probing other namespaces than these. Callers that wait for one ask for it again."""
         if not self._wanted <= namespaces:
             self._wanted &= namespaces
-            self._news.set()
+            self._learned.set()
 
-    def _is_probed(self, namespace: str) -> bool:
-        space, probe = self._spaces.get(namespace), self._probes.get(namespace)
+    def _has_current_probe(self, namespace: str) -> bool:
+        space, probe = self._namespaces.get(namespace), self._probes.get(namespace)
         return space is None or (probe is not None and probe.uid == space.uid)
 
     def _find_missing(self, namespace: str, tenant: str) -> tuple[str, ...]:
-        space = self._spaces.get(namespace)
-        probe = self._probes.get(namespace) if self._is_probed(namespace) else None
+        space = self._namespaces.get(namespace)
+        probe = self._probes.get(namespace) if self._has_current_probe(namespace) else None
         policies = self._policies.get(namespace, _Policies())
         seen = ObservedNamespace(
             labels=None if space is None else space.labels,
@@ -113,15 +115,17 @@ class TenantSpaces:
             may_write=probe is None or probe.may_write,
             absent=() if probe is None else probe.absent,
         )
-        return policy.find_missing(tenant, self._needs, seen)
+        return policy.find_missing(tenant, self._requirements, seen)
 
     async def run(self) -> None:
         """Watch until cancelled. A later run starts from scratch."""
         self._begin()
         spaces, policies = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._api, "v1", "Namespace", "", self._space, spaces))
-            tasks.create_task(follow(self._api, "networking.k8s.io/v1", "NetworkPolicy", "", self._policy, policies))
+            tasks.create_task(follow(self._api, "v1", "Namespace", "", self._update_namespace, spaces))
+            tasks.create_task(
+                follow(self._api, "networking.k8s.io/v1", "NetworkPolicy", "", self._update_policy, policies)
+            )
             for seen in (spaces, policies):
                 await seen.wait()
             self.synced.set()
@@ -132,8 +136,8 @@ class TenantSpaces:
         """Probe new namespaces at once, and incomplete ones again."""
         while True:
             self._probe_due.clear()
-            for namespace in sorted(self._wanted & self._spaces.keys()):
-                space, probe = self._spaces.get(namespace), self._probes.get(namespace)
+            for namespace in sorted(self._wanted & self._namespaces.keys()):
+                space, probe = self._namespaces.get(namespace), self._probes.get(namespace)
                 if space is None:
                     continue  # it was deleted while another one was probed
                 if probe is None or probe.uid != space.uid or not probe.is_complete:
@@ -143,14 +147,14 @@ class TenantSpaces:
     async def _probe(self, namespace: str, uid: str) -> None:
         """Probe one namespace. If the cluster does not answer, what was known stays."""
         absent, may_write = [], True
-        named = [("Secret", "the secret", each) for each in self._needs.secrets]
-        named += [("ConfigMap", "the config map", each) for each in self._needs.config_maps]
+        named = [("Secret", "the secret", each) for each in self._requirements.secrets]
+        named += [("ConfigMap", "the config map", each) for each in self._requirements.config_maps]
         for kind, what, name in named:
             try:
                 if not await self._api.exists(Ref("v1", kind, namespace, name)):
                     absent.append(f"{what} {name}")
             except ClusterError as error:
-                if not isinstance(error.trouble, Denied):
+                if not isinstance(error.api_failure, Denied):
                     log.info("a namespace could not be looked at: %s", error, extra={"namespace": namespace})
                     return
                 may_write = False
@@ -161,24 +165,24 @@ class TenantSpaces:
             self._notify()
 
     def _notify(self) -> None:
-        self._news.set()
+        self._learned.set()
         self._changed()
 
-    def _space(self, place: Place, obj: Json | None) -> None:
+    def _update_namespace(self, place: NamespacedName, obj: Json | None) -> None:
         name = place[1]
         if obj is None or "deletionTimestamp" in obj["metadata"]:
-            self._spaces.pop(name, None)
+            self._namespaces.pop(name, None)
             self._probes.pop(name, None)
         else:
             about = obj["metadata"]
             labels = about.get("labels")
             # Labels that can't be read count as none, so that nothing starts there.
-            self._spaces[name] = _Space(str(about.get("uid", "")), labels if isinstance(labels, dict) else {})
+            self._namespaces[name] = _Namespace(str(about.get("uid", "")), labels if isinstance(labels, dict) else {})
         if name in self._wanted:
             self._probe_due.set()
             self._notify()
 
-    def _policy(self, place: Place, obj: Json | None) -> None:
+    def _update_policy(self, place: NamespacedName, obj: Json | None) -> None:
         namespace, name = place
         known = self._policies.setdefault(namespace, _Policies())
         for names, matches in ((known.denying, policy.denies_all), (known.opening, policy.opens_replicas)):

@@ -16,18 +16,18 @@ from kubernetes.aio.config import ConfigException
 
 from contracts.wire import BadJson, decode_any
 from controlplane import dependencies
-from controlplane.scaling.knative.answers import line, trouble_of
-from controlplane.scaling.knative.cluster import ClusterError, Json, Unreachable, within
+from controlplane.scaling.knative.answers import failure_from_response, one_line
+from controlplane.scaling.knative.cluster import ClusterError, Json, Unreachable, api_timeout
 
-AGENT: Final = "kelvin-controlplane"
+USER_AGENT: Final = "kelvin-controlplane"
 JSON: Final = "application/json"
 LINE_BYTES: Final = 16 << 20  # one object; it is at most some MiB where it is stored
 ANSWER_BYTES: Final = 128 << 20  # one page of a list
-CONNECTION: Final = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name", "proxy")
+CONNECTION_FIELDS: Final = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name", "proxy")
 RELOAD_S: Final = 10.0  # credentials that are not known there are not read again sooner
 
 Query = list[tuple[str, str]]
-Load = Callable[[Configuration], Awaitable[None]]
+LoadConfiguration = Callable[[Configuration], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Request:
 class Transport:
     """One API server. `load` fills in where it is and who we are, and is asked again when we are not known there."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: LoadConfiguration) -> None:
         self._load = load
         self._client: ApiClient | None = None
         self._loaded_at = 0.0
@@ -54,7 +54,7 @@ class Transport:
 
     async def connect(self) -> None:
         """Read the configuration; nothing is sent. Raises ClusterError where there is none."""
-        await self._connected()
+        await self._ensure_client()
 
     async def close(self) -> None:
         """End its connections. It may be used again."""
@@ -62,32 +62,32 @@ class Transport:
         if client is not None:
             await client.close()
 
-    async def ask(
+    async def send_request(
         self,
         method: str,
         path: str,
         query: Query | None = None,
         body: Json | None = None,
         *,
-        within_s: float,
+        limit_s: float,
         content_type: str = JSON,
         accept: str = JSON,
     ) -> Json:
         """The object answered. Raises ClusterError. Cut short, it may have been done all the same."""
         request = _Request(method, path, query or [], body, content_type, accept)
         timeout = aiohttp.ClientTimeout(total=None)  # ours is of all of it, the configuration and a second try included
-        async with within(within_s), self._answered(request, timeout) as answer:
+        async with api_timeout(limit_s), self._open_response(request, timeout) as answer:
             return _object(await _read(answer))
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Lines of an answer that goes on, until it ends. Raises ClusterError, also when nothing comes for so long."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=dependencies.CLUSTER.timeout_s, sock_read=silence_s)
-        async with self._answered(_Request("GET", path, query), timeout) as answer:
+        async with self._open_response(_Request("GET", path, query), timeout) as answer:
             yield _lines(answer.content)
 
     @asynccontextmanager
-    async def _answered(
+    async def _open_response(
         self, request: _Request, timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         answer = await self._send(request, timeout)
@@ -96,7 +96,9 @@ class Transport:
                 answer.release()
                 answer = await self._send(request, timeout)
             if answer.status >= 300:
-                raise ClusterError(trouble_of(answer.status, await _read(answer), answer.headers.get("Retry-After")))
+                raise ClusterError(
+                    failure_from_response(answer.status, await _read(answer), answer.headers.get("Retry-After"))
+                )
             yield answer
         finally:
             connection = answer.connection
@@ -108,7 +110,7 @@ class Transport:
 
     async def _send(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         async def once() -> aiohttp.ClientResponse:
-            client = await self._connected()
+            client = await self._ensure_client()
             method, url, headers, sent, _ = await client.param_serialize(
                 request.method,
                 request.path,
@@ -121,7 +123,7 @@ class Transport:
             response: aiohttp.ClientResponse = found.response
             return response
 
-        with _translated():
+        with _translate_errors():
             try:
                 return await once()
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):
@@ -129,15 +131,15 @@ class Transport:
                     raise
                 return await once()
 
-    async def _connected(self) -> ApiClient:
+    async def _ensure_client(self) -> ApiClient:
         async with self._loading:
             if self._client is None:
-                self._client = _client(await self._configured())
+                self._client = _client(await self._load_configuration())
             return self._client
 
-    async def _configured(self) -> Configuration:
+    async def _load_configuration(self) -> Configuration:
         configuration = Configuration()
-        with _translated():
+        with _translate_errors():
             await self._load(configuration)
         self._loaded_at = asyncio.get_running_loop().time()
         return configuration
@@ -147,8 +149,8 @@ class Transport:
         async with self._loading:
             if self._client is None or asyncio.get_running_loop().time() - self._loaded_at < RELOAD_S:
                 return False
-            new, old = await self._configured(), self._client
-            if all(getattr(new, each) == getattr(old.configuration, each) for each in CONNECTION):
+            new, old = await self._load_configuration(), self._client
+            if all(getattr(new, each) == getattr(old.configuration, each) for each in CONNECTION_FIELDS):
                 old.configuration.api_key = new.api_key  # watches go on
                 old.configuration.refresh_api_key_hook = new.refresh_api_key_hook
                 return True
@@ -158,27 +160,27 @@ class Transport:
 
 
 def _client(configuration: Configuration) -> ApiClient:
-    with _translated():
+    with _translate_errors():
         client = ApiClient(configuration)
-    client.user_agent = AGENT
+    client.user_agent = USER_AGENT
     return client
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except TimeoutError:
         raise ClusterError(Unreachable("no answer in time")) from None
     except ConfigException as error:
-        raise ClusterError(Unreachable(line(f"no configuration of a cluster: {error}"))) from error
+        raise ClusterError(Unreachable(one_line(f"no configuration of a cluster: {error}"))) from error
     except (aiohttp.ClientError, ApiException, OSError) as error:
-        raise ClusterError(Unreachable(line(f"{type(error).__name__}: {error}"))) from error
+        raise ClusterError(Unreachable(one_line(f"{type(error).__name__}: {error}"))) from error
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
     raw = bytearray()
-    with _translated():
+    with _translate_errors():
         async for piece in answer.content.iter_any():
             raw += piece
             if len(raw) > ANSWER_BYTES:
@@ -190,7 +192,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """The reader's own bound of a line is less than an object may have."""
     held = bytearray()
     while True:
-        with _translated():
+        with _translate_errors():
             piece = await content.readany()
         if not piece:
             return
@@ -210,5 +212,5 @@ def _object(raw: bytes) -> Json:
     except BadJson:
         told = None
     if not isinstance(told, dict):
-        raise ClusterError(Unreachable(line(f"not an object: {raw[:80].decode(errors='replace')}")))
+        raise ClusterError(Unreachable(one_line(f"not an object: {raw[:80].decode(errors='replace')}")))
     return told

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from contracts.errors import Conflict, Failure, Internal, InvalidRequest, Refused
 from controlplane.facts import Model, Version, VersionKey
-from controlplane.policy.device_share import Claim, divide
-from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
-from controlplane.policy.labels import Place
+from controlplane.policy.device_share import DeviceClaim, divide_devices
+from controlplane.policy.knative_service import ClusterSpec, PodVersion, namespace_of, service, service_name
+from controlplane.policy.labels import NamespacedName
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.scaling.knative.cluster import Json
 from service.loops import record_error
@@ -16,17 +16,17 @@ from service.loops import record_error
 log = logging.getLogger(__name__)
 
 
-def place_of(key: VersionKey, cluster: Cluster) -> Place:
+def namespaced_service_name(key: VersionKey, cluster: ClusterSpec) -> NamespacedName:
     """Where the version's Service is. Raises Refused(InvalidRequest)."""
     return namespace_of(key.tenant, cluster), service_name(key.model, key.version)
 
 
-def served(
+def versions_with_service(
     models: Iterable[Model],
     is_there: Callable[[VersionKey], bool],
     is_ready: Callable[[VersionKey], bool],
-    is_awake: Callable[[VersionKey], bool],
-    is_settled_in: Callable[[Model], bool],
+    has_ready_pod: Callable[[VersionKey], bool],
+    is_takeover_over: Callable[[Model], bool],
 ) -> Iterator[tuple[Model, Version]]:
     """Yield the versions that are to have a Service: those that a name or a split names, and some old versions.
 
@@ -38,56 +38,56 @@ def served(
        may still send requests to it.
     """
     for model in models:
-        named = [version for version in model.alive if version.registration.version in model.named]
+        named = [version for version in model.live_versions if version.registration.version in model.named]
         yield from ((model, version) for version in named)
         is_settled = all(is_ready(version.key) for version in named)
-        for version in model.alive:
+        for version in model.live_versions:
             if version not in named and is_there(version.key):
-                answers = version.registration.version in model.meanwhile.values() or not is_settled_in(model)
-                if not is_settled or (answers and is_awake(version.key)):
+                answers = version.registration.version in model.meanwhile.values() or not is_takeover_over(model)
+                if not is_settled or (answers and has_ready_pod(version.key)):
                     yield model, version
 
 
-def claims(every: Iterable[tuple[Model, Version]]) -> Iterator[Claim[VersionKey]]:
+def device_claims(every: Iterable[tuple[Model, Version]]) -> Iterator[DeviceClaim[VersionKey]]:
     """What each may take of the devices: the oldest model first, and of a model the version that came first."""
 
-    def came(each: tuple[Model, Version]) -> tuple[int, str, str, int]:
+    def age_order(each: tuple[Model, Version]) -> tuple[int, str, str, int]:
         model, version = each
         return model.created_at_s, model.tenant, model.model, model.versions.index(version)
 
-    for model, version in sorted(every, key=came):
+    for model, version in sorted(every, key=age_order):
         leaving = version.registration.version not in model.named
-        yield Claim(version.key, model.scale.min, model.scale.max, leaving)
+        yield DeviceClaim(version.key, model.scale.min, model.scale.max, leaving)
 
 
 @dataclass(slots=True)
-class Rendering:
+class ServiceRenderer:
     """Renders Services, each once for the same facts. `own` is the namespace in which Kelvin itself runs, `devices` how
     many there are for all of them, where that is a bound.
     """
 
-    cluster: Cluster
+    cluster: ClusterSpec
     own: str
     kv_bytes: int
     devices: int | None = None
-    places: dict[Place, VersionKey] = field(default_factory=dict)  # of what was rendered last
-    _kept: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
+    places: dict[NamespacedName, VersionKey] = field(default_factory=dict)  # of what was rendered last
+    _last_rendered: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
 
     def objects(
         self, every: Iterable[tuple[Model, Version]], has_no_minimum: Callable[[str], bool]
     ) -> tuple[list[Json], dict[VersionKey, Failure]]:
         """Return the Services, and the reasons for versions that can't have one."""
         found: dict[VersionKey, tuple[PodVersion, Json]] = {}
-        places: dict[Place, VersionKey] = {}
+        places: dict[NamespacedName, VersionKey] = {}
         failed: dict[VersionKey, Failure] = {}
         every = tuple(every)
-        parts = {} if self.devices is None else divide(self.devices, claims(every))
+        parts = {} if self.devices is None else divide_devices(self.devices, device_claims(every))
         for model, version in every:
             key = version.key
             try:
                 pod = self._pod(model, version, has_no_minimum(key.tenant), parts.get(key, model.scale.max))
-                found[key] = self._rendered(key, pod)
-                holder = places.setdefault(place_of(key, self.cluster), key)
+                found[key] = self._render(key, pod)
+                holder = places.setdefault(namespaced_service_name(key, self.cluster), key)
                 if holder != key:
                     del found[key]
                     raise Refused(Conflict("its Service", "another version has the same name within its namespace"))
@@ -96,7 +96,7 @@ class Rendering:
             except Exception as error:  # a defect in one version's affairs must not stop the others'
                 record_error(error, key)
                 failed[key] = Internal()
-        self._kept, self.places = found, places
+        self._last_rendered, self.places = found, places
         return [each for _, each in found.values()], failed
 
     def check(self, model: Model, scale: ScaleSettings) -> None:
@@ -110,8 +110,8 @@ class Rendering:
             pod = self._pod(replace(model, scale=scale), version, has_no_minimum=False, most=scale.max)
             service(pod, self.cluster)
 
-    def _rendered(self, key: VersionKey, pod: PodVersion) -> tuple[PodVersion, Json]:
-        known = self._kept.get(key)
+    def _render(self, key: VersionKey, pod: PodVersion) -> tuple[PodVersion, Json]:
+        known = self._last_rendered.get(key)
         if known is not None and known[0] == pod:
             return known
         if namespace_of(key.tenant, self.cluster) == self.own:

@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 
-from activator.policy.affinity import SHARE, Affinity, Occupancy, Ring, choose, less_loaded, read_affinity
+from activator.policy.affinity import SHARE, Affinity, HashRing, Occupancy, choose, less_loaded, read_affinity
 from contracts.errors import InvalidRequest, Refused
 
 NAMES = ("a", "b", "c", "d")
 KEYS = [f"key {number}".encode() for number in range(2000)]
 
 
-def ring(*names: str) -> Ring:
-    made = Ring()
+def ring(*names: str) -> HashRing:
+    made = HashRing()
     for name in names or NAMES:
         made.add(name)
     return made
@@ -22,11 +22,11 @@ def idle(*names: str) -> dict[str, Occupancy]:
     return dict.fromkeys(names or NAMES, Occupancy(0, 100))
 
 
-def preferred(key: bytes, of: Ring) -> str:
+def preferred(key: bytes, of: HashRing) -> str:
     return next(of.from_key(key))
 
 
-def test_a_key_prefers_each_replica_once_and_always_alike() -> None:
+def test_key_orders_all_replicas_deterministically() -> None:
     """In whatever order they came; each is somebody's first choice about as often."""
     first, second = ring(*NAMES), ring(*reversed(NAMES))
     for key in KEYS[:200]:
@@ -35,10 +35,10 @@ def test_a_key_prefers_each_replica_once_and_always_alike() -> None:
         assert order == list(second.from_key(key))
     counts = Counter(preferred(key, first) for key in KEYS)
     assert min(counts.values()) > len(KEYS) / len(NAMES) / 2
-    assert list(Ring().from_key(b"x")) == []
+    assert list(HashRing().from_key(b"x")) == []
 
 
-def test_only_the_keys_of_a_replica_move_with_it() -> None:
+def test_only_keys_of_a_changed_replica_move() -> None:
     """One that goes leaves its keys to others; one that comes takes keys from others, and nobody else's move."""
     before, after = ring(*NAMES), ring(*NAMES)
     after.remove("b")
@@ -86,7 +86,7 @@ def test_a_session_stays_while_there_is_a_slot() -> None:
         pytest.param({}, None, id="no replica"),
     ],
 )
-def test_choose(taken: dict[str | int, Occupancy], want: int | None) -> None:
+def test_key_chooses_first_replica_within_its_load_bound(taken: dict[str | int, Occupancy], want: int | None) -> None:
     """Replicas by their place in the key's preference."""
     of = ring()
     order = list(of.from_key(KEYS[0]))
@@ -102,7 +102,9 @@ def test_choose(taken: dict[str | int, Occupancy], want: int | None) -> None:
         pytest.param(None, b"once", Affinity(b"prefix t once", False), id="a prompt's beginning"),
     ],
 )
-def test_read_affinity(session: bytes | None, prefix: bytes | None, want: Affinity | None) -> None:
+def test_session_header_precedes_prompt_prefix(
+    session: bytes | None, prefix: bytes | None, want: Affinity | None
+) -> None:
     """Of tenant t."""
     assert read_affinity("t", session, prefix) == want
 
@@ -125,6 +127,6 @@ def test_a_session_s_name_is_short_and_plain(session: bytes) -> None:
         pytest.param(Occupancy(2, 4), Occupancy(3, 16), True, id="by share, not by count"),
     ],
 )
-def test_less_loaded(first: Occupancy, second: Occupancy, want: bool) -> None:
+def test_replica_with_smaller_occupancy_is_less_loaded(first: Occupancy, second: Occupancy, want: bool) -> None:
     """Whether the second is the better choice."""
     assert less_loaded(first, second) is want

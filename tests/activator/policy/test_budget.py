@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from activator.policy.budget import UNSEEN, Spent
+from activator.policy.budget import UNSEEN, TenantSpending
 from contracts.spending import SpendingRow, TokenPrices
 
 PRICES = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=0)
@@ -33,23 +33,23 @@ def row(spent_micros: int, seen: int = 0, *, ends_at_us: int = END_US) -> Spendi
         pytest.param(999, 0, 1, False, id="a budget that was lowered below what is spent"),
     ],
 )
-def test_a_budget_of_100(spent: int, held: int, wanted: int, want: bool) -> None:
+def test_budget_covers_spent_and_held_amounts(spent: int, held: int, wanted: int, want: bool) -> None:
     """What the ledger says, and what requests under way may cost."""
-    each = Spent("here", row(spent), held)
+    each = TenantSpending("here", row(spent), held)
     assert each.try_hold(100, wanted, 0) == want
     assert each.held_micros == held + (wanted if want else 0)
 
 
 def test_a_record_counts_until_the_ledger_has_it() -> None:
     """Also one that it has before we are told that it is durable."""
-    each = Spent("here", row(10))
+    each = TenantSpending("here", row(10))
     for sequence in (1, 2, 3):
         assert each.try_hold(100, 20, 0)
         each.settle(20, 5, sequence, 0)
     assert (each.spent_micros(0), each.held_micros) == (25, 0)
-    each.told(row(20, seen=2))
+    each.apply_ledger_row(row(20, seen=2))
     assert each.spent_micros(0) == 25
-    each.told(row(30, seen=4))
+    each.apply_ledger_row(row(30, seen=4))
     assert each.try_hold(100, 20, 0)
     each.settle(20, 5, 4, 0)
     assert each.spent_micros(0) == 30
@@ -57,12 +57,12 @@ def test_a_record_counts_until_the_ledger_has_it() -> None:
 
 def test_a_new_month_begins_with_what_ended_in_it() -> None:
     """Before the ledger tells of it; what ended before is the old one's."""
-    each = Spent("here", row(90))
+    each = TenantSpending("here", row(90))
     each.settle(0, 5, 1, END_US - 1)
     assert not each.try_hold(95, 1, END_US - 1)
     each.settle(0, 7, 2, END_US)
     assert each.spent_micros(END_US) == 7
-    each.told(row(12, seen=2, ends_at_us=2 * END_US))
+    each.apply_ledger_row(row(12, seen=2, ends_at_us=2 * END_US))
     assert each.spent_micros(END_US) == 12
 
 
@@ -90,46 +90,46 @@ def december(spent_micros: int, **more: dict[str, int]) -> SpendingRow:
         pytest.param("2026-09", END_US, "2026-10", id="with two digits"),
     ],
 )
-def test_months_are_named(month: str, now_us: int, want: str) -> None:
+def test_month_is_formatted_as_in_the_ledger(month: str, now_us: int, want: str) -> None:
     """As the ledger writes it."""
-    assert Spent("here", replace(row(0), month=month)).month_at(now_us) == want
+    assert TenantSpending("here", replace(row(0), month=month)).month_at(now_us) == want
 
 
 def test_a_control_plane_ahead_of_us_opens_no_budget() -> None:
     """It tells of December while it is November here: what ends now is November's, and that is spent."""
-    each, now_us = Spent("here", november(1000)), DECEMBER_US - 10 * MINUTE_US
-    each.told(december(0))
+    each, now_us = TenantSpending("here", november(1000)), DECEMBER_US - 10 * MINUTE_US
+    each.apply_ledger_row(december(0))
     assert each.month_at(now_us) == "2026-11"
     assert not each.try_hold(1000, 1, now_us)
     assert each.try_hold(1000, 1000, DECEMBER_US)
 
 
-def test_what_ends_before_our_month_does_counts_in_it() -> None:
+def test_record_counts_in_the_month_it_ended_in() -> None:
     """Also once the ledger has it, and tells of December alone."""
-    each, now_us = Spent("here", november(900)), DECEMBER_US - 10 * MINUTE_US
-    each.told(december(0))
+    each, now_us = TenantSpending("here", november(900)), DECEMBER_US - 10 * MINUTE_US
+    each.apply_ledger_row(december(0))
     for sequence in range(1, 3):
         assert each.try_hold(1000, 50, now_us)
         each.settle(50, 50, sequence, now_us)
-        each.told(december(0, seen={"here": sequence}))
+        each.apply_ledger_row(december(0, seen={"here": sequence}))
     assert not each.try_hold(1000, 1, now_us)
     assert each.spent_micros(DECEMBER_US) == 0
 
 
-def test_the_ledger_tells_of_the_month_beside() -> None:
+def test_ledger_row_includes_adjacent_months() -> None:
     """An activator that has just begun knows no other row; what others spent in November is in it, too."""
-    each, now_us = Spent("here"), DECEMBER_US - 10 * MINUTE_US
-    each.told(december(7, beside={"2026-11": 1000}))
+    each, now_us = TenantSpending("here"), DECEMBER_US - 10 * MINUTE_US
+    each.apply_ledger_row(december(7, beside={"2026-11": 1000}))
     assert not each.try_hold(1000, 1, now_us)
-    each.told(december(7, beside={"2026-11": 940}))
+    each.apply_ledger_row(december(7, beside={"2026-11": 940}))
     assert each.spent_micros(now_us) == 940
     assert each.spent_micros(DECEMBER_US) == 7
 
 
 def test_a_control_plane_behind_us_opens_no_budget() -> None:
     """It tells of November while it is December here."""
-    each = Spent("here", november(1000))
-    each.told(november(1000, beside={"2026-12": 995}, seen={"here": 1}))
+    each = TenantSpending("here", november(1000))
+    each.apply_ledger_row(november(1000, beside={"2026-12": 995}, seen={"here": 1}))
     assert not each.try_hold(1000, 6, DECEMBER_US + MINUTE_US)
     assert each.try_hold(1000, 5, DECEMBER_US + MINUTE_US)
     assert each.month_at(DECEMBER_US) == "2026-12"
@@ -138,7 +138,7 @@ def test_a_control_plane_behind_us_opens_no_budget() -> None:
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=100), st.integers(1, 500))
 def test_what_is_spent_never_passes_the_budget(steps: list[tuple[int, int]], budget: int) -> None:
     """Of requests that cost at most what they hold, whenever the ledger tells: nothing counts twice, or not at all."""
-    each, ledger, spent, sequence, shipped = Spent("here", row(0)), 0, 0, 0, 0
+    each, ledger, spent, sequence, shipped = TenantSpending("here", row(0)), 0, 0, 0, 0
     records: list[int] = []
     for most, what in steps:
         if each.try_hold(budget, most, 0):
@@ -151,18 +151,18 @@ def test_what_is_spent_never_passes_the_budget(steps: list[tuple[int, int]], bud
             shipped = sequence
             ledger = sum(records)
         if what in (0, 1):
-            each.told(row(ledger, shipped))
+            each.apply_ledger_row(row(ledger, shipped))
         assert each.spent_micros(0) == spent <= budget
     assert each.held_micros == 0
 
 
-def test_a_ledger_that_is_away_for_long_costs_a_bounded_memory() -> None:
+def test_ledger_outage_uses_bounded_memory() -> None:
     """All still counts."""
-    each = Spent("here", row(0))
+    each = TenantSpending("here", row(0))
     for sequence in range(1, UNSEEN + 101):
         each.settle(0, 1, sequence, 0)
     assert (each.unseen, each.spent_micros(0)) == (UNSEEN, UNSEEN + 100)
-    each.told(row(UNSEEN, UNSEEN))
+    each.apply_ledger_row(row(UNSEEN, UNSEEN))
     assert each.spent_micros(0) >= UNSEEN + 100
-    each.told(row(UNSEEN + 100, UNSEEN + 100))
+    each.apply_ledger_row(row(UNSEEN + 100, UNSEEN + 100))
     assert (each.unseen, each.spent_micros(0)) == (0, UNSEEN + 100)

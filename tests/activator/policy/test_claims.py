@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.claims import Identity, Issuer, Token, Why, judge, key_id, read
+from activator.policy.claims import Identity, Issuer, Token, TokenRefusal, key_id, read, verify_claims
 from contracts.control import Scope
 
 NOW_S = 1_800_000_000.0
@@ -32,16 +32,16 @@ def _judged(
     *,
     issuer: Issuer = ISSUER,
     algorithm: str = "RS256",
-) -> Identity | Why:
+) -> Identity | TokenRefusal:
     made = {name: value for name, value in (CLAIMS | dict(others or {})).items() if value is not None}
-    return judge(Token("k", algorithm, made), issuer, NOW_S)
+    return verify_claims(Token("k", algorithm, made), issuer, NOW_S)
 
 
 def _replaced(**fields: object) -> Issuer:
     return replace(ISSUER, **fields)  # type: ignore[arg-type]
 
 
-def test_a_good_token() -> None:
+def test_valid_token_names_its_principal() -> None:
     """Its tenant, the issuer's scopes, an id as long as a key's, and its end."""
     found = _judged()
     assert isinstance(found, Identity)
@@ -55,42 +55,42 @@ def test_a_good_token() -> None:
 @pytest.mark.parametrize(
     ("others", "want"),
     [
-        pytest.param({"iss": "https://idp"}, Why.ISSUER, id="an issuer that is nearly ours"),
-        pytest.param({"iss": None}, Why.ISSUER, id="no issuer"),
-        pytest.param({"iss": ["https://idp/"]}, Why.ISSUER, id="a list of issuers"),
-        pytest.param({"aud": "other"}, Why.AUDIENCE, id="for somebody else"),
-        pytest.param({"aud": None}, Why.AUDIENCE, id="for nobody"),
-        pytest.param({"aud": ["other", "KELVIN"]}, Why.AUDIENCE, id="for two others"),
-        pytest.param({"aud": {"kelvin": 1}}, Why.AUDIENCE, id="an audience that is no name"),
-        pytest.param({"exp": NOW_S - 30}, Why.EXPIRED, id="expired, and the leeway over"),
-        pytest.param({"exp": None}, Why.EXPIRED, id="good for ever"),
-        pytest.param({"exp": "9999999999"}, Why.EXPIRED, id="an end that is text"),
-        pytest.param({"exp": True}, Why.EXPIRED, id="an end that is true"),
-        pytest.param({"exp": 10**400}, Why.EXPIRED, id="an end past all numbers"),
-        pytest.param({"exp": float("inf")}, Why.EXPIRED, id="an endless end"),
-        pytest.param({"exp": float("nan")}, Why.EXPIRED, id="an end that is no number"),
-        pytest.param({"nbf": NOW_S + 31}, Why.EARLY, id="not yet"),
-        pytest.param({"nbf": "0"}, Why.EARLY, id="a beginning that is text"),
-        pytest.param({"iat": NOW_S + 31}, Why.EARLY, id="issued in the future"),
-        pytest.param({"sub": None}, Why.SUBJECT, id="nobody"),
-        pytest.param({"sub": ""}, Why.SUBJECT, id="an empty name"),
-        pytest.param({"sub": "s" * 256}, Why.SUBJECT, id="a name too long"),
-        pytest.param({"tenant": None}, Why.TENANT, id="no tenant"),
-        pytest.param({"tenant": "initech"}, Why.TENANT, id="a tenant of another issuer"),
-        pytest.param({"tenant": "ACME"}, Why.TENANT, id="another case"),
-        pytest.param({"tenant": ["acme"]}, Why.TENANT, id="a list of tenants"),
-        pytest.param({"tenant": {}}, Why.TENANT, id="what can't be looked up"),
+        pytest.param({"iss": "https://idp"}, TokenRefusal.ISSUER, id="an issuer that is nearly ours"),
+        pytest.param({"iss": None}, TokenRefusal.ISSUER, id="no issuer"),
+        pytest.param({"iss": ["https://idp/"]}, TokenRefusal.ISSUER, id="a list of issuers"),
+        pytest.param({"aud": "other"}, TokenRefusal.AUDIENCE, id="for somebody else"),
+        pytest.param({"aud": None}, TokenRefusal.AUDIENCE, id="for nobody"),
+        pytest.param({"aud": ["other", "KELVIN"]}, TokenRefusal.AUDIENCE, id="for two others"),
+        pytest.param({"aud": {"kelvin": 1}}, TokenRefusal.AUDIENCE, id="an audience that is no name"),
+        pytest.param({"exp": NOW_S - 30}, TokenRefusal.EXPIRED, id="expired, and the leeway over"),
+        pytest.param({"exp": None}, TokenRefusal.EXPIRED, id="good for ever"),
+        pytest.param({"exp": "9999999999"}, TokenRefusal.EXPIRED, id="an end that is text"),
+        pytest.param({"exp": True}, TokenRefusal.EXPIRED, id="an end that is true"),
+        pytest.param({"exp": 10**400}, TokenRefusal.EXPIRED, id="an end past all numbers"),
+        pytest.param({"exp": float("inf")}, TokenRefusal.EXPIRED, id="an endless end"),
+        pytest.param({"exp": float("nan")}, TokenRefusal.EXPIRED, id="an end that is no number"),
+        pytest.param({"nbf": NOW_S + 31}, TokenRefusal.EARLY, id="not yet"),
+        pytest.param({"nbf": "0"}, TokenRefusal.EARLY, id="a beginning that is text"),
+        pytest.param({"iat": NOW_S + 31}, TokenRefusal.EARLY, id="issued in the future"),
+        pytest.param({"sub": None}, TokenRefusal.SUBJECT, id="nobody"),
+        pytest.param({"sub": ""}, TokenRefusal.SUBJECT, id="an empty name"),
+        pytest.param({"sub": "s" * 256}, TokenRefusal.SUBJECT, id="a name too long"),
+        pytest.param({"tenant": None}, TokenRefusal.TENANT, id="no tenant"),
+        pytest.param({"tenant": "initech"}, TokenRefusal.TENANT, id="a tenant of another issuer"),
+        pytest.param({"tenant": "ACME"}, TokenRefusal.TENANT, id="another case"),
+        pytest.param({"tenant": ["acme"]}, TokenRefusal.TENANT, id="a list of tenants"),
+        pytest.param({"tenant": {}}, TokenRefusal.TENANT, id="what can't be looked up"),
     ],
 )
-def test_what_is_refused(others: dict[str, object], want: Why) -> None:
+def test_invalid_claim_is_refused(others: dict[str, object], want: TokenRefusal) -> None:
     """One claim is different from a good token's."""
     assert _judged(others) == want
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "HS256", "ES256", "rs256", ""])
-def test_the_issuer_says_which_algorithms(algorithm: str) -> None:
+def test_issuer_decides_allowed_algorithms(algorithm: str) -> None:
     """The token's word for it counts for nothing."""
-    assert _judged(algorithm=algorithm) == Why.ALGORITHM
+    assert _judged(algorithm=algorithm) == TokenRefusal.ALGORITHM
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_issuer_says_which_algorithms(algorithm: str) -> None:
         pytest.param({"scope": "operator admin"}, id="scopes that nobody asks for"),
     ],
 )
-def test_what_is_good_as_well(others: dict[str, object]) -> None:
+def test_claims_at_their_bounds_are_accepted(others: dict[str, object]) -> None:
     """Up to the bounds."""
     assert isinstance(_judged(others), Identity)
 
@@ -121,14 +121,14 @@ def test_what_is_good_as_well(others: dict[str, object]) -> None:
         pytest.param({"infer": 1}, (), id="another form"),
     ],
 )
-def test_scopes_that_a_token_names(said: object, want: tuple[Scope, ...]) -> None:
+def test_token_scopes_are_limited_to_the_issuers(said: object, want: tuple[Scope, ...]) -> None:
     """Of the issuer's those that it says."""
     found = _judged({"scope": said}, issuer=_replaced(scope_claim="scope"))
     assert isinstance(found, Identity)
     assert found.principal.scopes == want
 
 
-def test_no_token_is_an_operators() -> None:
+def test_token_never_grants_operator_scope() -> None:
     """Not even where an issuer were given the scope."""
     for claim in (None, "scope"):
         issuer = _replaced(scopes=(Scope.OPERATOR, Scope.INFER), scope_claim=claim)
@@ -173,20 +173,20 @@ HEADER = {"alg": "RS256", "kid": "k", "typ": "JWT"}
         pytest.param(_text(HEADER | {"typ": 1}), id="a kind that is a number"),
     ],
 )
-def test_what_is_no_token(text: str) -> None:
+def test_malformed_token_is_not_parsed(text: str) -> None:
     """Nothing of it is looked at."""
     assert read(_text(HEADER)) == Token("k", "RS256", CLAIMS)
     assert read(text) is None
 
 
 @pytest.mark.parametrize("kind", [{"typ": "at+JWT"}, {"typ": "application/at+jwt"}, {}])
-def test_kinds_of_tokens(kind: dict[str, str]) -> None:
+def test_token_type_header_is_checked(kind: dict[str, str]) -> None:
     """With or without a word for it."""
     assert read(_text({"alg": "RS256", "kid": "../../etc/passwd"} | kind)) is not None
 
 
 @given(st.text() | st.binary().map(_part).map(lambda part: f"{part}.{part}.{part}"))
-def test_any_text(text: str) -> None:
+def test_parsing_arbitrary_text_never_raises(text: str) -> None:
     """Never raises."""
     assert not isinstance(read(text), Exception)
 
@@ -195,9 +195,9 @@ _values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | 
 
 
 @given(st.dictionaries(st.sampled_from([*CLAIMS, "nbf", "scope"]), _values))
-def test_any_claims(others: dict[str, object]) -> None:
+def test_arbitrary_claims_never_exceed_the_issuer(others: dict[str, object]) -> None:
     """Whoever comes of them is of the issuer's tenants, with its scopes, for a time."""
-    found = judge(Token("k", "RS256", CLAIMS | others), _replaced(scope_claim="scope"), NOW_S)
+    found = verify_claims(Token("k", "RS256", CLAIMS | others), _replaced(scope_claim="scope"), NOW_S)
     if isinstance(found, Identity):
         assert found.principal.tenant in ISSUER.tenants
         assert set(found.principal.scopes) <= set(ISSUER.scopes)

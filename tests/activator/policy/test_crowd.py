@@ -8,235 +8,254 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.policy import crowd as module
-from activator.policy.ask import Ask, Rank
-from activator.policy.bounds import Bound, Load
-from activator.policy.crowd import GRACE, Crowd, Tallest, Tier, tier_of
+from activator.policy.ask import PriorityClass, QueuedRequest
+from activator.policy.bounds import QueueLimit, QueueUsage
+from activator.policy.crowd import GRACE, LazyMaxHeap, ShedClass, ShedOrder, shed_class_of
 
-BOUND = Bound(4, 1000, 1000)  # too few places for any rank to keep one
-LARGE = Bound(42, 4200, 4200)  # batch keeps two of them, standard eight
-F, S, B = Rank.INTERACTIVE, Rank.STANDARD, Rank.BATCH
+BOUND = QueueLimit(4, 1000, 1000)  # too few places for any rank to keep one
+LARGE = QueueLimit(42, 4200, 4200)  # batch keeps two of them, standard eight
+F, S, B = PriorityClass.INTERACTIVE, PriorityClass.STANDARD, PriorityClass.BATCH
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class FakeQueueEntry:
     """One who waits."""
 
-    ask: Ask
+    queued_request: QueuedRequest
 
 
-def _one(tenant: str, rank: Rank = F, weight: int = 1, tokens: int = 1) -> Standing:
-    return Standing(Ask(tenant, 1, tokens, rank, None, weight))
+def _one(tenant: str, priority_class: PriorityClass = F, weight: int = 1, tokens: int = 1) -> FakeQueueEntry:
+    return FakeQueueEntry(QueuedRequest(tenant, 1, tokens, priority_class, None, weight))
 
 
 @pytest.mark.parametrize(
     ("waiting", "want"),
     [
-        pytest.param([_one("t", B), _one("t"), _one("u", S)], (Tier.BATCH, 0), id="batch, before anything else"),
-        pytest.param([*(_one("t") for _ in range(4)), _one("u", S)], (Tier.OVER, 3), id="then the hog's"),
+        pytest.param([_one("t", B), _one("t"), _one("u", S)], (ShedClass.BATCH, 0), id="batch, before anything else"),
+        pytest.param([*(_one("t") for _ in range(4)), _one("u", S)], (ShedClass.OVER, 3), id="then the hog's"),
         pytest.param(
-            [*(_one("t") for _ in range(3)), _one("t", S), _one("t"), _one("u", S)], (Tier.OVER, 3),
+            [*(_one("t") for _ in range(3)), _one("t", S), _one("t"), _one("u", S)], (ShedClass.OVER, 3),
             id="of the hog's its lowest",
         ),
-        pytest.param([_one("t"), _one("u", S)], (Tier.STANDARD, 1), id="then standard"),
-        pytest.param([_one("t"), _one("u")], (Tier.INTERACTIVE, 0), id="interactive last"),
-        pytest.param([_one("t"), _one("t")], (Tier.INTERACTIVE, 1), id="of equals the newest"),
-        pytest.param([_one("u", B), _one("t", B), _one("t", B)], (Tier.BATCH, 2), id="of who holds most"),
+        pytest.param([_one("t"), _one("u", S)], (ShedClass.STANDARD, 1), id="then standard"),
+        pytest.param([_one("t"), _one("u")], (ShedClass.INTERACTIVE, 0), id="interactive last"),
+        pytest.param([_one("t"), _one("t")], (ShedClass.INTERACTIVE, 1), id="of equals the newest"),
+        pytest.param([_one("u", B), _one("t", B), _one("t", B)], (ShedClass.BATCH, 2), id="of who holds most"),
         pytest.param(
-            [*(_one("t", weight=4) for _ in range(4)), _one("u"), _one("u", S)], (Tier.OVER, 5),
+            [*(_one("t", weight=4) for _ in range(4)), _one("u"), _one("u", S)], (ShedClass.OVER, 5),
             id="four are no more than a weight of four may have",
         ),
-        pytest.param([_one("t", tokens=900), _one("u"), _one("u")], (Tier.OVER, 0), id="tokens fill a queue, too"),
-        pytest.param([*(_one("t") for _ in range(9))], (Tier.INTERACTIVE, 8), id="who is alone is not over its share"),
+        pytest.param([_one("t", tokens=900), _one("u"), _one("u")], (ShedClass.OVER, 0), id="tokens fill a queue, too"),
+        pytest.param(
+            [*(_one("t") for _ in range(9))], (ShedClass.INTERACTIVE, 8), id="who is alone is not over its share"
+        ),
     ],
 )  # fmt: skip
-def test_the_order(waiting: list[Standing], want: tuple[Tier, int]) -> None:
+def test_shed_order_is_by_class_then_share(waiting: list[FakeQueueEntry], want: tuple[ShedClass, int]) -> None:
     """Why, and the number of the one that goes first."""
-    crowd = Crowd[Standing](BOUND)
+    crowd = ShedOrder[FakeQueueEntry](BOUND)
     for standing in waiting:
         crowd.add(standing)
-    tier, lowest = crowd.lowest("")
-    assert (tier, waiting.index(lowest)) == want
+    shed_class, next_to_shed = crowd.next_to_shed("")
+    assert (shed_class, waiting.index(next_to_shed)) == want
 
 
-def test_of_equal_tenants_the_one_that_came_last_goes() -> None:
+def test_newest_of_equal_tenants_is_shed() -> None:
     """So that nobody makes way for an equal; else it is the first by name."""
-    crowd = Crowd[Standing](BOUND)
+    crowd = ShedOrder[FakeQueueEntry](BOUND)
     for standing in (first := _one("t"), last := _one("u")):
         crowd.add(standing)
-    assert crowd.lowest("u")[1] is last
-    assert crowd.lowest("t")[1] is first
-    assert crowd.lowest("v")[1] is first
+    assert crowd.next_to_shed("u")[1] is last
+    assert crowd.next_to_shed("t")[1] is first
+    assert crowd.next_to_shed("v")[1] is first
 
 
-def test_of_one_tenant_its_own_order_counts() -> None:
+def test_full_tenant_queue_sheds_by_the_tenants_own_order() -> None:
     """Where its own queue is full, others' are not in question."""
-    crowd = Crowd[Standing](BOUND)
+    crowd = ShedOrder[FakeQueueEntry](BOUND)
     first, second, third = _one("t"), _one("t", S), _one("u", B)
     for standing in (first, second, third):
         crowd.add(standing)
-    assert crowd.lowest_of("t", BOUND) == (Tier.STANDARD, second)
-    assert crowd.lowest_of("t", LARGE) == (Tier.INTERACTIVE, first), "it keeps its standard one"
+    assert crowd.next_to_shed_of_tenant("t", BOUND) == (ShedClass.STANDARD, second)
+    assert crowd.next_to_shed_of_tenant("t", LARGE) == (ShedClass.INTERACTIVE, first), "it keeps its standard one"
 
 
 @pytest.mark.parametrize(
     ("waiting", "want"),
     [
-        pytest.param([(B, 2), (F, 40)], (Tier.INTERACTIVE, 41), id="two of batch stay"),
-        pytest.param([(B, 3), (F, 39)], (Tier.BATCH, 2), id="the third goes, before anything else"),
-        pytest.param([(S, 8), (F, 34)], (Tier.INTERACTIVE, 41), id="eight of standard stay"),
-        pytest.param([(S, 9), (F, 33)], (Tier.STANDARD, 8), id="the ninth goes"),
-        pytest.param([(B, 2), (S, 9), (F, 31)], (Tier.STANDARD, 10), id="who is next in the order goes instead"),
-        pytest.param([(B, 1)], (Tier.BATCH, 0), id="where nobody else waits all of them may go"),
+        pytest.param([(B, 2), (F, 40)], (ShedClass.INTERACTIVE, 41), id="two of batch stay"),
+        pytest.param([(B, 3), (F, 39)], (ShedClass.BATCH, 2), id="the third goes, before anything else"),
+        pytest.param([(S, 8), (F, 34)], (ShedClass.INTERACTIVE, 41), id="eight of standard stay"),
+        pytest.param([(S, 9), (F, 33)], (ShedClass.STANDARD, 8), id="the ninth goes"),
+        pytest.param([(B, 2), (S, 9), (F, 31)], (ShedClass.STANDARD, 10), id="who is next in the order goes instead"),
+        pytest.param([(B, 1)], (ShedClass.BATCH, 0), id="where nobody else waits all of them may go"),
     ],
 )
-def test_what_a_lower_rank_keeps(waiting: list[tuple[Rank, int]], want: tuple[Tier, int]) -> None:
+def test_lower_priority_class_keeps_its_reserved_share(
+    waiting: list[tuple[PriorityClass, int]], want: tuple[ShedClass, int]
+) -> None:
     """As large a part of the queue as it has of the slots; of many places, and of one tenant."""
-    crowd, each = Crowd[Standing](LARGE), [_one("t", rank) for rank, count in waiting for _ in range(count)]
+    crowd, each = (
+        ShedOrder[FakeQueueEntry](LARGE),
+        [_one("t", priority_class) for priority_class, count in waiting for _ in range(count)],
+    )
     for standing in each:
         crowd.add(standing)
-    tier, lowest = crowd.lowest("")
-    assert (tier, each.index(lowest)) == want
-    assert crowd.lowest_of("t", LARGE) == (tier, lowest)
+    shed_class, next_to_shed = crowd.next_to_shed("")
+    assert (shed_class, each.index(next_to_shed)) == want
+    assert crowd.next_to_shed_of_tenant("t", LARGE) == (shed_class, next_to_shed)
 
 
 @pytest.mark.parametrize(
     ("tokens", "want"),
-    [pytest.param(200, Tier.INTERACTIVE, id="within its part"), pytest.param(201, Tier.BATCH, id="beyond it")],
+    [
+        pytest.param(200, ShedClass.INTERACTIVE, id="within its part"),
+        pytest.param(201, ShedClass.BATCH, id="beyond it"),
+    ],
 )
-def test_what_is_kept_is_a_part_of_the_tokens_too(tokens: int, want: Tier) -> None:
+def test_reserved_share_applies_to_tokens(tokens: int, want: ShedClass) -> None:
     """One request that is as large as many keeps nothing."""
-    crowd = Crowd[Standing](LARGE)
+    crowd = ShedOrder[FakeQueueEntry](LARGE)
     for standing in (_one("t", B, tokens=tokens), _one("t", tokens=4000)):
         crowd.add(standing)
-    assert crowd.lowest("")[0] is want
+    assert crowd.next_to_shed("")[0] is want
 
 
 def test_a_tenant_that_is_over_its_share_keeps_what_its_ranks_keep() -> None:
     """Its own interactive ones go: else they would starve its batch."""
     crowd, each = (
-        Crowd[Standing](LARGE),
+        ShedOrder[FakeQueueEntry](LARGE),
         [_one("t", B), *(_one("t") for _ in range(30)), *(_one("u") for _ in range(9))],
     )
     for standing in each:
         crowd.add(standing)
-    tier, lowest = crowd.lowest("")
-    assert (tier, each.index(lowest)) == (Tier.OVER, 30)
+    shed_class, next_to_shed = crowd.next_to_shed("")
+    assert (shed_class, each.index(next_to_shed)) == (ShedClass.OVER, 30)
 
 
-def _looked_up(waiting: list[Standing], last: str, bound: Bound) -> tuple[Tier, Standing]:
+def _looked_up(waiting: list[FakeQueueEntry], last: str, bound: QueueLimit) -> tuple[ShedClass, FakeQueueEntry]:
     """As the order says, by a look at everybody."""
-    weights = {standing.ask.tenant: standing.ask.weight for standing in waiting}
-    loads = {tenant: Load() for tenant in weights}
-    in_all = Load()
+    weights = {standing.queued_request.tenant: standing.queued_request.weight for standing in waiting}
+    loads = {tenant: QueueUsage() for tenant in weights}
+    in_all = QueueUsage()
     for standing in waiting:
-        loads[standing.ask.tenant].add(standing.ask)
-        in_all.add(standing.ask)
+        loads[standing.queued_request.tenant].add(standing.queued_request)
+        in_all.add(standing.queued_request)
 
-    def filled(load: Load) -> float:
+    def filled(load: QueueUsage) -> float:
         return max(load.entries / bound.entries, load.nbytes / bound.nbytes, load.tokens / bound.tokens)
 
     def share(tenant: str) -> float:
         return filled(loads[tenant]) / weights[tenant]
 
-    ranks = {rank: Load() for rank in Rank}
+    ranks = {priority_class: QueueUsage() for priority_class in PriorityClass}
     for standing in waiting:
-        ranks[standing.ask.rank].add(standing.ask)
-    kept = {rank for rank, part in ((B, 1 / 21), (S, 4 / 21)) if filled(ranks[rank]) <= part}
+        ranks[standing.queued_request.priority_class].add(standing.queued_request)
+    kept = {
+        priority_class for priority_class, part in ((B, 1 / 21), (S, 4 / 21)) if filled(ranks[priority_class]) <= part
+    }
 
-    def key(number: int) -> tuple[Tier, float, bool, str, Tier, int]:
-        ask = waiting[number].ask
-        tier = tier_of(ask)
-        over = share(ask.tenant) > GRACE * filled(in_all) / sum(weights.values())
-        why = Tier.OVER if over and tier is not Tier.BATCH else tier
-        return why, -share(ask.tenant), ask.tenant != last, ask.tenant, tier, -number
+    def key(number: int) -> tuple[ShedClass, float, bool, str, ShedClass, int]:
+        queued_request = waiting[number].queued_request
+        shed_class = shed_class_of(queued_request)
+        over = share(queued_request.tenant) > GRACE * filled(in_all) / sum(weights.values())
+        why = ShedClass.OVER if over and shed_class is not ShedClass.BATCH else shed_class
+        return (
+            why,
+            -share(queued_request.tenant),
+            queued_request.tenant != last,
+            queued_request.tenant,
+            shed_class,
+            -number,
+        )
 
-    may_go = [number for number, standing in enumerate(waiting) if standing.ask.rank not in kept]
+    may_go = [number for number, standing in enumerate(waiting) if standing.queued_request.priority_class not in kept]
     first = min(may_go or range(len(waiting)), key=key)
     return key(first)[0], waiting[first]
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from("tuv"), st.sampled_from(list(Rank)), st.integers(1, 400)),
+    st.tuples(st.integers(0, 2), st.sampled_from("tuv"), st.sampled_from(list(PriorityClass)), st.integers(1, 400)),
     max_size=60,
 )
 
 
-def _agrees(steps: list[tuple[int, str, Rank, int]], bound: Bound = BOUND) -> bool:
-    crowd, waiting = Crowd[Standing](bound), list[Standing]()
-    for what, tenant, rank, number in steps:
+def _agrees(steps: list[tuple[int, str, PriorityClass, int]], bound: QueueLimit = BOUND) -> bool:
+    crowd, waiting = ShedOrder[FakeQueueEntry](bound), list[FakeQueueEntry]()
+    for what, tenant, priority_class, number in steps:
         if what and waiting:
             gone = waiting.pop(number % len(waiting))
             crowd.remove(gone)
         else:
-            standing = _one(tenant, rank, {"t": 1, "u": 1, "v": 3}[tenant], number)
+            standing = _one(tenant, priority_class, {"t": 1, "u": 1, "v": 3}[tenant], number)
             waiting.append(standing)
             crowd.add(standing)
         crowd.check_integrity()
-        if waiting and crowd.lowest(tenant) != _looked_up(waiting, tenant, bound):
+        if waiting and crowd.next_to_shed(tenant) != _looked_up(waiting, tenant, bound):
             return False
     return True
 
 
 @given(STEPS, st.sampled_from([BOUND, LARGE]))
-def test_it_is_whom_a_look_at_everybody_finds(steps: list[tuple[int, str, Rank, int]], bound: Bound) -> None:
+def test_next_to_shed_matches_a_full_scan(steps: list[tuple[int, str, PriorityClass, int]], bound: QueueLimit) -> None:
     """After any steps: so nobody is shed while a lower one waits, but for what its rank keeps."""
     assert _agrees(steps, bound)
 
 
-def test_another_one_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_shedding_the_oldest_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the oldest in place of the newest."""
     monkeypatch.setattr(module, "_newest", lambda places: next(iter(places)))
     assert not _agrees([(0, "t", F, 1), (0, "t", F, 1)])
 
 
-def test_a_change_of_weight_holds_for_all_that_wait() -> None:
+def test_changed_weight_applies_to_all_queued_requests() -> None:
     """From the next request on."""
-    crowd = Crowd[Standing](BOUND)
+    crowd = ShedOrder[FakeQueueEntry](BOUND)
     for standing in (_one("t"), _one("t"), _one("u"), _one("t", weight=8)):
         crowd.add(standing)
         crowd.check_integrity()
-    assert crowd.lowest("")[1].ask.tenant == "u"
+    assert crowd.next_to_shed("")[1].queued_request.tenant == "u"
 
 
-def test_what_it_keeps_is_bounded() -> None:
+def test_shed_order_memory_is_bounded() -> None:
     """Who comes and leaves leaves nothing behind, also where others stay."""
-    tallest = Tallest()
-    tallest.rise("stays", 1.0)
+    tallest = LazyMaxHeap()
+    tallest.raise_to("stays", 1.0)
     for number in range(1000):
-        tallest.rise(f"t{number}", 0.5)
+        tallest.raise_to(f"t{number}", 0.5)
         tallest.drop(f"t{number}")
     assert len(tallest._heap) < 30
 
 
 @pytest.mark.parametrize("tenants", [100, 10_000], ids=str)
-def test_a_search_looks_at_few(tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_recomputes_few_shares(tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait: tenants come, are found and leave, and of most of them the share is not looked up."""
-    crowd = Crowd[Standing](Bound(tenants, 1 << 40, 1 << 40))
-    waiting = [_one(f"t{number}", Rank(number % 3)) for number in range(tenants)]
+    crowd = ShedOrder[FakeQueueEntry](QueueLimit(tenants, 1 << 40, 1 << 40))
+    waiting = [_one(f"t{number}", PriorityClass(number % 3)) for number in range(tenants)]
     for standing in waiting:
         crowd.add(standing)
     looked = 0
-    share = Crowd._share
+    share = ShedOrder._share
 
-    def counted(crowd: Crowd[Standing], tenant: str) -> float:
+    def counted(crowd: ShedOrder[FakeQueueEntry], tenant: str) -> float:
         nonlocal looked
         looked += 1
         return share(crowd, tenant)
 
-    monkeypatch.setattr(Crowd, "_share", counted)
+    monkeypatch.setattr(ShedOrder, "_share", counted)
     for number in range(100):
         newcomer = _one(f"u{number}")
         crowd.add(newcomer)
-        crowd.remove(crowd.lowest(newcomer.ask.tenant)[1])
+        crowd.remove(crowd.next_to_shed(newcomer.queued_request.tenant)[1])
     assert looked <= 100 * 12
 
 
-def test_a_look_at_everybody_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_full_scan_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
 
-    def look(tallest: Tallest, height_of: Callable[[str], float]) -> str | None:
-        return min(tallest._said, key=lambda tenant: (-height_of(tenant), tenant), default=None)
+    def look(tallest: LazyMaxHeap, height_of: Callable[[str], float]) -> str | None:
+        return min(tallest._upper_bounds, key=lambda tenant: (-height_of(tenant), tenant), default=None)
 
-    monkeypatch.setattr(Tallest, "top", look)
+    monkeypatch.setattr(LazyMaxHeap, "top", look)
     with pytest.raises(AssertionError):
-        test_a_search_looks_at_few(100, monkeypatch)
+        test_search_recomputes_few_shares(100, monkeypatch)

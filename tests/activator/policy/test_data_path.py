@@ -2,7 +2,7 @@
 
 import pytest
 
-from activator.policy.data_path import answer_to_probe, revision_of
+from activator.policy.data_path import answer_to_probe, parse_revision
 
 NAMED = {b"knative-serving-namespace": b"ns", b"knative-serving-revision": b"m-1"}
 
@@ -21,9 +21,9 @@ NAMED = {b"knative-serving-namespace": b"ns", b"knative-serving-revision": b"m-1
         pytest.param({}, None, id="none at all"),
     ],
 )
-def test_which_revision(headers: dict[bytes, bytes], want: tuple[str, str] | None) -> None:
+def test_revision_is_read_from_headers_or_host(headers: dict[bytes, bytes], want: tuple[str, str] | None) -> None:
     """Namespace and name."""
-    assert revision_of(headers) == want
+    assert parse_revision(headers) == want
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_which_revision(headers: dict[bytes, bytes], want: tuple[str, str] | Non
         pytest.param({b"k-network-probe": b"probe"}, True, (400, None), id="a gateway's without its hash"),
     ],
 )
-def test_probes(headers: dict[bytes, bytes], is_ready: bool, want: tuple[int, bytes | None] | None) -> None:
+def test_probes_are_answered_with_their_body(
+    headers: dict[bytes, bytes], is_ready: bool, want: tuple[int, bytes | None] | None
+) -> None:
     """Status and body; a hash comes back."""
     said = answer_to_probe(headers, is_ready=is_ready)
     if want is None:

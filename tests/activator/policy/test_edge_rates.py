@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.edge_rates import Addresses, AddressLimits, is_padded, is_slow, networks
+from activator.policy.edge_rates import AddressLimiter, AddressLimits, is_padded, is_slow, networks
 
 LIMITS = AddressLimits(connections=2, rate=10.0, trusted=networks("10.0.0.0/8,::1"), burst_s=0.5, sources=4)
 
@@ -23,32 +23,32 @@ LIMITS = AddressLimits(connections=2, rate=10.0, trusted=networks("10.0.0.0/8,::
         pytest.param([*[0.0] * 5, 99.0, *[0.0] * 5], 0.1, id="a long pause is worth one burst"),
     ],
 )
-def test_a_series_of_requests(gaps_s: list[float], want: float | None) -> None:
+def test_request_rate_of_a_source_is_limited(gaps_s: list[float], want: float | None) -> None:
     """What the last of requests with these gaps before them is told."""
-    addresses, now_s, wait_s = Addresses(LIMITS), 1000.0, None
+    addresses, now_s, wait_s = AddressLimiter(LIMITS), 1000.0, None
     for gap_s in gaps_s:
         now_s += gap_s
-        wait_s = addresses.asks("a", now_s)
+        wait_s = addresses.check_request_rate("a", now_s)
     assert wait_s == (None if want is None else pytest.approx(want))
 
 
-def test_sources_are_apart_and_the_quietest_is_forgotten() -> None:
+def test_sources_are_independent_and_bounded() -> None:
     """One's flood costs another nothing; a flood of addresses costs a bounded memory, and frees nobody who asks on."""
-    addresses = Addresses(LIMITS)
+    addresses = AddressLimiter(LIMITS)
     for _ in range(6):
-        addresses.asks("loud", 0.0)
-    assert addresses.asks("loud", 0.0) is not None
-    assert addresses.asks("quiet", 0.0) is None
+        addresses.check_request_rate("loud", 0.0)
+    assert addresses.check_request_rate("loud", 0.0) is not None
+    assert addresses.check_request_rate("quiet", 0.0) is None
     for number in range(100):
-        addresses.asks(f"other {number}", 1.0 + number / 10)
-        assert addresses.asks("loud", 1.0 + number / 10) is None  # one in 0.1 s is its rate
+        addresses.check_request_rate(f"other {number}", 1.0 + number / 10)
+        assert addresses.check_request_rate("loud", 1.0 + number / 10) is None  # one in 0.1 s is its rate
         addresses.check_integrity()
-    assert repr(addresses) == "<Addresses connected=0 known=4>"
+    assert repr(addresses) == "<AddressLimiter connected=0 known=4>"
 
 
-def test_connections_are_places_and_cost_as_requests() -> None:
+def test_connections_are_bounded_and_charged_as_requests() -> None:
     """The third of two is refused until one is over; opening and closing again and again meets the rate."""
-    addresses = Addresses(LIMITS)
+    addresses = AddressLimiter(LIMITS)
     assert [addresses.try_open("a", 0.0) for _ in range(3)] == [True, True, False]
     addresses.closed("a")
     assert addresses.try_open("a", 0.0)
@@ -60,16 +60,16 @@ def test_connections_are_places_and_cost_as_requests() -> None:
         addresses.check_integrity()
     assert opened == 2  # of five, three were used above
     addresses.closed("a")
-    assert repr(addresses) == "<Addresses connected=0 known=1>"
+    assert repr(addresses) == "<AddressLimiter connected=0 known=1>"
 
 
 @given(st.lists(st.floats(0, 0.3), max_size=200))
-def test_never_more_than_burst_and_rate(gaps_s: list[float]) -> None:
+def test_source_never_exceeds_burst_plus_rate(gaps_s: list[float]) -> None:
     """In any stretch of any history: at most a burst, and the rate times its length."""
-    addresses, now_s, passed = Addresses(LIMITS), 0.0, []
+    addresses, now_s, passed = AddressLimiter(LIMITS), 0.0, []
     for gap_s in gaps_s:
         now_s += gap_s
-        if addresses.asks("a", now_s) is None:
+        if addresses.check_request_rate("a", now_s) is None:
             passed.append(now_s)
     for first, began_s in enumerate(passed):
         for last in range(first, len(passed)):
@@ -88,12 +88,12 @@ def test_never_more_than_burst_and_rate(gaps_s: list[float]) -> None:
         pytest.param("", "", id="one that is gone"),
     ],
 )
-def test_who_is_counted(address: str, want: str | None) -> None:
+def test_trusted_addresses_are_not_counted(address: str, want: str | None) -> None:
     """None: not at all."""
-    assert Addresses(LIMITS).source(address) == want
+    assert AddressLimiter(LIMITS).source(address) == want
 
 
-def test_networks() -> None:
+def test_networks_setting_is_parsed() -> None:
     """What the setting may say."""
     assert networks("none") == ()
     assert networks("10.0.0.0/8, ::1") == (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -110,7 +110,7 @@ def test_networks() -> None:
         pytest.param(500, False, id="just"),
     ],
 )
-def test_is_slow(nbytes: int, want: bool) -> None:
+def test_body_below_the_minimum_rate_is_slow(nbytes: int, want: bool) -> None:
     """At 100 bytes/s over 5 s."""
     assert is_slow(nbytes, 5.0, 100.0) is want
     assert not is_slow(nbytes, 5.0, 0.0)
@@ -125,6 +125,6 @@ def test_is_slow(nbytes: int, want: bool) -> None:
         pytest.param(2_000_000, 100_000, True, id="extensions between single bytes"),
     ],
 )
-def test_is_padded(raw: int, body: int, want: bool) -> None:
+def test_oversized_body_framing_is_padded(raw: int, body: int, want: bool) -> None:
     """With heads of 1 KiB."""
     assert is_padded(raw, body, 1024) is want

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.gcra import MINUTE_S, Bucket, Buckets, Standing, duration
+from activator.policy.gcra import MINUTE_S, Bucket, Buckets, RateStatus, duration
 
 LIMIT = 60  # one a second
 
@@ -21,7 +21,7 @@ LIMIT = 60  # one a second
         pytest.param([*[0.0] * 60, 9999.0, *[0.0] * 60], 1.0, id="a long pause is worth one minute"),
     ],
 )
-def test_a_series_of_requests(gaps_s: list[float], want: float | None) -> None:
+def test_request_rate_of_a_tenant_is_limited(gaps_s: list[float], want: float | None) -> None:
     """What the last of requests with these gaps before them is told."""
     bucket, now_s, found = Bucket(), 1000.0, None
     for gap_s in gaps_s:
@@ -33,24 +33,24 @@ def test_a_series_of_requests(gaps_s: list[float], want: float | None) -> None:
     assert found.wait_s == (None if want is None else pytest.approx(want))
 
 
-def test_an_estimate_is_held_and_the_truth_is_charged() -> None:
+def test_estimate_is_held_and_actual_use_is_charged() -> None:
     """What is under way is nobody else's; what it did not use is there at once; nothing used leaves no trace."""
     bucket = Bucket()
-    assert bucket.hold(100, 80, 0.0) == Standing(100, 20, 0.0)
-    assert bucket.hold(100, 30, 0.0) == Standing(100, 20, 0.0, wait_s=6.0)
+    assert bucket.hold(100, 80, 0.0) == RateStatus(100, 20, 0.0)
+    assert bucket.hold(100, 30, 0.0) == RateStatus(100, 20, 0.0, wait_s=6.0)
     bucket.settle(100, 80, 10, 30.0)
-    assert bucket.standing(100, 30.0) == Standing(100, 90, 6.0)
+    assert bucket.rate_status(100, 30.0) == RateStatus(100, 90, 6.0)
     bucket.hold(100, 90, 30.0)
     bucket.settle(100, 90, 0, 30.0)
-    assert bucket.standing(100, 30.0).remaining == 90
+    assert bucket.rate_status(100, 30.0).remaining == 90
 
 
-def test_too_low_an_estimate_is_made_up_for() -> None:
+def test_underestimate_is_charged_in_full() -> None:
     """Charged in full: who comes next waits until it is paid."""
     bucket = Bucket()
     bucket.hold(60, 10, 0.0)
     bucket.settle(60, 10, 90, 0.0)
-    assert bucket.standing(60, 0.0) == Standing(60, 0, 90.0)
+    assert bucket.rate_status(60, 0.0) == RateStatus(60, 0, 90.0)
     assert bucket.hold(60, 1, 0.0).wait_s == pytest.approx(31.0)
     assert bucket.hold(60, 1, 31.0).wait_s is None
 
@@ -60,7 +60,7 @@ def test_a_limit_that_changes_keeps_the_share_that_is_used() -> None:
     bucket = Bucket()
     bucket.hold(60, 30, 0.0)
     bucket.settle(60, 30, 30, 0.0)
-    assert [bucket.standing(limit, 0.0).remaining for limit in (60, 600, 6)] == [30, 300, 3]
+    assert [bucket.rate_status(limit, 0.0).remaining for limit in (60, 600, 6)] == [30, 300, 3]
 
 
 STEPS = st.lists(

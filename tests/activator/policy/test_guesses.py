@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.guesses import Guesses, GuessLimits, Penalty, source_of
+from activator.policy.guesses import FailedAuthLimiter, FailedAuthLimits, Penalty, source_of
 
-LIMITS = GuessLimits(burst=3, leak_s=10.0, first_s=0.1, longest_s=1.0, beyond=8, sources=4, held=3, held_of_one=2)
+LIMITS = FailedAuthLimits(burst=3, leak_s=10.0, first_s=0.1, longest_s=1.0, beyond=8, sources=4, held=3, held_of_one=2)
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ LIMITS = GuessLimits(burst=3, leak_s=10.0, first_s=0.1, longest_s=1.0, beyond=8,
         pytest.param([20] * 100, None, id="a slow trickle costs nothing"),
     ],
 )
-def test_a_series_of_failures(gaps_s: list[float], want: Penalty | None) -> None:
+def test_repeated_failures_double_the_hold_time(gaps_s: list[float], want: Penalty | None) -> None:
     """The penalty of the last of failures with these gaps before them."""
-    guesses, now_s, penalty = Guesses(LIMITS), 0.0, None
+    guesses, now_s, penalty = FailedAuthLimiter(LIMITS), 0.0, None
     for gap_s in gaps_s:
         now_s += gap_s
         penalty = guesses.failed("a", now_s)
@@ -33,18 +33,18 @@ def test_a_series_of_failures(gaps_s: list[float], want: Penalty | None) -> None
     assert penalty == want
 
 
-def test_sources_are_apart() -> None:
+def test_sources_are_penalized_independently() -> None:
     """One's failures cost another nothing."""
-    guesses = Guesses(LIMITS)
+    guesses = FailedAuthLimiter(LIMITS)
     for _ in range(10):
         guesses.failed("a", 0.0)
     assert guesses.failed("a", 0.0) is not None
     assert guesses.failed("b", 0.0) is None
 
 
-def test_the_quietest_source_is_forgotten() -> None:
+def test_least_recent_source_is_forgotten() -> None:
     """The memory is bounded; who fails again stays."""
-    guesses = Guesses(LIMITS)
+    guesses = FailedAuthLimiter(LIMITS)
     for _ in range(4):
         guesses.failed("loud", 0.0)
     for number in range(20):
@@ -55,10 +55,10 @@ def test_the_quietest_source_is_forgotten() -> None:
 
 def test_places_for_held_answers_are_bounded() -> None:
     """Of one source, and of all."""
-    guesses = Guesses(LIMITS)
+    guesses = FailedAuthLimiter(LIMITS)
     assert [guesses.try_hold("a") for _ in range(3)] == [True, True, False]
     assert [guesses.try_hold("b"), guesses.try_hold("c")] == [True, False]
-    guesses.let_go("a")
+    guesses.release_hold("a")
     assert guesses.try_hold("c")
     guesses.check_integrity()
 
@@ -71,7 +71,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_bounds_hold_whatever_comes(steps: list[tuple[str, str, float]]) -> None:
     """Memory, places and delays; a failure never makes a source's next one cheaper at the same moment."""
-    guesses, now_s, held = Guesses(LIMITS), 0.0, []
+    guesses, now_s, held = FailedAuthLimiter(LIMITS), 0.0, []
     for step, source, gap_s in steps:
         now_s += gap_s
         if step == "fail":
@@ -80,9 +80,9 @@ def test_bounds_hold_whatever_comes(steps: list[tuple[str, str, float]]) -> None
         elif step == "hold" and guesses.try_hold(source):
             held.append(source)
         elif step == "go" and held:
-            guesses.let_go(held.pop())
+            guesses.release_hold(held.pop())
         guesses.check_integrity()
-        assert guesses.held_in_all == len(held)
+        assert guesses.total_held == len(held)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_bounds_hold_whatever_comes(steps: list[tuple[str, str, float]]) -> None
         pytest.param("", "", id="unknown"),
     ],
 )
-def test_source_of(address: str, want: str) -> None:
+def test_ipv6_addresses_are_grouped_by_64_bits(address: str, want: str) -> None:
     """Who counts as one."""
     assert source_of(address) == want

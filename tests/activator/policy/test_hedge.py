@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.hedge import FirstFrames, HedgeLimits, hedge_after_s
+from activator.policy.hedge import FirstFrameLatencies, HedgeLimits, hedge_after_s
 
 LIMITS = HedgeLimits()
 
@@ -24,11 +24,11 @@ LIMITS = HedgeLimits()
         pytest.param([0.001] * 100, 0.01, id="what is this quick is not asked for twice"),
     ],
 )
-def test_when_one_is_late(took_s: list[float], want: float | None) -> None:
+def test_first_frame_is_late_past_the_percentile(took_s: list[float], want: float | None) -> None:
     """Of one version."""
-    frames = FirstFrames[str]()
+    frames = FirstFrameLatencies[str]()
     for seconds in took_s:
-        frames.took("a", seconds)
+        frames.record_first_frame("a", seconds)
     frames.check_integrity()
     assert frames.late_after_s("a") == want
     assert frames.late_after_s("another") is None
@@ -43,7 +43,7 @@ def test_when_one_is_late(took_s: list[float], want: float | None) -> None:
         pytest.param(0.5, 0.5, False, None, id="its deadline comes first"),
     ],
 )
-def test_whether_a_second_one_is_asked(
+def test_hedge_needs_time_and_a_warm_request(
     late_after_s: float | None, remaining_s: float, is_cold: bool, want: float | None
 ) -> None:
     """And when."""
@@ -51,13 +51,13 @@ def test_whether_a_second_one_is_asked(
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6, allow_nan=False)), max_size=80))
-def test_any_history(history: list[tuple[str, float]]) -> None:
+def test_late_threshold_is_the_percentile_of_the_window(history: list[tuple[str, float]]) -> None:
     """It is the percentile of the latest of its version, and as many versions are kept as may be."""
     limits = HedgeLimits(samples=3, window=7, share=0.8, least_s=0.0, versions=2)
-    frames = FirstFrames[str](limits)
+    frames = FirstFrameLatencies[str](limits)
     latest: dict[str, list[float]] = {}
     for version, seconds in history:
-        frames.took(version, seconds)
+        frames.record_first_frame(version, seconds)
         latest[version] = [*latest.pop(version, []), seconds][-limits.window :]
         if len(latest) > limits.versions:
             del latest[next(iter(latest))]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from activator.policy.key_sets import KINDS, MAX_KEYS, usable
+from activator.policy.key_sets import KINDS, MAX_KEYS, usable_keys
 
 RSA: dict[str, Any] = {"kid": "k", "kty": "RSA", "n": "n", "e": "AQAB"}
 EC: dict[str, Any] = {"kid": "k", "kty": "EC", "crv": "P-256", "x": "x", "y": "y"}
@@ -30,30 +30,30 @@ ALL = frozenset(KINDS)
         pytest.param("k", set(), id="no object"),
     ],
 )
-def test_one_key(key: object, want: set[str]) -> None:
+def test_key_verifies_only_its_own_algorithms(key: object, want: set[str]) -> None:
     """What it may verify."""
-    assert {algorithm for _, algorithm in usable({"keys": [key]}, ALL)} == want
+    assert {algorithm for _, algorithm in usable_keys({"keys": [key]}, ALL)} == want
 
 
 def test_only_what_the_issuer_may_use() -> None:
     """However many ways a key knows."""
-    assert set(usable({"keys": [RSA, EC]}, frozenset({"RS512"}))) == {("k", "RS512")}
+    assert set(usable_keys({"keys": [RSA, EC]}, frozenset({"RS512"}))) == {("k", "RS512")}
 
 
-def test_no_private_part_comes_in() -> None:
+def test_private_key_parts_are_dropped() -> None:
     """An issuer that publishes it by mistake."""
-    (found,) = usable({"keys": [EC | {"d": "secret"}]}, ALL).values()
+    (found,) = usable_keys({"keys": [EC | {"d": "secret"}]}, ALL).values()
     assert found == {"kty": "EC", "crv": "P-256", "x": "x", "y": "y"}
 
 
 def test_the_first_of_two_with_one_name() -> None:
     """A second one can't take its place."""
-    found = usable({"keys": [EC, EC | {"x": "other"}]}, ALL)
+    found = usable_keys({"keys": [EC, EC | {"x": "other"}]}, ALL)
     assert found[("k", "ES256")]["x"] == "x"
 
 
 @pytest.mark.parametrize("document", [None, [], "keys", {}, {"keys": {}}, {"keys": [EC] * (MAX_KEYS + 1)}])
-def test_what_is_no_key_set(document: object) -> None:
+def test_malformed_key_set_is_refused(document: object) -> None:
     """Is refused as a whole, so that the last one stands."""
     with pytest.raises(ValueError, match="keys"):
-        usable(document, ALL)
+        usable_keys(document, ALL)

@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.ask import Rank
-from activator.policy.ladder import HOLD_S, KEPT, RELIEF, Waits, reached, relieved, spares
-from contracts.ladder import CapOutput, Fallback, Rung
+from activator.policy.ask import PriorityClass
+from activator.policy.ladder import (
+    HOLD_S,
+    MAX_WAITS,
+    RELIEF_RATIO,
+    WaitHysteresis,
+    helps_against,
+    is_recoverable,
+    steps_for_wait,
+)
+from contracts.ladder import CapOutput, DegradationStep, Fallback
 
 CAP = CapOutput(tokens=64, wait_s=2)
 SMALL = Fallback(model="small", wait_s=8)
@@ -15,27 +23,31 @@ LADDER = (CAP, SMALL, LAST)
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "rank", "want"),
+    ("wait_s", "priority_class", "want"),
     [
-        pytest.param(0.0, Rank.INTERACTIVE, (), id="no wait, no step"),
-        pytest.param(1.9, Rank.INTERACTIVE, (), id="nearly the first"),
-        pytest.param(2.0, Rank.INTERACTIVE, (CAP,), id="the first"),
-        pytest.param(9.0, Rank.INTERACTIVE, (SMALL, CAP), id="the second, and the first where that is no help"),
-        pytest.param(1e9, Rank.INTERACTIVE, (SMALL, CAP), id="the last is for refusals alone"),
-        pytest.param(1.0, Rank.STANDARD, (CAP,), id="who is less urgent steps down earlier"),
-        pytest.param(0.5, Rank.BATCH, (CAP,), id="and who is least urgent first"),
-        pytest.param(0.4, Rank.BATCH, (), id="not for nothing"),
+        pytest.param(0.0, PriorityClass.INTERACTIVE, (), id="no wait, no step"),
+        pytest.param(1.9, PriorityClass.INTERACTIVE, (), id="nearly the first"),
+        pytest.param(2.0, PriorityClass.INTERACTIVE, (CAP,), id="the first"),
+        pytest.param(
+            9.0, PriorityClass.INTERACTIVE, (SMALL, CAP), id="the second, and the first where that is no help"
+        ),
+        pytest.param(1e9, PriorityClass.INTERACTIVE, (SMALL, CAP), id="the last is for refusals alone"),
+        pytest.param(1.0, PriorityClass.STANDARD, (CAP,), id="who is less urgent steps down earlier"),
+        pytest.param(0.5, PriorityClass.BATCH, (CAP,), id="and who is least urgent first"),
+        pytest.param(0.4, PriorityClass.BATCH, (), id="not for nothing"),
     ],
 )
-def test_reached(wait_s: float, rank: Rank, want: tuple[Rung, ...]) -> None:
+def test_steps_apply_from_their_wait_on(
+    wait_s: float, priority_class: PriorityClass, want: tuple[DegradationStep, ...]
+) -> None:
     """By the wait that is expected."""
-    assert reached(LADDER, wait_s, rank) == want
+    assert steps_for_wait(LADDER, wait_s, priority_class) == want
 
 
 def test_a_start_is_not_made_shorter_by_a_shorter_answer() -> None:
     """So that step is none for who waits for one."""
-    assert reached(LADDER, 9.0, Rank.INTERACTIVE, is_start=True) == (SMALL,)
-    assert reached((), 9.0, Rank.BATCH) == ()
+    assert steps_for_wait(LADDER, 9.0, PriorityClass.INTERACTIVE, is_start=True) == (SMALL,)
+    assert steps_for_wait((), 9.0, PriorityClass.BATCH) == ()
 
 
 @pytest.mark.parametrize(
@@ -52,20 +64,20 @@ def test_a_start_is_not_made_shorter_by_a_shorter_answer() -> None:
         pytest.param(400, "limit_exceeded", False, id="nor is what was asked wrongly"),
     ],
 )
-def test_relieved(status: int, code: str, want: bool) -> None:
+def test_busy_and_unavailable_refusals_are_recoverable(status: int, code: str, want: bool) -> None:
     """What is no fault of the request."""
-    assert relieved(status, code) is want
+    assert is_recoverable(status, code) is want
 
 
-def test_spares() -> None:
+def test_cap_output_helps_only_against_overload() -> None:
     """A shorter answer fits into a queue that is full of tokens; it is no help where nobody answers."""
-    assert [spares(CAP, code) for code in ("overloaded", "breaker_open")] == [True, False]
-    assert [spares(LAST, code) for code in ("overloaded", "breaker_open")] == [True, True]
+    assert [helps_against(CAP, code) for code in ("overloaded", "breaker_open")] == [True, False]
+    assert [helps_against(LAST, code) for code in ("overloaded", "breaker_open")] == [True, True]
 
 
 def test_a_longer_wait_counts_at_once_a_shorter_one_later() -> None:
     """As long as more than half of it is seen now and then, it is the same pressure."""
-    waits: Waits[str] = Waits()
+    waits: WaitHysteresis[str] = WaitHysteresis()
     assert waits.seen("m", 0.0, 0.0) == 0.0
     assert len(waits) == 0, "nothing is kept of who waits for nothing"
     assert waits.seen("m", 2.0, 1.0) == 2.0
@@ -80,19 +92,19 @@ def test_a_longer_wait_counts_at_once_a_shorter_one_later() -> None:
 
 def test_waits_are_bounded_in_number() -> None:
     """Who was first is forgotten first."""
-    waits: Waits[int] = Waits()
-    for each in range(KEPT + 10):
+    waits: WaitHysteresis[int] = WaitHysteresis()
+    for each in range(MAX_WAITS + 10):
         waits.seen(each, 1.0, 0.0)
-    assert len(waits) == KEPT
+    assert len(waits) == MAX_WAITS
 
 
-@given(st.lists(st.floats(min_value=RELIEF + 0.01, max_value=1.0), min_size=1, max_size=200))
-def test_an_edge_is_crossed_once(swings: list[float]) -> None:
+@given(st.lists(st.floats(min_value=RELIEF_RATIO + 0.01, max_value=1.0), min_size=1, max_size=200))
+def test_wait_near_a_step_does_not_oscillate(swings: list[float]) -> None:
     """Whatever a wait does between its half and its whole, who was over the edge stays there. Without the memory it
     would go up and down: the control.
     """
-    waits: Waits[str] = Waits()
+    waits: WaitHysteresis[str] = WaitHysteresis()
     steps = [waits.seen("m", 8.0 * swing, at * 0.3) for at, swing in enumerate([1.0, *swings])]
-    assert {reached(LADDER, wait_s, Rank.INTERACTIVE) for wait_s in steps} == {(SMALL, CAP)}
+    assert {steps_for_wait(LADDER, wait_s, PriorityClass.INTERACTIVE) for wait_s in steps} == {(SMALL, CAP)}
     bare = [8.0, 7.9, 8.0, 7.9]
-    assert len({reached(LADDER, wait_s, Rank.INTERACTIVE) for wait_s in bare}) == 2
+    assert len({steps_for_wait(LADDER, wait_s, PriorityClass.INTERACTIVE) for wait_s in bare}) == 2

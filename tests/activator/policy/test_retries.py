@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.retries import Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
+from activator.policy.retries import Retry, RetryBudgets, RetryLimits, RetryState, Withheld, decide, failed
 
 LIMITS = RetryLimits()
 
@@ -14,19 +14,21 @@ LIMITS = RetryLimits()
 @pytest.mark.parametrize(
     ("tried", "remaining_s", "draw", "want"),
     [
-        pytest.param(Tried(lost=1), 9.0, 0.5, Again(0.0125), id="the first pause is drawn from 25 ms"),
-        pytest.param(Tried(lost=1), 9.0, 0.0, Again(0.0), id="full jitter begins at nothing"),
-        pytest.param(Tried(lost=1, refused=2), 9.0, 0.5, Again(0.05), id="each range is twice the one before"),
-        pytest.param(Tried(refused=7), 9.0, 0.5, Again(0.5), id="up to a second"),
-        pytest.param(Tried(refused=8), 9.0, 0.5, Withheld.TRIES, id="eight attempts are enough"),
-        pytest.param(Tried(lost=2, refused=5), 9.0, 0.5, Again(0.5), id="of which two may have been lost"),
-        pytest.param(Tried(lost=3), 9.0, 0.5, Withheld.TRIES, id="three replicas are not lost with one request"),
-        pytest.param(Tried(refused=7), 0.5, 0.5, Withheld.DEADLINE, id="a pause that outlasts the deadline"),
-        pytest.param(Tried(refused=7), 0.51, 0.5, Again(0.5), id="one that does not"),
-        pytest.param(Tried(lost=1), 0.0, 0.0, Withheld.DEADLINE, id="no time at all"),
+        pytest.param(RetryState(lost=1), 9.0, 0.5, Retry(0.0125), id="the first pause is drawn from 25 ms"),
+        pytest.param(RetryState(lost=1), 9.0, 0.0, Retry(0.0), id="full jitter begins at nothing"),
+        pytest.param(RetryState(lost=1, refused=2), 9.0, 0.5, Retry(0.05), id="each range is twice the one before"),
+        pytest.param(RetryState(refused=7), 9.0, 0.5, Retry(0.5), id="up to a second"),
+        pytest.param(RetryState(refused=8), 9.0, 0.5, Withheld.TRIES, id="eight attempts are enough"),
+        pytest.param(RetryState(lost=2, refused=5), 9.0, 0.5, Retry(0.5), id="of which two may have been lost"),
+        pytest.param(RetryState(lost=3), 9.0, 0.5, Withheld.TRIES, id="three replicas are not lost with one request"),
+        pytest.param(RetryState(refused=7), 0.5, 0.5, Withheld.DEADLINE, id="a pause that outlasts the deadline"),
+        pytest.param(RetryState(refused=7), 0.51, 0.5, Retry(0.5), id="one that does not"),
+        pytest.param(RetryState(lost=1), 0.0, 0.0, Withheld.DEADLINE, id="no time at all"),
     ],
 )
-def test_decide(tried: Tried, remaining_s: float, draw: float, want: Again | Withheld) -> None:
+def test_retry_is_decided_by_tries_deadline_and_time(
+    tried: RetryState, remaining_s: float, draw: float, want: Retry | Withheld
+) -> None:
     """Of one request."""
     assert decide(replace(tried, until_s=100.0), 10.0, remaining_s, draw, LIMITS) == want
 
@@ -34,28 +36,32 @@ def test_decide(tried: Tried, remaining_s: float, draw: float, want: Again | Wit
 @pytest.mark.parametrize(
     ("now_s", "want"),
     [
-        pytest.param(99.4, Again(0.5), id="a pause that ends in time"),
+        pytest.param(99.4, Retry(0.5), id="a pause that ends in time"),
         pytest.param(99.5, Withheld.TIME, id="one that does not"),
         pytest.param(101.0, Withheld.TIME, id="an attempt that outlasted it"),
     ],
 )
-def test_pauses_end_within_the_time_since_the_first_failure(now_s: float, want: Again | Withheld) -> None:
+def test_pauses_end_within_the_time_since_the_first_failure(now_s: float, want: Retry | Withheld) -> None:
     """Whatever the deadline leaves."""
-    assert decide(Tried(refused=7, until_s=100.0), now_s, 600.0, 0.5, LIMITS) == want
+    assert decide(RetryState(refused=7, until_s=100.0), now_s, 600.0, 0.5, LIMITS) == want
 
 
 @pytest.mark.parametrize(
     ("tried", "lost", "sent_s", "want"),
     [
-        pytest.param(Tried(), True, 19.0, Tried(1, 0, 25.0), id="the first failure begins it"),
-        pytest.param(Tried(1, 0, 23.0), False, 19.0, Tried(1, 1, 23.0), id="the next one does not"),
+        pytest.param(RetryState(), True, 19.0, RetryState(1, 0, 25.0), id="the first failure begins it"),
+        pytest.param(RetryState(1, 0, 23.0), False, 19.0, RetryState(1, 1, 23.0), id="the next one does not"),
         pytest.param(
-            Tried(1, 1, 18.0), True, 17.0, Tried(2, 1, 18.0), id="nor one that was sent in time and took long"
+            RetryState(1, 1, 18.0), True, 17.0, RetryState(2, 1, 18.0), id="nor one that was sent in time and took long"
         ),
-        pytest.param(Tried(1, 0, 18.0), True, 19.0, Tried(2, 0, 25.0), id="who was sent later had waited for a start"),
+        pytest.param(
+            RetryState(1, 0, 18.0), True, 19.0, RetryState(2, 0, 25.0), id="who was sent later had waited for a start"
+        ),
     ],
 )
-def test_failed(tried: Tried, lost: bool, sent_s: float, want: Tried) -> None:
+def test_failure_count_and_retry_deadline_are_updated(
+    tried: RetryState, lost: bool, sent_s: float, want: RetryState
+) -> None:
     """At 20 s, with five seconds for it."""
     assert failed(tried, lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
 
@@ -71,9 +77,9 @@ def test_failed(tried: Tried, lost: bool, sent_s: float, want: Tried) -> None:
         pytest.param(10_000, 0, 1e6, 10, id="what was not used fades"),
     ],
 )
-def test_what_a_budget_holds(requests: int, spent: int, pause_s: float, want: int) -> None:
+def test_retry_budget_follows_requests_and_time(requests: int, spent: int, pause_s: float, want: int) -> None:
     """After so many requests, retries and seconds."""
-    budgets = Budgets[str](LIMITS)
+    budgets = RetryBudgets[str](LIMITS)
     for _ in range(requests):
         budgets.asked("a", 0.0)
     assert all(budgets.try_spend("a", 0.0) for _ in range(spent))
@@ -82,7 +88,7 @@ def test_what_a_budget_holds(requests: int, spent: int, pause_s: float, want: in
 
 def test_budgets_are_apart_and_bounded() -> None:
     """One that is spent takes nothing from another; the one that was used longest ago is forgotten."""
-    budgets = Budgets[int](RetryLimits(budgets=3))
+    budgets = RetryBudgets[int](RetryLimits(budgets=3))
     assert _drain(budgets, 0, 0.0) == 10
     assert budgets.try_spend(1, 0.0)
     for number in range(100):
@@ -99,7 +105,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_retries_are_bounded_by_what_was_asked(steps: list[tuple[str, float]]) -> None:
     """Never more than ten, a tenth of the requests and one a second; a second without any is always worth one more."""
-    budgets, now_s, asked, spent, refused_s = Budgets[str](LIMITS), 0.0, 0, 0, 0.0
+    budgets, now_s, asked, spent, refused_s = RetryBudgets[str](LIMITS), 0.0, 0, 0, 0.0
     for what, seconds in steps:
         if what == "ask":
             asked += 1
@@ -115,7 +121,7 @@ def test_retries_are_bounded_by_what_was_asked(steps: list[tuple[str, float]]) -
         assert spent <= 10 + asked * LIMITS.share + now_s * LIMITS.per_s + 1e-6
 
 
-def _drain(budgets: Budgets[str] | Budgets[int], whose: object, now_s: float) -> int:
+def _drain(budgets: RetryBudgets[str] | RetryBudgets[int], whose: object, now_s: float) -> int:
     count = 0
     while count < 10_000 and budgets.try_spend(whose, now_s):  # type: ignore[arg-type]
         count += 1

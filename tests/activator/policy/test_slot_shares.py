@@ -22,7 +22,7 @@ def shares(owner: Owner | None) -> SlotShares:
     """Shares of a version. Without an owner it never sent a request."""
     made = SlotShares("o")
     if owner is not None:
-        made.ask("o", owner.weight, owner.need - 1)
+        made.record_request("o", owner.weight, owner.need - 1)
         made.owner_running = owner.running
     made.check_integrity()
     return made
@@ -66,7 +66,7 @@ def test_need_is_forgotten() -> None:
     """After two windows. Of many slots one stays reserved for PAUSE_S. What runs or waits still counts."""
     made = SlotShares("o")
     made.refresh(1000.0, 0)
-    made.ask("o", 1, 3)
+    made.record_request("o", 1, 3)
     assert not made.may_take("g", 1, MANY, 4, MANY - 4)
     made.refresh(1000.0 + WINDOW_S, 0)
     assert not made.may_take("g", 1, MANY, 4, MANY - 4)
@@ -87,7 +87,7 @@ def test_need_is_forgotten_after_hours_without_a_request() -> None:
     """Nothing happened meanwhile, so that no window began."""
     made = SlotShares("o")
     made.refresh(1000.0, 0)
-    made.ask("o", 1, 3)
+    made.record_request("o", 1, 3)
     made.refresh(9000.0, 0)
     assert made.may_take("g", 1, MANY, 1, MANY - 1)
 
@@ -95,10 +95,10 @@ def test_need_is_forgotten_after_hours_without_a_request() -> None:
 def test_weight_of_the_owner_changes_shares() -> None:
     """The caller learns of it, as queued requests may get slots."""
     made = SlotShares("o")
-    assert made.ask("o", 3, 9)
-    assert not made.ask("o", 3, 9)
-    assert not made.ask("g", 9, 9)
-    assert made.ask("o", 1, 9)
+    assert made.record_request("o", 3, 9)
+    assert not made.record_request("o", 3, 9)
+    assert not made.record_request("g", 9, 9)
+    assert made.record_request("o", 1, 9)
 
 
 OWNERS = st.none() | st.builds(Owner, st.integers(1, 1000), st.integers(0, 9), st.integers(9, 40))
@@ -134,7 +134,7 @@ def test_need_is_no_less_than_what_runs(operations: list[tuple[str, int]]) -> No
     made, now_s, waiting = SlotShares("o"), 0.0, 0
     for what, weight in operations:
         if what == "ask":
-            made.ask("o", weight, waiting)
+            made.record_request("o", weight, waiting)
             waiting += 1
         elif what == "refresh":
             now_s += WINDOW_S / weight

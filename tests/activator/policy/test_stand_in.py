@@ -3,7 +3,7 @@
 import pytest
 
 from activator.keys import VersionKey
-from activator.policy.stand_in import Choice, Nothing, Serve, Take, choose, holds_slot
+from activator.policy.stand_in import AlreadyServing, Choice, NoStart, StartRuntime, choose, holds_slot
 from contracts.jobs import RuntimeReport, RuntimeState
 from contracts.meter import Meter, Phase
 
@@ -24,27 +24,33 @@ ASLEEP = said("asleep", RuntimeState.ASLEEP)
 ASLEEP2 = said("asleep2", RuntimeState.ASLEEP2)
 OTHERS = [said(state.value, state, KEY._replace(model="other")) for state in RuntimeState]
 NO_ROOM, NONE, COMING = (
-    Nothing(why) for why in ("every device slot is held", "no standby is parked", "one is on its way")
+    NoStart(why) for why in ("every device slot is held", "no standby is parked", "one is on its way")
 )
 
 
 @pytest.mark.parametrize(
     ("reports", "held", "want"),
     [
-        pytest.param([PARKED], 1, Take(PARKED, wakes=False), id="a parked standby"),
-        pytest.param([*OTHERS, PARKED], 1, Take(PARKED, wakes=False), id="and nobody's that has another version"),
+        pytest.param([PARKED], 1, StartRuntime(PARKED, wakes=False), id="a parked standby"),
+        pytest.param(
+            [*OTHERS, PARKED], 1, StartRuntime(PARKED, wakes=False), id="and nobody's that has another version"
+        ),
         pytest.param([PARKED], 2, NO_ROOM, id="never over the slots"),
         pytest.param([], 0, NONE, id="nobody is there"),
         pytest.param(OTHERS, 0, NONE, id="nobody is free"),
-        pytest.param([PARKED, READY], 2, Serve(READY), id="one that serves already, whatever room there is"),
+        pytest.param([PARKED, READY], 2, AlreadyServing(READY), id="one that serves already, whatever room there is"),
         pytest.param([PARKED, RESTORING], 1, COMING, id="one is on its way: never a second one"),
-        pytest.param([PARKED, ASLEEP], 1, Take(ASLEEP, wakes=True), id="one that sleeps is the sooner ready"),
-        pytest.param([ASLEEP2], 1, Take(ASLEEP2, wakes=True), id="also without its weights"),
+        pytest.param([PARKED, ASLEEP], 1, StartRuntime(ASLEEP, wakes=True), id="one that sleeps is the sooner ready"),
+        pytest.param([ASLEEP2], 1, StartRuntime(ASLEEP2, wakes=True), id="also without its weights"),
         pytest.param([ASLEEP], 2, NO_ROOM, id="a sleeper needs a slot, too"),
-        pytest.param([said("d", RuntimeState.DRAINING), PARKED], 1, Take(PARKED, wakes=False), id="one that leaves"),
+        pytest.param(
+            [said("d", RuntimeState.DRAINING), PARKED], 1, StartRuntime(PARKED, wakes=False), id="one that leaves"
+        ),
     ],
 )
-def test_choose(reports: list[RuntimeReport], held: int, want: Choice) -> None:
+def test_chooses_ready_then_sleeping_then_standby_runtime(
+    reports: list[RuntimeReport], held: int, want: Choice
+) -> None:
     """Of a machine with two slots."""
     assert choose(KEY, reports, held, 2) == want
 
@@ -57,6 +63,6 @@ def test_choose(reports: list[RuntimeReport], held: int, want: Choice) -> None:
         *(pytest.param("t", phase, True, id=phase.name.lower()) for phase in Phase if phase is not Phase.STANDBY),
     ],
 )
-def test_holds_slot(tenant: str, phase: Phase, want: bool) -> None:
+def test_awake_version_holds_a_device_slot(tenant: str, phase: Phase, want: bool) -> None:
     """By the page on which it is billed."""
     assert holds_slot(Meter(phase, 0, 0, tenant=tenant)) is want

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.policy.subsets import LEAST, preferred, sharers, uses_all
+from activator.policy.subsets import MIN_REPLICAS, preferred_replicas, sharers, uses_all
 
 
 def names(what: str, count: int) -> list[str]:
@@ -14,13 +14,13 @@ def names(what: str, count: int) -> list[str]:
 
 
 def by_door(doors: list[str], replicas: list[str], slots: int) -> dict[str, frozenset[str]]:
-    return {door: preferred(doors, replicas, door, slots) for door in doors}
+    return {door: preferred_replicas(doors, replicas, door, slots) for door in doors}
 
 
 @pytest.mark.parametrize(
     ("slots", "want"), [(1, 1), (4, 1), (8, 2), (15, 3), (16, 4), (64, 4)], ids=lambda number: str(number)
 )
-def test_sharers(slots: int, want: int) -> None:
+def test_sharers_follow_the_slots_of_a_replica(slots: int, want: int) -> None:
     """A quarter of the slots, one at least, four at most."""
     assert sharers(slots) == want
 
@@ -40,15 +40,15 @@ def test_sharers(slots: int, want: int) -> None:
         pytest.param(9, 0, 8, 0, id="no replica"),
     ],
 )
-def test_how_many(doors: int, replicas: int, slots: int, want: int) -> None:
+def test_each_activator_prefers_equally_many_replicas(doors: int, replicas: int, slots: int, want: int) -> None:
     """Each activator has as many as any other."""
     found = by_door(names("door", doors), names("replica", replicas), slots)
     assert {len(each) for each in found.values()} == {want}
 
 
-def test_one_that_nobody_knows_prefers_none() -> None:
+def test_unknown_activator_prefers_all_replicas() -> None:
     """The others have not heard of it yet: it has all, as they go by themselves."""
-    assert len(preferred(names("door", 9), names("replica", 9), "new", 1)) == 9
+    assert len(preferred_replicas(names("door", 9), names("replica", 9), "new", 1)) == 9
 
 
 @settings(deadline=None)
@@ -60,13 +60,13 @@ def test_each_replica_is_somebody_s_and_each_activator_has_enough(
     doors_, replicas_ = names(f"door-{seed}", doors), names(f"replica-{seed}", replicas)
     found = by_door(doors_, replicas_, slots)
     assert frozenset().union(*found.values()) == frozenset(replicas_)
-    assert min(map(len, found.values())) >= min(LEAST, replicas)
+    assert min(map(len, found.values())) >= min(MIN_REPLICAS, replicas)
     assert len(set(map(len, found.values()))) == 1
-    assert preferred(doors_[::-1], replicas_[::-1], doors_[0], slots) == found[doors_[0]]
+    assert preferred_replicas(doors_[::-1], replicas_[::-1], doors_[0], slots) == found[doors_[0]]
 
 
 @pytest.mark.parametrize(("doors", "replicas", "slots"), [(5, 20, 8), (8, 32, 8), (16, 64, 64), (6, 12, 1)])
-def test_evenly(doors: int, replicas: int, slots: int) -> None:
+def test_activators_spread_evenly_over_replicas(doors: int, replicas: int, slots: int) -> None:
     """No replica has more than twice as many activators as there are for each."""
     for seed in range(5):
         found = by_door(names(f"door-{seed}", doors), names(f"replica-{seed}", replicas), slots)
@@ -76,7 +76,7 @@ def test_evenly(doors: int, replicas: int, slots: int) -> None:
 
 def by_index(doors: list[str], replicas: list[str], slots: int) -> dict[str, frozenset[str]]:
     """As many in a row for each, by its index: the control."""
-    number = max(LEAST, -(-len(replicas) * sharers(slots) // len(doors)))
+    number = max(MIN_REPLICAS, -(-len(replicas) * sharers(slots) // len(doors)))
     return {
         door: frozenset(replicas[(at * number + offset) % len(replicas)] for offset in range(number))
         for at, door in enumerate(doors)
@@ -97,7 +97,7 @@ def moved(before: dict[str, frozenset[str]], after: dict[str, frozenset[str]]) -
         pytest.param(12, 48, 8, 0.3, id="12 and 48"),
     ],
 )
-def test_few_change_where_an_activator_goes(doors: int, replicas: int, slots: int, most: float) -> None:
+def test_few_preferences_change_when_an_activator_leaves(doors: int, replicas: int, slots: int, most: float) -> None:
     """The first of all, or back: beside its own part few. By index, nearly half of all."""
     shares, others = [], []
     for seed in range(5):
@@ -110,7 +110,7 @@ def test_few_change_where_an_activator_goes(doors: int, replicas: int, slots: in
 
 
 @pytest.mark.parametrize(("doors", "replicas", "slots"), [(8, 32, 8), (5, 20, 8), (16, 64, 64)])
-def test_few_change_where_a_replica_goes(doors: int, replicas: int, slots: int) -> None:
+def test_few_preferences_change_when_a_replica_leaves(doors: int, replicas: int, slots: int) -> None:
     """Or comes back."""
     shares = []
     for seed in range(5):
@@ -124,6 +124,6 @@ def test_few_change_where_a_replica_goes(doors: int, replicas: int, slots: int) 
     ("at_once", "want"),
     [pytest.param(7, False, id="fewer than replicas"), pytest.param(8, True, id="one for each")],
 )
-def test_uses_all(at_once: int, want: bool) -> None:
+def test_busy_activator_uses_all_replicas(at_once: int, want: bool) -> None:
     """Of eight replicas."""
     assert uses_all(at_once, 8) == want

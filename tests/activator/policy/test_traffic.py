@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.traffic import ModelEntry, Standing, answering, assign, find_version, resolve, which_model
+from activator.policy.traffic import (
+    Availability,
+    ModelEntry,
+    assign_version,
+    choose_version,
+    find_version,
+    resolve,
+    which_model,
+)
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
 from contracts.names import parse_reference
 from tests.activator.control import version_row
@@ -34,7 +42,7 @@ ENTRY = ModelEntry(
         pytest.param("m@ghost", ModelNotFound, id="an alias of a version that may not be addressed"),
     ],
 )
-def test_resolve(name: str, want: str | type) -> None:
+def test_reference_resolves_to_a_version(name: str, want: str | type) -> None:
     """Alias or prefix to version, or the reason why not."""
     if isinstance(want, str):
         assert resolve(parse_reference(name), ENTRY).version == want
@@ -45,7 +53,7 @@ def test_resolve(name: str, want: str | type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "who", "want"),
+    ("name", "split", "split_key", "want"),
     [
         pytest.param("m", {AB: 1, B: 1}, "key 0", None, id="a bare name is shared"),
         pytest.param("m@prod", {AB: 1, B: 1}, "key 0", None, id="prod is"),
@@ -56,11 +64,13 @@ def test_resolve(name: str, want: str | type) -> None:
         pytest.param("m", {}, "key 0", A, id="no split"),
     ],
 )
-def test_resolve_of_a_split(name: str, split: dict[str, int], who: str | None, want: str | None) -> None:
+def test_split_reference_resolves_by_split_key(
+    name: str, split: dict[str, int], split_key: str | None, want: str | None
+) -> None:
     """Where it is shared (None), by the split; over many who ask both versions are met."""
     entry = replace(ENTRY, split=split)
     if want is not None:
-        assert resolve(parse_reference(name), entry, who).version == want
+        assert resolve(parse_reference(name), entry, split_key).version == want
         return
     assert {resolve(parse_reference(name), entry, f"key {n}").version for n in range(40)} == set(split)
 
@@ -68,29 +78,33 @@ def test_resolve_of_a_split(name: str, split: dict[str, int], who: str | None, w
 @pytest.mark.parametrize(
     ("meanwhile", "new", "old", "want"),
     [
-        pytest.param({B: A}, Standing.ASLEEP, Standing.ROOM, A, id="it has no replica"),
-        pytest.param({B: A}, Standing.ASLEEP, Standing.FULL, A, id="a queue is shorter than a start"),
-        pytest.param({B: A}, Standing.FULL, Standing.ROOM, A, id="it has no slot"),
-        pytest.param({B: A}, Standing.ROOM, Standing.ROOM, B, id="it has one"),
-        pytest.param({B: A}, Standing.FULL, Standing.FULL, B, id="both are full"),
-        pytest.param({B: A}, Standing.ASLEEP, Standing.ASLEEP, B, id="both have none"),
-        pytest.param({B: "c" * 64}, Standing.ASLEEP, Standing.ROOM, B, id="the one before may not be addressed"),
-        pytest.param({A: AB}, Standing.ASLEEP, Standing.ROOM, B, id="another version has one before it"),
-        pytest.param({}, Standing.ASLEEP, Standing.ROOM, B, id="nobody has"),
+        pytest.param({B: A}, Availability.ASLEEP, Availability.ROOM, A, id="it has no replica"),
+        pytest.param({B: A}, Availability.ASLEEP, Availability.FULL, A, id="a queue is shorter than a start"),
+        pytest.param({B: A}, Availability.FULL, Availability.ROOM, A, id="it has no slot"),
+        pytest.param({B: A}, Availability.ROOM, Availability.ROOM, B, id="it has one"),
+        pytest.param({B: A}, Availability.FULL, Availability.FULL, B, id="both are full"),
+        pytest.param({B: A}, Availability.ASLEEP, Availability.ASLEEP, B, id="both have none"),
+        pytest.param(
+            {B: "c" * 64}, Availability.ASLEEP, Availability.ROOM, B, id="the one before may not be addressed"
+        ),
+        pytest.param({A: AB}, Availability.ASLEEP, Availability.ROOM, B, id="another version has one before it"),
+        pytest.param({}, Availability.ASLEEP, Availability.ROOM, B, id="nobody has"),
     ],
 )
-def test_answering(meanwhile: dict[str, str], new: Standing, old: Standing, want: str) -> None:
+def test_more_available_version_answers_meanwhile(
+    meanwhile: dict[str, str], new: Availability, old: Availability, want: str
+) -> None:
     """What is meant for `B`, where `A` was before it."""
     entry = replace(ENTRY, meanwhile=meanwhile)
     (row,) = (each for each in entry.versions if each.version == B)
-    assert answering(row, entry, lambda each: new if each is row else old).version == want
+    assert choose_version(row, entry, lambda each: new if each is row else old).version == want
 
 
 def test_only_its_own_kind_answers_for_a_version() -> None:
     """An embedding is no completion."""
     versions = (msgspec.structs.replace(ENTRY.versions[0], kind="embed"), *ENTRY.versions[1:])
     entry = replace(ENTRY, meanwhile={B: A}, versions=versions)
-    assert answering(versions[2], entry, lambda row: Standing(2 * (row.version == A))).version == B
+    assert choose_version(versions[2], entry, lambda row: Availability(2 * (row.version == A))).version == B
 
 
 @pytest.mark.parametrize(
@@ -113,7 +127,7 @@ def test_only_its_own_kind_answers_for_a_version() -> None:
         pytest.param(None, "../m", None, id="no name"),
     ],
 )
-def test_which_model(in_url: str | None, in_body: str | None, want: str | None) -> None:
+def test_url_and_body_must_name_the_same_model(in_url: str | None, in_body: str | None, want: str | None) -> None:
     """URL and body agree, or it is a 400."""
     if want is not None:
         assert str(which_model(in_url, in_body)) == want
@@ -152,22 +166,24 @@ WHO = [f"key {number}" for number in range(4000)]
         pytest.param({"a": 1}, id="one has all"),
     ],
 )
-def test_shares_are_weights(weights: dict[str, int]) -> None:
+def test_split_shares_match_weights(weights: dict[str, int]) -> None:
     """Within a fifth, over thousands who ask; in whatever order they are named."""
-    found = Counter(assign(weights, who) for who in WHO)
+    found = Counter(assign_version(weights, split_key) for split_key in WHO)
     total = sum(weights.values())
     for version, weight in weights.items():
         assert found[version] == pytest.approx(len(WHO) * weight / total, rel=0.2)
-    assert [assign(dict(reversed(weights.items())), who) for who in WHO[:200]] == [
-        assign(weights, who) for who in WHO[:200]
+    assert [assign_version(dict(reversed(weights.items())), split_key) for split_key in WHO[:200]] == [
+        assign_version(weights, split_key) for split_key in WHO[:200]
     ]
 
 
-def test_a_growing_weight_only_takes() -> None:
+def test_growing_weight_moves_no_key_back() -> None:
     """Step by step from nothing to all: who has come to the new version stays there."""
     at_new: set[str] = set()
     for percent in (1, 5, 25, 50, 99):
-        now = {who for who in WHO if assign({"old": 100 - percent, "new": percent}, who) == "new"}
+        now = {
+            split_key for split_key in WHO if assign_version({"old": 100 - percent, "new": percent}, split_key) == "new"
+        }
         assert at_new <= now
         at_new = now
 
@@ -175,5 +191,5 @@ def test_a_growing_weight_only_takes() -> None:
 def test_a_third_version_takes_from_both_and_moves_nobody_between_them() -> None:
     """The control of hashing by remainder, which would shuffle all."""
     two, three = {"a": 5, "b": 5}, {"a": 5, "b": 5, "c": 5}
-    moved = [(assign(two, who), assign(three, who)) for who in WHO]
+    moved = [(assign_version(two, split_key), assign_version(three, split_key)) for split_key in WHO]
     assert {pair for pair in moved if pair[0] != pair[1]} == {("a", "c"), ("b", "c")}

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from coldstart_bench.fleet.bench import FleetFigures, Size, judge, sizes_of, table
-from coldstart_bench.fleet.names import EACH, feed_of, registration_of, tenants_of
-from contracts.names import dns_label
+from coldstart_bench.fleet.bench import FleetFigures, FleetSize, judge, sizes_of, table
+from coldstart_bench.fleet.names import EACH, fleet_feed, registration_of, tenants_of
+from contracts.names import require_dns_label
 
-FEW = Size(
+FEW = FleetSize(
     models=100,
     load_s=0.01,
     tick_median_s=0.003,
@@ -43,7 +43,7 @@ def test_what_is_red(changes: dict[str, float], want: list[str]) -> None:
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
 
-def test_a_slow_small_one_is_no_matter() -> None:
+def test_only_the_largest_fleet_is_judged() -> None:
     """What is asked is asked of the largest."""
     figures = FleetFigures(200, (msgspec.structs.replace(FEW, tick_most_s=9.0), MANY))
     assert all(verdict.passed for verdict in judge(figures))
@@ -57,7 +57,7 @@ def test_the_table_has_a_row_for_each_size() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1,x", "100", "100,100", "0,100", f"1,{1000 * EACH + 1}", "-5,10"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_invalid_fleet_sizes_are_refused(text: str) -> None:
     """The error names what was given."""
     with pytest.raises(ValueError, match="must be") as error:
         sizes_of(text)
@@ -71,12 +71,12 @@ def test_sizes_are_put_in_order() -> None:
 
 def test_a_fleet_is_the_same_at_each_call() -> None:
     """Its names are names, its feed holds each model once, and what is registered is what the feed tells."""
-    feed = feed_of(2 * EACH + 1)
-    assert feed == feed_of(2 * EACH + 1)
+    feed = fleet_feed(2 * EACH + 1)
+    assert feed == fleet_feed(2 * EACH + 1)
     assert len({(row.tenant, row.model) for row in feed.models}) == 2 * EACH + 1
     assert [row.tenant for row in feed.tenants] == list(tenants_of(2 * EACH + 1))
     assert len(feed.tenants) == len({key.secret_sha256 for key in feed.keys}) == 3
     for number, row in enumerate(feed.versions):
         made = registration_of(number)
         assert (made.tenant, made.model, made.version, made.limits) == (row.tenant, row.model, row.version, row.limits)
-        assert dns_label(made.model, "model") == made.model
+        assert require_dns_label(made.model, "model") == made.model

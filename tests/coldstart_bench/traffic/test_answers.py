@@ -2,7 +2,7 @@
 
 import pytest
 
-from coldstart_bench.traffic.exchange import Answer, said
+from coldstart_bench.traffic.exchange import HttpAnswerParser, parse_answer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
 JSON = b'{"choices":[{"text":"w1"}]}'
@@ -33,12 +33,12 @@ LOST = STREAM + WORDS + chunk(b'event: error\ndata: {"error":{"code":"replica_lo
         pytest.param(STREAM + chunk(b"") + b"", ("", "", False), id="a stream that says nothing"),
     ],
 )
-def test_an_answer(wire: bytes, size: int, want: tuple[str, str, bool]) -> None:
+def test_answer_in_any_pieces_is_parsed(wire: bytes, size: int, want: tuple[str, str, bool]) -> None:
     """In pieces of any size; it ends with its last byte and not before."""
-    answer = Answer()
+    answer = HttpAnswerParser()
     ends = [answer.feed(wire[at : at + size]) for at in range(0, len(wire), size)]
     assert ends == [*[False] * (len(ends) - 1), True]
-    assert said(answer) == want
+    assert parse_answer(answer) == want
     assert answer.retry_after == (wire is REFUSED)
 
 
@@ -49,17 +49,17 @@ def test_answer_of_another_form_says_nothing(body: bytes, status: bytes, kind: b
     """As a proxy's may be. It is read to its end, and no request is lost for it."""
     if kind == b"text/event-stream":
         body = b"event: error\ndata: " + body + b"\n\n"
-    answer = Answer()
+    answer = HttpAnswerParser()
     head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (status, kind, len(body))
     assert answer.feed(head + body)
-    assert said(answer)[:2] == ("", "")
+    assert parse_answer(answer)[:2] == ("", "")
 
 
 @pytest.mark.parametrize(
     "wire", [PLAIN[:-1], WHOLE[: WHOLE.index(b"[DONE]")], LOST[: LOST.index(b"event")], b"HT", b""]
 )
-def test_one_that_is_cut(wire: bytes) -> None:
+def test_truncated_answer_is_incomplete(wire: bytes) -> None:
     """Is not whole, by its bytes or by what it says."""
-    answer = Answer()
+    answer = HttpAnswerParser()
     assert not answer.feed(wire)
-    assert not said(answer)[2]
+    assert not parse_answer(answer)[2]

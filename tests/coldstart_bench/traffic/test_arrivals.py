@@ -9,7 +9,7 @@ import pytest
 from coldstart_bench.traffic.arrivals import at_once, constant, poisson, renewal, replayed, weibull_shape
 
 
-def test_those_without_chance() -> None:
+def test_deterministic_arrivals_are_exact() -> None:
     """To the microsecond."""
     assert at_once(3) == [0, 0, 0]
     assert constant(4, 1) == [0, 250_000, 500_000, 750_000]
@@ -34,7 +34,7 @@ def test_chance_is_an_argument() -> None:
     assert poisson(50, 10, Random(7)) != poisson(50, 10, Random(8))
 
 
-def test_what_is_refused() -> None:
+def test_impossible_arrivals_are_refused() -> None:
     """Nothing at no rate; another pattern by name."""
     assert renewal(0, 1, "Gamma", 10, Random(1)) == []
     with pytest.raises(ValueError, match="Pareto: must be Gamma or Weibull"):

@@ -3,21 +3,21 @@
 import msgspec
 import pytest
 
-from coldstart_bench.processes import Memory
-from coldstart_bench.report import Report
-from coldstart_bench.traffic.burst import EACH_BYTES, BurstFigures, Served, fairness, inversions, judge, served
+from coldstart_bench.processes import MemoryUse
+from coldstart_bench.report import BenchReport
+from coldstart_bench.traffic.burst import EACH_BYTES, BurstFigures, TenantAnswers, fairness, inversions, judge, served
 
 SLOTS = 2
 TENANTS = ("a", "b")
 IN_ORDER = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
 
 
-def memory(grown: int) -> Memory:
+def memory(grown: int) -> MemoryUse:
     """That grew by so much."""
-    return Memory(0, grown, grown, 0, grown, grown)
+    return MemoryUse(0, grown, grown, 0, grown, grown)
 
 
-def both(ends: list[float], codes: dict[str, int] | None = None) -> list[Served]:
+def both(ends: list[float], codes: dict[str, int] | None = None) -> list[TenantAnswers]:
     """Of two tenants, of whom one had these answers."""
     wanted = len(IN_ORDER)
     return [
@@ -69,13 +69,13 @@ GOOD = BurstFigures(tuple(both(IN_ORDER)), 1.0, None, memory(0), starts=1, chunk
         pytest.param({"chunk_reads": 41}, ["reads of a chunk"], True, id="a chunk was read twice: it is only printed"),
     ],
 )
-def test_what_is_red(changed: dict[str, object], want: list[str], passed: bool) -> None:
+def test_missed_burst_limit_fails_its_claim_alone(changed: dict[str, object], want: list[str], passed: bool) -> None:
     """That line and no other; which of them the exit says."""
     figures = msgspec.structs.replace(GOOD, **changed)
     found = [one.claim for one in judge(figures) if one.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
-    assert Report(figures, judge(figures), {}, 0.0, None).passed is passed
+    assert BenchReport(figures, judge(figures), {}, 0.0, None).passed is passed
 
 
 def test_chunks_that_were_not_read_hold_no_line() -> None:

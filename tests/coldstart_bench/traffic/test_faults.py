@@ -10,7 +10,7 @@ import pytest
 
 from coldstart_bench.clock import SteppedClock
 from coldstart_bench.installation import Installation
-from coldstart_bench.traffic.faults import Faults, try_find_redis
+from coldstart_bench.traffic.faults import FaultInjector, try_find_redis
 
 
 def program(directory: Path) -> Path:
@@ -50,14 +50,14 @@ def test_a_runtime_that_was_killed_is_not_back(tmp_path: Path, monkeypatch: pyte
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
     kelvin = Answering()
-    faults = Faults(cast(Installation, kelvin), "m", None, SteppedClock(tmp_path / "clock"))
+    faults = FaultInjector(cast(Installation, kelvin), "m", None, SteppedClock(tmp_path / "clock"))
     assert faults.serves()
     faults._kill_runtime()
     assert killed == [(7, signal.SIGKILL)]
     assert not faults.serves()
     kelvin.pids = []
     assert not faults.serves()
-    assert faults.is_whole()
+    assert faults.is_ready()
     kelvin.pids = [8]
     assert faults.serves()
 
@@ -67,8 +67,8 @@ def test_a_fault_that_could_not_be_done_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("coldstart_bench.traffic.faults.WHOLE_S", 0.1)
     kelvin = Answering()
     kelvin.pids = []
-    faults = Faults(cast(Installation, kelvin), "m", None, SteppedClock(tmp_path / "clock"))
-    faults._all = [("SIGKILL runtime", faults._kill_runtime, faults.is_whole)]
+    faults = FaultInjector(cast(Installation, kelvin), "m", None, SteppedClock(tmp_path / "clock"))
+    faults._all = [("SIGKILL runtime", faults._kill_runtime, faults.is_ready)]
     (event,) = faults.run(0.05, time.monotonic() + 0.1, lambda: False)
     assert (event.what, event.failed) == ("SIGKILL runtime", "none is ready")
     began = time.monotonic()

@@ -2,31 +2,33 @@
 
 import pytest
 
-from coldstart_bench.traffic.flood import FloodFigures, Waits, judge, table, waits_of
+from coldstart_bench.traffic.flood import FloodFigures, QueueWaits, judge, queue_waits, table
 
 SLOTS, SLOT_S, LOUD = 4, 0.1, 40
 
 
-def fair() -> tuple[Waits, Waits]:
+def fair() -> tuple[QueueWaits, QueueWaits]:
     """The quiet one's next slot is its own."""
     queued = [0.02, 0.05, 0.08, 0.095]
-    return waits_of("loud", LOUD, LOUD, [0.5] * LOUD, [0.5] * LOUD), waits_of("quiet", 4, 4, queued, queued)
+    return queue_waits("loud", LOUD, LOUD, [0.5] * LOUD, [0.5] * LOUD), queue_waits("quiet", 4, 4, queued, queued)
 
 
-def in_turn() -> tuple[Waits, Waits]:
+def in_turn() -> tuple[QueueWaits, QueueWaits]:
     """Who came first is served first: the quiet one waits for all forty."""
     loud, _ = fair()
     queued = [0.9, 0.8, 0.7, 0.6]
-    return loud, waits_of("quiet", 4, 4, queued, queued)
+    return loud, queue_waits("quiet", 4, 4, queued, queued)
 
 
-def lost() -> tuple[Waits, Waits]:
+def lost() -> tuple[QueueWaits, QueueWaits]:
     """One was not answered."""
     _, quiet = fair()
-    return waits_of("loud", LOUD, LOUD - 1, [0.5] * LOUD, []), quiet
+    return queue_waits("loud", LOUD, LOUD - 1, [0.5] * LOUD, []), quiet
 
 
-def figures(waits: tuple[Waits, Waits], seconds: float = 1.1, inside: int = SLOTS, unrecorded: int = 0) -> FloodFigures:
+def figures(
+    waits: tuple[QueueWaits, QueueWaits], seconds: float = 1.1, inside: int = SLOTS, unrecorded: int = 0
+) -> FloodFigures:
     """Of such a run."""
     return FloodFigures(SLOTS, SLOT_S, *waits, seconds, inside, unrecorded, None, None)
 
@@ -43,7 +45,9 @@ def figures(waits: tuple[Waits, Waits], seconds: float = 1.1, inside: int = SLOT
         pytest.param(fair(), 2.0, SLOTS, 0, ["share of the slots' time"], id="slots were idle"),
     ],
 )
-def test_what_is_red(waits: tuple[Waits, Waits], seconds: float, inside: int, unrecorded: int, want: list[str]) -> None:
+def test_missed_flood_limit_fails_its_claim_alone(
+    waits: tuple[QueueWaits, QueueWaits], seconds: float, inside: int, unrecorded: int, want: list[str]
+) -> None:
     """That line and no other."""
     verdicts = judge(figures(waits, seconds, inside, unrecorded))
     found = [verdict.claim for verdict in verdicts if verdict.passed is False]
@@ -51,10 +55,10 @@ def test_what_is_red(waits: tuple[Waits, Waits], seconds: float, inside: int, un
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
 
-def test_nobody_quiet_is_not_measured() -> None:
+def test_quiet_tenant_without_requests_is_not_measured() -> None:
     """And is not taken for a wait of nothing."""
     loud, _ = fair()
-    found = figures((loud, waits_of("quiet", 0, 0, [], [])))
+    found = figures((loud, queue_waits("quiet", 0, 0, [], [])))
     verdict = judge(found)[0]
     assert (verdict.value, verdict.passed) == (None, None)
     assert table(found).splitlines()[3].split() == ["quiet", "0", "0", "-", "-", "-", "-"]

@@ -11,10 +11,16 @@ from aiohttp import web
 
 from coldstart_bench.certificates import make_certificate
 from coldstart_bench.installation import free_port
-from coldstart_bench.programs import PeerFailed
-from coldstart_bench.traffic.behind import Loop, looping
-from coldstart_bench.traffic.exchange import Payload, Plan, Reader, held_up_s, lags_s
-from tests.loops import Answer, answering
+from coldstart_bench.programs import ProgramFailed
+from coldstart_bench.traffic.behind import OpenLoopClient, running_open_loop
+from coldstart_bench.traffic.exchange import (
+    OpenLoopPlan,
+    ReaderKind,
+    RequestTemplate,
+    connection_waits_s,
+    send_delays_s,
+)
+from tests.loops import Answer, running_http_server
 
 WHOLE = {"choices": [{"text": "w1"}]}
 
@@ -29,16 +35,16 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
 
 
 @pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenLoopClient]:
     """The program itself."""
-    with looping(tmp_path_factory.mktemp("loop")) as loop:
+    with running_open_loop(tmp_path_factory.mktemp("loop")) as loop:
         yield loop
 
 
-def plan(port: int, count: int, *, most: int = 64, open_before: int = 0, patience_s: float = 20.0) -> Plan:
+def plan(port: int, count: int, *, most: int = 64, open_before: int = 0, patience_s: float = 20.0) -> OpenLoopPlan:
     """So many at once."""
     arrivals = tuple((0, 0) for _ in range(count))
-    return Plan(port, (Payload("k", "/v1/completions", "{}"),), arrivals, open_before, most, patience_s)
+    return OpenLoopPlan(port, (RequestTemplate("k", "/v1/completions", "{}"),), arrivals, open_before, most, patience_s)
 
 
 def gate(count: int) -> Answer:
@@ -58,34 +64,34 @@ def gate(count: int) -> Answer:
 
 
 @pytest.mark.parametrize("open_before", [0, 20])
-def test_all_are_sent_though_none_is_answered(loop: Loop, tls: ssl.SSLContext, open_before: int) -> None:
+def test_all_are_sent_though_none_is_answered(loop: OpenLoopClient, tls: ssl.SSLContext, open_before: int) -> None:
     """A loop that waited for answers would wait for ever."""
-    with answering(gate(20), tls) as port:
+    with running_http_server(gate(20), tls) as port:
         ran = loop.run(plan(port, 20, open_before=open_before))
     assert [sent.is_ok for sent in ran.sent] == [True] * 20
     assert {ran.text(sent) for sent in ran.sent} == {"w1"}
 
 
-def test_none_is_lost_where_the_door_answers_nobody(loop: Loop, tls: ssl.SSLContext) -> None:
+def test_none_is_lost_where_the_door_answers_nobody(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
     """The control of the one above: with one connection the gate stays shut; each is there, with what came of it."""
-    with answering(gate(2), tls) as port:
+    with running_http_server(gate(2), tls) as port:
         ran = loop.run(plan(port, 3, most=1, patience_s=0.5))
     assert [sent.code for sent in ran.sent] == ["no_end"] * 3
     assert [sent.sent_us for sent in ran.sent[1:]] == [None, None]
 
 
-def test_a_wait_is_counted_from_when_it_was_due(loop: Loop, tls: ssl.SSLContext) -> None:
+def test_wait_is_measured_from_the_due_time(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
     """Not from when a connection was free: the second has all of the first one's time in its own."""
-    with answering(gate(1), tls) as port:
+    with running_http_server(gate(1), tls) as port:
         first, second = loop.run(plan(port, 2, most=1)).sent
     assert second.sent_us is not None
     assert second.due_us == 0 <= second.seen_us <= first.end_us <= second.sent_us <= second.end_us
     assert second.took_s >= first.took_s
-    assert lags_s([second]) == [second.seen_us / 1e6]
-    assert held_up_s([second]) == [(second.sent_us - second.seen_us) / 1e6]
+    assert send_delays_s([second]) == [second.seen_us / 1e6]
+    assert connection_waits_s([second]) == [(second.sent_us - second.seen_us) / 1e6]
 
 
-def test_what_each_was_told(loop: Loop, tls: ssl.SSLContext) -> None:
+def test_each_kind_of_failure_is_recorded(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
     """A refusal, a failure in a stream, an answer without an end, and a connection that is cut."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -103,16 +109,16 @@ def test_what_each_was_told(loop: Loop, tls: ssl.SSLContext) -> None:
         return stream
 
     words = ("refused", "failed", "short", "cut")
-    payloads = tuple(Payload("k", "/", json.dumps({"how": word})) for word in words)
-    with answering(answer, tls) as port:
+    payloads = tuple(RequestTemplate("k", "/", json.dumps({"how": word})) for word in words)
+    with running_http_server(answer, tls) as port:
         arrivals = tuple((0, number) for number in range(len(words)))
-        ran = loop.run(Plan(port, payloads, arrivals, 0, 8, 20.0))
+        ran = loop.run(OpenLoopPlan(port, payloads, arrivals, 0, 8, 20.0))
     found = [(sent.status, sent.code, ran.text(sent), sent.retry_after) for sent in ran.sent[:3]]
     assert found == [(503, "overloaded", "", True), (200, "replica_lost", "w1", False), (200, "cut", "w1", False)]
     assert ran.sent[3].code == "cut"
 
 
-def test_readers_that_do_not_read(loop: Loop, tls: ssl.SSLContext) -> None:
+def test_slow_and_silent_readers_hold_their_server(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
     """The slow one comes to its end; the silent one does not, and leaves its server with what it would not take."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -123,27 +129,31 @@ def test_readers_that_do_not_read(loop: Loop, tls: ssl.SSLContext) -> None:
         await stream.write(b"data: [DONE]\n\n")
         return stream
 
-    with answering(answer, tls) as port:
-        slow = loop.run(Plan(port, (Payload("k", "/", "{}", reader=Reader.SLOW),), ((0, 0),), 0, 8, 30.0))
-        silent = loop.run(Plan(port, (Payload("k", "/", "{}", reader=Reader.SILENT),), ((0, 0),), 0, 8, 0.5))
+    with running_http_server(answer, tls) as port:
+        slow = loop.run(
+            OpenLoopPlan(port, (RequestTemplate("k", "/", "{}", reader=ReaderKind.SLOW),), ((0, 0),), 0, 8, 30.0)
+        )
+        silent = loop.run(
+            OpenLoopPlan(port, (RequestTemplate("k", "/", "{}", reader=ReaderKind.SILENT),), ((0, 0),), 0, 8, 0.5)
+        )
     assert slow.sent[0].is_ok
     assert silent.sent[0].code == "no_end"
 
 
-def test_no_door(loop: Loop) -> None:
+def test_missing_server_fails_each_request(loop: OpenLoopClient) -> None:
     """Each is told; where connections are asked for before the beginning, nothing begins."""
     ran = loop.run(plan(free_port(), 3))
     assert [sent.code for sent in ran.sent] == ["no_door"] * 3
-    with pytest.raises(PeerFailed, match="Connect"):
+    with pytest.raises(ProgramFailed, match="Connect"):
         loop.run(plan(free_port(), 3, open_before=1))
     assert loop.run(plan(free_port(), 1)).sent[0].code == "no_door"
 
 
-def test_times_follow_one_another(loop: Loop, tls: ssl.SSLContext, tmp_path: Path) -> None:
+def test_request_times_are_ordered(loop: OpenLoopClient, tls: ssl.SSLContext, tmp_path: Path) -> None:
     """Due, seen, sent, first byte, end; what the loop took itself is said, too."""
-    payloads = (Payload("k", "/", "{}"),)
-    with answering(gate(1), tls) as port:
-        ran = loop.run(Plan(port, payloads, ((0, 0), (20_000, 0), (40_000, 0)), 1, 8, 20.0))
+    payloads = (RequestTemplate("k", "/", "{}"),)
+    with running_http_server(gate(1), tls) as port:
+        ran = loop.run(OpenLoopPlan(port, payloads, ((0, 0), (20_000, 0), (40_000, 0)), 1, 8, 20.0))
     for sent in ran.sent:
         assert sent.sent_us is not None
         assert sent.first_us is not None

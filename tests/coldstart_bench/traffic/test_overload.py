@@ -5,37 +5,37 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from coldstart_bench.processes import Load, Sample, Spent
-from coldstart_bench.traffic.exchange import CUT, Sent
+from coldstart_bench.processes import CpuLoad, CpuTime, Sample
+from coldstart_bench.traffic.exchange import CUT, RequestResult
 from coldstart_bench.traffic.overload import (
-    RANKS,
-    Asked,
+    PRIORITIES,
+    LoadStep,
     OverloadFigures,
-    Step,
+    StepParameters,
     judge,
+    measure_step,
     notes_of,
-    step_of,
+    parse_multiples,
     table,
-    times_of,
 )
 
-ASKED = Asked(times=10, rate=3, seconds=10, tokens=16, deadline_s=2)
+ASKED = StepParameters(times=10, rate=3, seconds=10, tokens=16, deadline_s=2)
 BEGAN = 5_000_000_000
 ABLE = 4 * 16 / 8
 
 
-def sent(end_s: float, status: int = 200, code: str = "", *, retry_after: bool = False) -> Sent:
+def sent(end_s: float, status: int = 200, code: str = "", *, retry_after: bool = False) -> RequestResult:
     """One that was due a second before it ended."""
     due, end = int((end_s - 1) * 1e6), int(end_s * 1e6)
-    return Sent(0, due, due + 1000, end, end, status, code, 0, retry_after)
+    return RequestResult(0, due, due + 1000, end, end, status, code, 0, retry_after)
 
 
-def step(each: Sequence[Sent], ranks: Sequence[str] | None = None, samples: Sequence[Sample] = ()) -> Step:
+def step(each: Sequence[RequestResult], ranks: Sequence[str] | None = None, samples: Sequence[Sample] = ()) -> LoadStep:
     """Of right answers, all of one rank where none is named."""
-    return step_of(ASKED, each, [True] * len(each), ranks or [RANKS[0]] * len(each), samples, BEGAN)
+    return measure_step(ASKED, each, [True] * len(each), ranks or [PRIORITIES[0]] * len(each), samples, BEGAN)
 
 
-def test_what_counts_as_answered() -> None:
+def test_only_timely_answers_count() -> None:
     """In time and within the time that counts: what is answered after the last was due is no rate of the step's."""
     late = msgspec.structs.replace(sent(6), due_us=0)
     found = step([sent(5), sent(9), sent(11), late])
@@ -55,7 +55,7 @@ def test_what_counts_as_answered() -> None:
         pytest.param(sent(3, 200, CUT), {}, 1, id="cut in its answer"),
     ],
 )
-def test_what_counts_as_refused(each: Sent, refused: dict[str, int], wrong: int) -> None:
+def test_refusal_needs_code_and_retry_hint(each: RequestResult, refused: dict[str, int], wrong: int) -> None:
     """Whoever is told what to do; anything else is wrong."""
     found = step([each])
     assert (found.refused, found.wrong, found.good) == (refused, wrong, 0)
@@ -72,14 +72,14 @@ def test_memory_is_that_of_its_thirds() -> None:
 
 def test_what_a_request_took_of_the_processor() -> None:
     """From before the first was due to after the last had ended; what was spent at other times is not theirs."""
-    spent = [Spent(0, 0), Spent(1_000, 0), Spent(5_000_000, 2_000_000_000), Spent(9_000_000, 9_000_000_000)]
+    spent = [CpuTime(0, 0), CpuTime(1_000, 0), CpuTime(5_000_000, 2_000_000_000), CpuTime(9_000_000, 9_000_000_000)]
     samples = [Sample(BEGAN + at, 0, 0, each) for at, each in zip((-9, 0, 8_000_000_000, 10**12), spent, strict=True)]
     found = step([sent(5), sent(6)], samples=samples)
-    assert found.door == Load(4_999 / 2, 0.25)
+    assert found.door == CpuLoad(4_999 / 2, 0.25)
     assert step([sent(5)], samples=samples[1:2]).door is None
 
 
-def test_who_held_a_request_up() -> None:
+def test_loop_delay_and_connection_wait_are_apart() -> None:
     """The loop came to the first one late itself; for the second there was no connection."""
     first = msgspec.structs.replace(sent(5), due_us=0, seen_us=70_000, sent_us=70_000)
     second = msgspec.structs.replace(sent(5), due_us=0, seen_us=10, sent_us=90_000)
@@ -88,9 +88,9 @@ def test_who_held_a_request_up() -> None:
     assert found.held_up_p99_s == pytest.approx(0.09, rel=0.02)
 
 
-def test_what_makes_figures_something_else() -> None:
+def test_late_loop_and_busy_cores_are_noted() -> None:
     """A loop that was late itself, and others on the cores; what is quick enough is not worth a word."""
-    quiet, busy = Load(100.0, 0.05), Load(100.0, 0.5)
+    quiet, busy = CpuLoad(100.0, 0.05), CpuLoad(100.0, 0.5)
     each = msgspec.structs.replace(step([sent(5)]), lag_p99_s=0.04, door=quiet, loop=quiet)
     assert notes_of([each]) == ()
     each = msgspec.structs.replace(each, lag_p99_s=0.84, door=busy)
@@ -100,12 +100,12 @@ def test_what_makes_figures_something_else() -> None:
     )
 
 
-def figures(steps: Sequence[Step], unrecorded: int = 0) -> OverloadFigures:
+def figures(steps: Sequence[LoadStep], unrecorded: int = 0) -> OverloadFigures:
     """Of slots that can do `ABLE` tokens a second."""
     return OverloadFigures(4, 8.0, 16, ASKED.deadline_s, tuple(steps), unrecorded, None)
 
 
-def good(**changed: object) -> list[Step]:
+def good(**changed: object) -> list[LoadStep]:
     """A peak, and ten times the load at which all holds but for what was changed."""
     each = [sent(5)] * 4 + [sent(5, 503, "overloaded", retry_after=True)] * 2
     ranks = ["interactive", "interactive", "standard", "batch", "standard", "batch"]
@@ -140,14 +140,14 @@ def good(**changed: object) -> list[Step]:
         pytest.param(good(), -1, ["usage records beyond"], id="one is on the bill twice"),
     ],
 )
-def test_what_is_red(steps: list[Step], unrecorded: int, want: list[str]) -> None:
+def test_missed_overload_limit_fails_its_claim_alone(steps: list[LoadStep], unrecorded: int, want: list[str]) -> None:
     """That line and no other."""
     found = [verdict.claim for verdict in judge(figures(steps, unrecorded)) if verdict.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
 
-def test_what_is_not_measured() -> None:
+def test_short_step_has_no_memory_figure() -> None:
     """A step that is too short for samples says nothing of memory."""
     unmeasured = figures(good(memory_last=None))
     found = {verdict.claim: verdict.value for verdict in judge(unmeasured)}
@@ -155,9 +155,9 @@ def test_what_is_not_measured() -> None:
     assert [line.split()[14] for line in table(unmeasured).splitlines()[-2:]] == ["0M", "-"]
 
 
-def test_times() -> None:
+def test_load_multiples_are_parsed_in_order() -> None:
     """In order, each once; what is none is named."""
-    assert times_of("10,1,1,0.5") == (0.5, 1.0, 10.0)
+    assert parse_multiples("10,1,1,0.5") == (0.5, 1.0, 10.0)
     for words in ("", "1,x", "0", "-1", "101", "nan"):
         with pytest.raises(ValueError, match=f"{words}: must be numbers above 0"):
-            times_of(words)
+            parse_multiples(words)

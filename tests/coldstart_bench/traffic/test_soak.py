@@ -7,87 +7,101 @@ from typing import Any, cast
 
 import pytest
 
-from coldstart_bench.endings import Bounds, Totals, differences
+from coldstart_bench.endings import BillBounds, BillTotals, bill_differences
 from coldstart_bench.installation import Installation, InstallationFailed
-from coldstart_bench.traffic.behind import texts_of
-from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Ran, Reader, Sent
-from coldstart_bench.traffic.faults import Event
+from coldstart_bench.traffic.behind import answer_texts
+from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, LoadResult, ReaderKind, RequestResult
+from coldstart_bench.traffic.faults import FaultEvent
 from coldstart_bench.traffic.soak import (
     SoakFigures,
+    bill_bounds_for,
     billed,
-    bounds_for,
     figures_of,
+    find_wrong_end,
     judge,
     wrong_command,
-    wrong_with,
 )
 
 RIGHT = "w1 w2 w3 w4"
 LIMIT = 4
 
 
-def sent(status: int = 200, code: str = "", *, went: bool = True) -> Sent:
+def sent(status: int = 200, code: str = "", *, went: bool = True) -> RequestResult:
     """One."""
-    return Sent(0, 0, 10 if went else None, None, 1000, status, code, 0, False)
+    return RequestResult(0, 0, 10 if went else None, None, 1000, status, code, 0, False)
 
 
 @pytest.mark.parametrize(
     ("one", "text", "reader", "why"),
     [
-        pytest.param(sent(), RIGHT, Reader.QUICK, None, id="whole"),
-        pytest.param(sent(), "w1 w2 w3 w5", Reader.QUICK, "another text", id="whole, and another text"),
-        pytest.param(sent(), "w1 w2", Reader.QUICK, "another text", id="said to be whole, and is not"),
-        pytest.param(sent(200, "replica_lost"), "w1 w2", Reader.QUICK, None, id="a part of it, and why"),
-        pytest.param(sent(200, "replica_lost"), "w9", Reader.QUICK, "another text before", id="another one's part"),
-        pytest.param(sent(200, CUT), "w1", Reader.QUICK, None, id="cut"),
-        pytest.param(sent(0, NO_DOOR, went=False), "", Reader.QUICK, None, id="no door"),
+        pytest.param(sent(), RIGHT, ReaderKind.QUICK, None, id="whole"),
+        pytest.param(sent(), "w1 w2 w3 w5", ReaderKind.QUICK, "another text", id="whole, and another text"),
+        pytest.param(sent(), "w1 w2", ReaderKind.QUICK, "another text", id="said to be whole, and is not"),
+        pytest.param(sent(200, "replica_lost"), "w1 w2", ReaderKind.QUICK, None, id="a part of it, and why"),
+        pytest.param(sent(200, "replica_lost"), "w9", ReaderKind.QUICK, "another text before", id="another one's part"),
+        pytest.param(sent(200, CUT), "w1", ReaderKind.QUICK, None, id="cut"),
+        pytest.param(sent(0, NO_DOOR, went=False), "", ReaderKind.QUICK, None, id="no door"),
         pytest.param(
-            sent(500, "internal_error"), "", Reader.QUICK, "internal_error", id="an error that is none of these"
+            sent(500, "internal_error"), "", ReaderKind.QUICK, "internal_error", id="an error that is none of these"
         ),
-        pytest.param(sent(401, "invalid_api_key"), "", Reader.QUICK, "invalid_api_key", id="a key that was good"),
-        pytest.param(sent(200, NO_END), "w1", Reader.QUICK, NO_END, id="it never ended"),
-        pytest.param(sent(200, NO_END), "w1", Reader.SILENT, None, id="it was never read"),
+        pytest.param(sent(401, "invalid_api_key"), "", ReaderKind.QUICK, "invalid_api_key", id="a key that was good"),
+        pytest.param(sent(200, NO_END), "w1", ReaderKind.QUICK, NO_END, id="it never ended"),
+        pytest.param(sent(200, NO_END), "w1", ReaderKind.SILENT, None, id="it was never read"),
     ],
 )
-def test_how_it_ended(one: Sent, text: str, reader: Reader, why: str | None) -> None:
+def test_request_end_is_judged(one: RequestResult, text: str, reader: ReaderKind, why: str | None) -> None:
     """Right, or in words why not."""
-    found = wrong_with(one, text, RIGHT, reader)
+    found = find_wrong_end(one, text, RIGHT, reader)
     assert found == why or (why is not None and found is not None and found.startswith(why))
 
 
 @pytest.mark.parametrize(
     ("one", "text", "reader", "want"),
     [
-        pytest.param(sent(), RIGHT, Reader.QUICK, Bounds((1, 1), (1, 1), (4, 4)), id="to the token"),
+        pytest.param(sent(), RIGHT, ReaderKind.QUICK, BillBounds((1, 1), (1, 1), (4, 4)), id="to the token"),
         pytest.param(
-            sent(200, "replica_lost"), "w1", Reader.QUICK, Bounds((1, 1), (0, 0), (1, 1)), id="told, and counted"
+            sent(200, "replica_lost"),
+            "w1",
+            ReaderKind.QUICK,
+            BillBounds((1, 1), (0, 0), (1, 1)),
+            id="told, and counted",
         ),
         pytest.param(
-            sent(503, "unavailable"), "", Reader.QUICK, Bounds((0, 1), (0, 0), (0, 0)), id="perhaps nobody knew who"
+            sent(503, "unavailable"),
+            "",
+            ReaderKind.QUICK,
+            BillBounds((0, 1), (0, 0), (0, 0)),
+            id="perhaps nobody knew who",
         ),
-        pytest.param(sent(200, CUT), "w1 w2", Reader.QUICK, Bounds((1, 1), (0, 0), (0, 2)), id="cut after some"),
-        pytest.param(sent(0, CUT), "", Reader.QUICK, Bounds((0, 1), (0, 0), (0, 0)), id="cut before any"),
-        pytest.param(sent(200, CUT), "w1", Reader.SLOW, Bounds((0, 1), (0, 1), (0, 4)), id="cut, and not all was read"),
-        pytest.param(sent(200, NO_END), "w1", Reader.SILENT, Bounds((0, 1), (0, 1), (0, 4)), id="never read"),
-        pytest.param(sent(0, NO_DOOR, went=False), "", Reader.QUICK, Bounds(), id="never there"),
+        pytest.param(
+            sent(200, CUT), "w1 w2", ReaderKind.QUICK, BillBounds((1, 1), (0, 0), (0, 2)), id="cut after some"
+        ),
+        pytest.param(sent(0, CUT), "", ReaderKind.QUICK, BillBounds((0, 1), (0, 0), (0, 0)), id="cut before any"),
+        pytest.param(
+            sent(200, CUT), "w1", ReaderKind.SLOW, BillBounds((0, 1), (0, 1), (0, 4)), id="cut, and not all was read"
+        ),
+        pytest.param(sent(200, NO_END), "w1", ReaderKind.SILENT, BillBounds((0, 1), (0, 1), (0, 4)), id="never read"),
+        pytest.param(sent(0, NO_DOOR, went=False), "", ReaderKind.QUICK, BillBounds(), id="never there"),
     ],
 )
-def test_what_the_bill_may_have_of_it(one: Sent, text: str, reader: Reader, want: Bounds) -> None:
+def test_bill_bounds_follow_what_the_client_read(
+    one: RequestResult, text: str, reader: ReaderKind, want: BillBounds
+) -> None:
     """Exactly what its client counted, where that read everything and heard the end."""
-    assert bounds_for(one, text, LIMIT, reader) == want
+    assert bill_bounds_for(one, text, LIMIT, reader) == want
 
 
-def test_a_bill_that_does_not_agree() -> None:
+def test_differing_bill_is_found() -> None:
     """The control: one request twice on it, one not at all, a token too many."""
-    bounds = bounds_for(sent(), RIGHT, LIMIT, Reader.QUICK)
-    assert differences(Totals(), Totals(1, 1, 4), bounds) == []
-    for bill in (Totals(2, 2, 8), Totals(), Totals(1, 1, 5)):
-        assert differences(Totals(), bill, bounds)
+    bounds = bill_bounds_for(sent(), RIGHT, LIMIT, ReaderKind.QUICK)
+    assert bill_differences(BillTotals(), BillTotals(1, 1, 4), bounds) == []
+    for bill in (BillTotals(2, 2, 8), BillTotals(), BillTotals(1, 1, 5)):
+        assert bill_differences(BillTotals(), bill, bounds)
 
 
 def soaked(**found: object) -> SoakFigures:
     """Ten requests, nine of them answered, and a runtime that was killed; all holds but what is `found`."""
-    fine = {"wrong": (), "events": (Event(1.0, "SIGKILL runtime", 0.1),), "bill": (), "left": (), "again": 1.0}
+    fine = {"wrong": (), "events": (FaultEvent(1.0, "SIGKILL runtime", 0.1),), "bill": (), "left": (), "again": 1.0}
     return figures_of(5.0, [sent()] * 9 + [sent(503, "overloaded")], memory=None, **(fine | found))
 
 
@@ -96,9 +110,11 @@ def soaked(**found: object) -> SoakFigures:
     [
         pytest.param({}, [], id="all holds"),
         pytest.param({"wrong": ("x",)}, ["requests that ended"], id="one ended wrongly"),
-        pytest.param({"events": (Event(1.0, "x", None),)}, ["faults after which"], id="something stayed down"),
+        pytest.param({"events": (FaultEvent(1.0, "x", None),)}, ["faults after which"], id="something stayed down"),
         pytest.param({"events": ()}, ["faults that were done"], id="nothing was done to it"),
-        pytest.param({"events": (Event(1.0, "x", 0.1, "no"),) * 3}, ["faults that were done"], id="none could be done"),
+        pytest.param(
+            {"events": (FaultEvent(1.0, "x", 0.1, "no"),) * 3}, ["faults that were done"], id="none could be done"
+        ),
         pytest.param({"bill": ("x",)}, ["differences of the bill"], id="the bill"),
         pytest.param({"left": ("x",)}, ["things that are left"], id="a process is left"),
         pytest.param(
@@ -107,14 +123,14 @@ def soaked(**found: object) -> SoakFigures:
         pytest.param({"again": 0.75}, ["share of requests after"], id="one of what comes after is refused"),
     ],
 )
-def test_what_is_red(found: dict[str, object], want: list[str]) -> None:
+def test_missed_soak_limit_fails_its_claim_alone(found: dict[str, object], want: list[str]) -> None:
     """That line and no other."""
     red = [verdict.claim for verdict in judge(soaked(**found)) if verdict.passed is False]
     assert len(red) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(red, want, strict=True))
 
 
-def test_what_is_counted_of_the_requests() -> None:
+def test_requests_are_counted_by_outcome() -> None:
     """Those that were answered, and the others by what their clients were told."""
     found = soaked()
     assert (found.sent, found.answered, found.told) == (10, 9, {"overloaded": 1})
@@ -137,7 +153,7 @@ class Billed:
 def test_bill_is_that_of_all_months_of_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked before a month's end is not missed after it."""
     monkeypatch.setattr(time, "time", lambda: datetime(2026, 11, 1, 2, tzinfo=UTC).timestamp())
-    assert billed(cast(Installation, Billed())) == Totals(5, 5, 20)
+    assert billed(cast(Installation, Billed())) == BillTotals(5, 5, 20)
 
 
 def test_command_that_does_not_end_is_wrong(tmp_path: Path) -> None:
@@ -149,8 +165,8 @@ def test_command_that_does_not_end_is_wrong(tmp_path: Path) -> None:
 
 def test_without_answers_beforehand_there_is_no_soak() -> None:
     """A door that refuses all from the beginning would agree with itself to the end."""
-    assert texts_of(Ran(0, (sent(),), (RIGHT,))) == [RIGHT]
+    assert answer_texts(LoadResult(0, (sent(),), (RIGHT,))) == [RIGHT]
     with pytest.raises(InstallationFailed, match="1 of 2 had no answer: not answered: breaker_open"):
-        texts_of(Ran(0, (sent(), sent(503, "breaker_open")), (RIGHT,)))
+        answer_texts(LoadResult(0, (sent(), sent(503, "breaker_open")), (RIGHT,)))
     with pytest.raises(InstallationFailed, match="1 of 1 had no answer"):
-        texts_of(Ran(0, (sent(),), ("",)))
+        answer_texts(LoadResult(0, (sent(),), ("",)))

@@ -7,10 +7,10 @@ import pytest
 
 from coldstart_bench.traffic.arrivals import poisson
 from coldstart_bench.traffic.trace_fit import (
-    Came,
-    Fit,
-    Pair,
+    FigurePair,
     TraceFigures,
+    TraceFit,
+    TraceOutcome,
     apart,
     dispersion,
     distance,
@@ -18,26 +18,26 @@ from coldstart_bench.traffic.trace_fit import (
     judge,
     lengths,
     variation,
-    weighted,
+    weighted_mean,
 )
 
 SAME = list(range(1, 1001))
-GOOD = Fit(
+GOOD = TraceFit(
     requests=1000,
     prompt=lengths(SAME, SAME),
     output=lengths(SAME, SAME),
-    joint=Pair(0.5, 0.5),
-    variation=Pair(3.0, 3.1),
-    dispersion=Pair(8.0, 8.1),
+    joint=FigurePair(0.5, 0.5),
+    variation=FigurePair(3.0, 3.1),
+    dispersion=FigurePair(8.0, 8.1),
     tenants=2,
-    largest=Pair(0.7, 0.7),
+    largest=FigurePair(0.7, 0.7),
     apart=0.01,
-    prefix=Pair(0.3, 0.3),
+    prefix=FigurePair(0.3, 0.3),
 )
-CAME = Came(right=1000, unrecorded=0, p50_s=0.1, p99_s=0.2, lag_p99_s=0.001, codes={})
+CAME = TraceOutcome(right=1000, unrecorded=0, p50_s=0.1, p99_s=0.2, lag_p99_s=0.001, codes={})
 
 
-def test_distance() -> None:
+def test_distribution_distance_is_between_0_and_1() -> None:
     """Of the same nothing, of what has nothing in common all, and of half half."""
     assert distance([1, 2, 3, 4], [4, 3, 2, 1]) == 0
     assert distance([1, 2], [3, 4]) == 1
@@ -45,7 +45,7 @@ def test_distance() -> None:
     assert distance([], [1]) == 1
 
 
-def test_joint() -> None:
+def test_rank_correlation_uses_ranks_alone() -> None:
     """By ranks alone; lengths that were drawn apart from one another have nothing in common any more."""
     assert joint([(1, 10), (2, 20), (3, 1000)]) == pytest.approx(1)
     assert joint([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
@@ -56,7 +56,7 @@ def test_joint() -> None:
     assert joint(drawn) == pytest.approx(0, abs=0.1)
 
 
-def test_bursts() -> None:
+def test_bursts_raise_variation_and_dispersion() -> None:
     """Independent ones have 1 of both, bursts more, a clock less; of a few nothing is said."""
     independent = poisson(50, 200, Random(1))
     assert variation(independent) == pytest.approx(1, abs=0.05)
@@ -69,11 +69,11 @@ def test_bursts() -> None:
     assert (variation(clock[:10]), variation([5] * 100), dispersion([]), dispersion([1, 2])) == (None, None, None, None)
 
 
-def test_shares() -> None:
+def test_share_distance_and_weighted_mean() -> None:
     """Half of what they differ by; a mean of what is known."""
     assert apart([0.5, 0.5], [1.0, 0.0]) == 0.5
-    assert weighted([1.0, None, 4.0], [1, 5, 2]) == 3.0
-    assert weighted([None], [1]) is None
+    assert weighted_mean([1.0, None, 4.0], [1, 5, 2]) == 3.0
+    assert weighted_mean([None], [1]) is None
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_shares() -> None:
         pytest.param({}, [], id="all holds"),
         pytest.param({"prompt": lengths(SAME, [9] * 10)}, ["distance of prompts'"], id="prompts of one length"),
         pytest.param({"output": lengths(SAME, SAME[:500])}, ["distance of outputs'"], id="outputs without their tail"),
-        pytest.param({"joint": Pair(0.5, 0.0)}, ["difference of the lengths'"], id="lengths drawn apart"),
-        pytest.param({"variation": Pair(3.0, 1.0)}, ["gaps' variation"], id="no bursts"),
-        pytest.param({"dispersion": Pair(8.0, 4.0)}, ["requests a second"], id="a loop that does not keep up"),
+        pytest.param({"joint": FigurePair(0.5, 0.0)}, ["difference of the lengths'"], id="lengths drawn apart"),
+        pytest.param({"variation": FigurePair(3.0, 1.0)}, ["gaps' variation"], id="no bursts"),
+        pytest.param({"dispersion": FigurePair(8.0, 4.0)}, ["requests a second"], id="a loop that does not keep up"),
         pytest.param({"apart": 0.3}, ["distance of tenants'"], id="equal tenants"),
-        pytest.param({"prefix": Pair(0.3, 0.0)}, ["difference of the share"], id="no prefixes"),
+        pytest.param({"prefix": FigurePair(0.3, 0.0)}, ["difference of the share"], id="no prefixes"),
     ],
 )
 def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
@@ -98,7 +98,7 @@ def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
 
-def test_answers() -> None:
+def test_wrong_and_unrecorded_answers_are_counted() -> None:
     """One that was not right, and one that is not on the bill, or twice."""
     came = msgspec.structs.replace(CAME, right=999, unrecorded=1)
     red = [one.claim for one in judge(TraceFigures(GOOD, came)) if one.passed is False]

@@ -8,33 +8,33 @@ import heapq
 from collections.abc import Iterable, Iterator
 from random import Random
 
-from controlplane.policy.demand import Demand
-from controlplane.policy.standbys import Load, Sizing, next_size, size
+from controlplane.policy.demand import StandbyDemand
+from controlplane.policy.standbys import PoolLoad, PoolSizing, next_size, size
 
 WARM_UP = 1000  # takes, before which the policy is still learning
 
 
 def found(
-    takes: Iterable[float], replace_s: float, sizing: Sizing, *, fixed: int | None = None, fewer: int = 0
+    takes: Iterable[float], replace_s: float, sizing: PoolSizing, *, fixed: int | None = None, fewer: int = 0
 ) -> tuple[float, int]:
     """The share of takes after WARM_UP that found a standby, and the largest pool. `fixed` and `fewer` are controls: a
     pool of that size, one that much smaller than the policy wants."""
-    demand, births = Demand(), list[float]()
+    demand, births = StandbyDemand(), list[float]()
     parked = kept = sizing.least if fixed is None else fixed
     enough_s, hits, counted, largest = 0.0, 0, 0, kept
     for number, now_s in enumerate(takes):
         while births and births[0] <= now_s:
-            demand.replaced(heapq.heappop(births))
+            demand.record_replacement(heapq.heappop(births))
             parked += 1
             if parked >= kept:
-                demand.settled()
-        demand.taken(now_s)
+                demand.clear_outstanding()
+        demand.record_take(now_s)
         if number >= WARM_UP:
             counted += 1
             hits += parked > 0
         parked -= 1
         if fixed is None:
-            wanted = max(1, size(sizing, Load(demand.at(now_s), 0, 1)).wanted - fewer)
+            wanted = max(1, size(sizing, PoolLoad(demand.estimate(now_s), 0, 1)).wanted - fewer)
             before, kept = kept, next_size(kept, wanted, now_s - enough_s)
             if kept != before or wanted >= kept:
                 enough_s = now_s

@@ -5,17 +5,17 @@ import pytest
 from contracts.control import Principal, Scope
 from contracts.errors import Conflict, Forbidden, InvalidRequest, NotFound, Refused
 from controlplane.policy.access import (
-    Grant,
+    KeySpec,
     KeyState,
     TenantState,
-    after_overlap,
     check_empty,
-    check_grant,
-    check_move,
+    check_key_spec,
     check_not_last,
+    check_state_change,
     key_state,
-    successors_end,
-    whose,
+    rotated_key_expiry_s,
+    successor_expiry_s,
+    target_tenant,
 )
 
 ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
@@ -42,48 +42,50 @@ def test_key_state(expires_at_s: int | None, revoked_at_s: int | None, want: Key
 @pytest.mark.parametrize(
     ("by", "tenant", "grant"),
     [
-        pytest.param(ADMIN, "acme", Grant("ci", (PUSH,)), id="an admin gives a key to push"),
-        pytest.param(ADMIN, "acme", Grant("a.b_c@d-e f", (ADMINS,)), id="another admin"),
-        pytest.param(ADMIN, "acme", Grant("app", (INFER,), ("llama",)), id="for one model"),
-        pytest.param(ADMIN, "acme", Grant("app", (INFER,), ("llama", "other/llama")), id="for another tenant's model"),
-        pytest.param(ADMIN, "acme", Grant("books", (BILLING,)), id="for the bill"),
-        pytest.param(OPERATOR, "acme", Grant("first", (ADMINS,)), id="an operator makes a tenant's first"),
-        pytest.param(OPERATOR, "default", Grant("second", (ADMINS, OPERATES)), id="and another operator"),
+        pytest.param(ADMIN, "acme", KeySpec("ci", (PUSH,)), id="an admin gives a key to push"),
+        pytest.param(ADMIN, "acme", KeySpec("a.b_c@d-e f", (ADMINS,)), id="another admin"),
+        pytest.param(ADMIN, "acme", KeySpec("app", (INFER,), ("llama",)), id="for one model"),
+        pytest.param(
+            ADMIN, "acme", KeySpec("app", (INFER,), ("llama", "other/llama")), id="for another tenant's model"
+        ),
+        pytest.param(ADMIN, "acme", KeySpec("books", (BILLING,)), id="for the bill"),
+        pytest.param(OPERATOR, "acme", KeySpec("first", (ADMINS,)), id="an operator makes a tenant's first"),
+        pytest.param(OPERATOR, "default", KeySpec("second", (ADMINS, OPERATES)), id="and another operator"),
     ],
 )
-def test_what_may_be_granted(by: Principal, tenant: str, grant: Grant) -> None:
+def test_valid_key_spec_is_accepted(by: Principal, tenant: str, grant: KeySpec) -> None:
     """As it was asked for."""
-    assert check_grant(by, tenant, grant) == grant
+    assert check_key_spec(by, tenant, grant) == grant
 
 
-def test_a_grant_is_put_in_order() -> None:
+def test_key_spec_is_normalized() -> None:
     """The same key, however it was asked for."""
-    assert check_grant(ADMIN, "acme", Grant("x", (ADMINS, INFER, ADMINS))).scopes == (INFER, ADMINS)
-    assert check_grant(ADMIN, "acme", Grant("x", (INFER,), ("b", "a", "b"))).models == ("a", "b")
+    assert check_key_spec(ADMIN, "acme", KeySpec("x", (ADMINS, INFER, ADMINS))).scopes == (INFER, ADMINS)
+    assert check_key_spec(ADMIN, "acme", KeySpec("x", (INFER,), ("b", "a", "b"))).models == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("by", "tenant", "grant", "kind", "says"),
     [
-        pytest.param(ADMIN, "acme", Grant("", (INFER,)), InvalidRequest, "name=''", id="no name"),
-        pytest.param(ADMIN, "acme", Grant("a\nb", (INFER,)), InvalidRequest, "letters", id="a line break"),
-        pytest.param(ADMIN, "acme", Grant("x" * 64, (INFER,)), InvalidRequest, "1-63", id="a long name"),
-        pytest.param(ADMIN, "acme", Grant(SECRET, (INFER,)), InvalidRequest, "hold no key", id="a key for a name"),
-        pytest.param(ADMIN, "acme", Grant("x", ()), InvalidRequest, "infer, push", id="no scope"),
-        pytest.param(ADMIN, "acme", Grant("x", (INFER,), ("No",)), InvalidRequest, "DNS label", id="no model's name"),
-        pytest.param(ADMIN, "acme", Grant("x", (ADMINS,), ("m",)), InvalidRequest, "alone", id="an admin of a model"),
-        pytest.param(ADMIN, "acme", Grant("x", (INFER, PUSH), ("m",)), InvalidRequest, "alone", id="half of each"),
-        pytest.param(ADMIN, "acme", Grant("x", (OPERATES,)), Forbidden, "operator", id="an admin makes no operator"),
-        pytest.param(OPERATOR, "acme", Grant("x", (OPERATES,)), InvalidRequest, "'default'", id="elsewhere"),
+        pytest.param(ADMIN, "acme", KeySpec("", (INFER,)), InvalidRequest, "name=''", id="no name"),
+        pytest.param(ADMIN, "acme", KeySpec("a\nb", (INFER,)), InvalidRequest, "letters", id="a line break"),
+        pytest.param(ADMIN, "acme", KeySpec("x" * 64, (INFER,)), InvalidRequest, "1-63", id="a long name"),
+        pytest.param(ADMIN, "acme", KeySpec(SECRET, (INFER,)), InvalidRequest, "hold no key", id="a key for a name"),
+        pytest.param(ADMIN, "acme", KeySpec("x", ()), InvalidRequest, "infer, push", id="no scope"),
+        pytest.param(ADMIN, "acme", KeySpec("x", (INFER,), ("No",)), InvalidRequest, "DNS label", id="no model's name"),
+        pytest.param(ADMIN, "acme", KeySpec("x", (ADMINS,), ("m",)), InvalidRequest, "alone", id="an admin of a model"),
+        pytest.param(ADMIN, "acme", KeySpec("x", (INFER, PUSH), ("m",)), InvalidRequest, "alone", id="half of each"),
+        pytest.param(ADMIN, "acme", KeySpec("x", (OPERATES,)), Forbidden, "operator", id="an admin makes no operator"),
+        pytest.param(OPERATOR, "acme", KeySpec("x", (OPERATES,)), InvalidRequest, "'default'", id="elsewhere"),
         pytest.param(
-            ADMIN, "acme", Grant("x", (INFER,), tuple(f"m{n}" for n in range(65))), InvalidRequest, "64", id="many"
+            ADMIN, "acme", KeySpec("x", (INFER,), tuple(f"m{n}" for n in range(65))), InvalidRequest, "64", id="many"
         ),
     ],
 )
-def test_what_may_not(by: Principal, tenant: str, grant: Grant, kind: type, says: str) -> None:
+def test_invalid_key_spec_is_refused(by: Principal, tenant: str, grant: KeySpec, kind: type, says: str) -> None:
     """The value and the rule are named; a secret is not."""
     with pytest.raises(Refused, match=says) as caught:
-        check_grant(by, tenant, grant)
+        check_key_spec(by, tenant, grant)
     assert isinstance(caught.value.failure, kind)
 
 
@@ -95,15 +97,15 @@ def test_what_may_not(by: Principal, tenant: str, grant: Grant, kind: type, says
         pytest.param(OPERATOR, "acme", "acme", id="an operator names any"),
     ],
 )
-def test_whose(by: Principal, tenant: str | None, want: str) -> None:
+def test_target_tenant(by: Principal, tenant: str | None, want: str) -> None:
     """Whose keys are spoken of."""
-    assert whose(by, tenant) == want
+    assert target_tenant(by, tenant) == want
 
 
-def test_another_tenant_looks_like_none() -> None:
+def test_foreign_tenant_is_not_found() -> None:
     """To an admin who is no operator."""
     with pytest.raises(Refused) as caught:
-        whose(ADMIN, "other")
+        target_tenant(ADMIN, "other")
     assert caught.value.failure == NotFound("tenant", "other")
 
 
@@ -115,15 +117,15 @@ def test_another_tenant_looks_like_none() -> None:
         pytest.param(None, 0, 100, id="at once"),
     ],
 )
-def test_after_overlap(expires_at_s: int | None, overlap_s: int, want: int) -> None:
+def test_rotated_key_expiry(expires_at_s: int | None, overlap_s: int, want: int) -> None:
     """At second 100."""
-    assert after_overlap(expires_at_s, 100, overlap_s) == want
+    assert rotated_key_expiry_s(expires_at_s, 100, overlap_s) == want
 
 
-def test_a_successor_lives_as_long() -> None:
+def test_successor_key_has_the_same_lifetime() -> None:
     """As the first was made for, from now on; for ever where that was."""
-    assert successors_end(40, 90, 100) == 150
-    assert successors_end(40, None, 100) is None
+    assert successor_expiry_s(40, 90, 100) == 150
+    assert successor_expiry_s(40, None, 100) is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,9 @@ def test_a_successor_lives_as_long() -> None:
         pytest.param("a", (ADMINS,), ("b",), False, id="no operator's"),
     ],
 )
-def test_the_last_operator(key_id: str, scopes: tuple[Scope, ...], lasting: tuple[str, ...], refused: bool) -> None:
+def test_last_permanent_operator_key_stays(
+    key_id: str, scopes: tuple[Scope, ...], lasting: tuple[str, ...], refused: bool
+) -> None:
     """Nobody is locked out."""
     if not refused:
         return check_not_last(key_id, scopes, lasting)
@@ -144,16 +148,16 @@ def test_the_last_operator(key_id: str, scopes: tuple[Scope, ...], lasting: tupl
     return None
 
 
-def test_the_operators_tenant_stays() -> None:
+def test_operator_tenant_is_never_suspended() -> None:
     """Neither suspended nor deleted; every other may be."""
     for state in (TenantState.SUSPENDED, TenantState.DELETED):
         with pytest.raises(Refused, match="stays active"):
-            check_move("default", state)
-        check_move("acme", state)
-    check_move("default", TenantState.ACTIVE)
+            check_state_change("default", state)
+        check_state_change("acme", state)
+    check_state_change("default", TenantState.ACTIVE)
 
 
-def test_what_is_left_is_named() -> None:
+def test_non_empty_tenant_names_models_and_keys() -> None:
     """Models and keys, a few of many."""
     check_empty("acme", [], [])
     with pytest.raises(Refused) as caught:

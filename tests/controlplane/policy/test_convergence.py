@@ -7,26 +7,26 @@ from typing import Any
 import pytest
 
 from controlplane.policy.convergence import (
-    CALM_S,
     CHECK_S,
     DIFFERS,
-    SHOWN,
+    MAX_DIFFERENCES,
+    REPAIR_RESET_S,
     Apply,
+    ApplyState,
+    ApplyStep,
     Check,
-    Delete,
+    DeleteObject,
     Foreign,
-    Memory,
     Refusal,
     Settled,
-    Step,
     Wait,
-    judge,
-    not_sooner,
+    after_refusal,
+    after_success,
+    decide,
+    delay_until,
+    digest_of,
     owned_part,
-    refused,
-    stamp_of,
-    stamped,
-    succeeded,
+    with_digest,
 )
 from controlplane.policy.labels import APPLIED, INSTALLATION
 
@@ -36,7 +36,7 @@ HERE, THERE = "kelvin", "kelvin-staging"  # installations
 
 def made(by: str = HERE, **spec: Any) -> dict[str, Any]:
     about = {"name": "m", "labels": {"app.kubernetes.io/managed-by": "kelvin"}}
-    return stamped({"apiVersion": "v1", "kind": "Thing", "metadata": about, "spec": spec}, by)
+    return with_digest({"apiVersion": "v1", "kind": "Thing", "metadata": about, "spec": spec}, by)
 
 
 def found(obj: dict[str, Any], **about: Any) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def noted(obj: dict[str, Any], **notes: str) -> dict[str, Any]:
 
 
 WANTED = made(image="one")
-STAMP = stamp_of(WANTED)
-TAKEN = Memory(STAMP, 1, 5.0, 5.0, ("u1", 3))  # it was applied at second 5
+STAMP = digest_of(WANTED)
+TAKEN = ApplyState(STAMP, 1, 5.0, 5.0, ("u1", 3))  # it was applied at second 5
 UNSIGNED = deepcopy(WANTED)  # by a build that did not say whose it is
 del UNSIGNED["metadata"]["annotations"][INSTALLATION]
 
@@ -60,31 +60,47 @@ del UNSIGNED["metadata"]["annotations"][INSTALLATION]
 @pytest.mark.parametrize(
     ("wanted", "seen", "memory", "want"),
     [
-        pytest.param(None, None, Memory(), Settled(), id="nothing is wanted and nothing is there"),
-        pytest.param(WANTED, None, Memory(), Apply(), id="what is missing is written"),
-        pytest.param(WANTED, found(made(image="two")), Memory(), Apply(), id="what is otherwise is written"),
-        pytest.param(None, found(WANTED), Memory(), Delete("u1"), id="what is not wanted is deleted, that very one"),
-        pytest.param(None, found(WANTED, labels={}), Memory(), Settled(), id="what is not ours is never deleted"),
-        pytest.param(None, found(WANTED, labels=None), Memory(), Settled(), id="nor what has no labels at all"),
-        pytest.param(None, found(WANTED, annotations={}), Memory(), Settled(), id="nor what was not written here"),
-        pytest.param(None, found(WANTED, annotations=None), Memory(), Settled(), id="nor what has no notes"),
-        pytest.param(None, found(made(by=THERE)), Memory(), Settled(), id="nor what another installation wrote"),
+        pytest.param(None, None, ApplyState(), Settled(), id="nothing is wanted and nothing is there"),
+        pytest.param(WANTED, None, ApplyState(), Apply(), id="what is missing is written"),
+        pytest.param(WANTED, found(made(image="two")), ApplyState(), Apply(), id="what is otherwise is written"),
         pytest.param(
-            WANTED, found(made(by=THERE, image="one")), Memory(), Foreign(THERE), id="which is not written over either"
+            None, found(WANTED), ApplyState(), DeleteObject("u1"), id="what is not wanted is deleted, that very one"
         ),
-        pytest.param(WANTED, found(UNSIGNED), Memory(), Apply(), id="what was written before anybody signed is signed"),
-        pytest.param(None, found(UNSIGNED), Memory(), Delete("u1"), id="and is deleted"),
+        pytest.param(None, found(WANTED, labels={}), ApplyState(), Settled(), id="what is not ours is never deleted"),
+        pytest.param(None, found(WANTED, labels=None), ApplyState(), Settled(), id="nor what has no labels at all"),
+        pytest.param(None, found(WANTED, annotations={}), ApplyState(), Settled(), id="nor what was not written here"),
+        pytest.param(None, found(WANTED, annotations=None), ApplyState(), Settled(), id="nor what has no notes"),
+        pytest.param(None, found(made(by=THERE)), ApplyState(), Settled(), id="nor what another installation wrote"),
         pytest.param(
-            None, found(WANTED, deletionTimestamp="t"), Memory(), Settled(), id="what is going is not deleted again"
+            WANTED,
+            found(made(by=THERE, image="one")),
+            ApplyState(),
+            Foreign(THERE),
+            id="which is not written over either",
         ),
         pytest.param(
-            WANTED, found(made(image="two"), deletionTimestamp="t"), Memory(), Settled(), id="nor written until it went"
+            WANTED, found(UNSIGNED), ApplyState(), Apply(), id="what was written before anybody signed is signed"
         ),
-        pytest.param(WANTED, None, Memory(STAMP, 1, 12.0, 10.0, None, NO), Wait(12.0), id="what was refused waits"),
-        pytest.param(WANTED, None, Memory(STAMP, 1, 10.0, 9.0, None, NO), Apply(), id="until it is time"),
-        pytest.param(WANTED, None, Memory("x", 1, 12.0, 10.0, None, NO), Apply(), id="something else is tried at once"),
-        pytest.param(None, found(WANTED), Memory("", 1, 12.0, 10.0, None, NO), Wait(12.0), id="a deletion waits, too"),
-        pytest.param(WANTED, found(WANTED), Memory(), Check(), id="what who led before wrote is checked"),
+        pytest.param(None, found(UNSIGNED), ApplyState(), DeleteObject("u1"), id="and is deleted"),
+        pytest.param(
+            None, found(WANTED, deletionTimestamp="t"), ApplyState(), Settled(), id="what is going is not deleted again"
+        ),
+        pytest.param(
+            WANTED,
+            found(made(image="two"), deletionTimestamp="t"),
+            ApplyState(),
+            Settled(),
+            id="nor written until it went",
+        ),
+        pytest.param(WANTED, None, ApplyState(STAMP, 1, 12.0, 10.0, None, NO), Wait(12.0), id="what was refused waits"),
+        pytest.param(WANTED, None, ApplyState(STAMP, 1, 10.0, 9.0, None, NO), Apply(), id="until it is time"),
+        pytest.param(
+            WANTED, None, ApplyState("x", 1, 12.0, 10.0, None, NO), Apply(), id="something else is tried at once"
+        ),
+        pytest.param(
+            None, found(WANTED), ApplyState("", 1, 12.0, 10.0, None, NO), Wait(12.0), id="a deletion waits, too"
+        ),
+        pytest.param(WANTED, found(WANTED), ApplyState(), Check(), id="what who led before wrote is checked"),
         pytest.param(WANTED, found(WANTED), TAKEN, Settled(5.0 + CHECK_S), id="what we wrote is left alone for long"),
         pytest.param(
             WANTED, found(WANTED, resourceVersion="8"), TAKEN, Settled(5.0 + CHECK_S), id="whatever its status says"
@@ -105,24 +121,26 @@ del UNSIGNED["metadata"]["annotations"][INSTALLATION]
         pytest.param(
             WANTED,
             found(WANTED),
-            Memory(STAMP, 1, 10.0, 9.0, None, NO),
+            ApplyState(STAMP, 1, 10.0, 9.0, None, NO),
             Apply(),
             id="what was refused is tried",
         ),
-        pytest.param(found(WANTED), found(WANTED), Memory(), Settled(), id="an object as it is seen is left"),
+        pytest.param(found(WANTED), found(WANTED), ApplyState(), Settled(), id="an object as it is seen is left"),
     ],
 )
-def test_judge(wanted: dict[str, Any] | None, seen: dict[str, Any] | None, memory: Memory, want: Step) -> None:
+def test_decide_returns_the_next_step(
+    wanted: dict[str, Any] | None, seen: dict[str, Any] | None, memory: ApplyState, want: ApplyStep
+) -> None:
     """One object, at second 10."""
-    assert judge(wanted, seen, memory, now=10.0, installation=HERE) == want
+    assert decide(wanted, seen, memory, now=10.0, installation=HERE) == want
 
 
-def test_a_field_that_is_no_longer_wanted_is_another_stamp() -> None:
+def test_removed_field_changes_the_digest() -> None:
     """Nothing else tells it from one that a webhook filled in. What has a stamp keeps it."""
     before, after = made(image="one", scale=3), made(image="one")
-    assert stamp_of(before) != stamp_of(after)
-    assert judge(after, found(before), TAKEN, now=10.0, installation=HERE) == Apply()
-    assert stamped(after, HERE) == after
+    assert digest_of(before) != digest_of(after)
+    assert decide(after, found(before), TAKEN, now=10.0, installation=HERE) == Apply()
+    assert with_digest(after, HERE) == after
 
 
 SPEC: dict[str, Any] = {"image": "one", "args": [{"a": 1}], "theirs": {"b": 2}}
@@ -147,65 +165,65 @@ MINE: dict[str, Any] = {
         pytest.param(None, {}, id="unknown"),
     ],
 )
-def test_owned_part_is_what_our_applies_own(entries: list[dict[str, Any]] | None, part: dict[str, Any]) -> None:
+def test_owned_part_keeps_only_our_fields(entries: list[dict[str, Any]] | None, part: dict[str, Any]) -> None:
     """What others wrote is left out, and the status. What names the object stays."""
     seen = found(made(**SPEC), namespace="n", managedFields=entries) | {"status": {"ready": True}}
     about = {**part.get("metadata", {}), "name": "m", "namespace": "n"}
     assert owned_part(seen) == {"apiVersion": "v1", "kind": "Thing", **part, "metadata": about}
 
 
-def test_refusals_are_tried_again_more_and_more_rarely() -> None:
+def test_refusals_back_off_exponentially() -> None:
     """Twice as long each time, up to five minutes; something else is a new beginning."""
-    memory, pauses = Memory(), []
+    memory, pauses = ApplyState(), []
     for _ in range(11):
-        memory = refused(WANTED, NO, memory, now=100.0, luck=0.0)
+        memory = after_refusal(WANTED, NO, memory, now=100.0, luck=0.0)
         pauses.append(memory.not_before - 100.0)
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert memory.refusal == NO
-    other = refused(made(image="two"), NO, memory, now=100.0, luck=0.0)
+    other = after_refusal(made(image="two"), NO, memory, now=100.0, luck=0.0)
     assert (other.tries, other.not_before) == (1, 101.0)
-    assert not_sooner(other, 130.0).not_before == 130.0
-    assert not_sooner(other, 100.5).not_before == 101.0
+    assert delay_until(other, 130.0).not_before == 130.0
+    assert delay_until(other, 100.5).not_before == 101.0
 
 
-def test_success_forgets_refusals() -> None:
+def test_success_resets_the_backoff() -> None:
     """The next repair is at once."""
-    memory = Memory()
+    memory = ApplyState()
     for _ in range(8):
-        memory = refused(WANTED, NO, memory, now=100.0, luck=0.0)
-    memory = succeeded(WANTED, found(WANTED), memory, now=400.0, luck=0.0)
+        memory = after_refusal(WANTED, NO, memory, now=100.0, luck=0.0)
+    memory = after_success(WANTED, found(WANTED), memory, now=400.0, luck=0.0)
     assert (memory.refusal, memory.not_before) == (None, 400.0)
 
 
-def test_who_edits_it_again_and_again_is_repaired_more_and_more_rarely() -> None:
+def test_repeated_edits_are_repaired_with_backoff() -> None:
     """Not as quickly as both can write; after a calm time at once again."""
-    memory, now, pauses = Memory(), 1000.0, []
+    memory, now, pauses = ApplyState(), 1000.0, []
     for _ in range(5):
-        memory = succeeded(WANTED, found(WANTED), memory, now, luck=0.0)
+        memory = after_success(WANTED, found(WANTED), memory, now, luck=0.0)
         pauses.append(memory.not_before - now)
         now = memory.not_before
     assert pauses == [0, 1, 2, 4, 8]
-    memory = succeeded(WANTED, found(WANTED), memory, now + CALM_S, luck=0.0)
-    assert memory.not_before == now + CALM_S
+    memory = after_success(WANTED, found(WANTED), memory, now + REPAIR_RESET_S, luck=0.0)
+    assert memory.not_before == now + REPAIR_RESET_S
 
 
-def test_what_a_cluster_makes_of_it_is_told() -> None:
+def test_fields_changed_by_the_cluster_are_reported() -> None:
     """It was taken, and is another: a status says so, and it is not written again for that."""
     pinned = found(WANTED) | {"spec": {"image": "two", "filled": "in"}}
-    memory = succeeded(WANTED, pinned, Memory(), now=1.0, luck=0.0)
+    memory = after_success(WANTED, pinned, ApplyState(), now=1.0, luck=0.0)
     assert memory.refusal == Refusal(DIFFERS, 'spec.image is "two", not "one"')
-    assert not memory.failing
-    assert judge(WANTED, pinned, memory, now=1.0, installation=HERE) == Settled(1.0 + CHECK_S)
+    assert not memory.is_failing
+    assert decide(WANTED, pinned, memory, now=1.0, installation=HERE) == Settled(1.0 + CHECK_S)
 
 
-def test_a_mark_that_a_cluster_writes_otherwise_is_not_written_again() -> None:
+def test_metadata_changed_by_a_webhook_is_not_rewritten() -> None:
     """A webhook's annotation in the place of ours is told once. What somebody makes of it later is written over."""
     pinned = noted(WANTED, **{APPLIED: "x"})
-    memory = succeeded(WANTED, pinned, Memory(), now=1.0, luck=0.0)
+    memory = after_success(WANTED, pinned, ApplyState(), now=1.0, luck=0.0)
     assert memory.refusal is not None
     assert memory.refusal.reason == DIFFERS
-    assert judge(WANTED, pinned, memory, now=2.0, installation=HERE) == Settled(1.0 + CHECK_S)
-    assert judge(WANTED, noted(WANTED, **{APPLIED: "y"}), memory, now=2.0, installation=HERE) == Apply()
+    assert decide(WANTED, pinned, memory, now=2.0, installation=HERE) == Settled(1.0 + CHECK_S)
+    assert decide(WANTED, noted(WANTED, **{APPLIED: "y"}), memory, now=2.0, installation=HERE) == Apply()
 
 
 @pytest.mark.parametrize(
@@ -218,17 +236,17 @@ def test_a_mark_that_a_cluster_writes_otherwise_is_not_written_again() -> None:
         pytest.param({"a": False}, {}, "spec.a is missing, not false", id="what is missing"),
     ],
 )
-def test_only_what_we_name_is_told(wanted: dict[str, Any], answer: dict[str, Any], told: str) -> None:
+def test_only_applied_fields_are_compared(wanted: dict[str, Any], answer: dict[str, Any], told: str) -> None:
     """Of the spec, as the cluster answered an apply."""
-    memory = succeeded(made(**wanted), found(made(**wanted)) | {"spec": answer}, Memory(), now=1.0, luck=0.0)
+    memory = after_success(made(**wanted), found(made(**wanted)) | {"spec": answer}, ApplyState(), now=1.0, luck=0.0)
     assert (memory.refusal.message if memory.refusal else "") == told
 
 
-def test_what_is_told_is_short() -> None:
+def test_reported_differences_are_short() -> None:
     """Whatever the cluster made of it."""
     wanted = made(l=["x" * 200] * 99)
-    memory = succeeded(wanted, found(wanted) | {"spec": {"l": ["y" * 200] * 99}}, Memory(), now=1.0, luck=0.0)
+    memory = after_success(wanted, found(wanted) | {"spec": {"l": ["y" * 200] * 99}}, ApplyState(), now=1.0, luck=0.0)
     assert memory.refusal is not None
     lines = memory.refusal.message.split("; ")
-    assert len(lines) == SHOWN
+    assert len(lines) == MAX_DIFFERENCES
     assert all(len(each) < 250 for each in lines)

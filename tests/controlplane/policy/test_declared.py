@@ -49,7 +49,7 @@ def model(**spec: Any) -> dict[str, Any]:
         pytest.param({}, replace(FACTS, split={A: 9, B: 1}), (), id="a split that is not its to say"),
     ],
 )
-def test_what_differs_of_a_model(spec: dict[str, Any], facts: ModelFacts, want: tuple[str, ...]) -> None:
+def test_model_drift_lists_differing_fields(spec: dict[str, Any], facts: ModelFacts, want: tuple[str, ...]) -> None:
     """Fields that it says, and no others."""
     assert model_drift(declared.model_spec(model(**spec)), facts) == want
 
@@ -67,7 +67,7 @@ def test_what_differs_of_a_model(spec: dict[str, Any], facts: ModelFacts, want: 
         ),
     ],
 )
-def test_what_differs_of_a_tenant(spec: dict[str, Any], want: tuple[str, ...]) -> None:
+def test_tenant_drift_lists_differing_fields(spec: dict[str, Any], want: tuple[str, ...]) -> None:
     """Likewise."""
     obj = {**model(), "spec": spec}
     assert tenant_drift(declared.tenant_spec(obj), TenantFacts(suspended=False, limits={"rpm": 60}, models=0)) == want
@@ -85,7 +85,7 @@ def test_what_differs_of_a_tenant(spec: dict[str, Any], want: tuple[str, ...]) -
         pytest.param({"split": {A[:12]: 1001, B[:12]: 1}}, id="a weight beyond the API's"),
     ],
 )
-def test_what_is_no_spec(spec: dict[str, Any]) -> None:
+def test_invalid_spec_is_refused(spec: dict[str, Any]) -> None:
     """Refused, with the object's name and the rule."""
     with pytest.raises(Refused, match="chat"):
         declared.model_spec(model(**spec))
@@ -100,14 +100,14 @@ def test_what_is_no_spec(spec: dict[str, Any]) -> None:
         ("deadline_max_s", "deadlineMaxSeconds"),
     ],
 )
-def test_names_as_kubernetes_spells_them(name: str, want: str) -> None:
+def test_field_names_become_camel_case(name: str, want: str) -> None:
     """Units are words there."""
     assert declared.camel(name) == want
 
 
-def test_a_condition_keeps_its_time_until_it_turns() -> None:
+def test_unchanged_condition_keeps_its_transition_time() -> None:
     """What is as it was does not change an object, however often it is looked at."""
-    good, bad = declared.applied(None), declared.applied(Conflict("version", "is faulty"))
+    good, bad = declared.applied_condition(None), declared.applied_condition(Conflict("version", "is faulty"))
     first = declared.status(model(), 3, (good,), "2026-01-01T00:00:00Z", versions=2)
     again = declared.status({**model(), "status": first}, 3, (good,), "2026-01-02T00:00:00Z", versions=2)
     assert again == first
@@ -122,22 +122,30 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
 @pytest.mark.parametrize(
     ("found", "want"),
     [
-        pytest.param(declared.model_ready(None), ("Ready", False, "NotPushed"), id="never pushed"),
-        pytest.param(declared.model_ready(replace(FACTS, is_servable=False)), ("Ready", False, "Faulty"), id="faulty"),
-        pytest.param(declared.model_ready(replace(FACTS, replicas=0)), ("Ready", True, "Servable"), id="at zero"),
-        pytest.param(declared.tenant_ready(None), ("Ready", False, "NotMade"), id="no tenant"),
+        pytest.param(declared.model_ready_condition(None), ("Ready", False, "NotPushed"), id="never pushed"),
         pytest.param(
-            declared.tenant_ready(TenantFacts(suspended=True, limits={}, models=1)),
+            declared.model_ready_condition(replace(FACTS, is_servable=False)), ("Ready", False, "Faulty"), id="faulty"
+        ),
+        pytest.param(
+            declared.model_ready_condition(replace(FACTS, replicas=0)), ("Ready", True, "Servable"), id="at zero"
+        ),
+        pytest.param(declared.tenant_ready_condition(None), ("Ready", False, "NotMade"), id="no tenant"),
+        pytest.param(
+            declared.tenant_ready_condition(TenantFacts(suspended=True, limits={}, models=1)),
             ("Ready", False, "Suspended"),
             id="suspended",
         ),
         pytest.param(
-            declared.tenant_ready(TenantFacts(suspended=False, limits={}, models=1)),
+            declared.tenant_ready_condition(TenantFacts(suspended=False, limits={}, models=1)),
             ("Ready", True, "Active"),
             id="good",
         ),
-        pytest.param(declared.in_sync(("prod",)), ("InSync", False, "ChangedElsewhere"), id="other than it says"),
-        pytest.param(declared.applied(NotFound("model", "chat")), ("Applied", False, "NotFound"), id="refused"),
+        pytest.param(
+            declared.in_sync_condition(("prod",)), ("InSync", False, "ChangedElsewhere"), id="other than it says"
+        ),
+        pytest.param(
+            declared.applied_condition(NotFound("model", "chat")), ("Applied", False, "NotFound"), id="refused"
+        ),
     ],
 )
 def test_conditions(found: Condition, want: tuple[str, bool, str]) -> None:
@@ -145,14 +153,14 @@ def test_conditions(found: Condition, want: tuple[str, bool, str]) -> None:
     assert (found.type, found.is_true, found.reason) == want
 
 
-def test_what_is_applied_of_an_object() -> None:
+def test_only_the_finalizer_is_applied() -> None:
     """Its finalizer and nothing that is somebody else's."""
-    assert declared.head(model(), finalizer=True) == {
+    assert declared.finalizer_patch(model(), finalizer=True) == {
         "apiVersion": declared.API_VERSION,
         "kind": "Model",
         "metadata": {"name": "chat", "namespace": "kelvin-acme", "finalizers": ["kelvin.dev/deletion"]},
     }
-    assert "finalizers" not in declared.head(model(), finalizer=False)["metadata"]
+    assert "finalizers" not in declared.finalizer_patch(model(), finalizer=False)["metadata"]
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -166,7 +174,7 @@ def names(kind: type) -> set[str]:
     return set(kind.__struct_encode_fields__)  # type: ignore[attr-defined]
 
 
-def test_the_cluster_knows_the_same_fields() -> None:
+def test_schema_has_the_declared_fields() -> None:
     """What its schema leaves out it would drop without a word."""
     assert set(schema("models")) == names(declared.ModelSpec)
     assert set(schema("models")["scale"]["properties"]) == names(declared.Scale)
@@ -174,7 +182,7 @@ def test_the_cluster_knows_the_same_fields() -> None:
     assert set(schema("tenants")["limits"]["properties"]) == names(declared.Limits)
 
 
-def test_the_stores_know_the_same_fields() -> None:
+def test_stores_have_the_declared_fields() -> None:
     """A limit that tenants gain can be declared, too; of scaling, what a cluster can do."""
     assert set(declared.Limits.__struct_fields__) == set(TenantLimits.__struct_fields__)
     assert set(ScaleChange.__struct_fields__) - set(declared.Scale.__struct_fields__) == {"idle", "wait_price"}

@@ -4,19 +4,29 @@ from typing import Any
 
 import pytest
 
-from controlplane.policy.declared import Condition, ModelFacts, Told, applied, model_ready, news, status
+from controlplane.policy.declared import (
+    Condition,
+    ModelFacts,
+    ResourceEvent,
+    applied_condition,
+    model_ready_condition,
+    new_events,
+    status,
+)
 
 MODEL = {"metadata": {"name": "m", "generation": 1}}
-READY = Told("Ready", "it can be asked")
-FAILED = Told("Failed", "its version prod is faulty")
-REFUSED = Told("Refused", "NotFound: no such version")
+READY = ResourceEvent("Ready", "it can be asked")
+FAILED = ResourceEvent("Failed", "its version prod is faulty")
+REFUSED = ResourceEvent("Refused", "NotFound: no such version")
 
 
 def model(*, is_servable: bool | None = None, refused: str = "") -> dict[str, Any]:
     """The status of one; None where it was not pushed."""
     facts = None if is_servable is None else ModelFacts("a", {}, {}, is_servable, 1, 0)
-    done = Condition("Applied", is_true=False, reason="NotFound", message=refused) if refused else applied(None)
-    return dict(status(MODEL, 1, (done, model_ready(facts)), "now"))
+    done = (
+        Condition("Applied", is_true=False, reason="NotFound", message=refused) if refused else applied_condition(None)
+    )
+    return dict(status(MODEL, 1, (done, model_ready_condition(facts)), "now"))
 
 
 @pytest.mark.parametrize(
@@ -41,16 +51,20 @@ def model(*, is_servable: bool | None = None, refused: str = "") -> dict[str, An
             (READY,), id="it is ready, and is still refused",
         ),
         pytest.param({}, {"state": "ready"}, (READY,), id="a version is ready"),
-        pytest.param({"state": "ready"}, {"state": "faulty"}, (Told("Failed", "it is faulty"),), id="a version failed"),
+        pytest.param(
+            {"state": "ready"}, {"state": "faulty"}, (ResourceEvent("Failed", "it is faulty"),), id="a version failed"
+        ),
         pytest.param({"state": "ready"}, {"state": "ready", "readyReplicas": 1}, (), id="a version has a replica more"),
         pytest.param({"state": "ready"}, {"state": "deleted"}, (), id="a version is deleted"),
     ],
 )  # fmt: skip
-def test_news(before: dict[str, Any], after: dict[str, Any], want: tuple[Told, ...]) -> None:
+def test_status_change_emits_each_event_once(
+    before: dict[str, Any], after: dict[str, Any], want: tuple[ResourceEvent, ...]
+) -> None:
     """Each once."""
-    assert news(before, after) == want
+    assert new_events(before, after) == want
 
 
-def test_what_somebody_should_look_at() -> None:
+def test_all_but_ready_events_are_warnings() -> None:
     """All but that it is ready."""
     assert [each.is_warning for each in (READY, FAILED, REFUSED)] == [False, True, True]

@@ -5,22 +5,22 @@ from datetime import date
 
 import pytest
 
-from contracts.usage import ACK_TOKENS, SO_FAR_S
+from contracts.usage import ACK_TOKENS, RUNNING_REPORT_INTERVAL_S
 from controlplane.policy.findings import (
-    Finding,
-    Kind,
-    Life,
-    Rates,
-    Size,
-    Waiting,
-    device_micros,
-    life_micros,
-    of_gaps,
-    of_life,
-    of_orphan,
-    of_waiting,
-    requests_micros,
-    tokens_micros,
+    Discrepancy,
+    DiscrepancyKind,
+    Impact,
+    LifetimeFacts,
+    PriceLookup,
+    SpoolPosition,
+    check_lifetime,
+    check_sequence_gaps,
+    device_price_micros,
+    max_device_price_micros,
+    max_tokens_price_micros,
+    report_charged_orphan,
+    report_unshipped,
+    requests_price_micros,
     tolerance_us,
 )
 from controlplane.policy.month import day_us
@@ -36,8 +36,8 @@ PRICES = Prices(
     request=5,
     device={ANY_CLASS: DevicePrices(20, 40, 10), "cpu-9": DevicePrices(1, 2, 300)},
 )
-RATES = Rates(lambda at_us: PRICES, lambda model, version: 100 if model == "m" else None)
-GOOD = Life(
+RATES = PriceLookup(lambda at_us: PRICES, lambda model, version: 100 if model == "m" else None)
+GOOD = LifetimeFacts(
     runtime_id="rt-1",
     total_us=60_000_000,
     standby_us=10_000_000,
@@ -63,37 +63,47 @@ GOOD = Life(
         pytest.param(GOOD, [], id="all agrees"),
         pytest.param(replace(GOOD, idle_us=30_600_000), [], id="one percent over"),
         pytest.param(replace(GOOD, idle_us=29_400_000), [], id="one percent short"),
-        pytest.param(replace(GOOD, idle_us=30_600_001), [Kind.TIME_UNACCOUNTED], id="more than one percent over"),
-        pytest.param(replace(GOOD, idle_us=29_399_999), [Kind.TIME_UNACCOUNTED], id="more than one percent short"),
+        pytest.param(
+            replace(GOOD, idle_us=30_600_001), [DiscrepancyKind.TIME_UNACCOUNTED], id="more than one percent over"
+        ),
+        pytest.param(
+            replace(GOOD, idle_us=29_399_999), [DiscrepancyKind.TIME_UNACCOUNTED], id="more than one percent short"
+        ),
         pytest.param(replace(GOOD, recorded_device_us=19_600_000), [], id="requests used all of the active time"),
         pytest.param(
-            replace(GOOD, recorded_device_us=19_600_001), [Kind.DEVICE_TIME_OVER], id="they used more than that"
+            replace(GOOD, recorded_device_us=19_600_001),
+            [DiscrepancyKind.DEVICE_TIME_OVER],
+            id="they used more than that",
         ),
-        pytest.param(replace(GOOD, recorded_requests=2), [Kind.REQUESTS_MISSING], id="a request record is missing"),
         pytest.param(
-            replace(GOOD, recorded_requests=4, answered_requests=4), [Kind.REQUESTS_EXTRA], id="one answer too many"
+            replace(GOOD, recorded_requests=2), [DiscrepancyKind.REQUESTS_MISSING], id="a request record is missing"
+        ),
+        pytest.param(
+            replace(GOOD, recorded_requests=4, answered_requests=4),
+            [DiscrepancyKind.REQUESTS_EXTRA],
+            id="one answer too many",
         ),
         pytest.param(replace(GOOD, recorded_requests=4), [], id="one whose caller left before the replica saw it"),
         pytest.param(
             replace(GOOD, is_cut=True, recorded_requests=9, answered_requests=9, recorded_device_us=60_000_000),
-            [Kind.CHARGED_SO_FAR],
+            [DiscrepancyKind.CHARGED_SO_FAR],
             id="what came after the last word of a life that was cut off",
         ),
         pytest.param(
             replace(GOOD, is_cut=True, recorded_requests=2),
-            [Kind.REQUESTS_MISSING, Kind.CHARGED_SO_FAR],
+            [DiscrepancyKind.REQUESTS_MISSING, DiscrepancyKind.CHARGED_SO_FAR],
             id="one of before it is missing",
         ),
         pytest.param(
             replace(GOOD, recorded_requests=0, total_us=1),
-            [Kind.TIME_UNACCOUNTED, Kind.REQUESTS_MISSING],
+            [DiscrepancyKind.TIME_UNACCOUNTED, DiscrepancyKind.REQUESTS_MISSING],
             id="two at once",
         ),
     ],
 )
-def test_lifetime_problems(life: Life, want: list[Kind]) -> None:
+def test_lifetime_problems(life: LifetimeFacts, want: list[DiscrepancyKind]) -> None:
     """The parts against the total, the requests against the runtime's count."""
-    found = list(of_life(life, RATES))
+    found = list(check_lifetime(life, RATES))
     assert [problem.kind for problem in found] == want
     assert all(problem.subject == "rt-1" for problem in found)
 
@@ -112,32 +122,36 @@ def test_tolerance(total_us: int, want: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("life", "size"),
+    ("life", "impact"),
     [
-        pytest.param(replace(GOOD, total_us=62_000_000), Size(0, 0, 2_000_000, 80), id="it lived longer"),
-        pytest.param(replace(GOOD, total_us=58_000_000), Size(0, 0, 2_000_000, 80), id="it lived less"),
-        pytest.param(replace(GOOD, recorded_device_us=21_000_000), Size(0, 0, 2_000_000, 0), id="over its active time"),
-        pytest.param(replace(GOOD, recorded_requests=0), Size(3, 300, 1_000_000, 900 + 15), id="three missing"),
+        pytest.param(replace(GOOD, total_us=62_000_000), Impact(0, 0, 2_000_000, 80), id="it lived longer"),
+        pytest.param(replace(GOOD, total_us=58_000_000), Impact(0, 0, 2_000_000, 80), id="it lived less"),
         pytest.param(
-            replace(GOOD, recorded_requests=0, model="gone"), Size(3, None, 1_000_000, None), id="unknown version"
+            replace(GOOD, recorded_device_us=21_000_000), Impact(0, 0, 2_000_000, 0), id="over its active time"
+        ),
+        pytest.param(replace(GOOD, recorded_requests=0), Impact(3, 300, 1_000_000, 900 + 15), id="three missing"),
+        pytest.param(
+            replace(GOOD, recorded_requests=0, model="gone"), Impact(3, None, 1_000_000, None), id="unknown version"
         ),
         pytest.param(
             replace(GOOD, recorded_requests=0, recorded_device_us=19_500_000),
-            Size(3, 300, 0, 900 + 15),
+            Impact(3, 300, 0, 900 + 15),
             id="no time is left for them",
         ),
         pytest.param(
-            replace(GOOD, answered_requests=5, recorded_requests=5), Size(2, None, 18_000_000, None), id="two extra"
+            replace(GOOD, answered_requests=5, recorded_requests=5), Impact(2, None, 18_000_000, None), id="two extra"
         ),
         pytest.param(
-            replace(GOOD, is_cut=True), Size(0, 0, SO_FAR_S * 1_000_000, SO_FAR_S * 40), id="since its last word"
+            replace(GOOD, is_cut=True),
+            Impact(0, 0, RUNNING_REPORT_INTERVAL_S * 1_000_000, RUNNING_REPORT_INTERVAL_S * 40),
+            id="since its last word",
         ),
     ],
 )
-def test_how_much_it_is_of_a_life(life: Life, size: Size) -> None:
+def test_impact_of_lifetime_discrepancies(life: LifetimeFacts, impact: Impact) -> None:
     """Requests, tokens, device time, money; None is what nobody knows."""
-    (found,) = of_life(life, RATES)
-    assert found.size() == size
+    (found,) = check_lifetime(life, RATES)
+    assert found.impact() == impact
     assert found.fails is not life.is_cut
 
 
@@ -152,22 +166,22 @@ def test_how_much_it_is_of_a_life(life: Life, size: Size) -> None:
 )
 def test_how_a_replica_ended_is_said(status: int, cause: str) -> None:
     """As Popen.returncode."""
-    (found,) = of_life(replace(GOOD, recorded_requests=2, exit_status=status), RATES)
+    (found,) = check_lifetime(replace(GOOD, recorded_requests=2, exit_status=status), RATES)
     assert found.cause == cause
 
 
-def test_nothing_is_priced_that_nobody_asks_the_size_of() -> None:
+def test_impact_is_computed_on_request_only() -> None:
     """A bill's checks need neither prices nor the registry."""
 
     def refuse(*_: object) -> Prices:
         raise AssertionError("it was looked up")
 
-    rates = Rates(refuse, lambda *_: refuse().request)
+    rates = PriceLookup(refuse, lambda *_: refuse().request)
     lives = [replace(GOOD, total_us=1), replace(GOOD, recorded_requests=0), replace(GOOD, is_cut=True)]
-    findings: list[Finding] = [found for life in lives for found in of_life(life, rates)]
+    findings: list[Discrepancy] = [found for life in lives for found in check_lifetime(life, rates)]
     assert len(findings) == 3
     with pytest.raises(AssertionError, match="looked up"):
-        findings[0].size()
+        findings[0].impact()
 
 
 @pytest.mark.parametrize(
@@ -186,34 +200,34 @@ def test_nothing_is_priced_that_nobody_asks_the_size_of() -> None:
         ),
     ],
 )
-def test_holes(received: list[Range], want: list[str]) -> None:
+def test_sequence_gaps_are_named(received: list[Range], want: list[str]) -> None:
     """Each is named by its sequences."""
-    found = list(of_gaps("activator-1", received, None))
+    found = list(check_sequence_gaps("activator-1", received, None))
     assert [each.detail for each in found] == want
-    assert {(each.kind, each.subject) for each in found} <= {(Kind.SEQUENCE_HOLE, "activator-1")}
+    assert {(each.kind, each.subject) for each in found} <= {(DiscrepancyKind.SEQUENCE_HOLE, "activator-1")}
 
 
-def test_a_hole_has_its_number_and_nobody_s_money() -> None:
+def test_sequence_gap_has_no_known_price() -> None:
     """And whether the source's spool could still tell."""
-    (found,) = of_gaps("a-1", [(1, 2), (5, 6)], None)
-    assert found.size() == Size(2, None, None, None)
+    (found,) = check_sequence_gaps("a-1", [(1, 2), (5, 6)], None)
+    assert found.impact() == Impact(2, None, None, None)
     assert "gone" in found.cause
-    (found,) = of_gaps("a-1", [(2, 6)], Waiting(6, 6))
+    (found,) = check_sequence_gaps("a-1", [(2, 6)], SpoolPosition(6, 6))
     assert "gone" not in found.cause
 
 
-def test_what_is_known_is_no_failure() -> None:
+def test_informational_discrepancies_do_not_fail() -> None:
     """Tokens after the last acknowledgement at the price of completions; records on their way."""
-    short = of_orphan("req", "rt", 0, 128, RATES)
-    assert (short.fails, short.size()) == (False, Size(0, ACK_TOKENS, 0, ACK_TOKENS * 3))
-    waiting = of_waiting("a-1", Waiting(3, 10))
-    assert (waiting.fails, waiting.size()) == (False, Size(7, None, None, None))
+    short = report_charged_orphan("req", "rt", 0, 128, RATES)
+    assert (short.fails, short.impact()) == (False, Impact(0, ACK_TOKENS, 0, ACK_TOKENS * 3))
+    waiting = report_unshipped("a-1", SpoolPosition(3, 10))
+    assert (waiting.fails, waiting.impact()) == (False, Impact(7, None, None, None))
 
 
 def test_money() -> None:
     """The dearest where it isn't known what was used; each part at its price where it is."""
-    assert tokens_micros(PRICES, 1_000) == 3_000
-    assert device_micros(PRICES, "cpu-1", 1_000_000) == 40
-    assert device_micros(PRICES, "cpu-9", 1_000_000) == 300
-    assert life_micros(PRICES, "cpu-1", 1_000_000, 2_000_000, 3_000_000) == 20 + 80 + 30
-    assert requests_micros(PRICES, 2, 1_000, 400, 100) == 600 + 40 + 300 + 10
+    assert max_tokens_price_micros(PRICES, 1_000) == 3_000
+    assert max_device_price_micros(PRICES, "cpu-1", 1_000_000) == 40
+    assert max_device_price_micros(PRICES, "cpu-9", 1_000_000) == 300
+    assert device_price_micros(PRICES, "cpu-1", 1_000_000, 2_000_000, 3_000_000) == 20 + 80 + 30
+    assert requests_price_micros(PRICES, 2, 1_000, 400, 100) == 600 + 40 + 300 + 10

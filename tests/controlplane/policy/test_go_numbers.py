@@ -6,15 +6,15 @@ import pytest
 
 from controlplane.policy.go_numbers import (
     INT32_MIN,
+    go_ceil,
+    go_divide,
+    go_floor,
+    go_max,
+    go_min,
+    go_power,
     int32,
-    larger,
-    nanoseconds,
-    quotient,
-    rounded_down,
-    rounded_up,
-    six_digits,
-    smaller,
-    whole_power,
+    round_to_micro,
+    to_nanoseconds,
 )
 
 
@@ -31,9 +31,9 @@ from controlplane.policy.go_numbers import (
         (nan, 0.0, nan),
     ],
 )
-def test_quotient(dividend: float, divisor: float, want: float) -> None:
+def test_division_follows_ieee_754(dividend: float, divisor: float, want: float) -> None:
     """By zero, too."""
-    assert same(quotient(dividend, divisor), want)
+    assert same(go_divide(dividend, divisor), want)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_quotient(dividend: float, divisor: float, want: float) -> None:
 )
 def test_larger_and_smaller(one: float, other: float, largest: float, smallest: float) -> None:
     """Infinity is larger than what is no number."""
-    assert same(larger(one, other), largest)
-    assert same(smaller(one, other), smallest)
+    assert same(go_max(one, other), largest)
+    assert same(go_min(one, other), smallest)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_larger_and_smaller(one: float, other: float, largest: float, smallest: 
 )
 def test_rounding(value: float, up: float, down: float) -> None:
     """To whole numbers, where there are any."""
-    assert same(rounded_up(value), up)
-    assert same(rounded_down(value), down)
+    assert same(go_ceil(value), up)
+    assert same(go_floor(value), down)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_int32(value: float, want: int) -> None:
 
 def test_times_are_whole_nanoseconds() -> None:
     """Tenths add up."""
-    assert nanoseconds(0.1) + nanoseconds(0.2) == nanoseconds(0.3)
-    assert nanoseconds(-1.5) == -1_500_000_000
+    assert to_nanoseconds(0.1) + to_nanoseconds(0.2) == to_nanoseconds(0.3)
+    assert to_nanoseconds(-1.5) == -1_500_000_000
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, 60])
-def test_whole_power(exponent: int) -> None:
+def test_power_matches_go_to_the_last_digit(exponent: int) -> None:
     """Up to its last digit, which is Go's."""
-    assert whole_power(0.8, exponent) == pytest.approx(0.8**exponent, rel=1e-14)
+    assert go_power(0.8, exponent) == pytest.approx(0.8**exponent, rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_whole_power(exponent: int) -> None:
         pytest.param(nan, nan, id="no number"),
     ],
 )
-def test_six_digits(value: float, want: float) -> None:
+def test_rounding_to_micro_goes_away_from_zero(value: float, want: float) -> None:
     """Halves go away from zero."""
-    assert same(six_digits(value), want)
+    assert same(round_to_micro(value), want)
 
 
 def same(one: float, other: float) -> bool:

@@ -13,12 +13,12 @@ from controlplane.policy.idle import (
     Apply,
     Deactivate,
     Hold,
-    Idle,
     IdleFacts,
     IdleSpec,
+    ScaleDecision,
     active_threshold,
-    bounded,
     check_local_window,
+    clamp_scale,
     decide,
     next_activity,
 )
@@ -101,7 +101,7 @@ def facts(
         pytest.param(spec(to_zero=False), facts(-1, ACTIVE, 600), Hold(-1), id="never to zero, no data yet"),
     ],
 )  # fmt: skip
-def test_decide(of: IdleSpec, seen: IdleFacts, want: Idle) -> None:
+def test_decide(of: IdleSpec, seen: IdleFacts, want: ScaleDecision) -> None:
     """What is done about a wish."""
     assert decide(of, seen, NOW) == want
 
@@ -158,12 +158,12 @@ SPECS = st.builds(
 
 
 @given(SPECS, st.integers(min_value=-1, max_value=20), st.booleans())
-def test_bounds(of: IdleSpec, desired: int, initialized: bool) -> None:
+def test_scale_is_clamped_to_min_and_max(of: IdleSpec, desired: int, initialized: bool) -> None:
     """Within min and max, for every wish; more is never made less than fewer."""
-    got = bounded(of, desired, initialized=initialized)
+    got = clamp_scale(of, desired, initialized=initialized)
     assert got >= (of.min_scale if of.reachable else -1)
     assert not of.max_scale or got <= max(of.max_scale, of.min_scale, of.initial_scale)
-    assert got <= bounded(of, desired + 1, initialized=initialized)
+    assert got <= clamp_scale(of, desired + 1, initialized=initialized)
 
 
 @given(
@@ -195,7 +195,7 @@ def test_zero_is_reached_only_through_window_and_grace(of: IdleSpec, steps: list
     "window_s",
     [pytest.param(6.0, id="the least"), pytest.param(60.0, id="a minute"), pytest.param(3600.0, id="the most")],
 )
-def test_local_windows_that_may_be(window_s: float) -> None:
+def test_valid_local_windows_are_accepted(window_s: float) -> None:
     """They come back as they are."""
     assert check_local_window(window_s) == window_s
 
@@ -209,7 +209,7 @@ def test_local_windows_that_may_be(window_s: float) -> None:
         pytest.param(float("nan"), id="not a number"),
     ],
 )
-def test_local_windows_that_may_not(window_s: float) -> None:
+def test_invalid_local_windows_are_refused(window_s: float) -> None:
     """Refused with the value and the rule."""
     with pytest.raises(Refused) as caught:
         check_local_window(window_s)

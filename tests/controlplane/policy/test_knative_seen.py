@@ -8,16 +8,16 @@ import pytest
 
 from controlplane.facts import VersionKey
 from controlplane.policy.knative_seen import (
-    Failed,
     Pod,
-    Pods,
+    RevisionFailure,
     Service,
-    failed_of,
-    pods_of,
+    SlicePods,
+    describe_reason,
+    parse_revision_failure,
+    parse_service,
+    parse_slice_pods,
     replica_row,
     revision_row,
-    sentence,
-    service_of,
 )
 
 DIGEST = "3f" * 32
@@ -84,9 +84,9 @@ def endpoint(name: str = "pod-a", address: str = "10.0.0.1", **conditions: Any) 
         pytest.param(knative_service(annotations=None), None, id="somebody else's: no version"),
     ],
 )
-def test_services(obj: dict[str, Any], want: Service | None) -> None:
+def test_service_names_version_and_revisions(obj: dict[str, Any], want: Service | None) -> None:
     """Of which version, and which revisions it has."""
-    assert service_of(obj) == want
+    assert parse_service(obj) == want
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,17 @@ def test_services(obj: dict[str, Any], want: Service | None) -> None:
         pytest.param(endpoint_slice({"addresses": ["10.0.0.9"], "conditions": {}}), (), id="an address of no pod"),
     ],
 )
-def test_pods(obj: dict[str, Any], want: tuple[Pod, ...]) -> None:
+def test_slice_pods_have_queue_proxy_addresses(obj: dict[str, Any], want: tuple[Pod, ...]) -> None:
     """Each with the address of its queue-proxy."""
-    assert pods_of(obj) == Pods("llama-3f3f3f3f3f3f", want)
+    assert parse_slice_pods(obj) == SlicePods("llama-3f3f3f3f3f3f", want)
 
 
-def test_a_slice_of_somebody_else() -> None:
+def test_foreign_slice_is_ignored() -> None:
     """It is of no Knative Service."""
-    assert pods_of({"metadata": {"name": "kube-dns", "labels": None}, "endpoints": []}) is None
+    assert parse_slice_pods({"metadata": {"name": "kube-dns", "labels": None}, "endpoints": []}) is None
 
 
-def test_rows() -> None:
+def test_replica_rows_show_pod_state() -> None:
     """A pod that is not ready is unproven; one that leaves, or whose Service does, drains; nothing else is said."""
     service, place = Service(OF, 8, "r-2", "r-1"), ("kelvin-acme", "llama-3f3f3f3f3f3f")
     row = revision_row(service, place)
@@ -167,19 +167,19 @@ def test_rows() -> None:
         ("SomethingNew", "could not start"),
     ],
 )
-def test_sentences(reason: str, says: str) -> None:
+def test_unknown_reasons_are_not_repeated(reason: str, says: str) -> None:
     """A word of Knative's is a sentence of ours, and one that is not known is not repeated."""
-    assert says in sentence(reason)
-    assert "SomethingNew" not in sentence(reason)
+    assert says in describe_reason(reason)
+    assert "SomethingNew" not in describe_reason(reason)
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recordings are not in the repository")
-def test_failures_that_were_recorded() -> None:
+def test_recorded_failures_are_parsed() -> None:
     """Of each scenario that failed, the words that its revisions had, in order; of the others none."""
     found = {}
     for scenario in json.loads((RECORDED / "states_failing.json").read_text()):
         seen = [
-            failed_of({"status": {"conditions": each["conditions"]}})
+            parse_revision_failure({"status": {"conditions": each["conditions"]}})
             for each in scenario["timeline"]
             if each["kind"] == "Revision"
         ]
@@ -197,13 +197,15 @@ def test_failures_that_were_recorded() -> None:
         "custom_class_nobody_reconciles": set(),
         "ready_then_image_update_that_never_gets_ready": set(),
     }
-    assert failed_of({"status": status("False", "ExitCode1")}) == Failed("ExitCode1", "2026-11-20T10:17:24Z")
+    assert parse_revision_failure({"status": status("False", "ExitCode1")}) == RevisionFailure(
+        "ExitCode1", "2026-11-20T10:17:24Z"
+    )
 
 
 @pytest.mark.parametrize("note", [None, "", "many", "-8", "8.5", 8, "9" * 30])
-def test_streams_that_somebody_else_wrote(note: object) -> None:
+def test_invalid_streams_annotation_counts_as_zero(note: object) -> None:
     """Are none until they are put right; what reads them goes on."""
     notes = {"kelvin.dev/version": DIGEST, "kelvin.dev/streams": note}
-    found = service_of(knative_service(annotations=notes))
+    found = parse_service(knative_service(annotations=notes))
     assert found is not None
     assert found.max_streams == 0

@@ -13,23 +13,23 @@ from contracts.errors import Refused
 from controlplane.policy.knative_service import (
     CACHE,
     HOST_PATH,
-    INNER,
-    KEPT_BYTES,
+    INNER_TLS_DIRECTORY,
     NODE_S,
     NODE_SELECTOR,
     PRIORITY,
     PROCESS_BYTES,
+    SCRATCH_BYTES,
     SPREAD,
     TOLERATIONS,
-    Cluster,
-    Control,
+    ClusterSpec,
+    ControlEndpoints,
     PodVersion,
     drain_s,
     memory_bytes,
-    progress_s,
+    progress_deadline_s,
     service,
     service_name,
-    start_s,
+    start_limit_s,
 )
 from controlplane.policy.kpa import resolve_target
 from controlplane.policy.scale_settings import ScaleSettings
@@ -40,8 +40,8 @@ VERSION = PodVersion(
     tenant="acme", model="llama", version="3f" * 32, weight_bytes=16 << 30, kv_bytes=2 << 30, max_streams=64,
     max_scale=4, target=20.0,
 )  # fmt: skip
-CLUSTER = Cluster(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
-EVERYTHING = Cluster(
+CLUSTER = ClusterSpec(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
+EVERYTHING = ClusterSpec(
     image=CLUSTER.image,
     store_url=CLUSTER.store_url,
     namespace="models",
@@ -53,7 +53,7 @@ EVERYTHING = Cluster(
     node_selector={"gpu": "h100"},
     tolerations=({"key": "spot", "operator": "Exists"},),
     priority_class="interactive",
-    control=Control(url="https://c:7500", snapshotter_url="https://s:7501", secret="kelvin-inner-runtime"),
+    control=ControlEndpoints(url="https://c:7500", snapshotter_url="https://s:7501", secret="kelvin-inner-runtime"),
     cache="/var/lib/kelvin-cache",
 )
 CRD = Path(__file__).parents[3].parent / "shared" / "knative-crds" / "service.yaml"
@@ -81,7 +81,7 @@ def faults(rendered: dict[str, Any]) -> list[str]:
     return [error.message for error in jsonschema_rs.validator_for(schema).iter_errors(rendered)]
 
 
-def test_what_others_keep_for_a_pod() -> None:
+def test_shared_volumes_are_mounted_read_only() -> None:
     """Its certificates and its tenant's agent are mounted to be read alone; what that agent holds is not counted to it.
     Without them a pod keeps its weights itself, and tells nobody of its life.
     """
@@ -93,11 +93,11 @@ def test_what_others_keep_for_a_pod() -> None:
     (container,) = shared["containers"]
     told = {each["name"]: each["value"] for each in container["env"]}
     assert (told["KELVIN_CONTROL"], told["KELVIN_SNAPSHOTTER"]) == ("https://c:7500", "https://s:7501")
-    assert (told["KELVIN_INNER_TLS"], told["KELVIN_CACHE_AGENT"]) == (INNER, CACHE)
+    assert (told["KELVIN_INNER_TLS"], told["KELVIN_CACHE_AGENT"]) == (INNER_TLS_DIRECTORY, CACHE)
     mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
-    assert (mounts[INNER], mounts[CACHE]) == (True, True)
+    assert (mounts[INNER_TLS_DIRECTORY], mounts[CACHE]) == (True, True)
     assert container["resources"]["limits"]["memory"] == str(memory_bytes(VERSION, CLUSTER) - VERSION.weight_bytes)
-    assert shared["volumes"][0]["emptyDir"]["sizeLimit"] == str(KEPT_BYTES)
+    assert shared["volumes"][0]["emptyDir"]["sizeLimit"] == str(SCRATCH_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_drain_ends_before_its_pod(timeout_s: int, want: int) -> None:
 
 @pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not beside the checkout")
 @pytest.mark.parametrize("cluster", [CLUSTER, EVERYTHING])
-def test_schema(cluster: Cluster) -> None:
+def test_rendered_service_matches_the_schema(cluster: ClusterSpec) -> None:
     """Nothing would be refused, and nothing silently dropped; one field too many is found."""
     rendered = service(VERSION, cluster)
     assert faults(rendered) == []
@@ -124,7 +124,7 @@ def test_schema(cluster: Cluster) -> None:
     assert len(faults(rendered)) == 1
 
 
-def test_scaled_as_on_one_machine() -> None:
+def test_scale_annotations_match_the_local_autoscaler() -> None:
     """Knative's names for what `controlplane/scaled.py` decides by."""
     rendered = service(VERSION, CLUSTER)
     annotations = rendered["spec"]["template"]["metadata"]["annotations"]
@@ -164,7 +164,7 @@ def test_amounts_are_as_kubernetes_writes_them(memory: int, written: str) -> Non
         assert amounts == {name: canonical(each) for name, each in amounts.items()}
 
 
-def test_what_a_pod_is_and_may() -> None:
+def test_pod_is_restricted_and_sized_for_its_version() -> None:
     """One version by its digest, sized by it, restricted, without an account of the cluster."""
     pod = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -186,7 +186,7 @@ def test_what_a_pod_is_and_may() -> None:
     )
 
 
-def test_a_store_whose_keys_are_an_accounts() -> None:
+def test_store_secret_is_optional() -> None:
     """The secret may be missing; where none is named nothing is asked for."""
     (container,) = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "store", "optional": True}}]
@@ -197,15 +197,18 @@ def test_a_store_whose_keys_are_an_accounts() -> None:
 @pytest.mark.parametrize(
     ("cluster", "words"),
     [
-        (Cluster(image="i", store_url="s3://b", node_selector={"a": "b"}), "nodeSelector"),
-        (Cluster(image="i", store_url="s3://b", tolerations=({"key": "a"},)), "tolerations"),
-        (Cluster(image="i", store_url="s3://b", priority_class="high"), "priorityClassName"),
-        (Cluster(image="i", store_url="s3://b", cache="/c"), "hostPath=/c: needs kubernetes.podspec-volumes-hostpath"),
-        (Cluster(image="i", store_url="s3://b", device="amd.com/gpu"), "must be nvidia.com/gpu"),
-        (Cluster(image="i", store_url="s3://b", namespace="No"), "must be a DNS label"),
+        (ClusterSpec(image="i", store_url="s3://b", node_selector={"a": "b"}), "nodeSelector"),
+        (ClusterSpec(image="i", store_url="s3://b", tolerations=({"key": "a"},)), "tolerations"),
+        (ClusterSpec(image="i", store_url="s3://b", priority_class="high"), "priorityClassName"),
+        (
+            ClusterSpec(image="i", store_url="s3://b", cache="/c"),
+            "hostPath=/c: needs kubernetes.podspec-volumes-hostpath",
+        ),
+        (ClusterSpec(image="i", store_url="s3://b", device="amd.com/gpu"), "must be nvidia.com/gpu"),
+        (ClusterSpec(image="i", store_url="s3://b", namespace="No"), "must be a DNS label"),
     ],
 )
-def test_what_the_cluster_would_refuse_is_refused_here(cluster: Cluster, words: str) -> None:
+def test_what_the_cluster_would_refuse_is_refused_here(cluster: ClusterSpec, words: str) -> None:
     """With the field, and the flag that it needs."""
     with pytest.raises(Refused) as refused:
         service(VERSION, cluster)
@@ -219,7 +222,7 @@ def test_fields_that_need_a_flag_are_left_out_without_it() -> None:
 
 
 @pytest.mark.parametrize("model", ["m", "a" * 63, "a" * 49 + "-" + "b" * 13])
-def test_names(model: str) -> None:
+def test_service_names_are_dns_labels(model: str) -> None:
     """Of every model a DNS label with its version's digits."""
     name = service_name(model, VERSION.version)
     assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name)
@@ -227,14 +230,14 @@ def test_names(model: str) -> None:
     assert "--" not in name
 
 
-def test_half_seconds() -> None:
+def test_fractional_seconds_are_refused() -> None:
     """Knative takes whole ones."""
     with pytest.raises(Refused, match="whole seconds"):
         service(replace(VERSION, window_s=6.5), CLUSTER)
 
 
 @pytest.mark.parametrize(("streams", "want"), [(1, 9), (64, 72), (995, 1000), (1000, 1000), (2000, 1000)])
-def test_what_queue_proxy_lets_through(streams: int, want: int) -> None:
+def test_container_concurrency_exceeds_streams(streams: int, want: int) -> None:
     """Some more than a pod's streams, and no more than Knative takes for a revision; the target stays the streams'."""
     rendered = service(replace(VERSION, max_streams=streams, target=None), CLUSTER)["spec"]["template"]
     assert rendered["spec"]["containerConcurrency"] == want
@@ -243,7 +246,7 @@ def test_what_queue_proxy_lets_through(streams: int, want: int) -> None:
 
 @pytest.mark.parametrize("streams", [1, 4, 64, 1000])
 @pytest.mark.parametrize("target", [None, 0.5, 4.0, 20.0, 64.0, 2000.0])
-def test_what_is_aimed_at(streams: int, target: float | None) -> None:
+def test_target_never_exceeds_streams(streams: int, target: float | None) -> None:
     """As on one machine: never over a pod's streams, though queue-proxy lets some more through.
 
     Of more streams than 1000 Knative itself aims at 1000.
@@ -260,9 +263,9 @@ def test_what_is_aimed_at(streams: int, target: float | None) -> None:
 
 def test_progress_deadline_covers_a_new_node() -> None:
     """A small version has as long as a node may take to come; a large one as long as its bytes take."""
-    assert progress_s(replace(VERSION, weight_bytes=1)) == NODE_S
+    assert progress_deadline_s(replace(VERSION, weight_bytes=1)) == NODE_S
     large = replace(VERSION, weight_bytes=200 << 30)
-    assert progress_s(large) == start_s(large) > NODE_S
+    assert progress_deadline_s(large) == start_limit_s(large) > NODE_S
 
 
 @pytest.mark.parametrize(

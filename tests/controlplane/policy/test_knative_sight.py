@@ -12,21 +12,29 @@ import pytest
 
 from contracts.control import ReplicaRow
 from controlplane.facts import VersionKey
-from controlplane.policy.knative_seen import Failed, Pod, Pods, Service, failed_of, pods_of, service_of
-from controlplane.policy.knative_sight import News, Sight
+from controlplane.policy.knative_seen import (
+    Pod,
+    RevisionFailure,
+    Service,
+    SlicePods,
+    parse_revision_failure,
+    parse_service,
+    parse_slice_pods,
+)
+from controlplane.policy.knative_sight import FeedChanges, WatchCache
 
 OF = VersionKey("acme", "llama", "3f" * 32)
 NAME = ("acme", "llama", "3f" * 32)
 AT = ("kelvin-acme", "llama-3f3f")
 SLICE = ("kelvin-acme", "llama-3f3f-00001-private-x")
 R1, R2 = "llama-3f3f-00001", "llama-3f3f-00002"
-FAILED = Failed("ImagePullBackOff", "noon")
+FAILED = RevisionFailure("ImagePullBackOff", "noon")
 RECORDED = Path(__file__).parents[3].parent / "shared" / "knative-recorded" / "lifecycle"
 
 
-def pods(*names: str, is_ready: bool = True, is_leaving: bool = False) -> Pods:
+def pods(*names: str, is_ready: bool = True, is_leaving: bool = False) -> SlicePods:
     """In one slice."""
-    return Pods(AT[1], tuple(Pod(name, f"http://{name}", is_ready, is_leaving) for name in names))
+    return SlicePods(AT[1], tuple(Pod(name, f"http://{name}", is_ready, is_leaving) for name in names))
 
 
 def service(created: str = R1, ready: str = R1, **more: Any) -> Service:
@@ -39,9 +47,9 @@ def shown(rows: tuple[ReplicaRow, ...]) -> list[tuple[str, str]]:
     return [(row.runtime_id, "draining" if row.draining else "unproven" if row.unproven else "ready") for row in rows]
 
 
-def test_a_life() -> None:
+def test_feed_follows_a_service_through_its_lifecycle() -> None:
     """Its revision, a pod on its way, ready, leaving and gone, its end. What was told once is no news again."""
-    sight = Sight()
+    sight = WatchCache()
     assert not sight.service(AT, service("", ""))
     assert [row.name for row in sight.service(AT, service(ready="")).revisions] == [R1]
     assert shown(sight.slice(SLICE, pods("a", is_ready=False)).replicas) == [("a", "unproven")]
@@ -50,25 +58,25 @@ def test_a_life() -> None:
     assert not sight.service(AT, service()), "it hears of it under the same name as before"
     assert shown(sight.slice(SLICE, pods("a", "b")).replicas) == [("b", "ready")]
     assert shown(sight.slice(SLICE, pods("a", "b", is_leaving=True)).replicas) == [("a", "draining"), ("b", "draining")]
-    assert sight.slice(SLICE, pods("b", is_leaving=True)) == News(removed_replicas=("a",))
-    assert sight.slice(SLICE, pods()) == News(removed_replicas=("b",))
-    assert sight.service(AT, None) == News(removed_revisions=(NAME,))
+    assert sight.slice(SLICE, pods("b", is_leaving=True)) == FeedChanges(removed_replicas=("a",))
+    assert sight.slice(SLICE, pods()) == FeedChanges(removed_replicas=("b",))
+    assert sight.service(AT, None) == FeedChanges(removed_revisions=(NAME,))
     assert not sight.slice(SLICE, None)
     sight.check_integrity()
 
 
-def test_a_pod_before_its_service() -> None:
+def test_pod_seen_before_its_service_is_published_later() -> None:
     """It is told once it is known whose it is."""
-    sight = Sight()
+    sight = WatchCache()
     assert not sight.slice(SLICE, pods("a"))
     news = sight.service(AT, service())
     assert shown(news.replicas) == [("a", "ready")]
     assert [row.name for row in news.revisions] == [R1]
 
 
-def test_a_new_revision() -> None:
+def test_old_revision_is_published_until_new_one_is_ready() -> None:
     """The one before is heard of until the new one was ready; pods of both serve."""
-    sight = Sight()
+    sight = WatchCache()
     sight.service(AT, service())
     sight.slice(SLICE, pods("a"))
     assert not sight.service(AT, service(created=R2))
@@ -77,18 +85,18 @@ def test_a_new_revision() -> None:
     assert sight.slice(SLICE, None).removed_replicas == ("a",)
 
 
-def test_a_pod_of_two_addresses() -> None:
+def test_pod_with_two_addresses_is_one_replica() -> None:
     """It is one replica, and stays while one slice has it."""
-    sight = Sight()
+    sight = WatchCache()
     sight.service(AT, service())
     assert shown(sight.slice(SLICE, pods("a")).replicas) == [("a", "ready")]
     assert not sight.slice((AT[0], "of-ipv6"), pods("a"))
     assert not sight.slice((AT[0], "of-ipv6"), None)
 
 
-def test_a_service_that_is_deleted() -> None:
+def test_pods_of_a_deleted_service_drain() -> None:
     """Its pods take nothing new at once, and are gone when they are."""
-    sight = Sight()
+    sight = WatchCache()
     sight.service(AT, service())
     sight.slice(SLICE, pods("a"))
     news = sight.service(AT, service(is_going=True))
@@ -98,9 +106,9 @@ def test_a_service_that_is_deleted() -> None:
     sight.check_integrity()
 
 
-def test_a_failure_is_told_once() -> None:
+def test_failure_is_published_once() -> None:
     """However often it is seen; again once it has come back. It is that of the revision that is waited for."""
-    sight = Sight()
+    sight = WatchCache()
     sight.service(AT, service(ready=""))
     assert sight.revision((AT[0], R1), FAILED).failed == ((OF, FAILED),)
     assert not sight.revision((AT[0], R1), FAILED)
@@ -110,16 +118,16 @@ def test_a_failure_is_told_once() -> None:
     assert not sight.revision((AT[0], "another-00001"), FAILED)
 
 
-def test_a_failure_before_its_service() -> None:
+def test_failure_seen_before_its_service_is_published_later() -> None:
     """As a control plane finds it that begins."""
-    sight = Sight()
+    sight = WatchCache()
     assert not sight.revision((AT[0], R1), FAILED)
     assert sight.service(AT, service(ready="")).failed == ((OF, FAILED),)
 
 
-def test_nobody_is_told_while_another_serves() -> None:
+def test_failure_is_not_published_while_a_replica_serves() -> None:
     """Neither of a new revision that fails beside the old one, nor of one of which a pod is ready."""
-    sight = Sight()
+    sight = WatchCache()
     sight.service(AT, service(created=R2))
     assert not sight.revision((AT[0], R2), FAILED)
     sight.slice(SLICE, pods("a"))
@@ -127,21 +135,23 @@ def test_nobody_is_told_while_another_serves() -> None:
     assert sight.slice(SLICE, pods()).failed == ((OF, FAILED),), "the last one is gone, and none came after it"
 
 
-def test_a_service_without_any_revision() -> None:
+def test_service_without_revision_publishes_its_failure() -> None:
     """Why none was made is told like any other failure."""
-    sight = Sight()
-    assert sight.service(AT, service("", "", refused="RevisionFailed")).failed == ((OF, Failed("RevisionFailed", "")),)
+    sight = WatchCache()
+    assert sight.service(AT, service("", "", refused="RevisionFailed")).failed == (
+        (OF, RevisionFailure("RevisionFailed", "")),
+    )
 
 
-def test_what_is_told_is_what_there_is() -> None:
+def test_changes_add_up_to_the_current_state() -> None:
     """After any steps in any order, what news have added up to is what a newcomer would be told."""
     for seed in range(200):
         luck = random.Random(seed)
-        sight = Sight()
+        sight = WatchCache()
         revisions: dict[Any, Any] = {}
         replicas: dict[str, ReplicaRow] = {}
         services: dict[Any, Service | None] = {}
-        slices: dict[Any, Pods | None] = {}
+        slices: dict[Any, SlicePods | None] = {}
         for _ in range(40):
             if luck.random() < 0.4:
                 at = ("kelvin-acme", luck.choice(["one", "two"]))
@@ -152,7 +162,7 @@ def test_what_is_told_is_what_there_is() -> None:
                 where = ("kelvin-acme", luck.choice(["x", "y", "z"]))
                 names = luck.sample(["a", "b", "c"], luck.randrange(4))
                 found = tuple(Pod(f"{where[1]}-{n}", n, luck.random() < 0.5, luck.random() < 0.3) for n in names)
-                slices[where] = luck.choice([None, Pods(luck.choice(["one", "two"]), found)])
+                slices[where] = luck.choice([None, SlicePods(luck.choice(["one", "two"]), found)])
                 news = sight.slice(where, slices[where])
             sight.check_integrity()
             revisions.update({(row.tenant, row.model, row.version): row for row in news.revisions})
@@ -161,7 +171,7 @@ def test_what_is_told_is_what_there_is() -> None:
             for name in news.removed_replicas:
                 del replicas[name]
             replicas.update({row.runtime_id: row for row in news.replicas})
-        fresh, told_revisions, told_replicas = Sight(), {}, {}
+        fresh, told_revisions, told_replicas = WatchCache(), {}, {}
         everything: list[tuple[Any, Any, Any]] = [(fresh.service, *each) for each in services.items()]
         everything += [(fresh.slice, *each) for each in slices.items()]
         luck.shuffle(everything)
@@ -196,9 +206,9 @@ def _fill(obj: dict[str, Any], before: Any) -> None:
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recordings are not in the repository")
-def test_a_life_that_was_recorded() -> None:
+def test_recorded_lifecycle_is_replayed() -> None:
     """From nothing to one, five, none, one, another revision beside it, none, deleted: what activators know then."""
-    sight = Sight()
+    sight = WatchCache()
     revisions: list[str] = []
     replicas: dict[str, ReplicaRow] = {}
     at: dict[float, list[str]] = {}
@@ -212,11 +222,11 @@ def test_a_life_that_was_recorded() -> None:
         if kind == "service":
             about.setdefault("labels", {}).update({"kelvin.dev/tenant": "acme", "kelvin.dev/model": "llama"})
             about.setdefault("annotations", {})["kelvin.dev/version"] = OF.version
-            news = sight.service(place, None if is_gone else service_of(obj))
+            news = sight.service(place, None if is_gone else parse_service(obj))
         elif kind == "revision":
-            news = sight.revision(place, None if is_gone else failed_of(obj))
+            news = sight.revision(place, None if is_gone else parse_revision_failure(obj))
         elif about["labels"].get("networking.internal.knative.dev/serviceType") == "Private":
-            news = sight.slice(place, None if is_gone else pods_of(obj))
+            news = sight.slice(place, None if is_gone else parse_slice_pods(obj))
         else:
             continue
         sight.check_integrity()

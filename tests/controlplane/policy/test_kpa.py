@@ -12,11 +12,11 @@ import pytest
 from controlplane.policy.kpa import (
     UNKNOWN,
     Decision,
-    Memory,
-    Observed,
+    KpaState,
+    Observation,
     ScalingSpec,
     decide,
-    initial,
+    initial_state,
     resolve_target,
 )
 
@@ -52,49 +52,51 @@ def excess(target: float, burst: float, panic: float, ready: int) -> int:
     return floor(target / UTILIZATION * ready - burst - panic)
 
 
-def seen(stable: float, panic: float, ready: int) -> Observed:
-    return Observed(stable=stable, panic=panic, ready_pods=ready)
+def seen(stable: float, panic: float, ready: int) -> Observation:
+    return Observation(stable=stable, panic=panic, ready_pods=ready)
 
 
 @pytest.mark.parametrize(
     ("of", "observed", "memory", "want"),
     [
-        pytest.param(spec(), seen(0, 0, 1), Memory(), 0, id="no load wants no pod"),
-        pytest.param(spec(181, -1), seen(21, 26, 1), Memory(), 1, id="unlimited burst capacity"),
-        pytest.param(spec(10, 0), seen(50, 49, 1), Memory(), 5, id="no burst capacity"),
-        pytest.param(spec(), seen(50, 50, 1), Memory(), 5, id="five times the target wants five"),
+        pytest.param(spec(), seen(0, 0, 1), KpaState(), 0, id="no load wants no pod"),
+        pytest.param(spec(181, -1), seen(21, 26, 1), KpaState(), 1, id="unlimited burst capacity"),
+        pytest.param(spec(10, 0), seen(50, 49, 1), KpaState(), 5, id="no burst capacity"),
+        pytest.param(spec(), seen(50, 50, 1), KpaState(), 5, id="five times the target wants five"),
         pytest.param(
-            spec(1), seen(50, 30, 5), Memory(panic_time_s=T0 - 5, max_panic_pods=5), 50,
+            spec(1), seen(50, 30, 5), KpaState(panic_time_s=T0 - 5, max_panic_pods=5), 50,
             id="in panic the stable wish wins where it is larger",
         ),
         pytest.param(
-            spec(1), seen(20, 30, 5), Memory(panic_time_s=T0 - 5, max_panic_pods=5), 30,
+            spec(1), seen(20, 30, 5), KpaState(panic_time_s=T0 - 5, max_panic_pods=5), 30,
             id="in panic the panic wish wins where it is larger",
         ),
-        pytest.param(spec(), seen(50, 50, 5), Memory(), 5, id="enough are ready already"),
-        pytest.param(spec(1, 1982, up=1.1), seen(3, 3.1, 2), Memory(), 3, id="a small rate still allows one more"),
-        pytest.param(spec(10, 1982, down=1.1), seen(1, 1, 100), Memory(), 90, id="down by the small rate only"),
+        pytest.param(spec(), seen(50, 50, 5), KpaState(), 5, id="enough are ready already"),
+        pytest.param(spec(1, 1982, up=1.1), seen(3, 3.1, 2), KpaState(), 3, id="a small rate still allows one more"),
+        pytest.param(spec(10, 1982, down=1.1), seen(1, 1, 100), KpaState(), 90, id="down by the small rate only"),
         pytest.param(
-            spec(10, 1982, down=1.1, reachable=False), seen(1, 1, 100), Memory(), 1,
+            spec(10, 1982, down=1.1, reachable=False), seen(1, 1, 100), KpaState(), 1,
             id="an unreachable version goes down at once",
         ),
-        pytest.param(spec(10, 84), seen(50, 100, 1), Memory(), 10, id="twice the pods wanted is panic"),
-        pytest.param(spec(10, 61), seen(1000, 1001, 1), Memory(), 10, id="up by at most ten times"),
-        pytest.param(spec(10, 61), seen(1000, 1001, 10), Memory(), 100, id="and ten times again"),
-        pytest.param(spec(10, 61), seen(1, 1, 100), Memory(), 10, id="down by at most ten times"),
-        pytest.param(spec(10, 61), seen(1, 1, 10), Memory(), 1, id="and again"),
-        pytest.param(spec(10, 81), seen(1000, 888, 0), Memory(), 10, id="none ready: the rate counts from one"),
-        pytest.param(spec(10, 75), seen(1, 0, 1), Memory(), 1, id="load in the stable window keeps one"),
-        pytest.param(spec(10, 75), seen(0, 0, 1), Memory(), 0, id="none in it keeps none"),
-        pytest.param(spec(10, 75, activation=2), seen(0, 0, 1), Memory(), 0, id="the activation scale is not for zero"),
-        pytest.param(spec(10, 75, activation=2), seen(1, 0, 1), Memory(), 2, id="from zero: the activation scale"),
+        pytest.param(spec(10, 84), seen(50, 100, 1), KpaState(), 10, id="twice the pods wanted is panic"),
+        pytest.param(spec(10, 61), seen(1000, 1001, 1), KpaState(), 10, id="up by at most ten times"),
+        pytest.param(spec(10, 61), seen(1000, 1001, 10), KpaState(), 100, id="and ten times again"),
+        pytest.param(spec(10, 61), seen(1, 1, 100), KpaState(), 10, id="down by at most ten times"),
+        pytest.param(spec(10, 61), seen(1, 1, 10), KpaState(), 1, id="and again"),
+        pytest.param(spec(10, 81), seen(1000, 888, 0), KpaState(), 10, id="none ready: the rate counts from one"),
+        pytest.param(spec(10, 75), seen(1, 0, 1), KpaState(), 1, id="load in the stable window keeps one"),
+        pytest.param(spec(10, 75), seen(0, 0, 1), KpaState(), 0, id="none in it keeps none"),
         pytest.param(
-            spec(10, 75, up=2, activation=7), seen(1, 1, 1), Memory(), 7, id="the activation scale ignores the rate"
+            spec(10, 75, activation=2), seen(0, 0, 1), KpaState(), 0, id="the activation scale is not for zero"
         ),
-        pytest.param(spec(10, 75, activation=1), seen(1, 0, 1), Memory(), 1, id="an activation scale of one is none"),
+        pytest.param(spec(10, 75, activation=2), seen(1, 0, 1), KpaState(), 2, id="from zero: the activation scale"),
+        pytest.param(
+            spec(10, 75, up=2, activation=7), seen(1, 1, 1), KpaState(), 7, id="the activation scale ignores the rate"
+        ),
+        pytest.param(spec(10, 75, activation=1), seen(1, 0, 1), KpaState(), 1, id="an activation scale of one is none"),
     ],
 )  # fmt: skip
-def test_one_tick(of: ScalingSpec, observed: Observed, memory: Memory, want: int) -> None:
+def test_one_tick(of: ScalingSpec, observed: Observation, memory: KpaState, want: int) -> None:
     """What is wanted, and the excess burst capacity by its formula."""
     decision = decide(of, observed, memory, T0)
     burst = of.target_burst_capacity
@@ -107,13 +109,13 @@ def test_one_tick(of: ScalingSpec, observed: Observed, memory: Memory, want: int
 @pytest.mark.parametrize(
     "observed",
     [
-        pytest.param(Observed(stable=1000, panic=888, ready_pods=1, ready_error=True), id="pods cannot be counted"),
-        pytest.param(Observed(stable=0, panic=0, ready_pods=1, metric_error=True), id="there are no metrics"),
+        pytest.param(Observation(stable=1000, panic=888, ready_pods=1, ready_error=True), id="pods cannot be counted"),
+        pytest.param(Observation(stable=0, panic=0, ready_pods=1, metric_error=True), id="there are no metrics"),
     ],
 )
-def test_an_error_decides_and_remembers_nothing(observed: Observed) -> None:
+def test_metric_error_keeps_the_state(observed: Observation) -> None:
     """The memory stays as it was, be it ever so old."""
-    memory = Memory(panic_time_s=0.0, max_panic_pods=7, delay=((3, 4),))
+    memory = KpaState(panic_time_s=0.0, max_panic_pods=7, delay=((3, 4),))
     assert decide(spec(), observed, memory, T0) == Decision(0, 0, False, memory)
 
 
@@ -122,7 +124,7 @@ class Decider:
 
     def __init__(self, of: ScalingSpec, ready: int = 1, now: float = T0) -> None:
         self.spec = of
-        self.memory = initial(ready, now, of.scale_down_delay_s)
+        self.memory = initial_state(ready, now, of.scale_down_delay_s)
 
     def tick(self, stable: float, panic: float, ready: int, now: float) -> int:
         decision = decide(self.spec, seen(stable, panic, ready), self.memory, now)
@@ -130,7 +132,7 @@ class Decider:
         return decision.desired
 
 
-def test_panic_holds_for_a_stable_window_and_then_lets_go() -> None:
+def test_panic_ends_after_a_stable_window() -> None:
     """A surge, its end, and the scale down a minute after the last crossing."""
     decider = Decider(spec(10, 93))
     assert decider.tick(100, 100, 1, T0) == 10
@@ -138,7 +140,7 @@ def test_panic_holds_for_a_stable_window_and_then_lets_go() -> None:
     assert decider.tick(1, 1, 10, T0 + 30) == 100
     assert decider.tick(1, 1, 10, T0 + 60) == 100, "exactly a window later it still holds"
     assert decider.tick(1, 1, 10, T0 + 61) == 1
-    assert decider.memory == Memory()
+    assert decider.memory == KpaState()
 
 
 def test_a_slow_increase_ends_the_panic() -> None:
@@ -173,16 +175,16 @@ def test_exponential_growth_is_followed() -> None:
 @pytest.mark.parametrize(
     ("ready", "want"),
     [
-        pytest.param(0, Memory(), id="at zero nothing needs holding"),
-        pytest.param(1, Memory(max_panic_pods=1), id="nor at one"),
-        pytest.param(2, Memory(panic_time_s=T0, max_panic_pods=2), id="two are held by starting in panic"),
+        pytest.param(0, KpaState(), id="at zero nothing needs holding"),
+        pytest.param(1, KpaState(max_panic_pods=1), id="nor at one"),
+        pytest.param(2, KpaState(panic_time_s=T0, max_panic_pods=2), id="two are held by starting in panic"),
     ],
 )
-def test_a_start_holds_the_scale(ready: int, want: Memory) -> None:
+def test_restart_keeps_the_scale(ready: int, want: KpaState) -> None:
     """A restart has no metrics; they must not look like no load."""
-    assert initial(ready, T0) == want
+    assert initial_state(ready, T0) == want
     if ready == 2:
-        assert decide(spec(), seen(0, 0, 2), initial(2, T0), T0 + 2).desired == 2
+        assert decide(spec(), seen(0, 0, 2), initial_state(2, T0), T0 + 2).desired == 2
 
 
 DELAYED = replace(spec(10, 0, up=10, down=10), scale_down_delay_s=300.0, panic_threshold=100.0, stable_window_s=0.0)
@@ -276,7 +278,7 @@ def test_resolve_target(
 
 def test_the_invariant_finds_a_decider_that_goes_down_in_panic() -> None:
     """Negative control: forget what panic remembers, and the scale falls within the panic."""
-    memory = decide(spec(1, 98), seen(11, 25, 10), initial(10, T0), T0).memory
+    memory = decide(spec(1, 98), seen(11, 25, 10), initial_state(10, T0), T0).memory
     honest = decide(spec(1, 98), seen(5, 5, 25), memory, T0 + 10)
     forgetful = decide(spec(1, 98), seen(5, 5, 25), replace(memory, max_panic_pods=0), T0 + 10)
     assert honest.desired == 25

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.kpa import ScalingSpec, decide, initial
+from controlplane.policy.kpa import ScalingSpec, decide, initial_state
 from tests.controlplane.policy.test_kpa import seen
 
 LOADS = st.floats(min_value=0, max_value=10_000)
@@ -27,9 +27,11 @@ STEPS = st.lists(
 
 
 @given(SPECS, STEPS, st.integers(min_value=0, max_value=20))
-def test_invariants_of_any_series(of: ScalingSpec, steps: list[tuple[float, float, int, float]], ready: int) -> None:
+def test_invariants_hold_for_any_series(
+    of: ScalingSpec, steps: list[tuple[float, float, int, float]], ready: int
+) -> None:
     """Never down in panic; within the rates, the activation scale, or what is held; memory is bounded."""
-    memory, now = initial(ready, 0.0, of.scale_down_delay_s), 0.0
+    memory, now = initial_state(ready, 0.0, of.scale_down_delay_s), 0.0
     for stable, panic, pods, passed in steps:
         now += passed
         before = memory
@@ -55,7 +57,7 @@ def test_more_load_never_wants_fewer(
     of: ScalingSpec, stable: float, panic: float, more_stable: float, more_panic: float, pods: int
 ) -> None:
     """From the same memory, in both windows."""
-    memory = initial(pods, 0.0, of.scale_down_delay_s)
+    memory = initial_state(pods, 0.0, of.scale_down_delay_s)
     less = decide(of, seen(stable, panic, pods), memory, 1.0)
     more = decide(of, seen(stable + more_stable, panic + more_panic, pods), memory, 1.0)
     assert more.desired >= less.desired

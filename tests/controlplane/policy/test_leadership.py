@@ -3,37 +3,42 @@
 import pytest
 
 from controlplane.policy.leadership import (
-    Held,
-    Sight,
-    Stand,
-    Take,
-    Terms,
+    AcquireLease,
+    AwaitHolder,
+    LeaseDurations,
+    LeaseRecord,
+    ObservedLease,
+    acquired_spec,
     decide,
-    given_up,
     leads_until,
     losses_after,
     observe,
     pause_s,
     read,
-    written,
+    released_spec,
 )
 
-TERMS = Terms()
-B = Held("b", 15.0, "2026-01-01T00:00:00.000000Z", 0, "1")
+TERMS = LeaseDurations()
+B = LeaseRecord("b", 15.0, "2026-01-01T00:00:00.000000Z", 0, "1")
 
 
 @pytest.mark.parametrize(
     ("sight", "now", "want"),
     [
-        pytest.param(None, 0.0, Take(), id="nobody ever had it"),
-        pytest.param(Sight(Held("", 1.0, "", 0, "1"), 0.0), 0.1, Take(), id="it was given up"),
-        pytest.param(Sight(Held("a", 15.0, "", 0, "1"), 0.0), 0.1, Take(), id="it is ours"),
-        pytest.param(Sight(B, 5.0), 19.9, Stand(20.0), id="another's, from when it was seen to change"),
-        pytest.param(Sight(B, 5.0), 20.0, Take(), id="another's, who is silent for its time"),
-        pytest.param(Sight(Held("b", 60.0, "", 0, "1"), 5.0), 20.0, Stand(65.0), id="its own time counts, not ours"),
+        pytest.param(None, 0.0, AcquireLease(), id="nobody ever had it"),
+        pytest.param(ObservedLease(LeaseRecord("", 1.0, "", 0, "1"), 0.0), 0.1, AcquireLease(), id="it was given up"),
+        pytest.param(ObservedLease(LeaseRecord("a", 15.0, "", 0, "1"), 0.0), 0.1, AcquireLease(), id="it is ours"),
+        pytest.param(ObservedLease(B, 5.0), 19.9, AwaitHolder(20.0), id="another's, from when it was seen to change"),
+        pytest.param(ObservedLease(B, 5.0), 20.0, AcquireLease(), id="another's, who is silent for its time"),
+        pytest.param(
+            ObservedLease(LeaseRecord("b", 60.0, "", 0, "1"), 5.0),
+            20.0,
+            AwaitHolder(65.0),
+            id="its own time counts, not ours",
+        ),
     ],
 )
-def test_decide(sight: Sight | None, now: float, want: Take | Stand) -> None:
+def test_decide(sight: ObservedLease | None, now: float, want: AcquireLease | AwaitHolder) -> None:
     """Candidate `a`."""
     assert decide(sight, "a", now) == want
 
@@ -41,35 +46,40 @@ def test_decide(sight: Sight | None, now: float, want: Take | Stand) -> None:
 @pytest.mark.parametrize(
     ("before", "held", "want"),
     [
-        pytest.param(None, B, Sight(B, 9.0), id="the first look begins its time, whenever it was renewed"),
-        pytest.param(Sight(B, 5.0), B, Sight(B, 5.0), id="no change, no new time"),
+        pytest.param(None, B, ObservedLease(B, 9.0), id="the first look begins its time, whenever it was renewed"),
+        pytest.param(ObservedLease(B, 5.0), B, ObservedLease(B, 5.0), id="no change, no new time"),
         pytest.param(
-            Sight(B, 5.0), Held("b", 15.0, "later", 0, "2"), Sight(Held("b", 15.0, "later", 0, "2"), 9.0), id="renewed"
+            ObservedLease(B, 5.0),
+            LeaseRecord("b", 15.0, "later", 0, "2"),
+            ObservedLease(LeaseRecord("b", 15.0, "later", 0, "2"), 9.0),
+            id="renewed",
         ),
-        pytest.param(Sight(B, 5.0), None, Sight(B, 5.0), id="deleted: its holder may not know of it yet"),
+        pytest.param(
+            ObservedLease(B, 5.0), None, ObservedLease(B, 5.0), id="deleted: its holder may not know of it yet"
+        ),
         pytest.param(None, None, None, id="nothing was and is there"),
     ],
 )
-def test_observe(before: Sight | None, held: Held | None, want: Sight | None) -> None:
+def test_observe(before: ObservedLease | None, held: LeaseRecord | None, want: ObservedLease | None) -> None:
     """At second 9."""
     assert observe(before, held, now=9.0) == want
 
 
-def test_a_leader_stops_before_others_begin() -> None:
+def test_leader_stops_before_the_lease_expires() -> None:
     """They wait from when they saw its renewal, which was not before it was begun."""
     begun = 100.0
-    seen = Sight(B, begun)
-    assert decide(seen, "a", leads_until(begun, TERMS)) == Stand(begun + 15.0)
+    seen = ObservedLease(B, begun)
+    assert decide(seen, "a", leads_until(begun, TERMS)) == AwaitHolder(begun + 15.0)
 
 
 @pytest.mark.parametrize("terms", [(10, 15.0, 2.0), (15, 2.0, 10.0), (15, 10.0, 0.0), (15, 15.0, 2.0)])
-def test_terms_that_are_none(terms: tuple[int, float, float]) -> None:
+def test_inconsistent_lease_durations_are_refused(terms: tuple[int, float, float]) -> None:
     """Two could lead, or nobody for long."""
     with pytest.raises(ValueError, match="less than the one before"):
-        Terms(*terms)
+        LeaseDurations(*terms)
 
 
-def test_who_loses_it_soon_stands_again_later() -> None:
+def test_repeated_losses_delay_the_next_candidacy() -> None:
     """Twice as late each time, up to a minute; who has kept it for long begins anew."""
     losses, pauses = 0, []
     for led_s in (5.0, 60.0, 60.0, 5.0, 5.0, 5.0, 61.0):
@@ -79,9 +89,9 @@ def test_who_loses_it_soon_stands_again_later() -> None:
     assert pause_s(1000, TERMS, 0.99) == pytest.approx(30.3)
 
 
-def test_taken_renewed_given_up() -> None:
+def test_lease_spec_when_acquired_renewed_and_released() -> None:
     """What the cluster keeps, as client-go writes it."""
-    first = written(None, "a", "t0", TERMS)
+    first = acquired_spec(None, "a", "t0", TERMS)
     assert first == {
         "holderIdentity": "a",
         "leaseDurationSeconds": 15,
@@ -89,14 +99,14 @@ def test_taken_renewed_given_up() -> None:
         "renewTime": "t0",
         "leaseTransitions": 0,
     }
-    renewed = written(first, "a", "t1", TERMS)
+    renewed = acquired_spec(first, "a", "t1", TERMS)
     assert renewed == {**first, "renewTime": "t1"}
-    left = given_up(renewed, "t2")
+    left = released_spec(renewed, "t2")
     assert left == {**renewed, "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": "t2"}
-    taken = written(left, "b", "t3", TERMS)
+    taken = acquired_spec(left, "b", "t3", TERMS)
     assert taken == {**first, "holderIdentity": "b", "acquireTime": "t3", "renewTime": "t3", "leaseTransitions": 1}
 
 
-def test_a_lease_that_says_little() -> None:
+def test_incomplete_lease_uses_defaults() -> None:
     """Somebody made it by hand."""
-    assert read({"metadata": {"resourceVersion": "7"}}, TERMS) == Held("", 15.0, "", 0, "7")
+    assert read({"metadata": {"resourceVersion": "7"}}, TERMS) == LeaseRecord("", 15.0, "", 0, "7")

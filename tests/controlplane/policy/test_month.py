@@ -31,7 +31,7 @@ def test_bounds(month: str, begin: tuple[int, ...], end: tuple[int, ...]) -> Non
 @pytest.mark.parametrize(
     "month", ["2026-13", "2026-00", "26-11", "2026-1", "2026-11-01", "", "x" * 99, "1969-12", "9999-01"]
 )
-def test_what_is_no_month(month: str) -> None:
+def test_malformed_month_is_refused(month: str) -> None:
     """Refused with the value and the rule."""
     with pytest.raises(Refused) as caught:
         month_bounds_us(month)

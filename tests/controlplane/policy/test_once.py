@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.usage import Origin, RequestRecord
-from controlplane.policy.booking import ONCE_US, Booked, book_together
+from contracts.usage import RecordOrigin, RequestRecord
+from controlplane.policy.booking import IDEMPOTENCY_WINDOW_US, LedgerRecord, mark_charged_by_key
 from tests.controlplane.usage_records import BEGIN_US, HOUR_US, request_record
 
 
@@ -25,17 +25,17 @@ def cut(hours: float, tokens: int, number: int = 0, **other: object) -> RequestR
     return at(hours, number, **{"outcome": "cancelled", "status": 499, "completion_tokens": tokens, **other})
 
 
-def charged(records: Sequence[RequestRecord], closed: Sequence[Booked] = ()) -> set[str]:
+def charged(records: Sequence[RequestRecord], closed: Sequence[LedgerRecord] = ()) -> set[str]:
     """The ids that stand; `closed` are of a month that is."""
-    groups: dict[str, list[Booked]] = {}
-    for booked in [*closed, *(Booked(record, "2026-11") for record in records)]:
+    groups: dict[str, list[LedgerRecord]] = {}
+    for booked in [*closed, *(LedgerRecord(record, "2026-11") for record in records)]:
         groups.setdefault(booked.record.request_id, []).append(booked)
-    found = book_together(groups, {"2026-10"})
+    found = mark_charged_by_key(groups, {"2026-10"})
     return {request_id for request_id, group in found.items() if any(each.stands for each in group)}
 
 
-FROZEN = Booked(at(0, ended_at_us=BEGIN_US - 1, completion_tokens=1), "2026-10", stands=True)
-FREE = Booked(cut(0, 0, ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
+FROZEN = LedgerRecord(at(0, ended_at_us=BEGIN_US - 1, completion_tokens=1), "2026-10", stands=True)
+FREE = LedgerRecord(cut(0, 0, ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ FREE = Booked(cut(0, 0, ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
         pytest.param([at(1, completion_tokens=99)], [FROZEN], {"req-0-0"}, id="a closed month has charged it"),
         pytest.param([at(1)], [FREE], {"req-0-0", "req-1-0"}, id="a closed month that charged nothing takes nothing"),
         pytest.param(
-            [cut(0, 64, origin=Origin.ORPHAN, source="rt-1"), at(1)], [], {"req-1-0"},
+            [cut(0, 64, origin=RecordOrigin.ORPHAN, source="rt-1"), at(1)], [], {"req-1-0"},
             id="an orphan's beside the repeat that another activator served",
         ),
     ],
 )  # fmt: skip
-def test_which_is_charged(records: list[RequestRecord], closed: list[Booked], want: set[str]) -> None:
+def test_charged_request_of_a_key(records: list[RequestRecord], closed: list[LedgerRecord], want: set[str]) -> None:
     """And whatever the order."""
     assert charged(records, closed) == want
     assert charged(records[::-1], closed) == want
@@ -71,10 +71,15 @@ def test_which_is_charged(records: list[RequestRecord], closed: list[Booked], wa
 def test_a_record_of_the_same_request_takes_back_what_was_charged() -> None:
     """The activator's late record of an orphan's request in a closed month: as without a repeat, and the repeat is
     charged nothing."""
-    orphan = Booked(cut(0, 9, origin=Origin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
+    orphan = LedgerRecord(
+        cut(0, 9, origin=RecordOrigin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True
+    )
     late, repeat = at(0, source="a-2", sequence=7), at(1)
-    groups = {late.request_id: [orphan, Booked(late, "2026-11")], repeat.request_id: [Booked(repeat, "2026-11")]}
-    found = book_together(groups, {"2026-10"})
+    groups = {
+        late.request_id: [orphan, LedgerRecord(late, "2026-11")],
+        repeat.request_id: [LedgerRecord(repeat, "2026-11")],
+    }
+    found = mark_charged_by_key(groups, {"2026-10"})
     assert [(each.stands, each.replaces) for each in found[late.request_id]] == [
         (True, None),
         (True, ("orphan", "rt-1")),
@@ -85,20 +90,22 @@ def test_a_record_of_the_same_request_takes_back_what_was_charged() -> None:
 @pytest.mark.parametrize("is_late_closed", [False, True])
 def test_a_charge_that_was_taken_back_charges_the_repeat(is_late_closed: bool) -> None:
     """A closed month charged an orphan's record. The activator's late record says that it delivered nothing."""
-    orphan = Booked(cut(0, 9, origin=Origin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
-    late = Booked(cut(0, 0, source="a-2", sequence=7), "2026-11")
-    repeat = Booked(at(1, number=1), "2026-12")
+    orphan = LedgerRecord(
+        cut(0, 9, origin=RecordOrigin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True
+    )
+    late = LedgerRecord(cut(0, 0, source="a-2", sequence=7), "2026-11")
+    repeat = LedgerRecord(at(1, number=1), "2026-12")
     closed = {"2026-10"}
     if is_late_closed:
         late, closed = replace(late, stands=True, replaces=("orphan", "rt-1")), {"2026-10", "2026-11"}
     groups = {late.record.request_id: [orphan, late], repeat.record.request_id: [repeat]}
-    found = book_together(groups, closed)
+    found = mark_charged_by_key(groups, closed)
     assert [(each.stands, each.replaces) for each in found[late.record.request_id]] == [
         (True, None),
         (True, ("orphan", "rt-1")),
     ]
     assert [each.stands for each in found[repeat.record.request_id]] == [True]
-    assert book_together(found, closed) == found
+    assert mark_charged_by_key(found, closed) == found
 
 
 RECORDS = st.lists(
@@ -116,14 +123,14 @@ RECORDS = st.lists(
 
 
 @given(records=RECORDS, data=st.data())
-def test_one_in_a_day_stands(records: list[RequestRecord], data: st.DataObject) -> None:
+def test_one_request_per_key_and_day_is_charged(records: list[RequestRecord], data: st.DataObject) -> None:
     """In any order; each that does not stand is within a day of one that does, and is no better."""
     stands = charged(records)
     assert charged(data.draw(st.permutations(records))) == stands
     by_id = {record.request_id: record for record in records}
     for record in records:
         best = [by_id[each] for each in stands if by_id[each].once == record.once]
-        near = [each for each in best if abs(each.started_at_us - record.started_at_us) < ONCE_US]
+        near = [each for each in best if abs(each.started_at_us - record.started_at_us) < IDEMPOTENCY_WINDOW_US]
         if record.request_id not in stands:
             assert any(
                 (each.outcome == "ok", each.completion_tokens) >= (record.outcome == "ok", record.completion_tokens)
@@ -134,5 +141,5 @@ def test_one_in_a_day_stands(records: list[RequestRecord], data: st.DataObject) 
         windows, edge = 0, -1
         for us in begun:
             if us >= edge:
-                windows, edge = windows + 1, us + ONCE_US
+                windows, edge = windows + 1, us + IDEMPOTENCY_WINDOW_US
         assert sum(by_id[each].once == once for each in stands) == windows

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.placement import PoolSpec, Sharing, Spot, choose, pool_for, reported
+from controlplane.policy.placement import FreePod, PoolingRule, PoolSpec, choose_pod, pool_concurrency, pool_for
 
 SMALL, LARGE = PoolSpec("small", 10, 2, 8), PoolSpec("large", 100, 1, 3)
 
@@ -13,27 +13,27 @@ SMALL, LARGE = PoolSpec("small", 10, 2, 8), PoolSpec("large", 100, 1, 3)
     ("weight_bytes", "spots", "want"),
     [
         pytest.param(5, [], None, id="nobody waits"),
-        pytest.param(11, [Spot("a", 10, 0)], None, id="none has room"),
-        pytest.param(10, [Spot("a", 10, 0)], "a", id="to the byte"),
-        pytest.param(5, [Spot("a", 100, 0), Spot("b", 10, 9)], "b", id="the smallest that has room"),
-        pytest.param(5, [Spot("a", 10, 9), Spot("b", 10, 3)], "b", id="of equals the one that waits for longest"),
-        pytest.param(50, [Spot("a", 100, 0), Spot("b", 10, 9)], "a", id="the large one where it has to be"),
+        pytest.param(11, [FreePod("a", 10, 0)], None, id="none has room"),
+        pytest.param(10, [FreePod("a", 10, 0)], "a", id="to the byte"),
+        pytest.param(5, [FreePod("a", 100, 0), FreePod("b", 10, 9)], "b", id="the smallest that has room"),
+        pytest.param(5, [FreePod("a", 10, 9), FreePod("b", 10, 3)], "b", id="of equals the one that waits for longest"),
+        pytest.param(50, [FreePod("a", 100, 0), FreePod("b", 10, 9)], "a", id="the large one where it has to be"),
     ],
 )
-def test_choose(weight_bytes: int, spots: list[Spot], want: str | None) -> None:
-    found = choose(weight_bytes, spots)
+def test_choose(weight_bytes: int, spots: list[FreePod], want: str | None) -> None:
+    found = choose_pod(weight_bytes, spots)
     assert (None if found is None else found.pod) == want
 
 
 @given(st.lists(st.integers(0, 50), max_size=6), st.lists(st.integers(0, 50), max_size=8).map(sorted))
-def test_nothing_that_could_be_placed_is_left(sizes: list[int], rooms: list[int]) -> None:
+def test_best_fit_places_as_many_as_possible(sizes: list[int], rooms: list[int]) -> None:
     """Best fit in rising order of size places as many as any choice can.
     What is placed has room, and no pod is given twice.
     """
-    waiting = [Spot(str(number), room, number) for number, room in enumerate(rooms)]
+    waiting = [FreePod(str(number), room, number) for number, room in enumerate(rooms)]
     placed = 0
     for size in sorted(sizes):
-        spot = choose(size, waiting)
+        spot = choose_pod(size, waiting)
         if spot is not None:
             assert spot.weight_bytes >= size
             waiting.remove(spot)
@@ -63,23 +63,23 @@ def test_pool_for(weight_bytes: int, want: str | None) -> None:
     assert (None if found is None else found.name) == want
 
 
-def test_reported() -> None:
+def test_pool_concurrency_counts_taken_waiting_and_buffer() -> None:
     """One a pod that is taken, one a start that waits, and the buffer; never more than there may be."""
-    assert reported((SMALL, LARGE), {}, {}) == {"small": 2, "large": 1}
-    assert reported((SMALL, LARGE), {"small": 3}, {"small": 1, "large": 1}) == {"small": 6, "large": 2}
-    assert reported((LARGE,), {"large": 3}, {"large": 9}) == {"large": 3}
+    assert pool_concurrency((SMALL, LARGE), {}, {}) == {"small": 2, "large": 1}
+    assert pool_concurrency((SMALL, LARGE), {"small": 3}, {"small": 1, "large": 1}) == {"small": 6, "large": 2}
+    assert pool_concurrency((LARGE,), {"large": 3}, {"large": 9}) == {"large": 3}
 
 
 @pytest.mark.parametrize(
     ("sharing", "want"),
     [
-        pytest.param(Sharing(), False, id="nobody's, where nothing is said"),
-        pytest.param(Sharing(("*/*",)), True, id="everybody's"),
-        pytest.param(Sharing(("acme/*",)), True, id="all of a tenant"),
-        pytest.param(Sharing(("other/*", "acme/llama")), True, id="one of them"),
-        pytest.param(Sharing(("*/other", "other/llama")), False, id="others"),
-        pytest.param(Sharing(("*/*", "acme/llama"), frozenset({"acme"})), False, id="never of one that is apart"),
+        pytest.param(PoolingRule(), False, id="nobody's, where nothing is said"),
+        pytest.param(PoolingRule(("*/*",)), True, id="everybody's"),
+        pytest.param(PoolingRule(("acme/*",)), True, id="all of a tenant"),
+        pytest.param(PoolingRule(("other/*", "acme/llama")), True, id="one of them"),
+        pytest.param(PoolingRule(("*/other", "other/llama")), False, id="others"),
+        pytest.param(PoolingRule(("*/*", "acme/llama"), frozenset({"acme"})), False, id="never of one that is apart"),
     ],
 )
-def test_sharing(sharing: Sharing, want: bool) -> None:
-    assert sharing.takes("acme", "llama") is want
+def test_pooling_rule_matches_patterns_and_exclusions(sharing: PoolingRule, want: bool) -> None:
+    assert sharing.is_pooled("acme", "llama") is want

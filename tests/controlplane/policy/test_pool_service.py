@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controlplane.policy.knative_service import Cluster, namespace_of, service_name
+from controlplane.policy.knative_service import ClusterSpec, namespace_of, service_name
 from controlplane.policy.placement import PoolSpec
 from controlplane.policy.pool_service import pool_place, pool_service
 from tests.controlplane.policy.test_knative_service import CLUSTER, CRD, EVERYTHING, faults
@@ -15,12 +15,12 @@ CONTROLLED = replace(CLUSTER, control=EVERYTHING.control)
 
 @pytest.mark.skipif(not CRD.exists(), reason="Knative's CRDs are not beside the checkout")
 @pytest.mark.parametrize("cluster", [CONTROLLED, EVERYTHING])
-def test_schema(cluster: Cluster) -> None:
+def test_pool_service_matches_the_schema(cluster: ClusterSpec) -> None:
     assert faults(pool_service(POOL, cluster, 2 << 30)) == []
 
 
 @pytest.mark.parametrize("cluster", [CONTROLLED, EVERYTHING])
-def test_it_waits(cluster: Cluster) -> None:
+def test_pool_pod_waits_for_control_requests(cluster: ClusterSpec) -> None:
     """For orders over mutual TLS, on its device class, with room for so many bytes and no tenant's cache."""
     rendered = pool_service(POOL, cluster, 2 << 30)
     (container,) = rendered["spec"]["template"]["spec"]["containers"]
@@ -34,7 +34,7 @@ def test_it_waits(cluster: Cluster) -> None:
     assert all(each["secretRef"]["optional"] for each in container.get("envFrom", ()))
 
 
-def test_it_is_scaled_by_what_is_reported() -> None:
+def test_pool_scales_by_reported_concurrency() -> None:
     """A pod for each of it, two while nobody reports, never more than eight."""
     template = pool_service(POOL, CONTROLLED, 2 << 30)["spec"]["template"]
     annotations = template["metadata"]["annotations"]
@@ -53,7 +53,7 @@ def test_it_is_scaled_by_what_is_reported() -> None:
     assert template["spec"]["containerConcurrency"] == 0
 
 
-def test_its_place_is_nobody_elses() -> None:
+def test_pool_name_collides_with_no_tenant_or_version() -> None:
     """Neither a tenant's namespace nor a version's name."""
     namespace, name = pool_place(POOL, CONTROLLED)
     assert namespace != namespace_of("pools", CONTROLLED)

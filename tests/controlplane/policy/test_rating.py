@@ -108,7 +108,7 @@ def test_order_and_batches_do_not_matter(added: list[tuple[int, int, str]], data
     assert bill_of(added).lines() == bill_of(data.draw(st.permutations(added))).lines()
 
 
-def test_rounding_per_record_would_show() -> None:
+def test_rounding_per_record_gives_another_bill() -> None:
     """Negative control: a thousand times half a micro-unit is not a thousand roundings."""
     bill = Bill()
     for _ in range(1000):
@@ -127,12 +127,12 @@ def test_rounding_per_record_would_show() -> None:
         pytest.param("overloaded", 0, False, id="shed"),
     ],
 )
-def test_what_is_charged(outcome: str, delivered: int, want: bool) -> None:
+def test_successful_or_delivered_requests_are_charged(outcome: str, delivered: int, want: bool) -> None:
     """What went well, or was delivered."""
     assert is_billable(request_record(1, outcome=outcome, completion_tokens=delivered)) is want
 
 
-def test_what_holds_at_an_instant() -> None:
+def test_price_of_an_instant() -> None:
     """The first entry also before its date; each of the others from its midnight on."""
     book = PriceBook("USD", (prices(10), prices(20), prices(40)))
     at = {5: 10, 10: 10, 19: 10, 20: 20, 39: 20, 40: 40, 99: 40}
@@ -159,7 +159,7 @@ def test_every_day_has_the_latest_entry_that_has_begun(dates: list[int], day: in
         pytest.param((1, 1), id="twice the same date"),
     ],
 )
-def test_books_that_are_none(days: tuple[int, ...]) -> None:
+def test_invalid_price_book_is_refused(days: tuple[int, ...]) -> None:
     """Refused when made."""
     with pytest.raises(ValueError, match="price book"):
         PriceBook("USD", tuple(prices(day) for day in days))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.retention import DAY_S, HOUR_S, NEWEST, keep
+from controlplane.policy.retention import DAY_S, HOUR_S, MIN_BACKUPS, choose_kept_backups
 
 NOW_S = 1_800_000_000 // DAY_S * DAY_S + DAY_S // 2  # noon
 
@@ -26,16 +26,16 @@ NOW_S = 1_800_000_000 // DAY_S * DAY_S + DAY_S // 2  # noon
         pytest.param([-500, -400, 0, 10], [-500, -400, 0, 10], id="a clock that went back loses none"),
     ],
 )  # fmt: skip
-def test_keep(ages_s: list[int], kept: list[int]) -> None:
+def test_kept_backups(ages_s: list[int], kept: list[int]) -> None:
     """With a week of days."""
-    found = keep([NOW_S - age for age in ages_s], NOW_S, 7)
+    found = choose_kept_backups([NOW_S - age for age in ages_s], NOW_S, 7)
     assert sorted(NOW_S - moment for moment in found) == sorted(kept)
 
 
 @given(st.sets(st.integers(NOW_S - 20 * DAY_S, NOW_S), max_size=60), st.integers(1, 30))
 def test_thinning_again_takes_nothing_more(moments: set[int], days: int) -> None:
     """What stays is among what was there, holds the newest, and is stable."""
-    kept = keep(moments, NOW_S, days)
+    kept = choose_kept_backups(moments, NOW_S, days)
     assert kept <= moments
-    assert set(sorted(moments)[-NEWEST:]) <= kept
-    assert keep(kept, NOW_S, days) == kept
+    assert set(sorted(moments)[-MIN_BACKUPS:]) <= kept
+    assert choose_kept_backups(kept, NOW_S, days) == kept

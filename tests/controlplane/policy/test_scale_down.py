@@ -5,44 +5,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.replica_life import LIVE, SERVING, ReplicaState
-from controlplane.policy.scale_down import Leaving, Member, choose_kept, choose_leaving
+from controlplane.policy.scale_down import ScaleDownPlan, VersionReplica, choose_replicas_to_keep, plan_scale_down
 
 S = ReplicaState
 
 
-def members(*states: ReplicaState) -> list[Member]:
+def members(*states: ReplicaState) -> list[VersionReplica]:
     """Replicas `0`, `1`, ... from the oldest to the youngest."""
-    return [Member(str(number), state, number) for number, state in enumerate(states)]
+    return [VersionReplica(str(number), state, number) for number, state in enumerate(states)]
 
 
 @pytest.mark.parametrize(
     ("starts", "states", "wanted", "want"),
     [
-        pytest.param(1, [S.READY], 2, Leaving(0, (), ()), id="as many as are wanted: none"),
-        pytest.param(2, [S.READY, S.RESTORING], 2, Leaving(2, (), ()), id="starts first"),
-        pytest.param(1, [S.READY, S.RESTORING, S.READY], 1, Leaving(1, ("2",), ("1",)), id="restores, then youngest"),
-        pytest.param(0, [S.RELIEVED, S.RESTORING], 1, Leaving(0, (), ()), id="relieved: serves until the new one does"),
-        pytest.param(0, [S.RELIEVED, S.READY], 1, Leaving(0, ("0",), ()), id="relieved: the new one serves"),
-        pytest.param(0, [S.RELIEVED, S.RELIEVED, S.READY], 2, Leaving(0, ("0",), ()), id="relieved: the oldest leaves"),
-        pytest.param(1, [S.RELIEVED, S.READY], 1, Leaving(1, ("0",), ()), id="one fewer: both of a pair"),
+        pytest.param(1, [S.READY], 2, ScaleDownPlan(0, (), ()), id="as many as are wanted: none"),
+        pytest.param(2, [S.READY, S.RESTORING], 2, ScaleDownPlan(2, (), ()), id="starts first"),
         pytest.param(
-            0, [S.RELIEVED, S.RESTORING, S.ASLEEP, S.ASLEEP2, S.DOZING], 0, Leaving(0, ("0", "4"), ("1", "2", "3")),
-            id="zero: all of them",
+            1, [S.READY, S.RESTORING, S.READY], 1, ScaleDownPlan(1, ("2",), ("1",)), id="restores, then youngest"
         ),
-        pytest.param(0, [S.READY, S.ASLEEP], 1, Leaving(0, (), ()), id="a sleeper stays above zero"),
-        pytest.param(0, [S.DRAINING, S.ENDING], 0, Leaving(0, (), ()), id="what leaves already is left alone"),
+        pytest.param(
+            0, [S.RELIEVED, S.RESTORING], 1, ScaleDownPlan(0, (), ()), id="relieved: serves until the new one does"
+        ),
+        pytest.param(0, [S.RELIEVED, S.READY], 1, ScaleDownPlan(0, ("0",), ()), id="relieved: the new one serves"),
+        pytest.param(
+            0, [S.RELIEVED, S.RELIEVED, S.READY], 2, ScaleDownPlan(0, ("0",), ()), id="relieved: the oldest leaves"
+        ),
+        pytest.param(1, [S.RELIEVED, S.READY], 1, ScaleDownPlan(1, ("0",), ()), id="one fewer: both of a pair"),
+        pytest.param(
+            0, [S.RELIEVED, S.RESTORING, S.ASLEEP, S.ASLEEP2, S.DOZING], 0,
+            ScaleDownPlan(0, ("0", "4"), ("1", "2", "3")), id="zero: all of them",
+        ),
+        pytest.param(0, [S.READY, S.ASLEEP], 1, ScaleDownPlan(0, (), ()), id="a sleeper stays above zero"),
+        pytest.param(0, [S.DRAINING, S.ENDING], 0, ScaleDownPlan(0, (), ()), id="what leaves already is left alone"),
     ],
 )  # fmt: skip
-def test_who_leaves(starts: int, states: list[ReplicaState], wanted: int, want: Leaving) -> None:
+def test_scale_down_chooses_by_state_then_age(
+    starts: int, states: list[ReplicaState], wanted: int, want: ScaleDownPlan
+) -> None:
     """By state, then by age."""
-    assert choose_leaving(starts, members(*states), wanted) == want
+    assert plan_scale_down(starts, members(*states), wanted) == want
 
 
 @given(st.integers(0, 4), st.lists(st.sampled_from(ReplicaState), max_size=6), st.integers(0, 6))
-def test_no_fewer_are_left_than_are_wanted(starts: int, states: list[ReplicaState], wanted: int) -> None:
+def test_scale_down_leaves_the_wanted_number(starts: int, states: list[ReplicaState], wanted: int) -> None:
     """Neither of those that count nor, while new ones are on their way, of those that serve. Nobody leaves twice."""
     every = members(*states)
-    leaving = choose_leaving(starts, every, wanted)
+    leaving = plan_scale_down(starts, every, wanted)
     gone = [*leaving.drained, *leaving.ended]
     left = [each for each in every if each.runtime_id not in gone]
     assert len(gone) == len(set(gone))
@@ -50,7 +58,7 @@ def test_no_fewer_are_left_than_are_wanted(starts: int, states: list[ReplicaStat
     assert live == min(wanted, before + starts)
     serving, served = sum(each.state in SERVING for each in left), sum(state in SERVING for state in states)
     assert serving >= min(served, live)
-    assert choose_leaving(starts - leaving.starts, left, wanted) == Leaving(0, (), ())
+    assert plan_scale_down(starts - leaving.starts, left, wanted) == ScaleDownPlan(0, (), ())
 
 
 @pytest.mark.parametrize(
@@ -61,6 +69,8 @@ def test_no_fewer_are_left_than_are_wanted(starts: int, states: list[ReplicaStat
         pytest.param(0, [S.RELIEVED, S.RELIEVED, S.RESTORING], ("1",), id="one for two: the youngest stays"),
     ],
 )
-def test_who_stays(starts: int, states: list[ReplicaState], want: tuple[str, ...]) -> None:
+def test_relieved_replica_without_successor_stays(
+    starts: int, states: list[ReplicaState], want: tuple[str, ...]
+) -> None:
     """Relieved ones without a successor."""
-    assert choose_kept(starts, members(*states)) == want
+    assert choose_replicas_to_keep(starts, members(*states)) == want

@@ -5,31 +5,31 @@ from dataclasses import replace
 
 import pytest
 
-from controlplane.policy.chain import AUDIT, LEDGER, Kind, digest_of, genesis
+from controlplane.policy.chain import AUDIT, LEDGER, RowKind, digest_of, genesis
 from controlplane.policy.trail import (
     DEFAULT_DAYS,
-    Action,
-    Entry,
-    Said,
-    Window,
-    differing,
-    kept,
-    least_days,
+    AuditAction,
+    AuditEntry,
+    AuditWindow,
+    EntryBody,
+    chained_values,
+    changed_fields,
     made,
+    min_days,
     verify,
     window_of,
 )
 
-Entries = list[Entry]
+Entries = list[AuditEntry]
 
 
 def chained(tenant: str = "acme", count: int = 5) -> Entries:
     """A sound chain of keys that were made, one a second."""
     chain, found = genesis(AUDIT, tenant), []
     for link in range(1, count + 1):
-        said = Said("acme", f"key{link}", "key.created", f"k{link}", "", "{}", "", f"salt{link}")
-        chain = digest_of(chain, kept(link, link, "keys", said.digest()))
-        found.append(Entry(link, link, "keys", said.digest(), chain.hex(), said))
+        body = EntryBody("acme", f"key{link}", "key.created", f"k{link}", "", "{}", "", f"salt{link}")
+        chain = digest_of(chain, chained_values(link, link, "keys", body.digest()))
+        found.append(AuditEntry(link, link, "keys", body.digest(), chain.hex(), body))
     return found
 
 
@@ -38,9 +38,9 @@ def end_of(entries: Entries) -> tuple[int, str]:
 
 
 def _flipped(entries: Entries) -> Entries:
-    said = entries[2].said
-    assert said is not None
-    return [*entries[:2], replace(entries[2], said=replace(said, actor="key9")), *entries[3:]]
+    body = entries[2].body
+    assert body is not None
+    return [*entries[:2], replace(entries[2], body=replace(body, actor="key9")), *entries[3:]]
 
 
 def _swapped(entries: Entries) -> Entries:
@@ -49,7 +49,7 @@ def _swapped(entries: Entries) -> Entries:
 
 
 def _emptied(entries: Entries, *links: int) -> Entries:
-    return [replace(each, said=None) if each.link in links else each for each in entries]
+    return [replace(each, body=None) if each.link in links else each for each in entries]
 
 
 @pytest.mark.parametrize(
@@ -101,34 +101,34 @@ def test_emptied_entries_that_hold_are_counted() -> None:
 
 def test_digests_stay_what_they_were() -> None:
     """They are in databases. Another encoding needs another name of the format."""
-    start, said = genesis(AUDIT, "acme"), Said("acme", "key1", "key.created", "k1", "", "{}", "req_7", "salt")
+    start, body = genesis(AUDIT, "acme"), EntryBody("acme", "key1", "key.created", "k1", "", "{}", "req_7", "salt")
     assert start.hex() == "b0aaf18e56f51c89d094e60fd54cbf7329166a3fd3ba5aa2b2ceae0fd5161665"
-    assert said.digest() == "23fd39f2f4f87dd63d06d0a19530a6a4407e22a6264888c84b1d0ee7f179e6f3"
-    end = digest_of(start, kept(1, 1, Window.KEYS, said.digest()))
+    assert body.digest() == "23fd39f2f4f87dd63d06d0a19530a6a4407e22a6264888c84b1d0ee7f179e6f3"
+    end = digest_of(start, chained_values(1, 1, AuditWindow.KEYS, body.digest()))
     assert end.hex() == "421b1c96f9ac47949c8d76c3d3c06836a438dc09ff61a633a7fba0105d94c838"
     start = genesis(LEDGER, "acme", "2026-11")
     assert start.hex() == "b023096d5c1420f318ccf1cae177f30578419a07628acad6eb99ea1c33d8731b"
-    end = digest_of(start, (Kind.CONFLICT, "a", None, 1, True))
+    end = digest_of(start, (RowKind.CONFLICT, "a", None, 1, True))
     assert end.hex() == "5ca45dddd5c218c20ef637b07d58b4c280fe8a7a192641f56d4f76d5b5064e0f"
 
 
 def test_a_digest_covers_each_word() -> None:
     """Whichever field is another, so is the digest: of the salt too, so that few words can't be guessed."""
-    said = chained()[0].said
-    assert said is not None
-    others = {replace(said, **{name: "other"}).digest() for name in Said.__dataclass_fields__}
-    assert len(others | {said.digest()}) == len(Said.__dataclass_fields__) + 1
+    body = chained()[0].body
+    assert body is not None
+    others = {replace(body, **{name: "other"}).digest() for name in EntryBody.__dataclass_fields__}
+    assert len(others | {body.digest()}) == len(EntryBody.__dataclass_fields__) + 1
 
 
-@pytest.mark.parametrize("action", Action)
-def test_every_action_has_a_window(action: Action) -> None:
+@pytest.mark.parametrize("action", AuditAction)
+def test_every_action_has_a_window(action: AuditAction) -> None:
     """With days, but for the trail's own; requests' alone may be kept for no time."""
     window = window_of(action)
-    assert window is Window.TRAIL or DEFAULT_DAYS[window] > 0
-    assert least_days(window) == (0 if window is Window.ACCESS else 1)
+    assert window is AuditWindow.TRAIL or DEFAULT_DAYS[window] > 0
+    assert min_days(window) == (0 if window is AuditWindow.ACCESS else 1)
 
 
-def test_fields() -> None:
+def test_changed_and_created_fields() -> None:
     """What changed, with both values; of something new what it has."""
-    assert differing({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"a": (1, None), "b": (2, 3)}
+    assert changed_fields({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"a": (1, None), "b": (2, 3)}
     assert made(a=None, b="x", c=(), d=0) == {"b": (None, "x"), "d": (None, 0)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.policy.windows import (
     LinearWindow,
     WeightedWindow,
-    of_kind,
+    convert_window,
     panic_window_s,
     smoothing_coefficient,
 )
@@ -50,7 +50,7 @@ def test_linear_average(values: tuple[float, ...], after_s: float, want: float) 
     assert filled(LinearWindow(5), *values).average(T0 + after_s) == want
 
 
-def test_a_long_story_of_writes() -> None:
+def test_average_follows_a_long_series_of_writes() -> None:
     """Holes, jumps, late values and values from before the window, one after another."""
     window = filled(LinearWindow(5), 1, 2, 3, 4, 5)
     window.record(T0 + 6, 91)
@@ -172,17 +172,17 @@ def test_weighted_average() -> None:
     assert window.average(T0 + 11) == 0, "a whole window later no bucket is left to weigh"
 
 
-def test_of_another_kind() -> None:
+def test_converted_window_keeps_its_values() -> None:
     """With what it holds, there and back; one of that kind already is itself."""
     window = filled(LinearWindow(5), 1, 2, 3, 4, 5, 6)
     now, linear = T0 + 5, window.average(T0 + 5)
-    assert of_kind("linear", window) is window
-    weighted = of_kind("weighted", window)
+    assert convert_window("linear", window) is window
+    weighted = convert_window("weighted", window)
     assert type(weighted) is WeightedWindow
     assert round(weighted.average(now), 3) == 5.812
     weighted.record(now + 1, 7)
     weighted.check_integrity()
-    back = of_kind("linear", weighted)
+    back = convert_window("linear", weighted)
     assert (linear, back.average(now + 1)) == (4, 5)
     back.resize(2, now + 1)
     assert back.average(now + 1) == 6.5
@@ -262,7 +262,7 @@ class Naive:
         st.tuples(st.integers(min_value=-9, max_value=9), st.integers(min_value=0, max_value=50)), max_size=40
     ),
 )
-def test_the_ring_agrees_with_the_definition(window: int, steps: list[tuple[int, int]]) -> None:
+def test_ring_buffer_agrees_with_the_definition(window: int, steps: list[tuple[int, int]]) -> None:
     """Any writes, forwards and backwards in time: the ring gives the average that the definition gives."""
     ring, naive, now = LinearWindow(window), Naive(window), int(T0)
     for move, value in steps:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from contracts.filters import Action, Span
-from filters.policy.text import settle
+from contracts.filters import Action, EntitySpan
+from filters.policy.text import merge_spans
 
 
-def _span(start: int, end: int, label: str, action: Action = "redact") -> Span:
-    return Span(start=start, end=end, label=label, action=action)
+def _span(start: int, end: int, label: str, action: Action = "redact") -> EntitySpan:
+    return EntitySpan(start=start, end=end, label=label, action=action)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def _span(start: int, end: int, label: str, action: Action = "redact") -> Span:
         pytest.param([_span(0, 4, "A"), _span(3, 6, "B"), _span(5, 8, "C")], [_span(0, 8, "A")], id="a chain is one"),
     ],
 )
-def test_settle(found: list[Span], settled: list[Span]) -> None:
+def test_merge_spans(found: list[EntitySpan], settled: list[EntitySpan]) -> None:
     """Whatever the order in which they were found."""
-    assert settle(found) == settled
-    assert settle(found[::-1]) == settled
+    assert merge_spans(found) == settled
+    assert merge_spans(found[::-1]) == settled

@@ -5,29 +5,29 @@ import pytest
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed, StorageQuotaExceeded
 from contracts.errors import CapacityExceeded, Failure, Forbidden, InvalidRequest, Unauthenticated, Unavailable
 from contracts.problem import from_wire, to_wire
-from kelvin.policy.exits import Exit, exit_of
+from kelvin.policy.exits import PushExitCode, exit_code_of
 
 
 @pytest.mark.parametrize(
     ("failure", "want"),
     [
-        pytest.param(Unavailable("the installation"), Exit.FAILED, id="unreachable"),
-        pytest.param(Unauthenticated(), Exit.FAILED, id="an unknown key"),
-        pytest.param(Forbidden("admin"), Exit.FAILED, id="a key that may not"),
-        pytest.param(ArtifactRejected("x.pt", "pickles"), Exit.ARTIFACT, id="what may not enter"),
-        pytest.param(ProbeFailed("0" * 64, "no"), Exit.ARTIFACT, id="what does not compute"),
-        pytest.param(StorageQuotaExceeded(1, 2, 2), Exit.ROOM, id="the quota"),
-        pytest.param(CapacityExceeded("bytes", 2, 1), Exit.ROOM, id="the disk"),
+        pytest.param(Unavailable("the installation"), PushExitCode.FAILED, id="unreachable"),
+        pytest.param(Unauthenticated(), PushExitCode.FAILED, id="an unknown key"),
+        pytest.param(Forbidden("admin"), PushExitCode.FAILED, id="a key that may not"),
+        pytest.param(ArtifactRejected("x.pt", "pickles"), PushExitCode.ARTIFACT, id="what may not enter"),
+        pytest.param(ProbeFailed("0" * 64, "no"), PushExitCode.ARTIFACT, id="what does not compute"),
+        pytest.param(StorageQuotaExceeded(1, 2, 2), PushExitCode.ROOM, id="the quota"),
+        pytest.param(CapacityExceeded("bytes", 2, 1), PushExitCode.ROOM, id="the disk"),
     ],
 )
-def test_exit(failure: Failure, want: Exit) -> None:
+def test_push_exit_code_follows_the_failure(failure: Failure, want: PushExitCode) -> None:
     """The same for a failure that came over the wire."""
-    assert exit_of(failure) is want
-    assert exit_of(from_wire(to_wire(failure))) is want
+    assert exit_code_of(failure) is want
+    assert exit_code_of(from_wire(to_wire(failure))) is want
 
 
-def test_an_argument() -> None:
+def test_local_invalid_request_is_wrong_usage() -> None:
     """Found here it is wrong usage; what the installation calls invalid is ours to mend, not the caller's."""
     wrong = InvalidRequest("model", "No Label", "must be a DNS label")
-    assert exit_of(wrong) is Exit.USAGE
-    assert exit_of(from_wire(to_wire(wrong))) is Exit.FAILED
+    assert exit_code_of(wrong) is PushExitCode.USAGE
+    assert exit_code_of(from_wire(to_wire(wrong))) is PushExitCode.FAILED

@@ -7,7 +7,7 @@ from contracts.artifact_errors import ManifestCorrupt
 from contracts.errors import Refused
 from contracts.manifest import Chunk, Engine, Limits, Manifest, PinnedFile, Tensor
 from contracts.push import Original
-from kelvin.policy.export_layout import TENSORS_FILE, Span, lay_out_original, pieces
+from kelvin.policy.export_layout import TENSORS_FILE, LayoutSpan, chunk_slices, plan_original_layout
 
 ENGINE, LIMITS = Engine(1, "Toy", "float32"), Limits(1, 1)
 # A page of the configuration, then two tensors: one of a page and a half, one of half a page.
@@ -22,26 +22,26 @@ FILE = Original("e" * 64, 8342, (((2198, 6144),), ((100, 2048),)), REST)
 
 def test_bytes_of_the_original_lie_where_they_were() -> None:
     """The configuration beside it, as anywhere."""
-    layout = lay_out_original(MANIFEST, "v", FILE)
+    layout = plan_original_layout(MANIFEST, "v", FILE)
     assert layout.sizes == {"config.json": 10, TENSORS_FILE: 8342}
     assert layout.fixed == ((TENSORS_FILE, 0, b"h" * 100), (TENSORS_FILE, 2148, b"m" * 50))
     assert layout.spans == (
-        Span(0, 10, "config.json", 0),
-        Span(4096, 6144, TENSORS_FILE, 2198),
-        Span(12288, 2048, TENSORS_FILE, 100),
+        LayoutSpan(0, 10, "config.json", 0),
+        LayoutSpan(4096, 6144, TENSORS_FILE, 2198),
+        LayoutSpan(12288, 2048, TENSORS_FILE, 100),
     )
 
 
 def test_bytes_at_the_end_of_the_original() -> None:
     """What belongs to no chunk may come last."""
-    layout = lay_out_original(MANIFEST, "v", msgspec.structs.replace(FILE, size=8345, rest=REST + b"end"))
+    layout = plan_original_layout(MANIFEST, "v", msgspec.structs.replace(FILE, size=8345, rest=REST + b"end"))
     assert layout.fixed[-1] == (TENSORS_FILE, 8342, b"end")
 
 
 def test_several_parts_of_a_chunk() -> None:
     """Each begins on a page of the linear space."""
     parts = (((0, 4000), (4000, 100)), ((4100, 4096),))
-    layout = lay_out_original(MANIFEST, "v", Original("e" * 64, 8196, parts, b""))
+    layout = plan_original_layout(MANIFEST, "v", Original("e" * 64, 8196, parts, b""))
     assert layout.fixed == ()
     assert [(span.start, span.offset) for span in layout.spans[1:]] == [(4096, 0), (8192, 4000), (12288, 4100)]
 
@@ -63,18 +63,18 @@ def test_several_parts_of_a_chunk() -> None:
 def test_original_that_is_not_the_versions_is_refused(changed: dict[str, object], why: str) -> None:
     """Whatever the index said of the file."""
     with pytest.raises(Refused) as refused:
-        lay_out_original(MANIFEST, "v", msgspec.structs.replace(FILE, **changed))
+        plan_original_layout(MANIFEST, "v", msgspec.structs.replace(FILE, **changed))
     assert isinstance(refused.value.failure, ManifestCorrupt)
     assert why in str(refused.value.failure)
 
 
 def test_pieces_of_a_chunk() -> None:
     """Padding goes nowhere. A range may begin and end within a file's bytes."""
-    layout = lay_out_original(MANIFEST, "v", FILE)
-    assert [*pieces(layout, 0, 4096)] == [("config.json", 0, slice(0, 10))]
-    assert [*pieces(layout, 4096, 8192)] == [(TENSORS_FILE, 2198, slice(0, 6144))]
-    assert [*pieces(layout, 8192, 6144)] == [
+    layout = plan_original_layout(MANIFEST, "v", FILE)
+    assert [*chunk_slices(layout, 0, 4096)] == [("config.json", 0, slice(0, 10))]
+    assert [*chunk_slices(layout, 4096, 8192)] == [(TENSORS_FILE, 2198, slice(0, 6144))]
+    assert [*chunk_slices(layout, 8192, 6144)] == [
         (TENSORS_FILE, 6294, slice(0, 2048)),
         (TENSORS_FILE, 100, slice(4096, 6144)),
     ]
-    assert [*pieces(layout, 10240, 2048)] == []
+    assert [*chunk_slices(layout, 10240, 2048)] == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kelvin.policy.restarts import LOOK_S_MAX, SILENT_S, START_S, Silence
+from kelvin.policy.restarts import COUNTED_PROBE_S_MAX, SILENT_S, START_S, SilenceTimer
 
 Look = tuple[bool, float]  # whether it answered, and how long the look took
 GOOD: Look = (True, 3.0)
@@ -22,13 +22,13 @@ BAD: Look = (False, 6.0)
     ],
 )
 def test_process_hangs_after_a_silence(looks: list[Look], hangs: bool) -> None:
-    """Each look counts for as long as it took, LOOK_S_MAX at most."""
-    silence = Silence()
+    """Each look counts for as long as it took, COUNTED_PROBE_S_MAX at most."""
+    silence = SilenceTimer()
     for answers, look_s in looks:
-        silence = silence.after_look(answers, look_s)
+        silence = silence.after_probe(answers, look_s)
     assert silence.hangs(START_S) == hangs
 
 
 def test_one_look_is_never_enough() -> None:
     """A supervisor that had no processor time for an hour kills nobody."""
-    assert LOOK_S_MAX < SILENT_S < START_S
+    assert COUNTED_PROBE_S_MAX < SILENT_S < START_S

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kelvin.policy.rate import parse_duration_s, parse_rate, senders
+from kelvin.policy.rate import parse_duration_s, parse_rate, sender_count
 
 MIB = 1 << 20
 
@@ -11,12 +11,12 @@ MIB = 1 << 20
     ("text", "rate"),
     [("65536", 65536), ("64K", 65536), ("64k", 65536), ("10M", 10 * MIB), ("1G", 1024 * MIB)],
 )
-def test_parse(text: str, rate: int) -> None:
+def test_rate_is_parsed_with_binary_units(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "K", "-1M", "10MB", "1.5M", "0", "63K", "65535", "10 M", "9" * 16, "1048577G"])
-def test_parse_refuses(text: str) -> None:
+def test_invalid_rate_is_refused_with_the_value(text: str) -> None:
     """The value is named."""
     with pytest.raises(ValueError, match="must be") as caught:
         parse_rate(text)
@@ -33,18 +33,18 @@ def test_parse_refuses(text: str) -> None:
         pytest.param(4, 65536, 0, 4, id="nothing to send"),
     ],
 )
-def test_senders(parallel: int, bytes_s: int | None, chunk_bytes: int, want: int) -> None:
-    assert senders(parallel, bytes_s, chunk_bytes) == want
+def test_sender_count_follows_the_rate(parallel: int, bytes_s: int | None, chunk_bytes: int, want: int) -> None:
+    assert sender_count(parallel, bytes_s, chunk_bytes) == want
 
 
 @pytest.mark.parametrize(("text", "want"), [("45s", 45), ("30m", 1800), ("24h", 86_400), ("90d", 7_776_000), ("0s", 0)])
-def test_a_duration(text: str, want: int) -> None:
+def test_duration_is_a_number_and_a_unit(text: str, want: int) -> None:
     """A whole number and a unit."""
     assert parse_duration_s(text) == want
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1.5h", "-1h", "1w", "24 h", "9999999999s"])
-def test_what_is_none(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     """The value and the rule are named."""
     with pytest.raises(ValueError, match="must be a whole number and one of s, m, h, d"):
         parse_duration_s(text)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel
 from contracts.jobs import GateFacts, GateJob
 from contracts.manifest import Engine as EngineOf
 from contracts.manifest import Limits, Manifest
-from runtime.binding import DTYPES, BoundModel, How, bind
+from runtime.binding import TORCH_DTYPES, BindMethod, BoundModel, bind
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
 from runtime.engine.interface import Embedded, EmbeddingRequest, Event
@@ -85,7 +85,7 @@ class TinyEncoder:
     @property
     def manifest(self) -> Manifest:
         architecture = json.loads(self.files["config.json"])["architectures"][0]
-        name: Any = next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+        name: Any = next(name for name, dtype in TORCH_DTYPES.items() if dtype == self.dtype)
         limits = Limits(64, 1)
         return Manifest(1, EngineOf(1, architecture, name, "embed"), limits, 8 << 20, (), (), ())
 
@@ -98,9 +98,9 @@ class TinyEncoder:
     def facts(self) -> GateFacts:
         return gate(self.job)
 
-    def bound(self, how: How = "fast") -> BoundModel:
+    def bound(self, bind_method: BindMethod = "fast") -> BoundModel:
         raw = self.files["config.json"]
-        return bind(self.manifest, raw, self.tensors, how=how, dtype=self.dtype, device=CPU)
+        return bind(self.manifest, raw, self.tensors, bind_method=bind_method, dtype=self.dtype, device=CPU)
 
     def engine(self, **options: Any) -> EncoderEngine:
         options = {"version": "v" * 64, "device": CPU, **options}

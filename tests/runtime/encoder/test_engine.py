@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from contracts.artifact_errors import ProbeFailed
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
 from contracts.traffic_errors import Overloaded
-from runtime.binding import compare
+from runtime.binding import find_differences
 from runtime.encoder import probe as known_answers
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import read_recipe
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, GenerationRequest, Sampling
-from runtime.policy.batching import Window
+from runtime.policy.batching import BatchingWindow
 from tests.runtime.driving import StepClock, check_progress, run_dry
 from tests.runtime.encoder.models import FAMILIES, ask, by_the_library, sequences, tiny, vectors_of
 
@@ -54,7 +54,7 @@ def test_forward_reports_progress_at_each_layer(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_in_16_bits(dtype: str) -> None:
+def test_16_bit_encoder_matches_library(dtype: str) -> None:
     """Tensors as the library has them, vectors within the probe's tolerance."""
     model = tiny("bert", dtype=dtype)
     probe = known_answers.record(model.bound("library"), read_recipe(model.files))
@@ -69,7 +69,7 @@ def test_in_16_bits(dtype: str) -> None:
 def test_fast_is_the_library_exactly(family: str) -> None:
     """No difference between the two ways of binding."""
     model = tiny(family)
-    assert compare(model.bound("fast").module, model.bound("library").module) == ()
+    assert find_differences(model.bound("fast").module, model.bound("library").module) == ()
 
 
 def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,19 +263,21 @@ def test_no_vector_of_a_failed_probe_leaves() -> None:
 
 
 def test_the_first_waits_for_company_within_the_window() -> None:
-    """`linger_s` counts down from the arrival of the first, and ends early where a forward is full."""
+    """`batching_delay_s` counts down from the arrival of the first, and ends early where a forward is full."""
     now = [0]
-    machine = tiny().engine(clock_ns=lambda: now[0], max_tokens=20, window=Window(wait_s=0.004, alone_s=0.01))
-    assert machine.linger_s == 0
+    machine = tiny().engine(
+        clock_ns=lambda: now[0], max_tokens=20, window=BatchingWindow(wait_s=0.004, single_request_s=0.01)
+    )
+    assert machine.batching_delay_s == 0
     assert machine.admit(ask("a", sequences()[0])) is None
-    assert machine.linger_s == pytest.approx(0.004)
+    assert machine.batching_delay_s == pytest.approx(0.004)
     now[0] = 3_000_000
-    assert machine.linger_s == pytest.approx(0.001)
+    assert machine.batching_delay_s == pytest.approx(0.001)
     assert machine.admit(ask("b", sequences()[4])) is None  # does not fit beside it
-    assert machine.linger_s == 0
+    assert machine.batching_delay_s == 0
     machine.cancel("b")
     machine.step()
-    assert machine.linger_s == 0
+    assert machine.batching_delay_s == 0
     machine.check_integrity()
     machine._charged_us += 1  # negative control
     with pytest.raises(AssertionError, match="time is lost"):

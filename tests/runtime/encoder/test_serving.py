@@ -9,7 +9,7 @@ import pytest
 
 from contracts.errors import LimitExceeded, Refused
 from contracts.manifest import Limits
-from runtime.encoder.serving import EmbeddingServing
+from runtime.encoder.serving import ServedEncoder
 from tests.runtime.fakes import BIND
 
 LIMITS = Limits(max_input_tokens=1000, max_output_tokens=1, max_streams=8, max_body_bytes=100_000)
@@ -26,10 +26,8 @@ UNUSED: Any = None
 )
 def test_refusal_of_a_long_input_counts_what_was_encoded(inputs: list[Any], encoded: int) -> None:
     """One character is one token here. The door counts them for the tenant's minute."""
-    codec: Any = SimpleNamespace(longest_token=1, encode=lambda text: (1,) * len(text))
-    serving = EmbeddingServing(
-        bind=BIND, limits=LIMITS, codec=codec, dimensions=2, engine=UNUSED, thread=UNUSED, spans=()
-    )
+    codec: Any = SimpleNamespace(longest_token_characters=1, encode=lambda text: (1,) * len(text))
+    serving = ServedEncoder(bind=BIND, limits=LIMITS, codec=codec, dimensions=2, engine=UNUSED, thread=UNUSED, spans=())
     with pytest.raises(Refused) as caught:
         asyncio.run(serving.prepare("/v1/embeddings", json.dumps({"input": inputs}).encode(), "r", 0))
     assert isinstance(caught.value.failure, LimitExceeded)

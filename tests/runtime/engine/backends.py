@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from contracts.jobs import GateFacts
-from runtime.engine.batch import Batch, Piece, build, slots_of
+from runtime.engine.batch import FlatBatch, SequenceSlice, build_batch, slots_in_blocks
 from runtime.engine.model_runner import BatchBackend
 from runtime.policy.blocks import blocks_for
 
@@ -92,15 +92,15 @@ class Replay:
         self.slots = []
         for length in lengths:  # every other block, so that a sequence is never contiguous
             count = blocks_for(length)
-            self.slots.append(slots_of([self.blocks + 2 * i for i in range(count)], device))
+            self.slots.append(slots_in_blocks([self.blocks + 2 * i for i in range(count)], device))
             self.blocks += 2 * count
 
     def step(
         self, backend: BatchBackend, shares: list[tuple[int, int, int]], window: int | None, layer: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Shares are (sequence, start, count). What the backend gives, and what is right; [T, H, D] each."""
-        pieces = [Piece((0,) * count, start, self.slots[i], 1) for i, start, count in shares]
-        batch: Batch = build(pieces, self.device)
+        pieces = [SequenceSlice((0,) * count, start, self.slots[i], 1) for i, start, count in shares]
+        batch: FlatBatch = build_batch(pieces, self.device)
 
         def gather(tensors: list[torch.Tensor]) -> torch.Tensor:  # [1, heads, T, D], as a model's layer has it
             return torch.cat([tensors[i][start : start + n] for i, start, n in shares]).transpose(0, 1)[None]

@@ -13,11 +13,11 @@ from contracts.errors import Failure
 from contracts.jobs import GateFacts, GateJob, Probe
 from contracts.manifest import Engine as EngineOf
 from contracts.manifest import Limits, Manifest
-from runtime.binding import DTYPES, BoundModel, How, bind
+from runtime.binding import TORCH_DTYPES, BindMethod, BoundModel, bind
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
 from runtime.families import SERVED
-from runtime.gate import examine
+from runtime.gate import check_architecture
 
 torch.set_num_threads(1)
 
@@ -103,7 +103,7 @@ class TinyModel:
 
     @property
     def manifest(self) -> Manifest:
-        dtype: Any = next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+        dtype: Any = next(name for name, dtype in TORCH_DTYPES.items() if dtype == self.dtype)
         return Manifest(
             format=1,
             engine=EngineOf(1, self.architecture, dtype),
@@ -119,18 +119,20 @@ class TinyModel:
         tensors = {name: (_ST_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in self.tensors.items()}
         return GateJob(config_json=self.config_json.decode(), tensors=tensors)
 
-    def bound(self, how: How = "fast") -> BoundModel:
-        return bind(self.manifest, self.config_json, self.tensors, how=how, dtype=self.dtype, device=CPU)
+    def bound(self, bind_method: BindMethod = "fast") -> BoundModel:
+        return bind(
+            self.manifest, self.config_json, self.tensors, bind_method=bind_method, dtype=self.dtype, device=CPU
+        )
 
     def facts(self) -> GateFacts:
-        return examine(self.job)
+        return check_architecture(self.job)
 
 
 @cache
 def tiny(name: str, dtype: torch.dtype = torch.float32) -> TinyModel:
     """The same weights each time: tests must not write to them."""
     family = SERVED[CONFIGS[name]["architectures"][0]]
-    dtype_name = next(key for key, value in DTYPES.items() if value == dtype)
+    dtype_name = next(key for key, value in TORCH_DTYPES.items() if value == dtype)
     config = family.config(**CONFIGS[name], dtype=dtype_name)
     with torch.random.fork_rng():
         torch.manual_seed(7)

@@ -67,7 +67,7 @@ class ScriptedEngine:
         return time.monotonic() if self.moves_on else 0.0
 
     @property
-    def linger_s(self) -> float:
+    def batching_delay_s(self) -> float:
         return 0.0
 
     def admit(self, request: Request) -> Failure | None:

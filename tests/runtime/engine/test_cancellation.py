@@ -28,7 +28,7 @@ def test_frees_blocks_within_a_step(steps: int) -> None:
 
 @pytest.mark.parametrize("victim", range(4))
 @pytest.mark.parametrize("steps", [0, 2, 9])
-def test_others_go_on(victim: int, steps: int) -> None:
+def test_cancelling_one_request_leaves_others_unchanged(victim: int, steps: int) -> None:
     """The others' answers are what they would have been."""
     machine = engine(budget=CRUMBS)
     some = prompts()[2:6]
@@ -44,7 +44,7 @@ def test_others_go_on(victim: int, steps: int) -> None:
             assert tokens_of(events, str(index)) == reference("llama", prompt)
 
 
-def test_frees_place_for_who_waits() -> None:
+def test_cancelling_frees_a_slot_for_a_waiting_request() -> None:
     """What a cancelled request held is taken by the next in the very next step."""
     machine = engine(blocks=4)
     assert machine.admit(greedy("big", prompts()[5], 24)) is None
@@ -69,7 +69,7 @@ def test_no_token_after_it() -> None:
     assert after[0].counts == before[-1].counts
 
 
-def test_unknown_and_twice() -> None:
+def test_cancelling_unknown_or_ended_request_does_nothing() -> None:
     """Cancelling what is not there, or was cancelled, says nothing."""
     machine = engine()
     machine.cancel("nobody")

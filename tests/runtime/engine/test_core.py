@@ -144,7 +144,7 @@ def test_the_largest_that_fits_runs() -> None:
     assert reason_of(run_dry(machine), "a") == "length"
 
 
-def test_who_does_not_fit_yet_waits_its_turn() -> None:
+def test_request_without_free_blocks_is_not_overtaken() -> None:
     """A request waits for blocks, is not overtaken by a smaller one, and runs when they come free."""
     machine = engine(blocks=4)
     for request_id, prompt in (("first", prompts()[5]), ("big", prompts()[6]), ("small", prompts()[0])):

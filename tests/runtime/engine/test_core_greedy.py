@@ -31,7 +31,7 @@ BUDGETS = [
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("prompt", prompts(), ids=lambda prompt: f"{len(prompt)} tokens")
-def test_alone(name: str, prompt: tuple[int, ...]) -> None:
+def test_one_request_gets_the_tokens_of_generate(name: str, prompt: tuple[int, ...]) -> None:
     """A request alone gets `generate`'s greedy tokens."""
     machine = engine(name)
     assert machine.admit(greedy("a", prompt)) is None
@@ -41,7 +41,7 @@ def test_alone(name: str, prompt: tuple[int, ...]) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_together(name: str, budget: Budget | None) -> None:
+def test_ten_requests_get_the_tokens_of_generate(name: str, budget: Budget | None) -> None:
     """So does each of ten together, however their prompts are cut."""
     machine = engine(name, budget=budget)
     for index, prompt in enumerate(prompts()):
@@ -56,7 +56,7 @@ def test_together(name: str, budget: Budget | None) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_late_joins(name: str, budget: Budget | None) -> None:
+def test_late_request_gets_the_tokens_of_generate(name: str, budget: Budget | None) -> None:
     """So does who joins while others decode."""
     machine = engine(name, budget=budget)
     events: list[Event] = []
@@ -137,8 +137,8 @@ def test_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shared_blocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: sequences that write to one another's blocks go wrong."""
-    own = batch.slots_of
-    monkeypatch.setattr(batch, "slots_of", lambda blocks, device: own(range(len(blocks)), device))
+    own = batch.slots_in_blocks
+    monkeypatch.setattr(batch, "slots_in_blocks", lambda blocks, device: own(range(len(blocks)), device))
     machine = engine()
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt)) is None
@@ -146,7 +146,7 @@ def test_shared_blocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(tokens_of(events, str(index)) != reference("llama", p) for index, p in enumerate(prompts()))
 
 
-def test_bfloat16() -> None:
+def test_bfloat16_request_gets_the_tokens_of_generate() -> None:
     """In bfloat16 a request alone gets the tokens of `generate`, nearly always: rounding may break a tie elsewhere."""
     equal = 0
     for index, prompt in enumerate(prompts()):
@@ -163,6 +163,6 @@ def test_weights_are_never_written(name: str) -> None:
     """After serving, every tensor is what it was."""
     model = tiny(name)
     before = {key: tensor.clone() for key, tensor in model.tensors.items()}
-    test_together(name, None)
+    test_ten_requests_get_the_tokens_of_generate(name, None)
     for key, tensor in model.tensors.items():
         assert torch.equal(tensor, before[key]), key

@@ -74,7 +74,7 @@ def serve_with_bad_one(machine: ModelEngine, joins_after: int) -> list[Event]:
 @pytest.mark.parametrize("joins_after", [0, 1, 5], ids=lambda steps: f"joining after {steps} steps")
 @pytest.mark.parametrize("budget", [None, Budget(9, 9, 3)], ids=["prompts whole", "prompts cut"])
 @pytest.mark.parametrize("kind", ["NaN", "exception"])
-def test_one_bad_request_harms_no_other(kind: str, joins_after: int, budget: Budget | None) -> None:
+def test_bad_request_fails_alone(kind: str, joins_after: int, budget: Budget | None) -> None:
     """NaN logits, or an exception in its row: it alone fails, and everyone else gets `generate`'s tokens."""
     if kind == "NaN":
         model = with_tensor("model.embed_tokens.weight", nan_row)
@@ -121,7 +121,7 @@ def test_a_lost_device_poisons() -> None:
     assert machine.kv_blocks_free == machine.kv_blocks_total
 
 
-def test_fail_all() -> None:
+def test_fail_all_ends_every_request() -> None:
     """Everyone inside ends with the given failure; the engine goes on."""
     machine = engine(max_running=2)
     for index, prompt in enumerate(SOME):
@@ -198,7 +198,7 @@ def test_without_probe_wrong_tokens_leave(model: TinyModel) -> None:
 
 
 @pytest.mark.parametrize(("model", "good"), [(tiny("llama"), True), (OVERFLOWING, False)], ids=["right", "flipped"])
-def test_probe_alone(model: TinyModel, good: bool) -> None:
+def test_probe_without_a_request_runs_once(model: TinyModel, good: bool) -> None:
     """Without a waiter it runs alone, once; afterwards the engine serves, or refuses for good."""
     machine = engine(bound=model.bound(), probe=PROBE)
     failure = machine.run_probe_alone()
@@ -266,7 +266,7 @@ def test_lost_while_reading_results(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: object) -> Mapping[str, Any]:
         raise torch.AcceleratorError("lost", 700)
 
-    monkeypatch.setattr("runtime.engine.core.choose", lost)
+    monkeypatch.setattr("runtime.engine.core.choose_tokens", lost)
     machine = engine()
     assert machine.admit(greedy("a", [1, 2])) is None
     assert failures_of(machine.step()) == {"a": Internal()}

@@ -12,7 +12,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from runtime.engine import sampler
 from runtime.engine.interface import Sampling
-from runtime.engine.sampler import Choice, choose
+from runtime.engine.sampler import SamplingChoice, choose_tokens
 
 torch.set_num_threads(1)
 
@@ -21,7 +21,7 @@ def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sa
     return Sampling(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
-GREEDY = Choice(sampling(temperature=0.0), 0.5)
+GREEDY = SamplingChoice(sampling(temperature=0.0), 0.5)
 SETTINGS = [
     pytest.param(sampling(), id="plain"),
     pytest.param(sampling(temperature=0.7), id="temperature"),
@@ -50,13 +50,13 @@ def chi_square(counts: Sequence[int], expected: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-def test_distribution(how: Sampling) -> None:
+def test_draws_fit_the_distribution_of_transformers(how: Sampling) -> None:
     """20,000 draws at a fixed seed fit the distribution of transformers (chi-square, 0.1 %), and a wrong one not."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(12, generator=generator) * 1.5
     draws = random.Random(5)
     total = 20_000
-    tokens = choose(logits.expand(total, -1), [Choice(how, draws.random()) for _ in range(total)])
+    tokens = choose_tokens(logits.expand(total, -1), [SamplingChoice(how, draws.random()) for _ in range(total)])
     probabilities = wanted(logits, how).tolist()
     support = [token for token, probability in enumerate(probabilities) if probability > 0]
     assert set(tokens) <= set(support)
@@ -73,7 +73,9 @@ def test_stratified_draws_give_the_exact_distribution() -> None:
     """Draws at equal distances hit each token as often as its probability says, within one."""
     logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
     total = 1000
-    tokens = choose(logits.expand(total, -1), [Choice(sampling(), (i + 0.5) / total) for i in range(total)])
+    tokens = choose_tokens(
+        logits.expand(total, -1), [SamplingChoice(sampling(), (i + 0.5) / total) for i in range(total)]
+    )
     assert [tokens.count(token) for token in range(4)] == pytest.approx([100, 200, 300, 400], abs=1)
 
 
@@ -81,8 +83,11 @@ def test_stratified_draws_give_the_exact_distribution() -> None:
 def test_greedy_is_the_highest(dtype: torch.dtype) -> None:
     """Temperature 0 takes the highest logit, whatever the draw and the cuts."""
     logits = torch.tensor([[1.0, 3.0, 2.0], [-5.0, -6.0, -4.0]], dtype=dtype)
-    choices = [Choice(sampling(temperature=0.0), 0.99), Choice(sampling(temperature=0.0, top_k=2, top_p=0.1), 0.0)]
-    assert choose(logits, choices) == [1, 2]
+    choices = [
+        SamplingChoice(sampling(temperature=0.0), 0.99),
+        SamplingChoice(sampling(temperature=0.0, top_k=2, top_p=0.1), 0.0),
+    ]
+    assert choose_tokens(logits, choices) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -98,10 +103,12 @@ def test_greedy_is_the_highest(dtype: torch.dtype) -> None:
 def test_a_bad_row_harms_no_other(row: list[float], how: Sampling) -> None:
     """A row without a finite highest logit gives None; its neighbours choose as they would alone."""
     good = [0.5, -0.5, 2.0]
-    assert choose(torch.tensor([good, row, good]), [GREEDY, Choice(how, 0.4), Choice(how, 0.4)]) == [
+    assert choose_tokens(
+        torch.tensor([good, row, good]), [GREEDY, SamplingChoice(how, 0.4), SamplingChoice(how, 0.4)]
+    ) == [
         2,
         None,
-        choose(torch.tensor([good]), [Choice(how, 0.4)])[0],
+        choose_tokens(torch.tensor([good]), [SamplingChoice(how, 0.4)])[0],
     ]
 
 
@@ -116,20 +123,20 @@ def test_a_bad_row_harms_no_other(row: list[float], how: Sampling) -> None:
     ],
 )
 @pytest.mark.parametrize("draw", [0.0, 0.3, 0.7, 1 - 2**-53])
-def test_edges(how: Sampling, allowed: set[int], draw: float) -> None:
+def test_extreme_draws_give_possible_tokens(how: Sampling, allowed: set[int], draw: float) -> None:
     """At both ends of the draw and of every setting a possible token comes out."""
     logits = torch.tensor([[1.0, 2.0, -inf, 3.0, -inf]])
-    assert set(choose(logits, [Choice(how, draw)])) <= allowed
+    assert set(choose_tokens(logits, [SamplingChoice(how, draw)])) <= allowed
 
 
 def test_a_flat_nucleus_sorts_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first candidates hold less than top_p, the rest is looked at: the same tokens as with all of it."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, 300, generator=generator) * 0.2
-    choices = [Choice(sampling(top_p=0.9), row / 64) for row in range(64)]
-    whole = choose(logits, choices)
+    choices = [SamplingChoice(sampling(top_p=0.9), row / 64) for row in range(64)]
+    whole = choose_tokens(logits, choices)
     monkeypatch.setattr(sampler, "_NUCLEUS_WIDTH", 16)
-    assert choose(logits, choices) == whole
+    assert choose_tokens(logits, choices) == whole
     kept = {int(token) for row in logits for token in (row.softmax(-1).sort(descending=True)).indices[:16]}
     assert not set(whole) <= kept
 
@@ -139,9 +146,9 @@ def test_a_flat_nucleus_sorts_everything(monkeypatch: pytest.MonkeyPatch) -> Non
     company=st.lists(st.sampled_from([param.values[0] for param in SETTINGS] + [GREEDY.sampling]), max_size=6),
     mine=st.sampled_from([param.values[0] for param in SETTINGS]),
 )
-def test_company_changes_nothing(seed: int, company: list[Sampling], mine: Sampling) -> None:
+def test_token_does_not_depend_on_other_rows(seed: int, company: list[Sampling], mine: Sampling) -> None:
     """A row's token depends on its logits, settings and draw, not on the rows beside it."""
     draws = random.Random(seed)
     logits = torch.randn(len(company) + 1, 50, generator=torch.Generator().manual_seed(seed))
-    choices = [Choice(how, draws.random()) for how in [*company, mine]]
-    assert choose(logits, choices)[-1] == choose(logits[-1:], choices[-1:])[0]
+    choices = [SamplingChoice(how, draws.random()) for how in [*company, mine]]
+    assert choose_tokens(logits, choices)[-1] == choose_tokens(logits[-1:], choices[-1:])[0]

@@ -13,7 +13,7 @@ from tests.runtime.engine.models import CPU, engine, greedy, prompts, reference,
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 100])
-def test_against_the_slow_way(window: int | None) -> None:
+def test_sdpa_matches_plain_attention(window: int | None) -> None:
     """Whole prompts, chunks with history, decodes; blocks scattered; windows shorter and longer than all of it."""
     replay = Replay(LENGTHS, CPU, torch.float32)
     backend = SdpaBackend(FACTS, replay.blocks, torch.float32, CPU)

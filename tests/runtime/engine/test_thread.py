@@ -159,7 +159,7 @@ def test_busy_spells_enclose_the_work() -> None:
     assert kinds == [True, Generated, Generated, Finished, False] * 2
 
 
-def test_stop_ends_everyone() -> None:
+def test_stop_fails_all_requests() -> None:
     """Stopping fails what is inside, refuses what comes, and ends the thread; again does no harm."""
     machine = counting(paced=True)
     with running(machine) as (thread, heard):

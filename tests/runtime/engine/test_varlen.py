@@ -7,9 +7,9 @@ import torch
 from msgspec.structs import replace
 
 from runtime.engine import core
-from runtime.engine.batch import Piece, build, slots_of
+from runtime.engine.batch import SequenceSlice, build_batch, slots_in_blocks
 from runtime.engine.sdpa import SdpaBackend
-from runtime.engine.varlen import VarlenBackend, find_varlen, index_of, serves, takes_what_is_needed
+from runtime.engine.varlen import VarlenBackend, build_index, find_varlen, supports_model, supports_needed_arguments
 from runtime.policy.schedule import Budget
 from tests.runtime.driving import run_dry
 from tests.runtime.engine.backends import FACTS, LENGTHS, STEPS, Replay, reference_varlen
@@ -18,10 +18,13 @@ from tests.runtime.engine.models import CONFIGS, CPU, engine, greedy, prompts, r
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def test_index() -> None:
+def test_varlen_index_holds_lengths_and_slots() -> None:
     """Cumulative lengths of queries and keys, their maxima, and the slots of all keys in order."""
-    pieces = [Piece((7,), 17, slots_of((3, 1), CPU), 1), Piece((8, 9, 10), 4, slots_of((2,), CPU), 0)]
-    index = index_of(build(pieces, CPU), CPU)
+    pieces = [
+        SequenceSlice((7,), 17, slots_in_blocks((3, 1), CPU), 1),
+        SequenceSlice((8, 9, 10), 4, slots_in_blocks((2,), CPU), 0),
+    ]
+    index = build_index(build_batch(pieces, CPU), CPU)
     assert index.cu_q.tolist() == [0, 1, 4]
     assert index.cu_k.tolist() == [0, 18, 25]
     assert index.cu_q.dtype == index.cu_k.dtype == torch.int32
@@ -65,7 +68,7 @@ def test_the_stand_in_has_the_kernels_shape() -> None:
     positional = [name for name, parameter in ours.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     assert list(theirs)[: len(positional)] == positional
     assert set(ours) <= set(theirs)
-    assert takes_what_is_needed(reference_varlen)
+    assert supports_needed_arguments(reference_varlen)
 
 
 def test_an_older_kernel_is_not_taken() -> None:
@@ -74,7 +77,7 @@ def test_an_older_kernel_is_not_taken() -> None:
     def older(query: object, key: object, value: object, cu_seq_q: object, cu_seq_k: object) -> None:
         """As in 2.10."""
 
-    assert not takes_what_is_needed(older)
+    assert not supports_needed_arguments(older)
 
 
 def test_a_cpu_has_sdpa() -> None:
@@ -94,10 +97,12 @@ def test_a_cpu_has_sdpa() -> None:
         pytest.param(torch.bfloat16, 100, (9, 0), False, id="a head of no multiple of 8"),
     ],
 )
-def test_what_the_kernel_serves(dtype: torch.dtype, head_dim: int, capability: tuple[int, int], want: bool) -> None:
+def test_unsupported_models_get_sdpa(
+    dtype: torch.dtype, head_dim: int, capability: tuple[int, int], want: bool
+) -> None:
     """What it would refuse at its first call is given to SDPA, which does it on any device."""
-    assert serves(replace(FACTS, head_dim=head_dim, value_dim=head_dim), dtype, capability) is want
-    assert not serves(replace(FACTS, head_dim=head_dim, value_dim=head_dim - 8), dtype, capability)
+    assert supports_model(replace(FACTS, head_dim=head_dim, value_dim=head_dim), dtype, capability) is want
+    assert not supports_model(replace(FACTS, head_dim=head_dim, value_dim=head_dim - 8), dtype, capability)
 
 
 @pytest.mark.gpu
@@ -122,7 +127,7 @@ def test_an_engine_on_a_gpu(name: str) -> None:
     from runtime.binding import bind
 
     device, model = torch.device("cuda"), tiny(name)
-    bound = bind(model.manifest, model.config_json, model.tensors, how="fast", dtype=model.dtype, device=device)
+    bound = bind(model.manifest, model.config_json, model.tensors, bind_method="fast", dtype=model.dtype, device=device)
     assert {parameter.device.type for parameter in bound.module.parameters()} == {"cuda"}
     machine = engine(name, bound=bound, device=device)
     for index, prompt in enumerate(prompts()):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.batching import CAP_S, FIRST_S, Batch, Window, take
+from runtime.policy.batching import FIRST_WAIT_S, MAX_WAIT_S, BatchingWindow, BatchObservation, choose_rows
 
 
 @pytest.mark.parametrize(
@@ -21,61 +21,63 @@ from runtime.policy.batching import CAP_S, FIRST_S, Batch, Window, take
         pytest.param([[1] * 9, [1]], 4, (3, 1), id="many sequences hold nobody up"),
     ],
 )  # fmt: skip
-def test_take(queues: list[list[int]], max_tokens: int, want: tuple[int, ...]) -> None:
-    assert take(queues, max_tokens) == want
+def test_choose_rows(queues: list[list[int]], max_tokens: int, want: tuple[int, ...]) -> None:
+    assert choose_rows(queues, max_tokens) == want
 
 
 @given(st.lists(st.lists(st.integers(1, 20), max_size=6), max_size=6), st.integers(1, 100))
 def test_take_fits_and_goes_on(queues: list[list[int]], max_tokens: int) -> None:
     """Something is always taken, never more than fits, and always from the front."""
-    taken = take(queues, max_tokens)
+    taken = choose_rows(queues, max_tokens)
     rows = [length for lengths, count in zip(queues, taken, strict=True) for length in lengths[:count]]
     assert bool(rows) == any(queues)
     assert len(rows) <= 1 or len(rows) * max(rows) <= max_tokens
 
 
-ALONE = Batch(requests=1, joined=0, waited_s=0.0, compute_s=0.010)
+ALONE = BatchObservation(requests=1, joined=0, waited_s=0.0, compute_s=0.010)
 
 
 @pytest.mark.parametrize(
     ("wait_s", "batch", "want_s"),
     [
-        pytest.param(0.0, Batch(4, 3, 0.0, 0.012), FIRST_S, id="sharing that saved opens it"),
-        pytest.param(0.0, Batch(4, 3, 0.0, 0.041), 0.0, id="sharing that saved nothing does not"),
-        pytest.param(0.001, Batch(4, 3, 0.001, 0.012), 0.002, id="more was saved than waited: doubled"),
-        pytest.param(0.004, Batch(4, 3, 0.004, 0.012), CAP_S, id="never past its cap"),
-        pytest.param(0.004, Batch(2, 1, 0.004, 0.018), 0.002, id="less was saved than waited: halved"),
-        pytest.param(0.004, Batch(4, 0, 0.0, 0.012), 0.004 / 2, id="company that was there anyway is no reason"),
-        pytest.param(0.004, Batch(1, 0, 0.004, 0.010), 0.002, id="nobody came: halved"),
-        pytest.param(FIRST_S, Batch(1, 0, FIRST_S, 0.010), 0.0, id="nobody came again: closed"),
+        pytest.param(0.0, BatchObservation(4, 3, 0.0, 0.012), FIRST_WAIT_S, id="sharing that saved opens it"),
+        pytest.param(0.0, BatchObservation(4, 3, 0.0, 0.041), 0.0, id="sharing that saved nothing does not"),
+        pytest.param(0.001, BatchObservation(4, 3, 0.001, 0.012), 0.002, id="more was saved than waited: doubled"),
+        pytest.param(0.004, BatchObservation(4, 3, 0.004, 0.012), MAX_WAIT_S, id="never past its cap"),
+        pytest.param(0.004, BatchObservation(2, 1, 0.004, 0.018), 0.002, id="less was saved than waited: halved"),
+        pytest.param(
+            0.004, BatchObservation(4, 0, 0.0, 0.012), 0.004 / 2, id="company that was there anyway is no reason"
+        ),
+        pytest.param(0.004, BatchObservation(1, 0, 0.004, 0.010), 0.002, id="nobody came: halved"),
+        pytest.param(FIRST_WAIT_S, BatchObservation(1, 0, FIRST_WAIT_S, 0.010), 0.0, id="nobody came again: closed"),
     ],
 )
-def test_window(wait_s: float, batch: Batch, want_s: float) -> None:
-    assert Window(wait_s=wait_s, alone_s=0.010).after(batch).wait_s == pytest.approx(want_s)
+def test_window_doubles_if_sharing_paid(wait_s: float, batch: BatchObservation, want_s: float) -> None:
+    assert BatchingWindow(wait_s=wait_s, single_request_s=0.010).next_window(batch).wait_s == pytest.approx(want_s)
 
 
 def test_without_a_measure_nothing_pays() -> None:
     """How much sharing saves is unknown until a request was alone."""
-    unknown = Window().after(Batch(4, 3, 0.0, 0.001))
-    assert (unknown.wait_s, unknown.alone_s) == (0.0, None)
-    known = unknown.after(ALONE)
-    assert known.alone_s == 0.010
-    assert known.after(Batch(1, 0, 0.0, 0.020)).alone_s == pytest.approx(0.012)
+    unknown = BatchingWindow().next_window(BatchObservation(4, 3, 0.0, 0.001))
+    assert (unknown.wait_s, unknown.single_request_s) == (0.0, None)
+    known = unknown.next_window(ALONE)
+    assert known.single_request_s == 0.010
+    assert known.next_window(BatchObservation(1, 0, 0.0, 0.020)).single_request_s == pytest.approx(0.012)
 
 
 BATCHES = st.builds(
-    Batch, requests=st.integers(1, 50), joined=st.integers(0, 49), waited_s=st.floats(0, 0.01),
+    BatchObservation, requests=st.integers(1, 50), joined=st.integers(0, 49), waited_s=st.floats(0, 0.01),
     compute_s=st.floats(1e-6, 1.0),
 )  # fmt: skip
 
 
 @given(st.lists(BATCHES, max_size=30), st.floats(0.0005, 0.05))
-def test_never_past_the_cap_and_closed_for_who_is_alone(batches: list[Batch], cap_s: float) -> None:
+def test_window_stays_within_its_cap(batches: list[BatchObservation], cap_s: float) -> None:
     """Whatever happens the window stays within its cap; a caller who is alone waits no more after a few requests."""
-    window = Window(cap_s=cap_s)
+    window = BatchingWindow(cap_s=cap_s)
     for batch in batches:
-        window = window.after(batch)
+        window = window.next_window(batch)
         assert 0 <= window.wait_s <= cap_s
     for _ in range(8):
-        window = window.after(ALONE)
+        window = window.next_window(ALONE)
     assert window.wait_s == 0

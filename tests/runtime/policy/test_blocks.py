@@ -22,12 +22,12 @@ def test_blocks_for(tokens: int, want: int) -> None:
     assert blocks_for(tokens) == want
 
 
-def test_worst_case() -> None:
+def test_last_generated_token_needs_no_kv() -> None:
     """The last generated token is never attended to, so it needs no KV."""
     assert worst_case_tokens(prompt_tokens=16, max_tokens=1) == 16
 
 
-def test_all_or_nothing() -> None:
+def test_allocation_that_does_not_fit_takes_nothing() -> None:
     """An allocation that does not fit takes nothing."""
     pool = BlockPool(3)
     assert pool.try_allocate(2) is not None
@@ -65,7 +65,7 @@ def test_integrity_check_goes_red(spoil: Callable[[BlockPool], object]) -> None:
 
 
 @given(total=st.integers(1, 20), steps=st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60))
-def test_any_order(total: int, steps: list[tuple[bool, int]]) -> None:
+def test_no_allocation_order_loses_blocks(total: int, steps: list[tuple[bool, int]]) -> None:
     """After any sequence of allocations and releases nothing is lost or shared."""
     pool = BlockPool(total)
     held: list[tuple[int, ...]] = []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.credit import CLAIM_S, TURN_S, WANTS_S, Credits, part_of
+from runtime.policy.credit import CLAIM_TTL_S, DEMAND_TTL_S, ROTATION_S, Credits, fair_share
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ from runtime.policy.credit import CLAIM_S, TURN_S, WANTS_S, Credits, part_of
         pytest.param(8, [0, 8], [0, 8], id="one that wants nothing"),
     ],
 )
-def test_part_of(streams: int, wants: list[int], want: list[int]) -> None:
+def test_fair_share(streams: int, wants: list[int], want: list[int]) -> None:
     """In the first turn."""
-    assert [part_of(streams, wants, index, 0) for index in range(len(wants))] == want
+    assert [fair_share(streams, wants, index, 0) for index in range(len(wants))] == want
 
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 20))
@@ -32,7 +32,7 @@ def test_parts_are_max_min_fair(streams: int, wants: list[int], turn: int) -> No
     """They are all that is wanted or all that there is; who has less than it wants has at most one less than anybody;
     and over the turns each has the same.
     """
-    parts = [part_of(streams, wants, index, turn) for index in range(len(wants))]
+    parts = [fair_share(streams, wants, index, turn) for index in range(len(wants))]
     assert sum(parts) == min(streams, sum(wants))
     for part, wanted in zip(parts, wants, strict=True):
         assert part <= wanted
@@ -40,7 +40,7 @@ def test_parts_are_max_min_fair(streams: int, wants: list[int], turn: int) -> No
     short = [index for index, part in enumerate(parts) if part < wants[index]]
     if short:
         equal = [index for index in range(len(wants)) if wants[index] > min(parts[index] for index in short)]
-        sums = {sum(part_of(streams, wants, index, turn + more) for more in range(len(equal))) for index in equal}
+        sums = {sum(fair_share(streams, wants, index, turn + more) for more in range(len(equal))) for index in equal}
         assert len(sums) == 1
 
 
@@ -49,7 +49,7 @@ def enter(credits: Credits, names: Sequence[str], now_s: float = 0.0, wants: int
     return [credits.try_enter(name, wants, now_s) for name in names]
 
 
-def test_alone_has_all() -> None:
+def test_only_activator_gets_all_streams() -> None:
     """From the first request on, and none beyond."""
     credits = Credits(4)
     assert enter(credits, "aaaaa") == [True] * 4 + [False]
@@ -65,13 +65,13 @@ def test_credit_leaves_what_others_want() -> None:
     enter(credits, "b", wants=3)
     assert credits.credit_of("a", 0.0) == 5
     assert credits.credit_of("b", 0.0) == 7
-    assert credits.credit_of("a", WANTS_S) == 7, "one is inside"
+    assert credits.credit_of("a", DEMAND_TTL_S) == 7, "one is inside"
     credits.leave("b")
-    enter(credits, "a", WANTS_S, wants=1)
-    assert credits.credit_of("a", WANTS_S) == 8
+    enter(credits, "a", DEMAND_TTL_S, wants=1)
+    assert credits.credit_of("a", DEMAND_TTL_S) == 8
 
 
-@pytest.mark.parametrize(("now_s", "want"), [(0.0, [2, 1, 1]), (TURN_S, [1, 1, 2])])
+@pytest.mark.parametrize(("now_s", "want"), [(0.0, [2, 1, 1]), (ROTATION_S, [1, 1, 2])])
 def test_streams_that_do_not_divide_go_round(now_s: float, want: list[int]) -> None:
     """To the next one in each turn."""
     credits = Credits(4)
@@ -86,7 +86,7 @@ def test_each_may_have_one() -> None:
     assert [credits.credit_of(name, 0.0) for name in "abcde"] == [1] * 5
 
 
-def test_one_that_was_refused_is_next() -> None:
+def test_refused_activator_gets_the_next_stream() -> None:
     """The stream that comes free is kept for it, whoever asks before it does."""
     credits = Credits(2)
     assert enter(credits, "aab") == [True, True, False]
@@ -97,13 +97,13 @@ def test_one_that_was_refused_is_next() -> None:
     credits.check_integrity()
 
 
-def test_a_claim_ends() -> None:
+def test_claim_expires() -> None:
     """One that doesn't ask again keeps a stream for a moment."""
     credits = Credits(1)
     assert enter(credits, "ab") == [True, False]
     credits.leave("a")
-    assert enter(credits, "a", CLAIM_S - 0.001) == [False]
-    assert enter(credits, "a", CLAIM_S) == [True]
+    assert enter(credits, "a", CLAIM_TTL_S - 0.001) == [False]
+    assert enter(credits, "a", CLAIM_TTL_S) == [True]
 
 
 def test_an_older_build_is_let_in() -> None:
@@ -139,7 +139,7 @@ def test_limit_is_never_exceeded(streams: int, steps: list[tuple[str, bool, floa
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_whoever_asks_again_gets_in(streams: int, more: int, draw: random.Random) -> None:
+def test_activator_that_keeps_asking_is_admitted(streams: int, more: int, draw: random.Random) -> None:
     """With more activators than streams, all of which ask for more all the time and in any order: each that is refused
     is let in before those that were refused later, and before anybody has a second one.
     """
@@ -154,14 +154,14 @@ def test_whoever_asks_again_gets_in(streams: int, more: int, draw: random.Random
         credits.leave(gone)
         asks = [*names]
         draw.shuffle(asks)
-        taken = [name for name in asks if credits.try_enter(name, 9, step * CLAIM_S / 2)]
+        taken = [name for name in asks if credits.try_enter(name, 9, step * CLAIM_TTL_S / 2)]
         assert taken == [refused[0]], "the first that was refused, and nobody beside it"
         # Those that had none inside were refused in the order in which they asked, behind all others.
         refused = refused[1:] + [name for name in asks if name == gone]
         inside += taken
 
 
-def test_without_claims_one_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_claims_an_activator_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a stream that comes free is for the one that asks at that moment."""
     monkeypatch.setattr(Credits, "_kept_for_others", lambda self, name, known: 0)
     credits = Credits(1)

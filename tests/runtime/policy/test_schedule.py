@@ -4,18 +4,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER, Budget, Progress, Share, divide, plan
+from runtime.policy.schedule import (
+    CPU_BUDGET,
+    CUDA_BUDGET,
+    OWNER_TENANT,
+    Budget,
+    SequenceState,
+    TokenAllotment,
+    apportion,
+    plan_step,
+)
 
 BUDGET = Budget(mixed_tokens=10, lone_tokens=40, min_prefill_tokens=4)
-DECODE = Progress(known=8, computed=7)
+DECODE = SequenceState(known=8, computed=7)
 
 
-def prompt(tokens: int, computed: int = 0) -> Progress:
-    return Progress(tokens, computed)
+def prompt(tokens: int, computed: int = 0) -> SequenceState:
+    return SequenceState(tokens, computed)
 
 
-def of(tenant: str, tokens: int) -> Progress:
-    return Progress(tokens, 0, tenant)
+def of(tenant: str, tokens: int) -> SequenceState:
+    return SequenceState(tokens, 0, tenant)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +56,9 @@ def of(tenant: str, tokens: int) -> Progress:
         pytest.param([of("b", 50)], [(0, 10)], id="a guest's lone prompt is cut: the owner may come during the step"),
     ],
 )
-def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
+def test_plan_step(running: list[SequenceState], want: list[tuple[int, int]]) -> None:
     """Decodes first, prompts after them, first come first served."""
-    assert plan(running, BUDGET) == tuple(Share(index, count) for index, count in want)
+    assert plan_step(running, BUDGET) == tuple(TokenAllotment(index, count) for index, count in want)
 
 
 @given(
@@ -57,14 +66,16 @@ def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
         st.tuples(st.integers(1, 60), st.integers(0, 59))
         .filter(lambda pair: pair[0] > pair[1])
         .flatmap(
-            lambda pair: st.builds(Progress, st.just(pair[0]), st.just(pair[1]), st.sampled_from([OWNER, *"abc"]))
+            lambda pair: st.builds(
+                SequenceState, st.just(pair[0]), st.just(pair[1]), st.sampled_from([OWNER_TENANT, *"abc"])
+            )
         ),
         max_size=20,
     )
 )
-def test_plan_moves_on(running: list[Progress]) -> None:
+def test_plan_computes_every_decode(running: list[SequenceState]) -> None:
     """Every decode is in it, the step is bounded, and whoever is not in it waits for an earlier prompt."""
-    shares = plan(running, BUDGET)
+    shares = plan_step(running, BUDGET)
     indices = [share.index for share in shares]
     assert len(set(indices)) == len(indices)
     decodes = [index for index, progress in enumerate(running) if progress.is_decode]
@@ -77,16 +88,16 @@ def test_plan_moves_on(running: list[Progress]) -> None:
 
 
 @pytest.mark.parametrize("budget", [CPU_BUDGET, CUDA_BUDGET], ids=["on a CPU", "on a CUDA device"])
-def test_budgets(budget: Budget) -> None:
+def test_prompts_progress_beside_decodes(budget: Budget) -> None:
     """Prompts get through beside any number of decodes, and get more of a step alone."""
     assert budget.prefill_tokens(10_000) == budget.min_prefill_tokens > 0
     assert budget.prefill_tokens(0) > budget.prefill_tokens(1)
 
 
 @given(total=st.integers(0, 10**9), weights=st.lists(st.integers(0, 1000), min_size=1).filter(any))
-def test_divide(total: int, weights: list[int]) -> None:
+def test_apportion(total: int, weights: list[int]) -> None:
     """The parts sum to the total, and each is within one of its due."""
-    parts = divide(total, weights)
+    parts = apportion(total, weights)
     assert sum(parts) == total
     for part, weight in zip(parts, weights, strict=True):
         assert abs(part * sum(weights) - total * weight) < sum(weights)

@@ -14,7 +14,7 @@ from contracts.push import PlanRequest, SmallFile
 from contracts.signature import Signature
 from runtime.engine.interface import Event, Predicted, PredictionRequest
 from runtime.predictor.engine import PredictorEngine
-from runtime.predictor.session import Session
+from runtime.predictor.session import OnnxSession
 from snapshotter.policy.intake import admit
 from tests.runtime.restoring import sealed_lease
 from tests.runtime.versions import MemoryLease
@@ -128,7 +128,7 @@ def sealed(model: Any, signature: bytes | None = None) -> MemoryLease:
 class Predictor:
     """A session, and engines over it."""
 
-    session: Session
+    session: OnnxSession
     signature: Signature
 
     def engine(self, **options: Any) -> PredictorEngine:
@@ -139,7 +139,7 @@ class Predictor:
 def opened(model: Any, signature: bytes | None = None) -> Predictor:
     """By ONNX Runtime, on one core."""
     found = signature_of(model, signature)
-    return Predictor(Session(model.SerializeToString(), found, 1), found)
+    return Predictor(OnnxSession(model.SerializeToString(), found, 1), found)
 
 
 def ask(request_id: str, **inputs: Any) -> PredictionRequest:

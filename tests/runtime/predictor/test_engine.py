@@ -14,9 +14,9 @@ from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, Unavailable
 from contracts.traffic_errors import Overloaded
 from runtime.engine.interface import Cancelled, Event, Failed, Finished, GenerationRequest, Predicted, Sampling
-from runtime.policy.batching import Window
+from runtime.policy.batching import BatchingWindow
 from runtime.predictor import probe as known_answers
-from runtime.predictor.session import Session
+from runtime.predictor.session import OnnxSession
 from tests.runtime.driving import run_dry
 from tests.runtime.predictor import models
 from tests.runtime.predictor.models import WEIGHTS, ask, opened, outputs_of
@@ -26,7 +26,7 @@ WANTED = ROWS @ WEIGHTS
 LINEAR = opened(models.regression())
 
 
-def test_alone_and_together() -> None:
+def test_rows_of_shared_forwards_return_to_their_request() -> None:
     """Requests of several rows share forwards, are cut over several, and each has its own rows back in order."""
     engine = LINEAR.engine(batch_rows=16)
     for at in range(0, 60, 20):
@@ -138,14 +138,14 @@ def test_any_schedule(actions: list[tuple[str, int]], batch_rows: int) -> None:
 def test_the_first_waits_for_company_within_the_window() -> None:
     """The same window as that of embeddings, and none where a forward is full."""
     now = [0]
-    window = Window(wait_s=0.004, alone_s=0.01)
+    window = BatchingWindow(wait_s=0.004, single_request_s=0.01)
     engine = LINEAR.engine(clock_ns=lambda: now[0], batch_rows=4, window=window)
     assert engine.admit(ask("a", x=ROWS[:2])) is None
-    assert engine.linger_s == pytest.approx(0.004)
+    assert engine.batching_delay_s == pytest.approx(0.004)
     now[0] = 3_000_000
-    assert engine.linger_s == pytest.approx(0.001)
+    assert engine.batching_delay_s == pytest.approx(0.001)
     assert engine.admit(ask("b", x=ROWS[:3])) is None
-    assert engine.linger_s == 0
+    assert engine.batching_delay_s == 0
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_no_forward_takes_as_long_as_one_that_hangs(
     row_s: float, longest_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of slow rows few share a forward, of quick ones many: a graph tells nothing of its progress."""
-    now_ns, took_s, run = [0], [], Session.run
+    now_ns, took_s, run = [0], [], OnnxSession.run
 
-    def slow(self: Session, inputs: Any, rows: int) -> Any:
+    def slow(self: OnnxSession, inputs: Any, rows: int) -> Any:
         took_s.append(rows * row_s)
         now_ns[0] += round(rows * row_s * 1e9)
         return run(self, inputs, rows)
 
-    monkeypatch.setattr(Session, "run", slow)
+    monkeypatch.setattr(OnnxSession, "run", slow)
     engine = LINEAR.engine(clock_ns=lambda: now_ns[0])
     for at in range(40):
         assert engine.admit(ask(str(at), x=ROWS[:50])) is None
@@ -185,7 +185,7 @@ def test_known_answers_come_again() -> None:
     assert not alone.needs_probe
 
 
-def test_other_answers_poison() -> None:
+def test_another_model_poisons_the_engine() -> None:
     """Negative control: another model under the same signature gives none away."""
     probe = known_answers.record(LINEAR.session, LINEAR.signature)
     spoilt = structs.replace(
@@ -221,7 +221,7 @@ def test_known_answers_of_another_signature(field: str, value: tuple[()], want: 
         pytest.param(models.logarithm(), "not finite", id="answers that are no number"),
     ],
 )
-def test_what_can_not_be_recorded_is_not_sealed(model: Any, want: str) -> None:
+def test_model_without_reproducible_answers_is_not_sealed(model: Any, want: str) -> None:
     """The push is refused with the reason."""
     with pytest.raises(Refused, match=want) as caught:
         models.sealed(model)
@@ -252,12 +252,12 @@ def test_the_graph_is_what_was_judged() -> None:
     model = models.regression()
     other = models.signature_of(models.logarithm())
     with pytest.raises(Refused, match="otherwise than it was judged"):
-        Session(model.SerializeToString(), other, 1)
+        OnnxSession(model.SerializeToString(), other, 1)
     with pytest.raises(Refused, match="does not take it"):
-        Session(b"\x08\x08", models.signature_of(model), 1)
+        OnnxSession(b"\x08\x08", models.signature_of(model), 1)
 
 
-def test_without_the_library_it_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnxruntime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra is missing: not the directory's fault, and named."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(Refused, match="the extra 'onnx'") as caught:

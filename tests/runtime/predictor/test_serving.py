@@ -12,8 +12,8 @@ from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Refused
 from contracts.jobs import Fingerprint
 from contracts.timeline import Stage
-from runtime.open_inference import PredictionAnswer
-from runtime.predictor.serving import PredictorServing
+from runtime.open_inference import PredictionAnswerBuilder
+from runtime.predictor.serving import ServedPredictor
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.predictor import models
 from tests.runtime.restoring import restored
@@ -25,12 +25,12 @@ def body(rows: Any, **more: Any) -> bytes:
     return json.dumps({"inputs": [tensor], **more}).encode()
 
 
-def ask(serving: PredictorServing, heard: Heard, raw: bytes) -> Any:
+def ask(serving: ServedPredictor, heard: Heard, raw: bytes) -> Any:
     prepared = asyncio.run(serving.prepare("/v2/infer", raw, "r", 0))
     serving.thread.submit(prepared.request)
     heard.wait_for_ends()
-    assert isinstance(prepared.answer, PredictionAnswer)
-    return asyncio.run(prepared.answer.feed(heard.events))
+    assert isinstance(prepared.answer, PredictionAnswerBuilder)
+    return asyncio.run(prepared.answer.add_events(heard.events))
 
 
 @pytest.mark.parametrize("rows", [1, 90], ids=["decoded inline", "decoded beside the loop"])
@@ -38,7 +38,7 @@ def test_from_body_to_answer(rows: int) -> None:
     """As the arithmetic has it, under the id that was given."""
     given = np.random.default_rng(3).normal(size=(rows, 4)).round(12)
     heard = Heard()
-    with restored(models.sealed(models.regression()), heard, PredictorServing) as serving:
+    with restored(models.sealed(models.regression()), heard, ServedPredictor) as serving:
         progress = ask(serving, heard, body(given.tolist(), id="42", parameters={"x": "y" * 20_000 * (rows > 1)}))
     answer = json.loads(progress.data)
     assert (answer["id"], answer["model_name"], answer["model_version"]) == ("42", "m", serving.bind.version)
@@ -58,7 +58,7 @@ def test_wrong_known_answers_close_it() -> None:
     bent = structs.replace(outputs, data=(outputs.data[0], 7.0, *outputs.data[2:]))
     wrong = structs.replace(attestation, probe=structs.replace(attestation.probe, outputs=(bent,)))
     heard = Heard()
-    with restored(MemoryLease(lease.version, (wrong,)), heard, PredictorServing) as serving:
+    with restored(MemoryLease(lease.version, (wrong,)), heard, ServedPredictor) as serving:
         progress = ask(serving, heard, body([[1, 2, 3, 4]]))
     assert isinstance(progress.failure, ProbeFailed)
     assert not progress.data
@@ -72,19 +72,19 @@ def test_without_an_attestation_answers_are_recorded_first() -> None:
         attestation, fingerprint=Fingerprint(torch="onnxruntime 0.1", dtype="float32", device_class="cpu")
     )
     heard = Heard()
-    with restored(MemoryLease(lease.version, (other,)), heard, PredictorServing) as serving:
+    with restored(MemoryLease(lease.version, (other,)), heard, ServedPredictor) as serving:
         progress = ask(serving, heard, body([[1, 0, 0, 0]]))
     assert progress.reason == "stop"
 
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded before it slept"])
-def test_who_slept_answers_again_or_not_at_all(attested: bool) -> None:
+def test_resumed_predictor_is_proven_before_answering(attested: bool) -> None:
     """The graph is read anew out of the lease. Planted: another one that gives other answers; none of them leaves."""
     lease = models.sealed(models.regression())
     if not attested:
         lease = MemoryLease(lease.version)
     heard = Heard()
-    with restored(lease, heard, PredictorServing) as serving:
+    with restored(lease, heard, ServedPredictor) as serving:
         ask(serving, heard, body([[1, 0, 0, 0]]))
         kept, bind = serving.kept, serving.bind
     assert kept is not None
@@ -94,18 +94,18 @@ def test_who_slept_answers_again_or_not_at_all(attested: bool) -> None:
             at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
             lease._linear[at : at + 4] = np.float32(9.0).tobytes()
         heard = Heard()
-        woken = kept.again(bind, heard.wiring)
-        assert isinstance(woken, PredictorServing)
+        woken = kept.resume(bind, heard.callbacks)
+        assert isinstance(woken, ServedPredictor)
         progress = ask(woken, heard, body([[1, 0, 0, 0]]))
         assert woken.thread.stop(DEADLINE_S)
         assert isinstance(progress.failure, ProbeFailed) if bent else progress.reason == "stop"
 
 
-def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
+def test_released_graph_is_read_and_proven_anew() -> None:
     """Out of another lease; planted there: other weights, which fail the wake before anybody is served."""
     lease = models.sealed(models.regression())
     heard = Heard()
-    with restored(lease, heard, PredictorServing) as serving:
+    with restored(lease, heard, ServedPredictor) as serving:
         ask(serving, heard, body([[1, 0, 0, 0]]))
         kept, bind = serving.kept, serving.bind
     assert kept is not None
@@ -113,8 +113,8 @@ def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
     kept.drop()
     assert not lease.in_use
     heard = Heard()
-    woken = kept.again(bind, heard.wiring)
-    assert isinstance(woken, PredictorServing)
+    woken = kept.resume(bind, heard.callbacks)
+    assert isinstance(woken, ServedPredictor)
     assert not woken.engine.needs_probe
     assert ask(woken, heard, body([[1, 0, 0, 0]])).reason == "stop"
     assert woken.thread.stop(DEADLINE_S)
@@ -124,7 +124,7 @@ def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
     at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
     lease._linear[at : at + 4] = np.float32(9.0).tobytes()
     with pytest.raises(Refused) as caught:
-        woken.kept.again(bind, heard.wiring)
+        woken.kept.resume(bind, heard.callbacks)
     assert isinstance(caught.value.failure, ProbeFailed)
 
 
@@ -133,6 +133,6 @@ def test_other_bytes_are_no_graph() -> None:
     version = models.version_of(models.regression())
     lease = MemoryLease(version)
     lease._linear[:64] = bytes(64)
-    with pytest.raises(Refused) as caught, restored(lease, Heard(), PredictorServing):
+    with pytest.raises(Refused) as caught, restored(lease, Heard(), ServedPredictor):
         pass
     assert isinstance(caught.value.failure, ArtifactRejected)

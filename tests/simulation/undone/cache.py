@@ -2,8 +2,8 @@
 
 from tests.simulation.undone import Undoing, repair
 from weightcache.arena import Arena
-from weightcache.examine import Damage, Examiner
-from weightcache.policy.healing import Outcome
+from weightcache.examine import ChunkExaminer, MemoryDamage
+from weightcache.policy.healing import ReadOutcome
 from weightcache.policy.host import Reservation
 
 
@@ -25,21 +25,21 @@ def slow_look_condemns_the_new_copy(undoing: Undoing) -> None:
     that waits for it hangs, and its slab stays pinned.
     """
 
-    async def in_memory(self: Examiner, tenant: str, digest: str) -> Outcome:
+    async def in_memory(self: ChunkExaminer, tenant: str, digest: str) -> ReadOutcome:
         index = self._arena.index
         place = index.try_place(tenant, digest)
         if place is None:
-            return Outcome.ABSENT
+            return ReadOutcome.ABSENT
         index.pin((place.slab,))
         try:
             if await self._verifier.is_right(await self._arena.view(place), digest):
-                return Outcome.WHOLE
-            self._counters.chunk_faults["host"][Outcome.DIGEST] += 1
+                return ReadOutcome.WHOLE
+            self._counters.chunk_faults["host"][ReadOutcome.DIGEST] += 1
             self._forget(place.slab)
             index.condemn(tenant, digest)
-            self._wrong[Damage(tenant, digest, place)] = None
-            return Outcome.DIGEST
+            self._damaged[MemoryDamage(tenant, digest, place)] = None
+            return ReadOutcome.DIGEST
         finally:
             self._arena.unpin((place.slab,))
 
-    undoing.method(Examiner, "_in_memory", in_memory)
+    undoing.method(ChunkExaminer, "_examine_memory", in_memory)

@@ -10,13 +10,13 @@ import msgspec
 from activator.answers_handover import HandoverReceiver
 from activator.app import PREFIX, RECOVER_AGAIN_S, ship_leftovers
 from activator.attempts import Attempts
-from activator.kept_answers import OwnAnswers
+from activator.kept_answers import LocalAnswerStore
 from activator.keys import VersionKey
 from activator.last_feed import LastFeed, _Kept
-from activator.policy.expected import LEAST, Pace
-from activator.proxy import Declined, Lost, Upstream
-from activator.roster import Roster
-from activator.upstream_http import Answer
+from activator.policy.expected import MIN_ANSWERS, Throughput
+from activator.proxy import UpstreamLost, UpstreamRejected, UpstreamRequest
+from activator.roster import ReplicaTracker
+from activator.upstream_http import UpstreamResponse
 from contracts.control import Feed, VersionRow
 from contracts.errors import Internal
 from contracts.manifest import Limits
@@ -31,14 +31,14 @@ def foreign_answer_is_internal(undoing: Undoing) -> None:
     """A pod's runtime is gone and a proxy answers for it, in HTML: the caller is told of an internal error, though
     another replica is ready.
     """
-    repaired = Upstream._rejection
+    repaired = UpstreamRequest._rejection
 
-    async def rejection(self: Upstream, answer: Answer) -> Declined | Lost:
+    async def rejection(self: UpstreamRequest, answer: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
         if answer.fields.get(b"content-type", b"").startswith(b"text/") and answer.status != 503:
-            return Declined(Internal())
+            return UpstreamRejected(Internal())
         return await repaired(self, answer)
 
-    undoing.method(Upstream, "_rejection", rejection)
+    undoing.method(UpstreamRequest, "_rejection", rejection)
 
 
 @repair(r"^the_next_process_knows_the_table", seed=439_978_773_724)
@@ -59,7 +59,7 @@ def keys_are_not_handed_over(undoing: Undoing) -> None:
     request that is sent again runs a second time.
     """
 
-    async def connect(answers: OwnAnswers, directory: SocketDirectory) -> None:
+    async def connect(answers: LocalAnswerStore, directory: SocketDirectory) -> None:
         return None
 
     undoing.method(HandoverReceiver, "connect", staticmethod(connect))
@@ -85,10 +85,10 @@ def pace_without_slots(undoing: Undoing) -> None:
     the feed's task and with it the door.
     """
 
-    def tokens_per_s(self: Pace, slots: int) -> float | None:
-        return self._tokens / self._held_s * slots if self._answers >= LEAST and self._held_s > 0 else None
+    def tokens_per_s(self: Throughput, slots: int) -> float | None:
+        return self._tokens / self._held_s * slots if self._answers >= MIN_ANSWERS and self._held_s > 0 else None
 
-    undoing.method(Pace, "tokens_per_s", tokens_per_s)
+    undoing.method(Throughput, "tokens_per_s", tokens_per_s)
 
 
 @repair(r"^nobody_waits_for_what_is_deleted", seed=1_080_140_984_881)
@@ -109,14 +109,14 @@ def snapshot_forgets_no_version(undoing: Undoing) -> None:
     """A version is deleted while the feed is away. The snapshot that follows does not name it, and nobody tells those
     who wait for it: they wait until their deadlines.
     """
-    repaired = Roster.apply
+    repaired = ReplicaTracker.apply
 
-    def apply(self: Roster, feed: Feed) -> None:
+    def apply(self: ReplicaTracker, feed: Feed) -> None:
         if feed.full:  # as if each version that is waited for were in the snapshot
-            feed = msgspec.structs.replace(feed, versions=(*feed.versions, *map(_row, self._lines)))
+            feed = msgspec.structs.replace(feed, versions=(*feed.versions, *map(_row, self._version_queues)))
         repaired(self, feed)
 
-    undoing.method(Roster, "apply", apply)
+    undoing.method(ReplicaTracker, "apply", apply)
 
 
 def _row(key: VersionKey) -> VersionRow:

@@ -9,12 +9,12 @@ from sqlalchemy import Connection, Engine
 
 from controlplane import restore
 from controlplane.backups import UNSHIPPED
-from controlplane.journal import Entry, LedgerJournal
-from controlplane.totals import _Adding
+from controlplane.journal import JournalEntry, LedgerJournal
+from controlplane.totals import TotalsUpsert
 from spool.disk import segment_name, segments
 from spool.frame import decode_frame
 from spool.home import readable_sources, sources
-from spool.recovery import left_records
+from spool.recovery import leftover_records
 from tests.simulation.undone import Undoing, repair
 
 
@@ -29,7 +29,7 @@ def empty_source_stops_the_start(undoing: Undoing) -> None:
             if wanted(source):
                 yield from _payloads(directory / source)
 
-    undoing.function(left_records, left)
+    undoing.function(leftover_records, left)
 
 
 def _payloads(directory: Path) -> Iterator[bytes]:
@@ -83,9 +83,9 @@ def restore_enters_unshipped_records_first(undoing: Undoing) -> None:
     """
     repaired = restore.replay
 
-    def replay(engine: Engine, entries: Iterable[Entry]) -> int:
+    def replay(engine: Engine, entries: Iterable[JournalEntry]) -> int:
         directory = Path(str(engine.url.database)).parent
-        return repaired(engine, [*restore._unshipped(directory / UNSHIPPED, 0), *entries])
+        return repaired(engine, [*restore._decode_spooled(directory / UNSHIPPED, 0), *entries])
 
     undoing.name(restore, "replay", replay)
 
@@ -96,16 +96,16 @@ def totals_keep_empty_rows(undoing: Undoing) -> None:
     restores are refused.
     """
 
-    def run(self: _Adding, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[Any]]) -> None:
+    def run(self: TotalsUpsert, connection: Connection, sums: Mapping[tuple[Any, ...], Sequence[Any]]) -> None:
         if not sums:
             return
         rows = [dict(zip(self._columns, (*name, *figures), strict=True)) for name, figures in sums.items()]
         connection.execute(self._statements[connection.dialect.name], rows)
         named = [f"of_{name}" for name in self._names]
         if less := [name for name, figures in sums.items() if min(map(_figure, figures)) < 0]:
-            connection.execute(self._sweep, [dict(zip(named, name, strict=True)) for name in less])
+            connection.execute(self._delete_zero, [dict(zip(named, name, strict=True)) for name in less])
 
-    undoing.method(_Adding, "run", run)
+    undoing.method(TotalsUpsert, "run", run)
 
 
 def _figure(value: object) -> int:

@@ -10,7 +10,7 @@ from contracts.traffic_errors import Overloaded
 from controlplane import minimums
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
-from controlplane.policy.reclaim import Holder, choose
+from controlplane.policy.reclaim import SlotHolder, choose_victim
 from controlplane.registry_rows import set_stops
 from controlplane.scaling.local import LocalActuator
 from controlplane.tasks import Tasks
@@ -63,10 +63,10 @@ def room_is_made_below_a_minimum(undoing: Undoing) -> None:
     at once, and so on without an end.
     """
 
-    def choose_any(holders: Iterable[Holder[VersionKey]], now: float) -> VersionKey | None:
-        return choose((replace(holder, least=0) for holder in holders), now)
+    def choose_any(holders: Iterable[SlotHolder[VersionKey]], now: float) -> VersionKey | None:
+        return choose_victim((replace(holder, least=0) for holder in holders), now)
 
-    undoing.function(choose, choose_any)
+    undoing.function(choose_victim, choose_any)
 
 
 @repair(r"^a_restart_forgets_nothing")

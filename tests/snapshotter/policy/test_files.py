@@ -6,41 +6,41 @@ from hypothesis import strategies as st
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from snapshotter.policy.files import MAX_PATHS, Role, check_paths, choose_weights, find_path_fault, role_of
+from snapshotter.policy.files import MAX_PATHS, FileRole, check_paths, choose_weights, find_path_fault, role_of
 
 
 @pytest.mark.parametrize(
     ("path", "want"),
     [
-        pytest.param("config.json", Role.PINNED, id="the config is pinned"),
-        pytest.param("chat_template.jinja", Role.PINNED, id="the chat template is pinned"),
-        pytest.param("model.safetensors", Role.WEIGHTS, id="safetensors are weights"),
-        pytest.param("model.safetensors.index.json", Role.INDEX, id="the index is checked, not kept"),
-        pytest.param("README.md", Role.IGNORED, id="a readme is left out"),
-        pytest.param(".gitattributes", Role.IGNORED, id="git's attributes are left out"),
-        pytest.param("modules.json", Role.PINNED, id="which modules follow an encoder is pinned"),
-        pytest.param("1_Pooling/config.json", Role.PINNED, id="so is a module's config"),
-        pytest.param("1_Pooling/x/config.json", Role.IGNORED, id="but none further below"),
-        pytest.param("2_Dense/model.safetensors", Role.IGNORED, id="a module's weights are not the model's"),
-        pytest.param("2_Dense/pytorch_model.bin", Role.PICKLE, id="a module's pickle is a pickle"),
-        pytest.param("original/config.json", Role.IGNORED, id="a config below is not the model's"),
-        pytest.param("onnx/model.safetensors", Role.IGNORED, id="weights below are not the model's"),
-        pytest.param("tokenizer.model", Role.IGNORED, id="a sentencepiece model is not used"),
-        pytest.param("vocab.json", Role.IGNORED, id="a slow tokenizer's vocabulary is not used"),
-        pytest.param("pytorch_model.bin", Role.PICKLE, id="a torch checkpoint is a pickle"),
-        pytest.param("original/consolidated.00.pth", Role.PICKLE, id="a pickle below is a pickle"),
-        pytest.param("a.pt", Role.PICKLE, id="pt"),
-        pytest.param("a.pkl", Role.PICKLE, id="pkl"),
-        pytest.param("a.pickle", Role.PICKLE, id="pickle"),
-        pytest.param("a.ckpt", Role.PICKLE, id="ckpt"),
-        pytest.param("a.npy", Role.PICKLE, id="an array file may hold objects"),
-        pytest.param("a.npz", Role.PICKLE, id="so may an archive of them"),
-        pytest.param("A.BIN", Role.PICKLE, id="capitals hide nothing"),
-        pytest.param("modeling_toy.py", Role.CODE, id="code"),
-        pytest.param("kernels/fast.so", Role.CODE, id="compiled code"),
+        pytest.param("config.json", FileRole.PINNED, id="the config is pinned"),
+        pytest.param("chat_template.jinja", FileRole.PINNED, id="the chat template is pinned"),
+        pytest.param("model.safetensors", FileRole.WEIGHTS, id="safetensors are weights"),
+        pytest.param("model.safetensors.index.json", FileRole.INDEX, id="the index is checked, not kept"),
+        pytest.param("README.md", FileRole.IGNORED, id="a readme is left out"),
+        pytest.param(".gitattributes", FileRole.IGNORED, id="git's attributes are left out"),
+        pytest.param("modules.json", FileRole.PINNED, id="which modules follow an encoder is pinned"),
+        pytest.param("1_Pooling/config.json", FileRole.PINNED, id="so is a module's config"),
+        pytest.param("1_Pooling/x/config.json", FileRole.IGNORED, id="but none further below"),
+        pytest.param("2_Dense/model.safetensors", FileRole.IGNORED, id="a module's weights are not the model's"),
+        pytest.param("2_Dense/pytorch_model.bin", FileRole.PICKLE, id="a module's pickle is a pickle"),
+        pytest.param("original/config.json", FileRole.IGNORED, id="a config below is not the model's"),
+        pytest.param("onnx/model.safetensors", FileRole.IGNORED, id="weights below are not the model's"),
+        pytest.param("tokenizer.model", FileRole.IGNORED, id="a sentencepiece model is not used"),
+        pytest.param("vocab.json", FileRole.IGNORED, id="a slow tokenizer's vocabulary is not used"),
+        pytest.param("pytorch_model.bin", FileRole.PICKLE, id="a torch checkpoint is a pickle"),
+        pytest.param("original/consolidated.00.pth", FileRole.PICKLE, id="a pickle below is a pickle"),
+        pytest.param("a.pt", FileRole.PICKLE, id="pt"),
+        pytest.param("a.pkl", FileRole.PICKLE, id="pkl"),
+        pytest.param("a.pickle", FileRole.PICKLE, id="pickle"),
+        pytest.param("a.ckpt", FileRole.PICKLE, id="ckpt"),
+        pytest.param("a.npy", FileRole.PICKLE, id="an array file may hold objects"),
+        pytest.param("a.npz", FileRole.PICKLE, id="so may an archive of them"),
+        pytest.param("A.BIN", FileRole.PICKLE, id="capitals hide nothing"),
+        pytest.param("modeling_toy.py", FileRole.CODE, id="code"),
+        pytest.param("kernels/fast.so", FileRole.CODE, id="compiled code"),
     ],
 )
-def test_role_of(path: str, want: Role) -> None:
+def test_role_of(path: str, want: FileRole) -> None:
     """Danger is danger anywhere; only the top of the directory is served."""
     assert role_of(path) is want
 

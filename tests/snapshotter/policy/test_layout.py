@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.jobs import GateJob
-from contracts.manifest import PAGE, Chunk, find_fault
+from contracts.manifest import PAGE_BYTES, Chunk, find_manifest_fault
 from contracts.push import SmallFile
 from snapshotter.policy.intake import Intake, admit
-from snapshotter.policy.layout import Layout, assemble, first_use_order, group, lay_out, pads_are_zero
+from snapshotter.policy.layout import Layout, assemble, first_use_order, group_into_packs, lay_out, pads_are_zero
 from snapshotter.policy.safetensors_header import SourceTensor
 from snapshotter.policy.sealing import build_manifest, choose_sealing
 from tests.snapshotter.control import gate_facts
 from tests.snapshotter.models import Model, Weight, request_of, resharded, weight
 
-CHUNK = 4 * PAGE
-sizes = st.one_of(st.integers(0, 3), st.integers(0, 6 * PAGE), st.sampled_from([PAGE, CHUNK - 1, CHUNK, CHUNK + 1]))
+CHUNK = 4 * PAGE_BYTES
+sizes = st.one_of(
+    st.integers(0, 3), st.integers(0, 6 * PAGE_BYTES), st.sampled_from([PAGE_BYTES, CHUNK - 1, CHUNK, CHUNK + 1])
+)
 weights_of = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=3), st.builds(lambda n, s: weight((n,), s, "U8"), sizes, st.integers(0, 99)),
     min_size=1, max_size=8,
@@ -67,7 +69,7 @@ def test_covers_every_byte_once(weights: dict[str, Weight], lengths: list[int], 
     assert len(spans) == len(files) + len(weights)
     rest = bytearray(space)
     for offset, nbytes, data in spans:
-        assert offset % PAGE == 0
+        assert offset % PAGE_BYTES == 0
         assert space[offset : offset + nbytes] == data
         rest[offset : offset + nbytes] = bytes(nbytes)
     assert not any(rest)
@@ -86,7 +88,7 @@ def test_cuts_where_it_says(weights: dict[str, Weight], lengths: list[int]) -> N
         starts.add(at)
         at += chunk.length
         assert 0 < chunk.length <= CHUNK
-        assert chunk.length % PAGE == 0
+        assert chunk.length % PAGE_BYTES == 0
         assert chunk.length == sum(piece.length + piece.pad for piece in chunk.pieces)
         assert all((piece.path in paths) == (number < layout.file_chunks) for piece in chunk.pieces)
         assert pads_are_zero(chunk, assemble(chunk, contents))
@@ -133,7 +135,7 @@ def version_bytes(model: Model) -> object:
     layout = lay_out(pinned, intake.tensors, facts.first_use, CHUNK)
     chunks = [Chunk(blake3(data).hexdigest(), len(data)) for data in (assemble(c, files) for c in layout.chunks)]
     manifest = build_manifest(choose_sealing(facts, intake.dtype, CHUNK), layout.files, layout.tensors, chunks)
-    assert find_fault(manifest) is None
+    assert find_manifest_fault(manifest) is None
     return manifest
 
 
@@ -148,7 +150,7 @@ def test_what_changed_before_a_large_tensor_does_not_shift_it() -> None:
     """A grown small tensor leaves the chunks of the large one behind it as they were."""
     big = weight((3 * CHUNK,), 1, "U8")
     chunks = []
-    for small in (10, PAGE + 10):
+    for small in (10, PAGE_BYTES + 10):
         layout, contents = laid_out({"a": weight((small,), 2, "U8"), "b": big}, [], ["a", "b"])
         chunks.append({assemble(chunk, contents) for chunk in layout.chunks})
     assert len(chunks[0] & chunks[1]) == 3
@@ -159,7 +161,7 @@ def test_padding_is_looked_at() -> None:
     layout, contents = laid_out({"a": weight((10,), 1, "U8"), "b": weight((10,), 2, "U8")}, [], ["a", "b"])
     data = bytearray(assemble(layout.chunks[0], contents))
     assert pads_are_zero(layout.chunks[0], bytes(data))
-    for at in (10, PAGE - 1, PAGE + 10, 2 * PAGE - 1):
+    for at in (10, PAGE_BYTES - 1, PAGE_BYTES + 10, 2 * PAGE_BYTES - 1):
         bent = bytes(data[:at]) + b"\x01" + bytes(data[at + 1 :])
         assert not pads_are_zero(layout.chunks[0], bent)
 
@@ -177,7 +179,7 @@ PACK_BYTES = 100
 def test_group(lengths: list[int]) -> None:
     """For any chunks: none lost or reordered, no pack over the limit but a lone chunk, no two that fit in one."""
     chunks = [(str(number), length) for number, length in enumerate(lengths)]
-    packs = list(group(chunks, PACK_BYTES))
+    packs = list(group_into_packs(chunks, PACK_BYTES))
     assert [chunk for pack in packs for chunk in pack] == chunks
     totals = [sum(length for _, length in pack) for pack in packs]
     assert all(total <= PACK_BYTES or len(pack) == 1 for total, pack in zip(totals, packs, strict=True))

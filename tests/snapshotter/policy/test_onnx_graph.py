@@ -17,7 +17,7 @@ from contracts.errors import Refused
 from contracts.signature import TensorSpec
 from snapshotter.policy import onnx_tables
 from snapshotter.policy.onnx_graph import read_graph
-from snapshotter.policy.protobuf import Form
+from snapshotter.policy.protobuf import WireType
 from tests.runtime.predictor import models
 from tests.runtime.predictor.models import FLOAT, INT64, graph, tensor
 
@@ -196,13 +196,13 @@ def test_any_bytes(data: st.DataObject) -> None:
 
 
 _FORMS = {
-    1: Form.FIXED64,
-    2: Form.FIXED32,
-    3: Form.VARINT,
-    4: Form.VARINT,
-    5: Form.VARINT,
-    13: Form.VARINT,
-    14: Form.VARINT,
+    1: WireType.FIXED64,
+    2: WireType.FIXED32,
+    3: WireType.VARINT,
+    4: WireType.VARINT,
+    5: WireType.VARINT,
+    13: WireType.VARINT,
+    14: WireType.VARINT,
 }
 
 
@@ -229,9 +229,9 @@ def test_tables_are_the_librarys(table: Any, message: Any) -> None:
     assert {number: (each.name, each.form, each.is_repeated) for number, each in table.items()} == found
 
 
-def _form(field: Any) -> Form:
+def _form(field: Any) -> WireType:
     """Packed numbers are as long as they say."""
-    return Form.LENGTH if field.is_packed else _FORMS.get(field.type, Form.LENGTH)
+    return WireType.LENGTH if field.is_packed else _FORMS.get(field.type, WireType.LENGTH)
 
 
 def test_operators_are_onnxs() -> None:

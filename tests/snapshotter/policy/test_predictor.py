@@ -34,7 +34,7 @@ def said(*inputs: dict[str, Any], **more: Any) -> bytes:
         pytest.param(["model.ONNX"], False, id="in capitals"),
     ],
 )
-def test_which_directory_predicts(paths: list[str], want: bool) -> None:
+def test_onnx_directory_is_a_predictor(paths: list[str], want: bool) -> None:
     assert is_predictor(paths) == want
 
 
@@ -47,7 +47,7 @@ def test_the_graph_says_all() -> None:
     assert not found.tensors
 
 
-def test_what_is_added() -> None:
+def test_signature_file_adds_columns_and_examples() -> None:
     """Columns and examples; a shape that the graph leaves open."""
     spec = {"name": "x", "datatype": "FP32", "shape": [-1, 4], "columns": list("abcd"), "examples": [1, 2.5]}
     (found,) = signature_of(LINEAR, said(spec)).inputs

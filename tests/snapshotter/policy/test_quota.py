@@ -16,7 +16,7 @@ def promise(plan_id: str, *digests: str, free: bool = False) -> Promise:
 
 
 @pytest.mark.parametrize(
-    ("stored_bytes", "stored", "wanted", "promises", "limit", "forgotten"),
+    ("stored_bytes", "stored", "wanted", "open_promises", "limit", "forgotten"),
     [
         pytest.param(0, "", "a", [], ONE, (), id="the first chunk, to the last byte"),
         pytest.param(ONE, "a", "ab", [], 2 * ONE, (), id="what a pack holds is not asked for"),
@@ -34,14 +34,14 @@ def promise(plan_id: str, *digests: str, free: bool = False) -> Promise:
         pytest.param(0, "", "a", [promise("p", "b", free=True)], 2 * ONE, (), id="none where there is room"),
     ],
 )  # fmt: skip
-def test_fits(
-    stored_bytes: int, stored: str, wanted: str, promises: list[Promise], limit: int, forgotten: tuple[str, ...]
+def test_push_within_quota_is_accepted(
+    stored_bytes: int, stored: str, wanted: str, open_promises: list[Promise], limit: int, forgotten: tuple[str, ...]
 ) -> None:
-    assert make_room(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), promises, limit) == forgotten
+    assert make_room(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), open_promises, limit) == forgotten
 
 
 @pytest.mark.parametrize(
-    ("stored_bytes", "stored", "wanted", "promises", "limit", "failure"),
+    ("stored_bytes", "stored", "wanted", "open_promises", "limit", "failure"),
     [
         pytest.param(0, "", "a", [], ONE - 1, StorageQuotaExceeded(0, ONE, ONE - 1), id="a byte too much"),
         pytest.param(700, "b", "ab", [], ONE, StorageQuotaExceeded(700, ONE, ONE), id="beside what is stored"),
@@ -64,13 +64,13 @@ def test_refused(
     stored_bytes: int,
     stored: str,
     wanted: str,
-    promises: list[Promise],
+    open_promises: list[Promise],
     limit: int,
     failure: StorageQuotaExceeded,
 ) -> None:
     """The failure names what is used, what was asked for and the limit, in bytes."""
     with pytest.raises(Refused) as caught:
-        make_room(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), promises, limit)
+        make_room(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), open_promises, limit)
     assert caught.value.failure == failure
     for number in (failure.used, failure.asked, failure.limit):
         assert f"{number} " in f"{failure.message} "

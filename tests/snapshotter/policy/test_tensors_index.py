@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES
-from snapshotter.policy.tensors_index import ContentCheck, Entry, index_bytes, index_end, parse_index
+from snapshotter.policy.tensors_index import ContentCheck, IndexEntry, index_bytes, index_end, parse_index
 from tests.snapshotter.models import Weight, weight
 from tests.snapshotter.tensors_files import TensorsFile
 
@@ -25,7 +25,7 @@ WEIGHTS = {
 GOOD = TensorsFile(WEIGHTS)
 
 
-def parse(raw: bytes) -> tuple[Entry, ...]:
+def parse(raw: bytes) -> tuple[IndexEntry, ...]:
     end = index_end(raw[:73], len(raw), PATH)
     return parse_index(PATH, raw[:end], len(raw))
 
@@ -55,7 +55,7 @@ def refusal(act: Callable[[], object]) -> str:
         pytest.param(replace(GOOD, version=5, flags=2), id="records with versions, and long shapes"),
     ],
 )
-def test_good(file: TensorsFile) -> None:
+def test_valid_index_is_read(file: TensorsFile) -> None:
     """Names, dtypes, shapes and bytes are those that were written."""
     raw = file.build()
     found = {entry.tensor.name: entry.tensor for entry in parse(raw)}

@@ -15,7 +15,7 @@ from contracts.push import PlanRequest, WholeFile
 from snapshotter.policy.intake import admit
 from snapshotter.policy.layout import assemble, lay_out
 from snapshotter.policy.tensors_index import parse_index
-from snapshotter.policy.whole_file import holds_weights_of, parts_of, rest_of
+from snapshotter.policy.whole_file import file_parts, holds_weights_of, unchunked_spans
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.tensors_files import TensorsFile, kept
 
@@ -25,7 +25,7 @@ FILE = TensorsFile(WEIGHTS)
 
 
 @given(order=st.permutations(list(WEIGHTS)), first_use=st.permutations(list(WEIGHTS)), pages=st.integers(1, 6))
-def test_itself_again(order: list[str], first_use: list[str], pages: int) -> None:
+def test_parts_make_the_kept_file(order: list[str], first_use: list[str], pages: int) -> None:
     """Whatever the order of tensors in file and version, and however it is cut: the parts make the file."""
     file = TensorsFile({name: WEIGHTS[name] for name in order})
     raw = file.build()
@@ -35,9 +35,9 @@ def test_itself_again(order: list[str], first_use: list[str], pages: int) -> Non
     chunks = {d: assemble(chunk, {"m.tensors": raw}) for d, chunk in zip(digests, layout.chunks, strict=True)}
     spans = [tuple(FileSpan(piece.offset, piece.length) for piece in chunk.pieces) for chunk in layout.chunks]
     index = FileIndex(tuple(map(FileChunk, digests, spans)), len(raw))
-    rest = b"".join(raw[offset : offset + length] for offset, length in rest_of(index))
+    rest = b"".join(raw[offset : offset + length] for offset, length in unchunked_spans(index))
     again = b""
-    for part in parts_of(layout.chunks, digests, len(raw)):
+    for part in file_parts(layout.chunks, digests, len(raw)):
         source = rest if part.digest is None else chunks[part.digest]
         again += source[part.offset : part.offset + part.length]
     assert again == raw
@@ -76,7 +76,7 @@ def test_refused() -> None:
     assert "only a tensorizer file" in refusal(safetensors, whole)
 
 
-def test_whose_weights() -> None:
+def test_kept_file_is_matched_to_its_version() -> None:
     """A file's chunks are a version's where they are all that comes after its pinned files' own."""
     digests = [f"{n:064x}" for n in range(4)]
     pinned = (PinnedFile("config.json", 0, 5000, "c" * 64),)

@@ -3,21 +3,21 @@
 import pytest
 
 from telemetry.policy.exposition import merge, render
-from telemetry.policy.instruments import MAX_SERIES, Kind, Page, by
+from telemetry.policy.instruments import MAX_SERIES, MetricKind, MetricsPage, by
 
 
-def page(process: str = "activator") -> Page:
+def page(process: str = "activator") -> MetricsPage:
     """One of each kind."""
-    made = Page(process)
+    made = MetricsPage(process)
     made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
     made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
-    made.read("k_replicas", "Replicas.", Kind.GAUGE, ("state",), lambda: by((("ready", 2), ("parked", 0))))
+    made.read("k_replicas", "Replicas.", MetricKind.GAUGE, ("state",), lambda: by((("ready", 2), ("parked", 0))))
     return made
 
 
 def test_a_page_is_rendered() -> None:
     """Names, help, types, labels, cumulative buckets; a family without series is left out."""
-    made = Page("activator")
+    made = MetricsPage("activator")
     requests = made.counter("k_requests_total", "Requests.", ("tenant", "outcome"))
     waits = made.histogram("k_wait_seconds", "Waiting.", ("start",), (0.1, 1.0))
     made.counter("k_never_total", "Never.")
@@ -45,14 +45,14 @@ def test_a_page_is_rendered() -> None:
 
 def test_values_of_labels_are_escaped() -> None:
     """A quote, a backslash or a line's end stays within its value."""
-    made = Page("p")
+    made = MetricsPage("p")
     made.counter("k_total", "K.", ("name",)).add(('a"b\\c\nd',))
     assert r'name="a\"b\\c\nd"' in render(made.families(), "p")
 
 
 def test_a_value_may_be_no_number() -> None:
     """It is written as Go reads floats, which is what the format asks."""
-    made = Page("p")
+    made = MetricsPage("p")
     made.gauge("k_unknown", "K.", lambda: float("nan"))
     made.gauge("k_endless", "K.", lambda: float("inf"))
     text = render(made.families(), "p")
@@ -72,7 +72,7 @@ def test_pages_are_merged() -> None:
 
 def test_a_family_never_outgrows_its_bound() -> None:
     """Whatever labels come, there are MAX_SERIES of them, and one that takes the rest."""
-    made = Page("p")
+    made = MetricsPage("p")
     counter, histogram = made.counter("k_total", "K.", ("x",)), made.histogram("k_seconds", "K.", ("x",), (1.0,))
     for number in range(MAX_SERIES + 500):
         counter.add((str(number),))
@@ -92,7 +92,7 @@ def test_a_reading_that_fails_takes_no_other_along() -> None:
     def fail() -> float:
         raise OSError("a disk that is gone")
 
-    made, told = Page("p"), list[str]()
+    made, told = MetricsPage("p"), list[str]()
     made.gauge("k_broken", "Broken.", fail)
     made.gauge("k_whole", "Whole.", lambda: 1)
     families = made.families(lambda error, name: told.append(f"{name}: {error}"))

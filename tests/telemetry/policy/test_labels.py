@@ -3,7 +3,7 @@
 import pytest
 
 from contracts.frames import NoCredit
-from telemetry.policy.labels import Cap, outcome_of, slowest_tier
+from telemetry.policy.labels import LabelCap, outcome_of, slowest_tier
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from telemetry.policy.labels import Cap, outcome_of, slowest_tier
         ("", "other"),
     ],
 )
-def test_outcome_of(code: str, want: str) -> None:
+def test_unknown_outcome_code_is_other(code: str, want: str) -> None:
     """A code of ours, or other."""
     assert outcome_of(code) == want
 
@@ -33,14 +33,14 @@ def test_outcome_of(code: str, want: str) -> None:
         pytest.param({"host": 1, "moon": 1}, "other", id="a tier that is none of ours"),
     ],
 )
-def test_slowest_tier(bytes_by_tier: dict[str, int], want: str) -> None:
+def test_slowest_tier_of_a_restore_is_named(bytes_by_tier: dict[str, int], want: str) -> None:
     """What a restore had to wait for."""
     assert slowest_tier(bytes_by_tier) == want
 
 
 def test_beyond_the_cap_all_share_a_name() -> None:
     """The first two keep theirs, for good; a thousand others are one."""
-    cap = Cap(2)
-    assert [cap.fold(("a", "m")), cap.fold(("b", "m"))] == [("a", "m"), ("b", "m")]
-    assert {cap.fold((f"t{number}", "m")) for number in range(1000)} == {("other", "other")}
-    assert cap.fold(("a", "m")) == ("a", "m")
+    cap = LabelCap(2)
+    assert [cap.bounded(("a", "m")), cap.bounded(("b", "m"))] == [("a", "m"), ("b", "m")]
+    assert {cap.bounded((f"t{number}", "m")) for number in range(1000)} == {("other", "other")}
+    assert cap.bounded(("a", "m")) == ("a", "m")

@@ -6,7 +6,14 @@ import pytest
 
 from contracts.timeline import Stage, Stamp
 from contracts.trace import TraceContext, span_id_of, trace_id_of
-from telemetry.policy.spans import RequestFacts, RestoreFacts, is_sampled, is_wanted, request_spans, restore_spans
+from telemetry.policy.spans import (
+    RequestFacts,
+    RestoreFacts,
+    is_sampled,
+    is_sampled_for_caller,
+    request_spans,
+    restore_spans,
+)
 
 COLD = RequestFacts(
     request_id="req_1",
@@ -29,7 +36,7 @@ COLD = RequestFacts(
 def test_each_stage_is_a_span_from_the_one_before_it() -> None:
     """They follow each other without a gap, within the whole, each by the process that stamped it."""
     whole, *stages = request_spans(COLD)
-    assert (whole.begin_us, whole.end_us, whole.parent_id, whole.serves) == (1_000_000, 1_000_090, None, True)
+    assert (whole.begin_us, whole.end_us, whole.parent_id, whole.is_server) == (1_000_000, 1_000_090, None, True)
     assert [(span.name, span.begin_us - 1_000_000, span.end_us - 1_000_000) for span in stages] == [
         ("routed", 0, 10),
         ("leased", 10, 50),
@@ -62,7 +69,7 @@ def test_the_whole_says_who_what_and_how_it_ended() -> None:
     assert request_spans(replace(COLD, outcome="overloaded"))[0].failure == "overloaded"
 
 
-def test_it_belongs_to_its_callers_trace() -> None:
+def test_request_trace_belongs_to_the_callers_trace() -> None:
     """The caller's span is its parent."""
     spans = request_spans(replace(COLD, caller=TraceContext(7, 9, True)))
     assert {span.trace_id for span in spans} == {7}
@@ -75,8 +82,8 @@ def test_a_cold_start_names_the_restore_that_it_waited_for() -> None:
     (restore, *stages) = restore_spans(
         RestoreFacts("r1", "acme", "m", "v", "ok", 900_000, (Stamp(Stage.DECIDED, 5),), {"nvme": 12})
     )
-    assert request_spans(COLD)[0].follows == (restore.trace_id, restore.span_id)
-    assert request_spans(replace(COLD, cold=False))[0].follows is None
+    assert request_spans(COLD)[0].linked_span == (restore.trace_id, restore.span_id)
+    assert request_spans(replace(COLD, cold=False))[0].linked_span is None
     assert restore.attributes["kelvin.bytes.nvme"] == 12
     assert [span.name for span in stages] == ["decided"]
 
@@ -90,7 +97,11 @@ def test_a_failed_restore_is_a_span_without_length() -> None:
 def test_errors_and_cold_starts_are_notable() -> None:
     """Whatever the share."""
     warm = replace(COLD, cold=False)
-    assert (COLD.is_notable, warm.is_notable, replace(warm, outcome="cancelled").is_notable) == (True, False, True)
+    assert (COLD.is_always_sampled, warm.is_always_sampled, replace(warm, outcome="cancelled").is_always_sampled) == (
+        True,
+        False,
+        True,
+    )
 
 
 LOW, HIGH = 1, (1 << 64) - 1
@@ -106,7 +117,7 @@ LOW, HIGH = 1, (1 << 64) - 1
         pytest.param((5 << 64) + LOW, 0.01, True, id="only the lower half counts"),
     ],
 )
-def test_is_sampled(trace_id: int, share: float, want: bool) -> None:
+def test_sampling_uses_the_lower_64_bits(trace_id: int, share: float, want: bool) -> None:
     """By the lower 64 bits."""
     assert is_sampled(trace_id, share) is want
 
@@ -129,7 +140,7 @@ def test_the_share_of_many_is_the_share() -> None:
         pytest.param(True, 0.0, False, id="a caller can't make us write"),
     ],
 )
-def test_is_wanted(caller: bool | None, share: float, want: bool) -> None:
+def test_caller_may_only_refuse_sampling(caller: bool | None, share: float, want: bool) -> None:
     """The caller may say no, and never yes."""
     context = None if caller is None else TraceContext(LOW, 1, caller)
-    assert is_wanted(LOW, context, share) is want
+    assert is_sampled_for_caller(LOW, context, share) is want
