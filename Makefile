@@ -38,7 +38,7 @@ attack: $(STAMP)
 
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills
-	KELVIN_TEST_KILLS=100 $(BIN)/pytest -n 2 --timeout 3000 -m "deep or not deep" tests/kelvin/test_push_killed.py tests/weightcache/test_crash.py
+	KELVIN_TEST_KILLS=100 $(BIN)/pytest -n 2 --timeout 3000 -m "deep or not deep" tests/kelvin/cli/artifacts/test_push_killed.py tests/weightcache/test_crash.py
 	KELVIN_TEST_KILLS=30 $(BIN)/pytest -n 0 --timeout 3000 -m "deep or not deep" tests/drills/test_first_start.py
 	KELVIN_TEST_KILLS=200 $(BIN)/pytest -n 0 --timeout 3000 -m "deep or not deep" tests/weightcache/test_crash_load.py
 
@@ -46,7 +46,7 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
 
 test-ten: $(STAMP)
-	$(BIN)/python -m tests.ten
+	$(BIN)/python -m tests.repeat_suite
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -61,13 +61,13 @@ layers: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/mutmut run
 
-# Debian's wrk and nginx for `kelvin bench front`, unpacked and not installed (coldstart_bench/front_tools.py looks there).
+# Debian's wrk and nginx for `kelvin bench front`, unpacked and not installed (coldstart_bench/harness/front_tools.py looks there).
 bench-tools:
 	mkdir -p $(TOOLS)/debs
 	cd $(TOOLS)/debs && apt-get download wrk libluajit-5.1-2 nginx
 	for deb in $(TOOLS)/debs/*.deb; do dpkg -x $$deb $(TOOLS); done
 
-# What others put in front of models, each in an environment of its own (coldstart_bench/front_tools.py looks there).
+# What others put in front of models, each in an environment of its own (coldstart_bench/harness/front_tools.py looks there).
 bench-peers:
 	$(PYTHON) -m venv $(BENCH)/peers/ray
 	$(BENCH)/peers/ray/bin/pip install --quiet 'ray[serve]==2.60.0' 'aiohttp==3.14.5'

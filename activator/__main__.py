@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from activator.settings import from_environment
-from service.log import configure_logging
-from service.private import protect_memory
-from service.run import run_service
-from service.settings import log_level
-from service.startup import only_checks, raise_descriptors, refusing_bad_settings
+from activator.app.settings import from_environment
+from kelvin.process.hardening import protect_memory
+from kelvin.process.log import configure_logging
+from kelvin.process.service_lifecycle import run_service
+from kelvin.process.settings import log_level
+from kelvin.process.startup import only_checks, raise_descriptors, refusing_bad_settings
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
         settings = from_environment()
         if only_checks():
             return
-        from activator.app import run  # a check needs none of it
+        from activator.app.app import run  # a check needs none of it
 
         run_service(partial(run, settings), settings.lifeline_fd)
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from contracts.dependency import Dependency
+from kelvin.contracts.dependency import Dependency
 
 REPLICA: Final = Dependency(
     "replica",

@@ -6,27 +6,41 @@ from typing import Any, Final
 
 import click
 
-from coldstart_bench import cold, floors, front, integrity, ledger, load, pool, recovery, storm
-from coldstart_bench.fleet import bench as fleet
-from coldstart_bench.frame import Bench
-from coldstart_bench.traffic import burst, flood, overload, soak, trace
+from coldstart_bench.suites import (
+    burst_bench,
+    cold_bench,
+    flood_bench,
+    floor_bench,
+    front_bench,
+    integrity_bench,
+    ledger_bench,
+    load_bench,
+    overload_bench,
+    pool_bench,
+    recovery_drill,
+    soak_bench,
+    storm_bench,
+    trace_bench,
+)
+from coldstart_bench.suites import fleet_bench as fleet
+from coldstart_bench.suites.bench_runner import Bench
 
 BENCHES: Final[tuple[Bench[Any, Any], ...]] = (
-    floors.BENCH,
-    load.BENCH,
-    cold.BENCH,
-    pool.BENCH,
-    storm.BENCH,
-    front.BENCH,
-    burst.BENCH,
-    flood.BENCH,
-    overload.BENCH,
+    floor_bench.BENCH,
+    load_bench.BENCH,
+    cold_bench.BENCH,
+    pool_bench.BENCH,
+    storm_bench.BENCH,
+    front_bench.BENCH,
+    burst_bench.BENCH,
+    flood_bench.BENCH,
+    overload_bench.BENCH,
     fleet.BENCH,
-    soak.BENCH,
-    trace.BENCH,
-    integrity.BENCH,
-    ledger.BENCH,
-    recovery.BENCH,
+    soak_bench.BENCH,
+    trace_bench.BENCH,
+    integrity_bench.BENCH,
+    ledger_bench.BENCH,
+    recovery_drill.BENCH,
 )
 
 main: Final = click.Group(

@@ -1,7 +1,7 @@
-"""What exists, what should run, and what it cost: registry, scaling, ledger, admin API.
+"""What exists, what should run, and what it cost: the registry, the scaler, the ledger and the admin API.
 
-Model bytes are elsewhere: `snapshotter` takes them in, `weightcache` serves them. Begin with `app.py`, which opens the
-database and puts together either `one_machine.py` or `on_cluster.py`. `registry.py` has models and versions,
-`autoscaler.py` decides how many replicas run on one machine (on a cluster Knative does), `scaling/` starts them,
-`ledger.py` enters usage records.
+Model bytes are elsewhere: `snapshotter` takes them in, `weightcache` serves them. Requests of callers go to
+`activator`. Begin with `app/app.py`, which opens the database and builds the control plane. It builds one of two
+backends: `app/machine_backend.py` (processes of this machine, `scaling/`) or `app/cluster_backend.py` (Knative,
+`knative/`).
 """

@@ -6,13 +6,13 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from controlplane.price_book import read_price_book
-from controlplane.settings import load
-from service.log import configure_logging
-from service.private import protect_memory
-from service.run import run_service
-from service.settings import log_level
-from service.startup import only_checks, refusing_bad_settings
+from controlplane.app.settings import load
+from controlplane.billing.price_book import read_price_book
+from kelvin.process.hardening import protect_memory
+from kelvin.process.log import configure_logging
+from kelvin.process.service_lifecycle import run_service
+from kelvin.process.settings import log_level
+from kelvin.process.startup import only_checks, refusing_bad_settings
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
             if isinstance(settings.database, Path):
                 sys.stderr.write(describe_kept_aside(settings.database))
             return
-        from controlplane.app import run  # a check needs none of it
+        from controlplane.app.app import run  # a check needs none of it
 
         run_service(partial(run, settings), settings.lifeline_fd)
 

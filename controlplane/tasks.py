@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from service.loops import Body, Loops
+from kelvin.process.loops import Body, Loops
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import openai
 
-from coldstart_bench.installation import Installation, running_installation
-from coldstart_bench.programs import Program, make_model
+from coldstart_bench.harness.installation import Installation, running_installation
+from coldstart_bench.harness.program_runner import Program, make_model
 
 TINYLM = Path(__file__).parent / "tinylm" / "model"
 SIZE_BYTES = 500_000_000
-KELVIN = [sys.executable, "-P", "-m", "kelvin.main"]
+KELVIN = [sys.executable, "-P", "-m", "kelvin.cli.main"]
 
 
 def say(text: str) -> None:
@@ -124,7 +124,7 @@ def tour(installation: Installation, scratch: Path) -> None:
 
 def floor_of(directory: Path) -> Program:
     """The frozen floor, holding this model's weights in memory."""
-    return Program("floor", str(directory), "host")
+    return Program("floors.floor", str(directory), "host")
 
 
 def at_zero(installation: Installation, model: str) -> Callable[[], bool]:

@@ -1,6 +1,6 @@
-"""The command `kelvin`, and the supervisors behind `kelvin up`, `kelvin runtime` and `kelvin engine`.
+"""The command `kelvin`, the supervisors behind it, and what all services share.
 
-It talks HTTP to the services. Of their packages it imports only pure `policy`, and from `spool` what ships records; it
-starts programs of the control plane as processes. Begin with `main.py`, which mounts every command, or with
-`supervisor/up.py`.
+From the top: `cli`, `doctor`, `supervisor`; below the services `ipc`, `crypto`, `devices`, `telemetry`, `blobstore`,
+`spool`, `process`, `contracts`. What one service alone does is in its own package. Importing this one imports nothing
+else. Begin with `cli/main.py`, which mounts every command, or `supervisor/installation_supervisor.py`.
 """

@@ -1,5 +1,6 @@
-"""Takes pushed directories in and makes versions of them: refuse, lay out, stage, pack, seal, publish, check.
+"""Make versions of pushed directories: refuse, lay out, stage, pack, seal, publish; give them out, check them, free
+them.
 
-It runs no model: an engine's standby judges and seals (`jobs.py`). Begin with `pushes.py`; a commit goes on in
-`commits.py` and `publish.py`. `collect.py` frees what no version needs, `fsck.py` checks what is stored.
+No model runs here: a standby of the runtime judges and seals (`push/jobs.py`). What may be pushed is decided in
+`intake/`, and the calls of a push are in `push/`. Begin with `push/pushes.py`, then `push/publisher.py`.
 """

@@ -9,17 +9,17 @@ import os
 import sys
 from typing import Final
 
-from blobstore.factory import directory_of, open_checked_store
-from blobstore.s3_place import SETTING
-from blobstore.store import BlobNotFound
-from contracts.errors import Refused
-from contracts.settings import BadSetting
-from service.log import configure_logging
-from service.private import protect_memory
-from service.run import run_service
-from service.settings import log_level
-from service.startup import STORE_STATUS, only_checks, refusing_bad_settings
-from snapshotter.settings import SnapshotterSettings, from_environment
+from kelvin.blobstore.blob_store import BlobNotFound
+from kelvin.blobstore.s3_location import SETTING
+from kelvin.blobstore.store_factory import directory_of, open_checked_store
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.process.hardening import protect_memory
+from kelvin.process.log import configure_logging
+from kelvin.process.service_lifecycle import run_service
+from kelvin.process.settings import log_level
+from kelvin.process.startup import STORE_STATUS, only_checks, refusing_bad_settings
+from snapshotter.app.settings import SnapshotterSettings, from_environment
 
 CHECK_S: Final = 10.0
 
@@ -69,7 +69,7 @@ def main() -> None:
         if only_checks():
             asyncio.run(check_store(settings))
             return
-        from snapshotter.app import serve  # a check needs none of it
+        from snapshotter.app.app import serve  # a check needs none of it
 
         run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.faults.buckets import Buckets, serving
-from tests.house.capabilities import TABLE, capabilities, not_shown
-from tests.together import SHARED_FIXTURES, FixtureGroupScheduling, is_deep, shared_fixture_of
+from tests.consistency.capabilities import TABLE, capabilities, not_shown
+from tests.faults.s3_buckets import Buckets, serving
+from tests.shared_fixtures import SHARED_FIXTURES, FixtureGroupScheduling, is_deep, shared_fixture_of
 from tests.virtual_loop import VirtualLoop
 
 # How long an example takes says more about the machine's neighbours than about the example.

@@ -1,6 +1,5 @@
-"""The tiered weight cache: the agent that owns the tiers, and the library by which a runtime leases from it.
+"""The tiered weight cache: an agent that keeps model weights in memory and on disk, and the library that leases them.
 
-Versions are made by `snapshotter` and bound to an engine by `runtime`. Begin with `cache.py`, which puts the tiers
-together, and `client.py`, the runtime's side. `residents.py` loads a version into memory, `nvme.py`, `peer_tier.py` and
-`remote.py` are the tiers below, `verifying.py` checks every byte.
+Versions are made by `snapshotter` and bound to an engine by `runtime`. `client/` is all that a runtime imports; the
+other folders are the agent's. Begin with `app/cache.py`, which puts the tiers together, and `client/lease.py`.
 """

@@ -3,11 +3,11 @@
 import sys
 from typing import Final
 
-from service.log import configure_logging
-from service.run import run_service
-from service.settings import log_level
-from service.startup import only_checks, raise_descriptors, refusing_bad_settings
-from weightcache.settings import read_settings
+from kelvin.process.log import configure_logging
+from kelvin.process.service_lifecycle import run_service
+from kelvin.process.settings import log_level
+from kelvin.process.startup import only_checks, raise_descriptors, refusing_bad_settings
+from weightcache.app.settings import read_settings
 
 THREAD_SWITCH_S: Final = 0.0005  # for a reader that comes out of a call, beside whoever computes; Python's own is 5 ms
 
@@ -21,7 +21,7 @@ def main() -> None:
             settings = read_settings()
             if only_checks():
                 return
-            from weightcache.app import run  # a check needs none of it
+            from weightcache.app.app import run  # a check needs none of it
 
             sys.setswitchinterval(THREAD_SWITCH_S)
             run_service(lambda stop: run(settings, stop), settings.lifeline_fd)

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from blobstore.retrying import DEFAULT_BUDGET
-from contracts.dependency import Dependency
+from kelvin.blobstore.retrying_store import DEFAULT_BUDGET
+from kelvin.contracts.dependency import Dependency
 
 STORE: Final = Dependency(
     "store",

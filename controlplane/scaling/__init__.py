@@ -1,5 +1,6 @@
-"""How a decided number of replicas comes about: processes of one machine here, pods of a cluster in `knative/`.
+"""Have replicas of versions run: how many, how warm, and on one machine which processes.
 
-How many there should be is decided in `autoscaler.py` and `policy/`, or by Knative. Begin with `local.py`, the actuator
-of one machine: its standbys come from `pool.py`, its processes from `fleet.py`.
+Here is what one machine and a cluster share: the replicas, how their starts went, what the routes ask of them, and the
+changes that a decider hears of. A cluster's pods are in `controlplane/knative`, models and versions in
+`controlplane/registry`. Begin with `kpa/autoscaler.py`, then `local/local_actuator.py`.
 """

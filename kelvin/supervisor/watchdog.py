@@ -1,8 +1,8 @@
 """Kill hung processes. The supervisor restarts them as after any death.
 
 Every process is probed over its socket: GET `/healthz`, or a ping for the zygote. This finds processes that are
-stopped, block their event loop or are deadlocked. `policy/restarts.py` has the rule. An engine's thread is watched by
-its own process instead, see `runtime/replica.py`.
+stopped, block their event loop or are deadlocked. `supervisor/restart_policy.py` has the rule. An engine's thread is
+watched by its own process instead, see `runtime/lifecycle/replica.py`.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from contracts.errors import Refused, Unavailable
-from kelvin.policy.restarts import START_S, SilenceTimer
-from service.client import ServiceClient
-from service.unix import SocketDirectory, peer_pid
-from service.zygote import ZygoteClient
+from kelvin.contracts.errors import Refused, Unavailable
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory, peer_pid
+from kelvin.ipc.zygote_client import ZygoteClient
+from kelvin.supervisor.restart_policy import START_S, SilenceTimer
 
 log = logging.getLogger(__name__)
 

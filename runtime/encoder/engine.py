@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
-from contracts.jobs import GateFacts, Probe
-from runtime.batch_engine import BatchEngine, RowRange
-from runtime.binding import BoundModel
+from kelvin.contracts.artifacts.runtime_control import GateFacts, Probe
+from kelvin.contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
+from runtime.drivers.batch_engine import BatchEngine, RowRange
+from runtime.drivers.batching_policy import CPU_TOKENS, CUDA_TOKENS, BatchingWindow
+from runtime.drivers.interface import Embedded, EmbeddingRequest, Event, Request
 from runtime.encoder import probe as known_answers
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import Recipe
-from runtime.engine.interface import Embedded, EmbeddingRequest, Event, Request
-from runtime.policy.batching import CPU_TOKENS, CUDA_TOKENS, BatchingWindow
+from runtime.models.binding import BoundModel
 
 _log = logging.getLogger(__name__)
 

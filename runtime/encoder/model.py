@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from runtime.binding import BoundModel
 from runtime.encoder.recipe import Pooling, Recipe
+from runtime.models.binding import BoundModel
 
 
 class EncoderModel:

@@ -2,11 +2,11 @@
 
 import torch
 
-from contracts.jobs import Probe
-from runtime.binding import BoundModel
+from kelvin.contracts.artifacts.runtime_control import Probe
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import Recipe
-from runtime.probe import REFERENCES, probe_ids, tolerance_of
+from runtime.models.binding import BoundModel
+from runtime.models.probe import REFERENCES, probe_ids, tolerance_of
 
 
 def record(bound: BoundModel, recipe: Recipe) -> Probe:

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
-from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import Refused
-from contracts.wire import BadJson, decoder
-from runtime.pinned import PinnedFiles, json_object
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.wire import BadJson, decoder
+from runtime.models.pinned_files import PinnedFiles, json_object
 
 MODULES: Final = "modules.json"
 TRANSFORMER: Final = "sentence_bert_config.json"

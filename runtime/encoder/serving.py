@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-from contracts.artifact_errors import ArtifactRejected
-from contracts.ceiling import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
-from contracts.errors import Refused
-from runtime.engine.interface import EmbeddingRequest
-from runtime.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, decode_embeddings, input_too_long
-from runtime.pinned import PinnedFiles
-from runtime.policy.schedule import OWNER_TENANT
-from runtime.serving import INLINE_CHARACTERS, PreparedRequest, ServedVersion
-from runtime.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
+from runtime.drivers.interface import EmbeddingRequest
+from runtime.drivers.schedule_policy import OWNER_TENANT
+from runtime.models.pinned_files import PinnedFiles
+from runtime.surface.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, decode_embeddings, input_too_long
+from runtime.surface.serving import INLINE_CHARACTERS, PreparedRequest, ServedVersion
+from runtime.text.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
 
 
 class EmbeddingCodec:

@@ -1,1 +1,5 @@
-"""Predictions: ONNX models through ONNX Runtime, batched by rows, behind the engine's own thread."""
+"""Predictions: ONNX models through ONNX Runtime, batched by rows.
+
+The protocol's forms are `surface/open_inference_codec.py`'s, sealing is `lifecycle/predictor_sealing.py`'s. Begin
+with `serving.py`, then `engine.py`.
+"""

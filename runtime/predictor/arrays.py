@@ -1,4 +1,4 @@
-"""Values of the protocol as numpy arrays and back. What fits a type is `contracts.signature`'s."""
+"""Values of the protocol as numpy arrays and back. What fits a type is `kelvin.contracts.artifacts.tensor_schema`'s."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -6,8 +6,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from contracts.jobs import KnownTensor
-from contracts.signature import Datatype, TensorSpec, Value
+from kelvin.contracts.artifacts.runtime_control import KnownTensor
+from kelvin.contracts.artifacts.tensor_schema import Datatype, TensorSpec, Value
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]

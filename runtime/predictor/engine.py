@@ -7,15 +7,15 @@ from typing import Final
 
 import numpy as np
 
-from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
-from contracts.jobs import Probe
-from contracts.signature import Signature
-from runtime.batch_engine import BatchEngine, RowRange
-from runtime.engine.interface import Event, Predicted, PredictionRequest, Request
-from runtime.policy.batching import BatchingWindow, next_row_limit
+from kelvin.contracts.artifacts.runtime_control import Probe
+from kelvin.contracts.artifacts.tensor_schema import Signature
+from kelvin.contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
+from runtime.drivers.batch_engine import BatchEngine, RowRange
+from runtime.drivers.batching_policy import BatchingWindow, next_row_limit
+from runtime.drivers.interface import Event, Predicted, PredictionRequest, Request
 from runtime.predictor import probe as known_answers
 from runtime.predictor.arrays import Array, find_array_fault, is_finite
-from runtime.predictor.session import OnnxSession, SignatureMismatch
+from runtime.predictor.onnx_session import OnnxSession, SignatureMismatch
 
 _log = logging.getLogger(__name__)
 

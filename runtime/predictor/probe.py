@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from contracts.jobs import KnownTensor, Probe
-from contracts.signature import Signature, TensorSpec, Value
-from runtime.gate import public_message
+from kelvin.contracts.artifacts.runtime_control import KnownTensor, Probe
+from kelvin.contracts.artifacts.tensor_schema import Signature, TensorSpec, Value
+from runtime.models.architecture_gate import public_message
 from runtime.predictor.arrays import Array, Arrays, as_array, from_recorded_tensor, is_finite, to_recorded_tensor
-from runtime.predictor.session import OnnxSession, SignatureMismatch
+from runtime.predictor.onnx_session import OnnxSession, SignatureMismatch
 
 ROWS: Final = 8
 TOLERANCE: Final = 1e-4  # of 1, or of the value where that is more

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from contracts.ceiling import NO_TOKEN_LIMITS, TokenLimits
-from contracts.signature import Signature
-from runtime.engine.interface import PredictionRequest
-from runtime.open_inference import PredictionAnswerBuilder, PredictionCall, decode_prediction
-from runtime.policy.schedule import OWNER_TENANT
+from kelvin.contracts.artifacts.tensor_schema import Signature
+from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
+from runtime.drivers.interface import PredictionRequest
+from runtime.drivers.schedule_policy import OWNER_TENANT
 from runtime.predictor.arrays import Arrays, as_array
-from runtime.serving import EncodingQueue, PreparedRequest, ServedVersion
+from runtime.surface.open_inference_codec import PredictionAnswerBuilder, PredictionCall, decode_prediction
+from runtime.surface.serving import EncodingQueue, PreparedRequest, ServedVersion
 
 INLINE_BYTES: Final = 16_384  # larger bodies are decoded beside the loop
 

@@ -9,7 +9,7 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Final
 
-_OURS: Final = frozenset(("activator", "contracts", "service", "spool", "telemetry"))
+_OURS: Final = frozenset(("activator", "kelvin"))
 
 
 class Count:
@@ -33,18 +33,19 @@ class Count:
 
 def main() -> None:
     """Count, then be the activator."""
-    from activator import __main__, door
-    from activator.edge_http import Http1Protocol
+    from activator import __main__
+    from activator.api import front_door
+    from activator.http.http1_protocol import Http1Protocol
 
     if (planted := int(os.environ.get("KELVIN_PLANTED", "0"))) > 0:
-        from activator.routes import host_of
+        from activator.routing.request_routes import host_of
 
         def slower(hosts: list[bytes]) -> Any:
             for _ in range(planted):
                 host_of(hosts)
             return host_of(hosts)
 
-        vars(door)["host_of"] = slower
+        vars(front_door)["host_of"] = slower
     sys.setprofile(Count(Http1Protocol.on_headers_complete.__code__, os.environ["KELVIN_COUNTED"]))
     try:
         __main__.main()

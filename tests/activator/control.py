@@ -1,6 +1,7 @@
 """A control plane as the activator sees it: the feed, stats, usage records, timelines, an admin API that echoes.
 
-It imitates controlplane/internal_api.py and controlplane/feed.py: full line first, changes in order, 204s.
+It imitates controlplane/api/internal_api.py and controlplane/registry/feed_hub.py: full line first, changes in order,
+204s.
 """
 
 import asyncio
@@ -12,7 +13,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from contracts.control import (
+from kelvin.contracts.accounting.spending import SpendingRow
+from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.artifacts.manifest import Limits
+from kelvin.contracts.errors import NotFound
+from kelvin.contracts.problem import problem_details
+from kelvin.contracts.serving.control_messages import (
     ConcurrencyStat,
     Feed,
     KeyRow,
@@ -30,15 +36,10 @@ from contracts.control import (
     TimelineAnswer,
     VersionRow,
 )
-from contracts.errors import NotFound
-from contracts.forecast import Forecast, StartRow
-from contracts.manifest import Limits
-from contracts.problem import problem_details
-from contracts.spending import SpendingRow
-from contracts.timeline import Stage, StageSpan
-from contracts.usage import RequestRecord
-from contracts.wire import decode, encode
-from tests.listening import StubServer
+from kelvin.contracts.serving.start_forecast import Forecast, StartRow
+from kelvin.contracts.timeline import Stage, StageSpan
+from kelvin.contracts.wire import decode, encode
+from tests.stub_server import StubServer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -52,11 +52,12 @@ def counted_loads(raw: Any, **options: Any) -> Any:
 def main() -> None:
     """Count, then be the activator."""
     msgspec.json.Decoder, msgspec.json.decode, json.loads = Counting, counted_decode, counted_loads  # type: ignore[misc,assignment]
-    from activator import __main__, call
-    from activator.policy.body import read_body
+    from activator import __main__
+    from activator.request import inference_request
+    from activator.routing.policy.request_body import read_body
 
     if "KELVIN_PLANTED" in os.environ:
-        vars(call)["read_body"] = lambda raw, path: (read_body(raw, path), read_body(raw, path))[0]
+        vars(inference_request)["read_body"] = lambda raw, path: (read_body(raw, path), read_body(raw, path))[0]
     __main__.main()
 
 

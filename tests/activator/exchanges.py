@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import Message
 
-from activator.alarm import DeadlineTimer
-from activator.exchange import ARRIVED, NAMED, Exchange, arrival
+from activator.http.deadline_timer import DeadlineTimer
+from activator.http.exchange import ARRIVED, NAMED, Exchange, arrival
 
 
 class FakeConnection:

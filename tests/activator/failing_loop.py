@@ -7,7 +7,8 @@ from pathlib import Path
 
 def main() -> None:
     """Break the loop that tells the control plane of uses of keys, and be the activator."""
-    from activator import __main__, key_uses
+    from activator import __main__
+    from activator.auth import key_uses
 
     fails = Path(os.environ["KELVIN_FAILS"])
 

@@ -12,8 +12,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from service.listener import LISTENER_VARIABLE
-from tests.forks import FORKS
+from kelvin.ipc.tcp_listener import LISTENER_VARIABLE
+from tests.forkserver import FORKS
 
 _FRESH: Final = multiprocessing.get_context("spawn")  # for programs that change something before they import it
 

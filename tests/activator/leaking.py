@@ -9,21 +9,22 @@ from typing import Any
 
 def main() -> None:
     """Leak, and be the activator."""
-    from activator import __main__, cache, once
+    from activator import __main__
+    from activator.answers import idempotency, response_cache
 
     leaks = Path(os.environ["KELVIN_LEAKS"])
-    asked, name = vars(once)["derive_answer_key"], cache.SealedAnswerStore.name
-    begin, ladders = cache.ResponseCache.__init__, list[cache.SealedAnswerStore]()
+    asked, name = vars(idempotency)["derive_answer_key"], response_cache.SealedAnswerStore.name
+    begin, ladders = response_cache.ResponseCache.__init__, list[response_cache.SealedAnswerStore]()
     asking = "cache"
 
     def whose(store: str, tenant: str) -> str:
         return "everybody" if leaks.read_text() == store else tenant
 
-    def made(self: cache.ResponseCache, *given: Any) -> None:
+    def made(self: response_cache.ResponseCache, *given: Any) -> None:
         begin(self, *given)
         ladders.append(self.last)
 
-    def named(self: cache.SealedAnswerStore, *given: Any) -> Any:
+    def named(self: response_cache.SealedAnswerStore, *given: Any) -> Any:
         nonlocal asking
         asking = "ladder" if self in ladders else "cache"
         return name(self, *given)
@@ -34,8 +35,8 @@ def main() -> None:
     def of_answer(secret: bytes, tenant: str, *more: Any) -> Any:
         return asked(secret, whose(asking, tenant), *more)
 
-    vars(once)["derive_answer_key"], vars(cache)["derive_answer_key"] = of_key, of_answer
-    vars(cache)["SealedAnswerStore"].name, vars(cache)["ResponseCache"].__init__ = named, made
+    vars(idempotency)["derive_answer_key"], vars(response_cache)["derive_answer_key"] = of_key, of_answer
+    vars(response_cache)["SealedAnswerStore"].name, vars(response_cache)["ResponseCache"].__init__ = named, made
     __main__.main()
 
 

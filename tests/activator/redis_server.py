@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from activator.shared_store import RedisStore
+from activator.limits.redis_store import RedisStore
 from tests.eventually import wait
-from tests.stopping import stop
+from tests.process_state import stop
 
 
 def _program() -> str:

@@ -1,4 +1,6 @@
-"""A replica as the activator sees it: frames over a Unix socket. Imitates runtime/api.py and runtime/delivery.py."""
+"""A replica as the activator sees it: frames over a Unix socket. Imitates runtime/api/inference_api.py and
+runtime/api/delivery.py.
+"""
 
 import asyncio
 import json
@@ -9,8 +11,10 @@ from typing import Final
 
 from aiohttp import web
 
-from contracts.errors import Failure, Unavailable
-from contracts.frames import (
+from kelvin.contracts.accounting.usage import Receipts
+from kelvin.contracts.errors import Failure, Unavailable
+from kelvin.contracts.problem import headers_of, openai_error, to_wire
+from kelvin.contracts.serving.stream_frames import (
     CONTENT_TYPE,
     CREDIT_HEADER,
     ENCODED_TOKENS_HEADER,
@@ -23,13 +27,11 @@ from contracts.frames import (
     encode_frame,
     failed_frame,
 )
-from contracts.problem import headers_of, openai_error, to_wire
-from contracts.timeline import Stage, StageSpan
-from contracts.traffic_errors import Cancelled
-from contracts.usage import Receipts
-from contracts.wire import decode, encode
-from runtime.policy.credit import Credits
-from tests.listening import StubServer
+from kelvin.contracts.timeline import Stage, StageSpan
+from kelvin.contracts.traffic_errors import Cancelled
+from kelvin.contracts.wire import decode, encode
+from runtime.lifecycle.credit_policy import Credits
+from tests.stub_server import StubServer
 
 Script = Callable[["ReceivedRequest"], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"

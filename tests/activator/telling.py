@@ -9,7 +9,8 @@ log = logging.getLogger("activator.telling")
 
 def main() -> None:
     """Tell, and be the activator."""
-    from activator import __main__, exchange
+    from activator import __main__
+    from activator.http import exchange
 
     tells = os.environ["KELVIN_TELLS"]
     begin, read = exchange.Exchange.__init__, exchange.Exchange.read_body

@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 
 from activator.dependencies import SERVING
-from contracts.control import Scope
-from contracts.dependency import Dependency
+from kelvin.contracts.dependency import Dependency
+from kelvin.contracts.serving.control_messages import Scope
+from tests.activator.auth.token_issuer import KeyServer, Signer, claims, key_server
 from tests.activator.control import ADMIN, key_row
-from tests.activator.identity import KeyServer, Signer, claims, key_server
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import lost
 from tests.activator.world import ActivatorWorld, ReceivedResponse, world

@@ -16,8 +16,8 @@ ROOT: Final = Path(__file__).parents[2]
 def main() -> None:
     """Trace, and be the activator."""
     from activator import __main__
-    from activator.edge import TlsHandshakeProtocol
-    from activator.edge_http import Http1Protocol
+    from activator.http.http1_protocol import Http1Protocol
+    from activator.http.transports import TlsHandshakeProtocol
 
     modules: dict[CodeType, str | None] = {}
     seen = set[str]()

@@ -17,9 +17,9 @@ from typing import Any, Final
 import aiohttp
 from yarl import URL
 
-from coldstart_bench.installation import free_port
-from contracts.control import ReplicaRow
-from service.unix import SocketDirectory, peer_pid
+from coldstart_bench.harness.installation import free_port
+from kelvin.contracts.serving.control_messages import ReplicaRow
+from kelvin.ipc.socket_directory import SocketDirectory, peer_pid
 from tests.activator.control import KEY, MARKER, VERSION, FakeControl, limited, replica_row
 from tests.activator.hatching import ForkedActivator
 from tests.activator.replica import FakeReplica, Script, hello

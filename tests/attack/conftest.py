@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.models import make_tiny
+from tests.e2e.tiny_models import make_tiny
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, run_command, running_installation
-from tests.attack.outside import SETTINGS, Bystander
+from coldstart_bench.harness.installation import Installation, run_command, running_installation
+from tests.attack.attacker import SETTINGS, Bystander
 from tests.controlplane.postgres_server import PostgresServer, database_name
-from tests.e2e.calls import Answer, ask
+from tests.e2e.https_client import Answer, ask
 from tests.e2e.tenants import Tenant, make_tenant
 from tests.eventually import wait
 

@@ -11,13 +11,19 @@ from typing import Final
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, InstallationFailed, KelvinUpProcess, free_port, run_command
-from tests.attack import own_mounts
-from tests.attack.outside import MIB, SETTINGS, Bystander
-from tests.e2e.calls import ask
-from tests.e2e.models import make_tiny
-from tests.e2e.processes import services
+from coldstart_bench.harness.installation import (
+    Installation,
+    InstallationFailed,
+    KelvinUpProcess,
+    free_port,
+    run_command,
+)
+from tests.attack import mount_namespace
+from tests.attack.attacker import MIB, SETTINGS, Bystander
+from tests.e2e.https_client import ask
+from tests.e2e.installation_processes import services
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
+from tests.e2e.tiny_models import make_tiny
 from tests.eventually import wait
 
 pytestmark = [
@@ -34,9 +40,9 @@ LOOK_S: Final = 3.0
 def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
     """An installation on two small disks that nobody else sees; its data directory by the way of its own process."""
     data, port = scratch / "disks", free_port()
-    sizes = {own_mounts.DATA_BYTES: str(96 * MIB), own_mounts.STAGING_BYTES: str(4 * MIB)}
+    sizes = {mount_namespace.DATA_BYTES: str(96 * MIB), mount_namespace.STAGING_BYTES: str(4 * MIB)}
     settings = {**SETTINGS, **sizes, "KELVIN_NVME_BYTES": str(8 * MIB)}
-    with KelvinUpProcess(data, port, settings, program="tests.attack.own_mounts") as process:
+    with KelvinUpProcess(data, port, settings, program="tests.attack.mount_namespace") as process:
         assert "ready" in process.ready_line(), process.said()
         up = Installation(Path(f"/proc/{process.pid}/root{data}"), port, process.pid)
         default_tenant(up).push(tiny)

@@ -19,12 +19,12 @@ from typing import Final, Self
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, run_command, running_installation
-from tests.activator.identity import KeyServer, Signer, claims, key_server
-from tests.attack.outside import MIB, SETTINGS, Bystander, anonymous_bytes, failure_text, metric
-from tests.e2e.calls import Answer, all_at_once, ask
-from tests.e2e.inside import is_recorded
-from tests.e2e.processes import command, services, supervisor
+from coldstart_bench.harness.installation import Installation, run_command, running_installation
+from tests.activator.auth.token_issuer import KeyServer, Signer, claims, key_server
+from tests.attack.attacker import MIB, SETTINGS, Bystander, anonymous_bytes, failure_text, metric
+from tests.e2e.https_client import Answer, all_at_once, ask
+from tests.e2e.installation_processes import command, services, supervisor
+from tests.e2e.installation_state import is_recorded
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, run_command, running_installation
-from tests.attack.outside import SETTINGS, Bystander, RawTlsConnection, request
-from tests.e2e.calls import ask
+from coldstart_bench.harness.installation import Installation, run_command, running_installation
+from tests.attack.attacker import SETTINGS, Bystander, RawTlsConnection, request
+from tests.e2e.https_client import ask
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 

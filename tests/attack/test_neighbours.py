@@ -16,12 +16,12 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, running_installation
-from tests.attack.outside import ROOT, SETTINGS, Bystander, percentile_95
-from tests.e2e.calls import all_at_once, ask, connect
-from tests.e2e.models import make_tiny
-from tests.e2e.processes import services
+from coldstart_bench.harness.installation import Installation, running_installation
+from tests.attack.attacker import ROOT, SETTINGS, Bystander, percentile_95
+from tests.e2e.https_client import all_at_once, ask, connect
+from tests.e2e.installation_processes import services
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
+from tests.e2e.tiny_models import make_tiny
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -128,7 +128,7 @@ def test_what_passed_unseen_is_not_given_again(ground: Ground) -> None:
     """
     body = {"model": "m", "prompt": f"pay {CARD}", "max_tokens": 2, "temperature": 0}
     headers = {"x-kelvin-cache": "allow", "idempotency-key": f"unseen-{time.time_ns()}"}
-    filters = services(ground.up)["filters"]
+    filters = services(ground.up)["kelvin.filters"]
     filters.send_signal(signal.SIGSTOP)
     try:
         unseen = ground.victim.post("/v1/completions", body, headers)
@@ -246,7 +246,7 @@ def _first_tokens(tenant: Tenant, model: str) -> float:
 def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
     """Have `clients` callers ask all the time, from another process. The block begins once each was answered."""
     words = [tenant.up.port, tenant.up.data / "ca.pem", tenant.infer, model, clients, 100]
-    command = [sys.executable, "-m", "tests.attack.crowd", *map(str, words)]
+    command = [sys.executable, "-m", "tests.attack.load_generator", *map(str, words)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

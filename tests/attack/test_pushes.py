@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, running_installation
-from tests.attack.outside import MIB, SETTINGS, Bystander, MemoryWatch, metric
-from tests.e2e.calls import all_at_once
-from tests.e2e.models import make_tiny
+from coldstart_bench.harness.installation import Installation, running_installation
+from tests.attack.attacker import MIB, SETTINGS, Bystander, MemoryWatch, metric
+from tests.e2e.https_client import all_at_once
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
+from tests.e2e.tiny_models import make_tiny
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]

@@ -10,11 +10,11 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, running_installation
+from coldstart_bench.harness.installation import Installation, running_installation
 from tests.activator.redis_server import RedisServer
-from tests.attack.outside import MIB, SETTINGS, Bystander, metric
-from tests.e2e.calls import Answer, all_at_once, ask
-from tests.e2e.inside import is_recorded
+from tests.attack.attacker import MIB, SETTINGS, Bystander, metric
+from tests.e2e.https_client import Answer, all_at_once, ask
+from tests.e2e.installation_state import is_recorded
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 

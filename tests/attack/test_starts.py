@@ -8,13 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coldstart_bench.endings import ANSWERED, CUT, RequestEnd
-from tests.drills.drill import kill
-from tests.drills.ground import SERVED, DrillInstallation
+from coldstart_bench.harness.request_outcome import ANSWERED, CUT, RequestEnd
+from tests.drills.drill_installation import SERVED, DrillInstallation
 from tests.drills.matrix import VictimProcess
-from tests.e2e.models import make_tiny
+from tests.drills.stage_drill import kill
+from tests.e2e.tiny_models import make_tiny
 from tests.eventually import wait
-from tests.stopping import has_ended
+from tests.process_state import has_ended
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 

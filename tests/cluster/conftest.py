@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api_server import ApiServer, serving
-from tests.cluster.playing import FEATURES, FakeKnative
+from tests.cluster.fake_knative import FEATURES, FakeKnative
+from tests.cluster.kube_api.api_server import ApiServer, serving
 
 
 @pytest.fixture

@@ -12,11 +12,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from coldstart_bench.installation import free_port
-from contracts.control import Feed
-from contracts.jobs import GateJob, SealJob
-from contracts.wire import encode
-from controlplane.policy.knative_service import (
+from coldstart_bench.harness.installation import free_port
+from controlplane.app.role_label import LEADER
+from controlplane.knative.policy.knative_service import (
     ZERO_INITIAL_SCALE,
     ClusterSpec,
     ControlEndpoints,
@@ -24,15 +22,27 @@ from controlplane.policy.knative_service import (
     service,
     service_name,
 )
-from controlplane.policy.labels import ROLE
-from controlplane.scaling.knative.role_label import LEADER
-from tests.cluster.answers import Json
-from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, FakeKnative, inside, register, running, until
+from controlplane.knative.policy.object_labels import ROLE
+from kelvin.contracts.artifacts.runtime_control import GateJob, SealJob
+from kelvin.contracts.serving.control_messages import Feed
+from kelvin.contracts.wire import encode
+from tests.cluster.fake_knative import (
+    FEATURES,
+    IMAGE,
+    NAMESPACE,
+    SETTINGS,
+    FakeKnative,
+    inside,
+    register,
+    running,
+    until,
+)
+from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.cluster_world import differing_paths
-from tests.controlplane.door import ControlPlaneClient, feed, program
-from tests.controlplane.ground import RunDirectory, fake_zygote
-from tests.controlplane.probing import probing
+from tests.controlplane.control_plane_server import ControlPlaneClient, feed, program
+from tests.controlplane.health_probe import probing
+from tests.controlplane.knative.cluster_world import differing_paths
+from tests.controlplane.machine_fixture import RunDirectory, fake_zygote
 from tests.eventually import eventually
 
 CLUSTER: Final = ClusterSpec(

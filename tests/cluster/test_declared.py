@@ -6,11 +6,11 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.cluster.answers import Json
-from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import NAMESPACE, FakeKnative, inside, register, running, until
+from tests.cluster.fake_knative import NAMESPACE, FakeKnative, inside, register, running, until
+from tests.cluster.kube_api.api_server import ApiServer
+from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest
-from tests.controlplane.door import feed
+from tests.controlplane.control_plane_server import feed
 from tests.eventually import eventually
 
 OURS: Final = "kelvin.dev/v1alpha1"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from contracts.wire import encode
-from controlplane.policy.knative_service import service_name
-from tests.cluster.playing import NAMESPACE, SERVING, FakeKnative, inside, running
+from controlplane.knative.policy.knative_service import service_name
+from kelvin.contracts.wire import encode
+from tests.cluster.fake_knative import NAMESPACE, SERVING, FakeKnative, inside, running
 from tests.controlplane.builders import digest, registration
 from tests.eventually import eventually
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from activator.keys import VersionKey
-from activator.policy.expected import StartForecasts, is_too_late
-from contracts.control import Feed
-from contracts.forecast import Forecast
-from contracts.traffic_errors import DeadlineTooShort
-from controlplane.policy.knative_service import service_name
-from controlplane.policy.pending import GUESS_S, START_GUESS_S
-from tests.cluster.answers import Json
-from tests.cluster.playing import NAMESPACE, FakeKnative, inside, register, running
+from activator.queue.policy.wait_estimate import StartForecasts, is_too_late
+from activator.routing.policy.version_key import VersionKey
+from controlplane.knative.policy.knative_service import service_name
+from controlplane.knative.policy.pending_replicas import GUESS_S, START_GUESS_S
+from kelvin.contracts.serving.control_messages import Feed
+from kelvin.contracts.serving.start_forecast import Forecast
+from kelvin.contracts.traffic_errors import DeadlineTooShort
+from tests.cluster.fake_knative import NAMESPACE, FakeKnative, inside, register, running
+from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest
-from tests.controlplane.door import ControlPlaneClient, FeedReader, feed
+from tests.controlplane.control_plane_server import ControlPlaneClient, FeedReader, feed
 from tests.eventually import eventually
 
 SPOT = {

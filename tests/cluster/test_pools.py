@@ -15,17 +15,17 @@ import msgspec
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from coldstart_bench.installation import free_port
-from contracts.control import ReplicaRow
-from contracts.jobs import BindPodRequest, BindResponse, RuntimeReport, RuntimeState
-from contracts.roles import Role
-from contracts.wire import decode, encode
-from controlplane.policy.pool_service import DELETION_COST, LISTEN_PORT
-from runtime.policy.roles import BIND_API_RULES
-from service.identity import IdentityFiles, TlsIdentity
-from service.inner import serve_with_roles
-from service.listener import listen
-from tests.cluster.playing import (
+from coldstart_bench.harness.installation import free_port
+from controlplane.knative.policy.pool_service import DELETION_COST, LISTEN_PORT
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest, BindResponse, RuntimeReport, RuntimeState
+from kelvin.contracts.roles import Role
+from kelvin.contracts.serving.control_messages import ReplicaRow
+from kelvin.contracts.wire import decode, encode
+from kelvin.crypto.tls_identity import IdentityFiles, TlsIdentity
+from kelvin.ipc.internal_server import serve_with_roles
+from kelvin.ipc.tcp_listener import listen
+from runtime.app.roles_policy import BIND_API_RULES
+from tests.cluster.fake_knative import (
     IMAGE,
     SERVING,
     SETTINGS,
@@ -37,9 +37,9 @@ from tests.cluster.playing import (
     until,
 )
 from tests.controlplane.builders import key, stats
-from tests.controlplane.door import feed, program
+from tests.controlplane.control_plane_server import feed, program
 from tests.eventually import eventually
-from tests.service.pki import Authority, write
+from tests.kelvin.crypto.pki import Authority, write
 
 POOLS: Final = "kelvin--pools"
 SERVICE: Final = "kelvin-pool--small"

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coldstart_bench.installation import free_port
-from tests.cluster.playing import FakeKnative, inside, register, running
+from coldstart_bench.harness.installation import free_port
+from tests.cluster.fake_knative import FakeKnative, inside, register, running
 from tests.cluster.test_pending import SPOT, Scene, unscheduled
 from tests.controlplane.builders import digest
-from tests.controlplane.door import feed
-from tests.controlplane.ground import ROOT
+from tests.controlplane.control_plane_server import feed
+from tests.controlplane.machine_fixture import ROOT
 from tests.eventually import eventually
-from tests.kelvin.test_recovery import kelvin
+from tests.kelvin.cli.operations.test_recovery_commands import kelvin
 
 
 @contextmanager

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from contracts.backup import RestoreReport
-from contracts.control import ConcurrencyStat, RequestBatch, Stats, VersionRegistration
-from contracts.errors import Failure, Refused
-from contracts.manifest import Limits
-from controlplane.audit import Actor
-from controlplane.backup_place import claim_backup_directory, write_backup
-from controlplane.backup_schedule import BackupLoop
-from controlplane.backups import Backups
+from controlplane.audit.audit_rows import Actor
+from controlplane.backup.backup_directory import claim_backup_directory, write_backup
+from controlplane.backup.backup_schedule import BackupLoop
+from controlplane.backup.backups import Backups
+from controlplane.backup.restore_program import restore
 from controlplane.clock import Clock, SystemClock
-from controlplane.facts import VersionKey
-from controlplane.feed import FeedHub
-from controlplane.journal import LedgerJournal
-from controlplane.keys import KeyStore
-from controlplane.ledger import Ledger
-from controlplane.registry import Registry
-from controlplane.restore import restore
-from controlplane.tenants import TenantStore
-from spool.disk import SegmentDisk
-from tests.controlplane.backends import database as opened_database
+from controlplane.ledger.ledger_journal import LedgerJournal
+from controlplane.ledger.usage_ledger import Ledger
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.key_store import KeyStore
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.registry.registry import Registry
+from controlplane.registry.tenant_store import TenantStore
+from kelvin.contracts.accounting.backup_reports import RestoreReport
+from kelvin.contracts.artifacts.manifest import Limits
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.serving.control_messages import ConcurrencyStat, RequestBatch, Stats, VersionRegistration
+from kelvin.spool.segment_disk import SegmentDisk
+from tests.controlplane.database_backends import database as opened_database
 from tests.controlplane.usage_records import request_record
 
 TENANT = "default"

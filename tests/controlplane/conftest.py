@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-import controlplane.postgres
-import controlplane.silence
-from controlplane.ledger import Ledger
-from controlplane.postgres_place import PostgresUrl
-from tests.controlplane.backends import POSTGRESQL, SQLITE, DatabaseBackend, backends
-from tests.controlplane.billing_ground import ledger_and_registry_engine
+import controlplane.db.postgres
+import controlplane.db.server_silence
+from controlplane.db.postgres_url import PostgresUrl
+from controlplane.ledger.usage_ledger import Ledger
+from tests.controlplane.billing_fixture import ledger_and_registry_engine
 from tests.controlplane.builders import World
-from tests.controlplane.ground import RunDirectory, fake_zygote
+from tests.controlplane.database_backends import POSTGRESQL, SQLITE, DatabaseBackend, backends
+from tests.controlplane.machine_fixture import RunDirectory, fake_zygote
 from tests.controlplane.postgres_server import PostgresServer, session_with_lock_timeout
 
 
@@ -40,8 +40,8 @@ def server() -> Iterator[PostgresServer]:
     On a busy machine a session that was closed may hold its lock for a while yet: whoever comes next has patience.
     """
     with PostgresServer() as made, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(controlplane.postgres, "_SESSION", session_with_lock_timeout("60s"))
-        patched.setattr(controlplane.silence, "LIMIT_S", 90.0)
+        patched.setattr(controlplane.db.postgres, "_SESSION", session_with_lock_timeout("60s"))
+        patched.setattr(controlplane.db.server_silence, "LIMIT_S", 90.0)
         yield made
 
 

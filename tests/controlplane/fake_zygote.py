@@ -1,6 +1,7 @@
 """A zygote and its standbys for tests of the actuator: real sockets, real processes, no model. `live` is a process.
 
-What it imitates of `runtime.zygote` and of the processes that it forks (contracts/jobs.py, runtime/replica.py):
+What it imitates of `runtime.app.zygote` and of the processes that it forks
+(kelvin/contracts/artifacts/runtime_control.py, runtime/lifecycle/replica.py):
 - one SEQPACKET message in, one out, the pidfd of the fork beside it;
 - a fork creates `rt-<id>.sock` some time after it was announced, then answers `/control/state` as parked;
 - a bind moves it to restoring and, when it is answered, to ready; a refused one leaves it failed, and it ends itself;
@@ -29,9 +30,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from contracts.artifact_errors import ChunkCorrupt
-from contracts.errors import Conflict, Failure, Internal, Unavailable
-from contracts.jobs import (
+from kelvin.contracts.artifact_errors import ChunkCorrupt
+from kelvin.contracts.artifacts.runtime_control import (
     BindRequest,
     BindResponse,
     Fingerprint,
@@ -42,9 +42,10 @@ from contracts.jobs import (
     SealAttestation,
     SealJob,
 )
-from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
-from contracts.timeline import Stage, StageSpan
-from contracts.traffic_errors import Overloaded
+from kelvin.contracts.errors import Conflict, Failure, Internal, Unavailable
+from kelvin.contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
+from kelvin.contracts.timeline import Stage, StageSpan
+from kelvin.contracts.traffic_errors import Overloaded
 
 GATE = GateFacts(
     architecture="LlamaForCausalLM",

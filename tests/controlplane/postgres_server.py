@@ -20,11 +20,11 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from controlplane import postgres
-from controlplane.postgres_place import PostgresUrl
-from controlplane.store import open_database
+from controlplane.db import postgres
+from controlplane.db.database import open_database
+from controlplane.db.postgres_url import PostgresUrl
 from tests.eventually import wait
-from tests.stopping import stop
+from tests.process_state import stop
 
 USER: Final = "kelvin"
 PRODUCT_SESSION: Final = postgres._SESSION  # how a session is set by the program itself

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 
-from controlplane.postgres_place import PostgresUrl
+from controlplane.db.postgres_url import PostgresUrl
 from tests.controlplane.postgres_server import USER
 
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.policy.breakeven import Level
-from controlplane.policy.replica_life import ReplicaState
-from controlplane.scaling import process, sleep
+from controlplane.scaling.local import replica_sleeper, runtime_process
+from controlplane.scaling.policy.breakeven import Level
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
 from tests.controlplane.builders import key
-from tests.controlplane.door import opened, push, report_request, wait_for_state
-from tests.controlplane.ground import LocalMachine, RunDirectory, local
+from tests.controlplane.control_plane_server import opened, push, report_request, wait_for_state
+from tests.controlplane.machine_fixture import LocalMachine, RunDirectory, local
 from tests.eventually import eventually
-from tests.stopping import stop
+from tests.process_state import stop
 
 
 async def stopped(it: LocalMachine, model: str) -> None:
@@ -25,8 +25,8 @@ async def stopped(it: LocalMachine, model: str) -> None:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers, so that nothing is cut short by it."""
-    monkeypatch.setattr(process, "DRAIN_CALL_S", 0.1)
-    monkeypatch.setattr(sleep, "SLEEP_S", 0.1)
+    monkeypatch.setattr(runtime_process, "DRAIN_CALL_S", 0.1)
+    monkeypatch.setattr(replica_sleeper, "SLEEP_S", 0.1)
 
 
 async def gone_and_another(it: LocalMachine, model: str) -> None:

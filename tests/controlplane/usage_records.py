@@ -2,8 +2,8 @@
 
 from msgspec import UNSET, UnsetType
 
-from contracts.usage import LifetimeRecord, RecordOrigin, RequestRecord
-from controlplane.policy.month import month_bounds_us
+from controlplane.ledger.policy.month import month_bounds_us
+from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, RequestRecord
 
 MONTH = "2026-11"
 BEGIN_US, END_US = month_bounds_us(MONTH)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tests.drills.fault_scenes import with_own_mounts
 from tests.drills.matrix import (
     DAMAGED,
     FAULTS,
@@ -29,7 +30,6 @@ from tests.drills.matrix import (
     find_empty_cells,
     markdown,
 )
-from tests.drills.scenes import with_own_mounts
 
 Kills = dict[Stage, list[VictimProcess]]
 Firsts = dict[VictimProcess, list[FirstStage]]
@@ -97,11 +97,11 @@ def run(cells: Cells, seed: int) -> int:
     """Exit code 1 where anything is red."""
     from transformers.utils.logging import disable_progress_bar
 
-    from tests.drills.damage import drill_damage
-    from tests.drills.drill import CellResult, DrillContext, drill_stage, run_group  # they bring torch
-    from tests.drills.first import drill_first
-    from tests.drills.models import TinyModels
-    from tests.drills.trouble import drill_fault
+    from tests.drills.damage_drill import drill_damage
+    from tests.drills.drill_models import TinyModels
+    from tests.drills.fault_drill import drill_fault
+    from tests.drills.first_minute_drill import drill_first
+    from tests.drills.stage_drill import CellResult, DrillContext, drill_stage, run_group  # they bring torch
 
     disable_progress_bar()
     results: list[CellResult] = []

@@ -1,4 +1,4 @@
-"""Shared memory that must not be left; what else must not is in `coldstart_bench/installation.py`."""
+"""Shared memory that must not be left; what else must not is in `coldstart_bench/harness/installation.py`."""
 
 import contextlib
 from pathlib import Path

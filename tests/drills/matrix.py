@@ -9,7 +9,16 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
-from coldstart_bench.endings import ANSWERED, CUT, FAILED, GONE, NOT_CONCERNED, EndKind, RequestOutcome, refused_with
+from coldstart_bench.harness.request_outcome import (
+    ANSWERED,
+    CUT,
+    FAILED,
+    GONE,
+    NOT_CONCERNED,
+    EndKind,
+    RequestOutcome,
+    refused_with,
+)
 
 
 class VictimProcess(StrEnum):

@@ -9,8 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-from coldstart_bench.endings import ANSWERED, CUT, FAILED, GONE, RequestEnd, RequestOutcome, refused_with
-from contracts.usage import KILLED
+from coldstart_bench.harness.request_outcome import (
+    ANSWERED,
+    CUT,
+    FAILED,
+    GONE,
+    RequestEnd,
+    RequestOutcome,
+    refused_with,
+)
+from kelvin.contracts.accounting.usage import KILLED
 
 END_S: Final = 120.0
 ROOT: Final = Path(__file__).parents[2]
@@ -47,7 +55,7 @@ class StreamedRequests:
         """`address` has port, ca and key."""
         self._limit, self._times = int(body["max_tokens"]), times
         asked = {**address, "body": {**body, "stream": True}, "times": times, "pace_s": pace_s}
-        command = [sys.executable, "-m", "tests.drills.caller", json.dumps(asked)]
+        command = [sys.executable, "-m", "tests.drills.drill_client", json.dumps(asked)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self._told: list[dict[str, Any]] = []
         self._heard = threading.Condition()
@@ -153,7 +161,7 @@ class KelvinCommand:
     """A `kelvin` command; it leaves nothing on a bill."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "kelvin.main", *words]
+        command = [sys.executable, "-m", "kelvin.cli.main", *words]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
         self._said: tuple[str, str] | None = None

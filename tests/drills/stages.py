@@ -1,8 +1,8 @@
 """Bring an operation to a stage and hold it there, by what anyone outside can see and do: no hook in the product.
 
 A stage is held by stopping (SIGSTOP) whoever would end it; so what is seen at the stage is still there when the kill
-comes. `last-byte` alone needs more: the activator of `tests/e2e/held_activator.py` stops itself between record and last
-byte.
+comes. `last-byte` alone needs more: the activator of `tests/e2e/failures/held_activator.py` stops itself between record
+and last byte.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from typing import Final
 
 import psutil
 
-from coldstart_bench.endings import ANSWERED
-from coldstart_bench.patience import poll_until_true
-from tests.drills.ground import SERVED, DrillInstallation, wait
+from coldstart_bench.harness.polling import poll_until_true
+from coldstart_bench.harness.request_outcome import ANSWERED
+from tests.drills.drill_installation import SERVED, DrillInstallation, wait
+from tests.drills.drill_models import TinyModels
 from tests.drills.matrix import Stage, VictimProcess
-from tests.drills.models import TinyModels
 from tests.drills.operations import Operation, PreconditionFailed, StreamedRequests
-from tests.stopping import stop
+from tests.process_state import stop
 
 TOKENS: Final = 150
 LONG_TOKENS: Final = 3600  # more than a fast core computes in the two seconds that are left without a supervisor

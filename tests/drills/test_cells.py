@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from coldstart_bench import installation
-from tests.drills.damage import _refused
-from tests.drills.drill import run_cell
-from tests.drills.ground import DrillInstallation
+from coldstart_bench.harness import installation
+from tests.drills.damage_drill import _refused
+from tests.drills.drill_installation import DrillInstallation
 from tests.drills.matrix import StartOutcome
+from tests.drills.stage_drill import run_cell
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
 

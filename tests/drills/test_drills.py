@@ -9,12 +9,12 @@ from contextlib import closing
 
 import pytest
 
-from coldstart_bench.endings import ANSWERED, CUT, bill_totals_of, refused_with
-from tests.drills.drill import kill_at
-from tests.drills.ground import DrillInstallation, running_drill_installation, wait
+from coldstart_bench.harness.request_outcome import ANSWERED, CUT, bill_totals_of, refused_with
+from tests.drills.drill_installation import DrillInstallation, running_drill_installation, wait
+from tests.drills.drill_models import TinyModels
 from tests.drills.matrix import Stage, VictimProcess
-from tests.drills.models import TinyModels
 from tests.drills.operations import ROOT, PreconditionFailed
+from tests.drills.stage_drill import kill_at
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 
@@ -72,7 +72,7 @@ def test_missed_kill_fails_the_cell(
     """Control: where the request has ended before, no victim dies, and the cell is red."""
     monkeypatch.setattr("tests.drills.stages.LONG_TOKENS", 1)
     monkeypatch.setattr("tests.drills.stages.BEGUN_WORDS", 1)
-    monkeypatch.setattr("tests.drills.drill.TRIES", 2)
+    monkeypatch.setattr("tests.drills.stage_drill.TRIES", 2)
     cache = ground.process(VictimProcess.CACHE)
     with pytest.raises(PreconditionFailed, match="met its stage"):
         kill_at(ground, models, VictimProcess.CACHE, Stage.DECODE, ANSWERED)
@@ -83,7 +83,7 @@ def test_a_request_that_the_client_did_not_count_is_red(
     ground: DrillInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control: the bill has one that is left out of the count."""
-    monkeypatch.setattr("tests.drills.ground.SETTLED_S", 3.0)
+    monkeypatch.setattr("tests.drills.drill_installation.SETTLED_S", 3.0)
     before = bill_totals_of(ground.bill()).requests
     with ground.call(2) as call:
         (ending,) = call.endings()

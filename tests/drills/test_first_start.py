@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.endings import ANSWERED
-from tests.drills.drill import kill
-from tests.drills.ground import SERVED, DrillInstallation
-from tests.drills.models import TinyModels
+from coldstart_bench.harness.request_outcome import ANSWERED
+from tests.drills.drill_installation import SERVED, DrillInstallation
+from tests.drills.drill_models import TinyModels
+from tests.drills.stage_drill import kill
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(3000)]

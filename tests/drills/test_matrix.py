@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart_bench.endings import ANSWERED, GONE, refused_with
+from coldstart_bench.harness.request_outcome import ANSWERED, GONE, refused_with
 from tests.drills.__main__ import chosen
 from tests.drills.matrix import (
     FAULTS,

@@ -6,8 +6,8 @@ As processes they are run by `Installation.push`, and where a test says so.
 import io
 from contextlib import redirect_stderr, redirect_stdout
 
-from coldstart_bench.installation import Installation
-from kelvin.main import main
+from coldstart_bench.harness.installation import Installation
+from kelvin.cli.main import main
 
 
 def run(kelvin: Installation, *words: str, code: int = 0, errors: bool | None = None) -> str:

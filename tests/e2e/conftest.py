@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coldstart_bench.installation import Installation, running_installation
-from tests.e2e.models import make_tiny
-from tests.telemetry import receiver
-from tests.telemetry.receiver import Receiver
-from tests.together import SHARED_FIXTURES, SharedFixtures
+from coldstart_bench.harness.installation import Installation, running_installation
+from tests.e2e.tiny_models import make_tiny
+from tests.kelvin.telemetry import receiver
+from tests.kelvin.telemetry.receiver import Receiver
+from tests.shared_fixtures import SHARED_FIXTURES, SharedFixtures
 
 # Small tiers, quick scaling, two replicas' worth of devices: what a test machine has.
 SETTINGS = {

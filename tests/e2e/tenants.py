@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart_bench.installation import Installation, run_command
-from tests.e2e.calls import Answer, ask
+from coldstart_bench.harness.installation import Installation, run_command
 from tests.e2e.commands import run
+from tests.e2e.https_client import Answer, ask
 from tests.eventually import wait
 
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz.judge import FuzzFinding, FuzzTarget, find
+from tests.fuzz.oracle import FuzzFinding, FuzzTarget, find
 from tests.fuzz.targets import TARGETS, corpus_of
 
 INPUTS: Final = 1000  # of one seed

@@ -9,9 +9,14 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis.strategies import DrawFn
 
-from blobstore.packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index
-from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, PackCorrupt
-from contracts.attestation import (
+from controlplane.backup.archive import ArchiveWriter, BadBackup, unpack
+from controlplane.ledger.ledger_journal import decode_entry, encode_entry
+from controlplane.ledger.usage_batches import Unreadable
+from kelvin.blobstore.packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index
+from kelvin.contracts.accounting.backup_reports import BACKUP_FORMAT, BackupIndex
+from kelvin.contracts.accounting.usage import LifetimeRecord, RequestRecord
+from kelvin.contracts.artifact_errors import ArtifactRejected, AttestationInvalid, PackCorrupt
+from kelvin.contracts.artifacts.attestation import (
     ORIGIN_TYPE,
     SEAL_TYPE,
     Claims,
@@ -24,22 +29,17 @@ from contracts.attestation import (
     read_origin,
     read_seal,
 )
-from contracts.backup import BACKUP_FORMAT, BackupIndex
-from contracts.errors import InvalidRequest, LimitExceeded, SchemaMismatch
-from contracts.jobs import SealAttestation
-from contracts.manifest import PAGE_BYTES, pad_to_page
-from contracts.signature import ANY_EXTENT, Signature, find_invalid_value, find_signature_fault
-from contracts.usage import LifetimeRecord, RequestRecord
-from controlplane.archive import ArchiveWriter, BadBackup, unpack
-from controlplane.journal import decode_entry, encode_entry
-from controlplane.usage_batches import Unreadable
-from runtime.open_inference import PredictionCall, decode_prediction
-from service.signing import Signer
-from snapshotter.policy.onnx_graph import read_graph
-from snapshotter.policy.predictor import admit_predictor
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES, pad_to_page
+from kelvin.contracts.artifacts.runtime_control import SealAttestation
+from kelvin.contracts.artifacts.tensor_schema import ANY_EXTENT, Signature, find_invalid_value, find_signature_fault
+from kelvin.contracts.errors import InvalidRequest, LimitExceeded, SchemaMismatch
+from kelvin.crypto.signing_keys import Signer
+from runtime.surface.open_inference_codec import PredictionCall, decode_prediction
+from snapshotter.intake.policy.onnx_graph import read_graph
+from snapshotter.intake.policy.predictor_intake import admit_predictor
 from tests.controlplane.usage_records import lifetime_record, request_record
-from tests.fuzz.changes import Inputs, change_bytes, change_json, happens
-from tests.fuzz.judge import FuzzTarget
+from tests.fuzz.mutations import Inputs, change_bytes, change_json, happens
+from tests.fuzz.oracle import FuzzTarget
 from tests.runtime.predictor.models import classifier, picky, regression, request_of, signature_of
 from tests.weightcache.kit import attestation_of
 

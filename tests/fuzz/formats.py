@@ -8,10 +8,12 @@ from zlib import crc32
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from blobstore.packs import PackEntry, decode_footer, decode_table, encode_footer, encode_table, place
-from contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, PackCorrupt
-from contracts.errors import InvalidRequest
-from contracts.manifest import (
+from controlplane.billing.price_book import MAX_MICROS, BadPriceBook, parse_price_book
+from controlplane.ledger.policy.rating import ANY_CLASS, PriceBook
+from kelvin.blobstore.packs import PackEntry, decode_footer, decode_table, encode_footer, encode_table, place
+from kelvin.contracts.accounting.meter_format import Meter, Phase, decode_meter, encode_meter
+from kelvin.contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, PackCorrupt
+from kelvin.contracts.artifacts.manifest import (
     DTYPE_BYTES,
     PAGE_BYTES,
     Chunk,
@@ -24,20 +26,18 @@ from contracts.manifest import (
     encode_manifest,
     version_of,
 )
-from contracts.meter import Meter, Phase, decode_meter, encode_meter
-from contracts.push import PlanRequest
-from contracts.wire import decode, encode
-from controlplane.policy.rating import ANY_CLASS, PriceBook
-from controlplane.price_book import MAX_MICROS, BadPriceBook, parse_price_book
+from kelvin.contracts.artifacts.push_api import PlanRequest
+from kelvin.contracts.errors import InvalidRequest
+from kelvin.contracts.wire import decode, encode
+from kelvin.spool.frame import Frame, decode_frame, encode_frame
+from kelvin.spool.segment_reader import encode_position
 from runtime.encoder.recipe import read_recipe
-from snapshotter.policy.intake import Intake, admit
-from snapshotter.policy.safetensors_header import SourceTensor, parse_header
-from snapshotter.policy.strict_json import parse_object
-from snapshotter.policy.tensors_index import IndexEntry, parse_index
-from spool.frame import Frame, decode_frame, encode_frame
-from spool.reader import encode_position
-from tests.fuzz.changes import Inputs, change_bytes, change_json, change_tree, change_words, dumped, happens
-from tests.fuzz.judge import FuzzTarget
+from snapshotter.intake.policy.intake import Intake, admit
+from snapshotter.intake.policy.safetensors_header import SourceTensor, parse_header
+from snapshotter.intake.policy.strict_json import parse_object
+from snapshotter.intake.policy.tensors_index import IndexEntry, parse_index
+from tests.fuzz.mutations import Inputs, change_bytes, change_json, change_tree, change_words, dumped, happens
+from tests.fuzz.oracle import FuzzTarget
 from tests.snapshotter.models import Model, default_weights, resharded, safetensors
 from tests.snapshotter.tensors_files import TensorsFile
 

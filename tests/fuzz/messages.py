@@ -9,36 +9,44 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from activator.policy.body import CompletionBody, PredictionBody
-from activator.routes import NoRoute, host_of, route
-from blobstore.s3_place import parse_s3_url
-from contracts import settings
-from contracts.artifact_errors import ArtifactRejected
-from contracts.control import Feed, KeyRow, Principal, RequestBatch, RevisionRow, Scope, Stats
-from contracts.errors import InvalidRequest, LimitExceeded
-from contracts.filters import read_policy
-from contracts.frames import Counts, Frame, FrameDecoder, FrameKind, StreamEnd, encode_frame, failed_frame
-from contracts.jobs import BindPodRequest, BindRequest, GateJob, SealAttestation
-from contracts.names import parse_address, parse_reference
-from contracts.problem import WireFailure, sse_error, to_wire
-from contracts.push import CommitRequest, MissingRequest
-from contracts.settings import BadSetting
-from contracts.trace import parse as parse_traceparent
-from contracts.traffic_errors import Overloaded
-from contracts.usage import LifetimeRecord, Receipts
-from contracts.wire import decode, encode
-from controlplane.policy.month import month_bounds_us
-from controlplane.policy.scale_settings import ScaleChange, ScaleSettings
-from kelvin.policy.rate import parse_duration_s, parse_rate
-from runtime.openai_answers import ChatStreamRenderer, ResponseMetadata, choose_renderer
-from runtime.openai_embeddings import EmbeddingCall, decode_embeddings
-from runtime.openai_requests import CompletionCall, decode_chat, decode_completion
-from runtime.zygote import Fork, Ping, Reply
-from service.zygote import _Reply
-from telemetry.settings import read_settings as read_telemetry
-from tests.fuzz.changes import Inputs, change_json, change_words, happens
-from tests.fuzz.judge import FuzzTarget
-from weightcache.wire import Layout, LeaseReply, LeaseRequest, SlabFact
+from activator.routing.policy.request_body import CompletionBody, PredictionBody
+from activator.routing.request_routes import NoRoute, host_of, route
+from controlplane.ledger.policy.month import month_bounds_us
+from controlplane.scaling.policy.scale_settings import ScaleChange, ScaleSettings
+from kelvin.blobstore.s3_location import parse_s3_url
+from kelvin.cli.base.rate_policy import parse_duration_s, parse_rate
+from kelvin.contracts import setting_parser
+from kelvin.contracts.accounting.usage import LifetimeRecord, Receipts
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.artifacts.filter_api import read_policy
+from kelvin.contracts.artifacts.push_api import CommitRequest, MissingRequest
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest, BindRequest, GateJob, SealAttestation
+from kelvin.contracts.errors import InvalidRequest, LimitExceeded
+from kelvin.contracts.names import parse_address, parse_reference
+from kelvin.contracts.problem import WireFailure, sse_error, to_wire
+from kelvin.contracts.serving.control_messages import Feed, KeyRow, Principal, RequestBatch, RevisionRow, Scope, Stats
+from kelvin.contracts.serving.stream_frames import (
+    Counts,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    StreamEnd,
+    encode_frame,
+    failed_frame,
+)
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.contracts.trace_context import parse as parse_traceparent
+from kelvin.contracts.traffic_errors import Overloaded
+from kelvin.contracts.wire import decode, encode
+from kelvin.ipc.zygote_client import _Reply
+from kelvin.telemetry.settings import read_settings as read_telemetry
+from runtime.app.zygote import Fork, Ping, Reply
+from runtime.surface.openai_answers import ChatStreamRenderer, ResponseMetadata, choose_renderer
+from runtime.surface.openai_embeddings import EmbeddingCall, decode_embeddings
+from runtime.surface.openai_requests import CompletionCall, decode_chat, decode_completion
+from tests.fuzz.mutations import Inputs, change_json, change_words, happens
+from tests.fuzz.oracle import FuzzTarget
+from weightcache.client.lease_protocol import Layout, LeaseReply, LeaseRequest, SlabFact
 
 # A replica's answer: frames mean the same wherever the socket cuts them.
 
@@ -202,9 +210,9 @@ READERS: Final[tuple[Callable[[str], Any], ...]] = (
     parse_reference,
     month_bounds_us,
     lambda text: parse_s3_url(text),
-    lambda text: settings.integer({"X": text}, "X", 1, low=-5, high=1 << 40),
-    lambda text: settings.number({"X": text}, "X", 1.0, low=0, high=10),
-    lambda text: settings.choice({"X": text}, "X", "a", ("a", "b")),
+    lambda text: setting_parser.integer({"X": text}, "X", 1, low=-5, high=1 << 40),
+    lambda text: setting_parser.number({"X": text}, "X", 1.0, low=0, high=10),
+    lambda text: setting_parser.choice({"X": text}, "X", "a", ("a", "b")),
     lambda text: read_telemetry({"KELVIN_OTLP_ENDPOINT": text, "OTEL_EXPORTER_OTLP_HEADERS": text}),
     lambda text: parse_traceparent(text.encode("utf-8", "replace")),
     lambda text: host_of([text.encode("utf-8", "replace")]),

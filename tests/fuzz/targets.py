@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.fuzz import artifacts, formats, messages, tokens
-from tests.fuzz.judge import FuzzTarget
+from tests.fuzz.oracle import FuzzTarget
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 ALL: Final = (*formats.TARGETS, *messages.TARGETS, *artifacts.TARGETS, *tokens.TARGETS)

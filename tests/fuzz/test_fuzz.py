@@ -13,31 +13,31 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-import activator.policy.claims
-import activator.policy.key_sets
-import blobstore.packs
-import contracts.attestation
-import contracts.frames
-import contracts.manifest
-import contracts.meter
-import controlplane.archive
-import controlplane.price_book
-import controlplane.usage_batches
+import activator.auth.claims_policy
+import activator.auth.key_set_policy
+import controlplane.backup.archive
+import controlplane.billing.price_book
+import controlplane.ledger.usage_batches
+import kelvin.blobstore.packs
+import kelvin.contracts.accounting.meter_format
+import kelvin.contracts.artifacts.attestation
+import kelvin.contracts.artifacts.manifest
+import kelvin.contracts.serving.stream_frames
+import kelvin.spool.frame
 import runtime.encoder.recipe
-import runtime.open_inference
-import runtime.openai_answers
-import runtime.openai_embeddings
-import runtime.openai_requests
-import snapshotter.policy.intake
-import snapshotter.policy.onnx_graph
-import snapshotter.policy.predictor
-import snapshotter.policy.safetensors_header
-import snapshotter.policy.tensors_index
-import spool.frame
-from contracts.control import Scope
-from contracts.errors import InvalidRequest, Refused
+import runtime.surface.open_inference_codec
+import runtime.surface.openai_answers
+import runtime.surface.openai_embeddings
+import runtime.surface.openai_requests
+import snapshotter.intake.policy.intake
+import snapshotter.intake.policy.onnx_graph
+import snapshotter.intake.policy.predictor_intake
+import snapshotter.intake.policy.safetensors_header
+import snapshotter.intake.policy.tensors_index
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.serving.control_messages import Scope
 from tests.fuzz import formats, messages
-from tests.fuzz.judge import MEMORY_BYTES, FuzzFinding, FuzzTarget, find, judge
+from tests.fuzz.oracle import MEMORY_BYTES, FuzzFinding, FuzzTarget, find, judge
 from tests.fuzz.targets import TARGETS, corpus_of
 
 SHORT: Final = 100  # inputs
@@ -75,15 +75,15 @@ def _unescaped(heading: object, kind: str, choices: Sequence[Any], usage: object
     return f'{{"choices":[{{"delta":{{"content":"{text or ""}"}}}}]}}'.encode()
 
 
-def _cut(segment: bytes, offset: int) -> spool.frame.Frame | None:
-    found = spool.frame.decode_frame(segment, offset)
-    return found and spool.frame.Frame(found.sequence, found.payload[:-1] or b"x", found.end)
+def _cut(segment: bytes, offset: int) -> kelvin.spool.frame.Frame | None:
+    found = kelvin.spool.frame.decode_frame(segment, offset)
+    return found and kelvin.spool.frame.Frame(found.sequence, found.payload[:-1] or b"x", found.end)
 
 
-class _Forgetful(contracts.frames.FrameDecoder):
+class _Forgetful(kelvin.contracts.serving.stream_frames.FrameDecoder):
     """Loses what a feed left over."""
 
-    def feed(self, data: bytes) -> list[contracts.frames.Frame]:
+    def feed(self, data: bytes) -> list[kelvin.contracts.serving.stream_frames.Frame]:
         self._parts.clear()
         return super().feed(data)
 
@@ -94,32 +94,34 @@ def _loads(raw: Any, path: str) -> Any:
 
 # One check taken out of each parser, or one thing done wrongly.
 CONTROLS: Final[dict[str, Patch]] = {
-    "manifest": _without(contracts.manifest, "find_manifest_fault"),
-    "token": _without(activator.policy.claims, "_scopes", lambda *_: tuple(Scope)),
-    "key-set": _without(activator.policy.key_sets, "_PUBLIC", ("kty", "d")),
-    "safetensors-header": _without(snapshotter.policy.safetensors_header, "_check_cover"),
-    "tensors-index": _without(snapshotter.policy.tensors_index, "_check_cover"),
-    "pack-index": _without(blobstore.packs, "_find_fault"),
-    "pack-footer": _without(blobstore.packs, "_find_fault"),
+    "manifest": _without(kelvin.contracts.artifacts.manifest, "find_manifest_fault"),
+    "token": _without(activator.auth.claims_policy, "_scopes", lambda *_: tuple(Scope)),
+    "key-set": _without(activator.auth.key_set_policy, "_PUBLIC", ("kty", "d")),
+    "safetensors-header": _without(snapshotter.intake.policy.safetensors_header, "_check_cover"),
+    "tensors-index": _without(snapshotter.intake.policy.tensors_index, "_check_cover"),
+    "pack-index": _without(kelvin.blobstore.packs, "_find_fault"),
+    "pack-footer": _without(kelvin.blobstore.packs, "_find_fault"),
     "spool-segment": _without(formats, "decode_frame", _cut),
-    "meter-page": _without(contracts.meter, "METER_BYTES", 16),
-    "model-directory": _without(snapshotter.policy.intake, "parse_object", _loads),
+    "meter-page": _without(kelvin.contracts.accounting.meter_format, "METER_BYTES", 16),
+    "model-directory": _without(snapshotter.intake.policy.intake, "parse_object", _loads),
     "embedding-recipe": _without(runtime.encoder.recipe, "json_object", lambda files, name: json.loads(files[name])),
-    "price-book": _without(controlplane.price_book, "_micros", lambda field, value: value),
+    "price-book": _without(controlplane.billing.price_book, "_micros", lambda field, value: value),
     "frames": _without(messages, "FrameDecoder", _Forgetful),
-    "sse": _without(runtime.openai_answers, "_encode", _unescaped),
-    "chat-request": _without(runtime.openai_requests, "_check_range"),
-    "completion-request": _without(runtime.openai_requests, "_check_range"),
-    "embeddings-request": _without(runtime.openai_embeddings, "_is_ids", bool),
+    "sse": _without(runtime.surface.openai_answers, "_encode", _unescaped),
+    "chat-request": _without(runtime.surface.openai_requests, "_check_range"),
+    "completion-request": _without(runtime.surface.openai_requests, "_check_range"),
+    "embeddings-request": _without(runtime.surface.openai_embeddings, "_is_ids", bool),
     "wire": _without(messages, "decode", lambda raw, kind: msgspec.json.decode(raw, type=kind)),
-    "envelope": _without(contracts.attestation, "is_signed_by", lambda *_: True),
-    "statement": _without(contracts.attestation, "decoder", msgspec.json.Decoder),
-    "file-index": _without(blobstore.packs, "_find_index_fault"),
-    "onnx-graph": _without(snapshotter.policy.onnx_graph, "_shape", lambda name, message: (4,)),
-    "signature-file": _without(snapshotter.policy.predictor, "find_invalid_value"),
-    "prediction-request": _without(runtime.open_inference, "find_invalid_value"),
-    "backup": _without(controlplane.archive, "_skip_padding", lambda archive, size, _: archive.read(-size % 512)),
-    "journal-entry": _without(controlplane.usage_batches, "decoder", msgspec.json.Decoder),
+    "envelope": _without(kelvin.contracts.artifacts.attestation, "is_signed_by", lambda *_: True),
+    "statement": _without(kelvin.contracts.artifacts.attestation, "decoder", msgspec.json.Decoder),
+    "file-index": _without(kelvin.blobstore.packs, "_find_index_fault"),
+    "onnx-graph": _without(snapshotter.intake.policy.onnx_graph, "_shape", lambda name, message: (4,)),
+    "signature-file": _without(snapshotter.intake.policy.predictor_intake, "find_invalid_value"),
+    "prediction-request": _without(runtime.surface.open_inference_codec, "find_invalid_value"),
+    "backup": _without(
+        controlplane.backup.archive, "_skip_padding", lambda archive, size, _: archive.read(-size % 512)
+    ),
+    "journal-entry": _without(controlplane.ledger.usage_batches, "decoder", msgspec.json.Decoder),
     "lines": _without(messages, "parse_s3_url", urlsplit),
 }
 
@@ -173,7 +175,7 @@ def _spins(data: bytes) -> None:
 )
 def test_each_wrong_answer_is_a_finding(target: FuzzTarget, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of wrong answer is told from the two right ones."""
-    monkeypatch.setattr("tests.fuzz.judge.CPU_S", 0.2)
+    monkeypatch.setattr("tests.fuzz.oracle.CPU_S", 0.2)
     assert fault in (judge(target, target.samples[0]) or "")
 
 

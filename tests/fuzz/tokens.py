@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from activator.policy.claims import Identity, Issuer, TokenRefusal, read, verify_claims
-from activator.policy.key_sets import KINDS, MAX_KEYS, Jwk, Name, usable_keys
-from contracts.control import Scope
-from tests.fuzz.changes import change_json
-from tests.fuzz.judge import FuzzTarget
+from activator.auth.claims_policy import Identity, Issuer, TokenRefusal, read, verify_claims
+from activator.auth.key_set_policy import KINDS, MAX_KEYS, Jwk, Name, usable_keys
+from kelvin.contracts.serving.control_messages import Scope
+from tests.fuzz.mutations import change_json
+from tests.fuzz.oracle import FuzzTarget
 
 NOW_S: Final = 1_800_000_000.0
 ISSUER: Final = Issuer(

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from blobstore.packs import decode_footer, decode_table
-from contracts.jobs import SealAttestation
-from contracts.keys import attestation_key, index_key, inputs_key, manifest_key, pack_key
-from contracts.manifest import (
+from kelvin.blobstore.packs import decode_footer, decode_table
+from kelvin.contracts.artifacts.manifest import (
     PAGE_BYTES,
     Chunk,
     Manifest,
@@ -23,11 +21,13 @@ from contracts.manifest import (
     find_manifest_fault,
     version_of,
 )
-from contracts.push import SmallFile
-from contracts.wire import decode
-from snapshotter.policy.layout import assemble, lay_out
-from snapshotter.policy.safetensors_header import parse_header
-from snapshotter.policy.sealing import Sealing, build_manifest, inputs_digest
+from kelvin.contracts.artifacts.object_keys import attestation_key, index_key, inputs_key, manifest_key, pack_key
+from kelvin.contracts.artifacts.push_api import SmallFile
+from kelvin.contracts.artifacts.runtime_control import SealAttestation
+from kelvin.contracts.wire import decode
+from snapshotter.intake.policy.layout import assemble, lay_out
+from snapshotter.intake.policy.safetensors_header import parse_header
+from snapshotter.intake.policy.version_inputs import Sealing, build_manifest, inputs_digest
 from tests.snapshotter.models import Weight, safetensors
 
 ROOT = Path(__file__).parent / "format-1"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.policy import kpa, windows
-from controlplane.policy.kpa import Decision, KpaState, Observation, ScalingSpec, decide
-from kelvin.policy import scale_cases
-from tests.house.pages import ROOT
+from controlplane.scaling.policy import kpa, windows
+from controlplane.scaling.policy.kpa import Decision, KpaState, Observation, ScalingSpec, decide
+from kelvin.cli.models import scale_replay_policy
+from tests.consistency.documented_facts import ROOT
 
 GOLDEN = Path(__file__).parent
 LIMIT_S = 120
@@ -40,7 +40,7 @@ def test_replay_equals_every_recorded_answer(name: str, tmp_path: Path) -> None:
     """To the last pod, and of averages to the last digit."""
     file = tmp_path / "cases.json"
     file.write_bytes(cases(name))
-    command = [sys.executable, "-m", "kelvin.main", "scale", name, str(file)]
+    command = [sys.executable, "-m", "kelvin.cli.main", "scale", name, str(file)]
     done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=LIMIT_S)
     assert json.loads(done.stdout)["cases"] == recorded(name)["answers"]
     assert done.stderr == b""
@@ -53,7 +53,7 @@ def wrong(answers: list[dict[str, Any]], name: str) -> list[str]:
 
 def replayed() -> list[dict[str, Any]]:
     """What the decider says now."""
-    found = scale_cases.replay_cases(cases("replay")).cases
+    found = scale_replay_policy.replay_cases(cases("replay")).cases
     return [
         {
             "name": case.name,
@@ -65,7 +65,9 @@ def replayed() -> list[dict[str, Any]]:
 
 def averaged() -> list[dict[str, Any]]:
     """What the windows say now."""
-    return [{"name": case.name, "averages": case.averages} for case in scale_cases.average(cases("windows")).cases]
+    return [
+        {"name": case.name, "averages": case.averages} for case in scale_replay_policy.average(cases("windows")).cases
+    ]
 
 
 def forgets_its_panic(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
@@ -103,7 +105,7 @@ def goes_up_without_end(spec: ScalingSpec, seen: Observation, memory: KpaState, 
 def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Decision], caught: str) -> None:
     """By the case that is named for it."""
     assert wrong(replayed(), "replay") == []
-    monkeypatch.setattr(scale_cases, "decide", broken)
+    monkeypatch.setattr(scale_replay_policy, "decide", broken)
     assert caught in wrong(replayed(), "replay")
 
 

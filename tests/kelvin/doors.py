@@ -6,12 +6,12 @@ from pathlib import Path
 
 import httpx
 
-from contracts.push import Committed
-from contracts.wire import encode
-from kelvin.client import Target, refuse
-from kelvin.progress import Progress
-from kelvin.push import push_directory
-from snapshotter.app import SOCKET
+from kelvin.cli.artifacts.progress import Progress
+from kelvin.cli.artifacts.push import push_directory
+from kelvin.cli.base.api_client import Target, refuse
+from kelvin.contracts.artifacts.push_api import Committed
+from kelvin.contracts.wire import encode
+from snapshotter.app.app import SOCKET
 from tests.snapshotter.house import House, principal
 from tests.snapshotter.unix import unix_transport
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from kelvin.supervisor.children import ReapedChild
-from kelvin.supervisor.graves import ExitRecorder
-from spool.disk import SegmentDisk
-from spool.spool import Spool
+from kelvin.spool.segment_disk import SegmentDisk
+from kelvin.spool.spool import Spool
+from kelvin.supervisor.child_group import ReapedChild
+from kelvin.supervisor.exit_recorder import ExitRecorder
 
 SOURCE: Final = "supervisor-1"
 POINTS: Final = ("before the record", "half a record", "written", "synced", "page removed")

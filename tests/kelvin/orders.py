@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coldstart_bench.installation import free_port
-from contracts.jobs import BindPodRequest
-from contracts.roles import Role
-from contracts.wire import encode
+from coldstart_bench.harness.installation import free_port
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest
+from kelvin.contracts.roles import Role
+from kelvin.contracts.wire import encode
+from tests.kelvin.crypto.pki import Authority, write
 from tests.runtime.processes import DEADLINE_S, Installation
-from tests.service.pki import Authority, write
 from tests.weightcache.kit import TENANT, Version
 
 

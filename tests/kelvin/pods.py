@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import psutil
 
-from coldstart_bench.installation import free_port
-from contracts.manifest import Limits
+from coldstart_bench.harness.installation import free_port
+from kelvin.contracts.artifacts.manifest import Limits
 from kelvin.supervisor.watchdog import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
-from tests.endings import find_unclean_exit
 from tests.runtime.processes import DEADLINE_S, Installation, installation
+from tests.unclean_exit import find_unclean_exit
 from tests.weightcache.kit import TENANT, Version
 
 LONG: Final = 16_384  # tokens: seconds of steps on any machine
@@ -132,7 +132,7 @@ def kelvin(
         "PYTHONPATH": os.pathsep.join(sys.path),
         **(settings or {}),
     }
-    command = [sys.executable, "-m", "kelvin.main", *words, "--store", (house.data / "store").as_uri()]
+    command = [sys.executable, "-m", "kelvin.cli.main", *words, "--store", (house.data / "store").as_uri()]
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, start_new_session=True)
     try:
         yield process

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 
-from contracts.control import Principal, Scope
-from contracts.wire import encode
-from kelvin.push_command import push_command
-from service.unix import SocketDirectory
+from kelvin.cli.artifacts.push_command import push_command
+from kelvin.contracts.serving.control_messages import Principal, Scope
+from kelvin.contracts.wire import encode
+from kelvin.ipc.socket_directory import SocketDirectory
 from tests.snapshotter.unix import unix_transport
 
 

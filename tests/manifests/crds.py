@@ -1,4 +1,4 @@
-"""The settings in `manifests/crds`, from the structs that state them: see `contracts/patches.py`.
+"""The settings in `manifests/crds`, from the structs that state them: see `kelvin/contracts/patches.py`.
 
 `python -m tests.manifests.crds` writes them.
 """
@@ -11,15 +11,15 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from contracts.control import TenantLimits
-from controlplane.policy import declared
-from controlplane.policy.scale_settings import ScaleSettings
+from controlplane.knative.policy import custom_resources
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from kelvin.contracts.serving.control_messages import TenantLimits
 
 CRDS: Final = Path(__file__).parents[2] / "manifests" / "crds"
 # The file, the field of the spec, the struct that states its settings, and those of them that the cluster has.
 PLACES: Final = (
-    ("models.yaml", "scale", ScaleSettings, declared.Scale),
-    ("tenants.yaml", "limits", TenantLimits, declared.Limits),
+    ("models.yaml", "scale", ScaleSettings, custom_resources.Scale),
+    ("tenants.yaml", "limits", TenantLimits, custom_resources.Limits),
 )
 _INT32_MAX: Final = (1 << 31) - 1
 
@@ -37,7 +37,7 @@ def properties_of(settings: type[msgspec.Struct], patch: type[msgspec.Struct]) -
     """Return the schemas of the patch's settings by their names in an object, as Kubernetes writes schemas."""
     _, components = msgspec.json.schema_components((settings,))
     stated = components[settings.__name__]["properties"]
-    return {declared.camel(name): dict(_kubernetes(stated[name])) for name in patch.__struct_fields__}
+    return {custom_resources.camel(name): dict(_kubernetes(stated[name])) for name in patch.__struct_fields__}
 
 
 def _kubernetes(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

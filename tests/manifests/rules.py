@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from controlplane.policy.labels import ROLE, RUNTIME
-from controlplane.policy.tenant_space import store_port
-from tests.manifests.built import containers, pod_of
+from controlplane.knative.policy.namespace_requirements import store_port
+from controlplane.knative.policy.object_labels import ROLE, RUNTIME
 from tests.manifests.controllers import evictable, least_available, updated
-from tests.manifests.reach import Pod, may
+from tests.manifests.kustomize_build import containers, pod_of
+from tests.manifests.network_reach import Pod, may
 
 Json = dict[str, Any]
 Rule = Callable[[list[Json]], Iterator[str]]

@@ -14,10 +14,10 @@ from typing import Final
 import pytest
 import yaml
 
-from controlplane.policy.tenant_space import KEEP_ANNOTATIONS
-from tests.cluster.api_server import ApiServer, serving
-from tests.manifests.built import MANIFESTS, Json, crds, knative, kustomize
-from tests.manifests.test_together import SECTION
+from controlplane.knative.policy.namespace_requirements import KEEP_ANNOTATIONS
+from tests.cluster.kube_api.api_server import ApiServer, serving
+from tests.manifests.kustomize_build import MANIFESTS, Json, crds, knative, kustomize
+from tests.manifests.test_component_order import SECTION
 
 pytestmark = pytest.mark.skipif(
     kustomize() is None or shutil.which("kubectl") is None, reason="no kubectl 1.27 or later"

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.manifests.test_together import SECTION
+from tests.manifests.test_component_order import SECTION
 
 _COMMANDS: Final = re.findall(r"^openssl req (?:.*\\\n)*.*$", SECTION, re.MULTILINE)
 

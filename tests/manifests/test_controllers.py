@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.manifests.built import Json
 from tests.manifests.controllers import EVERY, evictable, least_available, updated
+from tests.manifests.kustomize_build import Json
 
 
 def rolling(unavailable: int | str, surge: int | str) -> Json:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from contracts.patches import patch_of
+from kelvin.contracts.patches import patch_of
 from tests.manifests.crds import CRDS, PLACES, properties_of, with_settings
 
 

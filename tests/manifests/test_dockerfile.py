@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
-from tests.manifests.built import ROOT, containers, of_base, pod_of
 from tests.manifests.dockerfile import USER, extras_of, lineage, problems, stages_of
+from tests.manifests.kustomize_build import ROOT, containers, of_base, pod_of
 
 TEXT = (ROOT / "Dockerfile").read_text()
 TARGETS = ("control", "cpu", "cuda")

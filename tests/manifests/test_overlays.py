@@ -6,9 +6,10 @@ from typing import Final
 
 import pytest
 
-from controlplane.cluster_settings import read_cluster
+from controlplane.knative.cluster_settings import read_cluster
 from tests.manifests import rules
-from tests.manifests.built import (
+from tests.manifests.component_effects import AGENT, EFFECTS, Effect, container, pod, renders, told
+from tests.manifests.kustomize_build import (
     BASE,
     MANIFESTS,
     OVERLAYS,
@@ -23,11 +24,10 @@ from tests.manifests.built import (
     plain,
     pod_of,
 )
-from tests.manifests.effects import AGENT, EFFECTS, Effect, container, pod, renders, told
-from tests.manifests.pods import environment_of
-from tests.manifests.reach import Pod, may
+from tests.manifests.network_reach import Pod, may
+from tests.manifests.pod_processes import environment_of
 from tests.manifests.schemas import problems
-from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, REPLICA, SNAPSHOTTER
+from tests.manifests.test_network_reach import ACTIVATOR, CONTROLPLANE, REPLICA, SNAPSHOTTER
 from tests.manifests.test_settings import BESIDE_BYTES, commands, room_beside_the_host_tier, unknown, unused
 
 pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")

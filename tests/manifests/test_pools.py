@@ -5,14 +5,15 @@ from typing import Final
 
 import pytest
 
-from contracts.names import require_dns_label
-from controlplane.policy.labels import RUNTIME
-from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE, pool_service
+from controlplane.knative.policy.object_labels import RUNTIME
+from controlplane.knative.policy.pool_service import LISTEN_PORT, NAMESPACE, pool_service
+from kelvin.contracts.names import require_dns_label
 from tests.manifests import rules
-from tests.manifests.built import Json, build_with_components, find, kustomize, of_base
-from tests.manifests.effects import ISTIOD, PARKED, settings
-from tests.manifests.reach import Pod, may, without_rules
-from tests.manifests.test_reach import (
+from tests.manifests.component_effects import ISTIOD, PARKED, settings
+from tests.manifests.kustomize_build import Json, build_with_components, find, kustomize, of_base
+from tests.manifests.network_reach import Pod, may, without_rules
+from tests.manifests.test_component_order import SECTION
+from tests.manifests.test_network_reach import (
     ACTIVATOR,
     CONTROLPLANE,
     KNATIVE,
@@ -22,7 +23,6 @@ from tests.manifests.test_reach import (
     SNAPSHOTTER,
     STRANGER,
 )
-from tests.manifests.test_together import SECTION
 
 pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
 

@@ -12,20 +12,20 @@ from typing import Final
 
 import pytest
 
-from contracts.roles import Role
-from controlplane.key_files import new_key_text
-from telemetry.telemetry import CERTIFICATE_EXPIRY_METRIC
-from tests.activator.knative_autoscaler import StrictAutoscaler
+from controlplane.registry.key_files import new_key_text
+from kelvin.contracts.roles import Role
+from kelvin.telemetry.telemetry import CERTIFICATE_EXPIRY_METRIC
 from tests.activator.redis_server import RedisServer
-from tests.cluster.api_server import ApiServer
-from tests.cluster.api_server import serving as api_server
+from tests.activator.scale_link.knative_autoscaler import StrictAutoscaler
+from tests.cluster.kube_api.api_server import ApiServer
+from tests.cluster.kube_api.api_server import serving as api_server
 from tests.controlplane.postgres_server import PostgresServer
-from tests.faults.buckets import CREDENTIALS, serving
-from tests.loops import running_loop_thread
-from tests.manifests.built import Json, build_with_components, find, knative, kustomize, of_base
-from tests.manifests.pods import LocalPaths, pod_name, ports_of, running
+from tests.faults.s3_buckets import CREDENTIALS, serving
+from tests.kelvin.crypto.pki import Authority
+from tests.loop_thread import running_loop_thread
+from tests.manifests.kustomize_build import Json, build_with_components, find, knative, kustomize, of_base
+from tests.manifests.pod_processes import LocalPaths, pod_name, ports_of, running
 from tests.runtime.processes import poll_until
-from tests.service.pki import Authority
 
 AUTHORITY = Authority()
 

@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 
-from controlplane.policy.knative_service import service_name
-from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import NAMESPACE, SERVING
-from tests.e2e.models import make_tiny
-from tests.manifests.built import ROOT, of_base
-from tests.manifests.pods import LocalPaths, RunningContainer, running
+from controlplane.knative.policy.knative_service import service_name
+from tests.cluster.fake_knative import NAMESPACE, SERVING
+from tests.cluster.kube_api.api_server import ApiServer
+from tests.e2e.tiny_models import make_tiny
+from tests.manifests.kustomize_build import ROOT, of_base
+from tests.manifests.pod_processes import LocalPaths, RunningContainer, running
 from tests.manifests.test_processes import AUTHORITY, outside
 from tests.runtime.processes import poll_until
 
@@ -37,7 +37,7 @@ def push(here: LocalPaths, door: RunningContainer, model: Path) -> "subprocess.C
     ca.write_bytes(AUTHORITY.pem)
     key.write_bytes(here.secrets["kelvin-keys"]["admin.key"])
     at = ["--url", f"https://localhost:{door.ports['https']}", "--ca", str(ca), "--key", str(key)]
-    command = [sys.executable, "-m", "kelvin.main", "push", str(model), "--name", "tiny", *at]
+    command = [sys.executable, "-m", "kelvin.cli.main", "push", str(model), "--name", "tiny", *at]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 
 

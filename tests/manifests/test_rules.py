@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from controlplane.policy.labels import ROLE
-from controlplane.scaling.knative.role_label import LEADER
+from controlplane.app.role_label import LEADER
+from controlplane.knative.policy.object_labels import ROLE
 from tests.manifests import rules
-from tests.manifests.built import Json, crds, find, knative, of_base, plain, pod_of
 from tests.manifests.controllers import evictable, updated
+from tests.manifests.kustomize_build import Json, crds, find, knative, of_base, plain, pod_of
 
 Harm = Callable[[list[Json]], object]
 

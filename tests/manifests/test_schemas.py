@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.manifests.built import Json, files, find, of_base, plain, pod_of
+from tests.manifests.kustomize_build import Json, files, find, of_base, plain, pod_of
 from tests.manifests.schemas import problems
 
 Harm = Callable[[list[Json]], object]

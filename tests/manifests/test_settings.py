@@ -6,12 +6,12 @@ import click
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from contracts.roles import Role
-from controlplane.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S, ZERO_INITIAL_SCALE
-from kelvin.main import main
-from kelvin.policy.configuration import DEFAULTS, KNOWN_SETTINGS
-from tests.manifests.built import ROOT, Json, containers, find, knative, of_base, plain, pod_of
-from tests.manifests.pods import environment_of
+from controlplane.knative.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S, ZERO_INITIAL_SCALE
+from kelvin.cli.main import main
+from kelvin.contracts.roles import Role
+from kelvin.doctor.configuration_policy import DEFAULTS, KNOWN_SETTINGS
+from tests.manifests.kustomize_build import ROOT, Json, containers, find, knative, of_base, plain, pod_of
+from tests.manifests.pod_processes import environment_of
 from tests.manifests.rules import DIGEST
 
 OTHERS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
@@ -32,8 +32,11 @@ def unused(objects: list[Json]) -> list[str]:
         package = ROOT / each["command"][-1] if each.get("command", [""])[0] == "python" else None
         if package is None:
             continue
-        shared = [ROOT / name for name in ("service", "telemetry", "contracts")]
-        read = "".join(path.read_text() for place in (package, *shared) for path in place.glob("*.py"))
+        shared = [
+            ROOT / name
+            for name in ("kelvin/ipc", "kelvin/process", "kelvin/crypto", "kelvin/telemetry", "kelvin/contracts")
+        ]
+        read = "".join(path.read_text() for place in (package, *shared) for path in place.rglob("*.py"))
         given = (name for name in environment_of(objects, each) if name not in OTHERS)
         found += [f"{each['name']}: {name}" for name in given if name not in read]
     return found

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from controlplane.policy.tenant_space import (
+from controlplane.knative.policy.namespace_requirements import (
     NamespaceRequirements,
     ObservedNamespace,
     denies_all,
@@ -13,13 +13,13 @@ from controlplane.policy.tenant_space import (
     opens_replicas,
     render_namespace,
 )
-from kelvin.main import main
+from kelvin.cli.main import main
 from tests.manifests import rules
-from tests.manifests.built import MANIFESTS, Json, build_with_components, find, kustomize, of_base
-from tests.manifests.effects import renders
-from tests.manifests.reach import Pod, may
+from tests.manifests.component_effects import renders
+from tests.manifests.kustomize_build import MANIFESTS, Json, build_with_components, find, kustomize, of_base
+from tests.manifests.network_reach import Pod, may
 from tests.manifests.schemas import problems
-from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, OUTSIDE, REPLICA, RUNTIME, SNAPSHOTTER, STRANGER
+from tests.manifests.test_network_reach import ACTIVATOR, CONTROLPLANE, OUTSIDE, REPLICA, RUNTIME, SNAPSHOTTER, STRANGER
 
 ACME = Pod("kelvin-acme", RUNTIME)
 

@@ -11,18 +11,18 @@ import sys
 
 def main() -> None:
     """Import as the zygote does, fork as it does, and be a whole runtime as `standby.live` makes one."""
-    from runtime.settings import from_environment
+    from runtime.app.settings import from_environment
 
     settings = from_environment()
-    from runtime import preload
+    from runtime.app import preload
 
     control = preload.load()
-    from runtime import app, standby
-    from runtime.metering import create_meter_page
-    from runtime.zygote import count_threads, fork_detached
-    from service.log import configure_logging
-    from service.run import run_service
-    from service.unix import SocketDirectory
+    from kelvin.ipc.socket_directory import SocketDirectory
+    from kelvin.process.log import configure_logging
+    from kelvin.process.service_lifecycle import run_service
+    from runtime.app import app, standby
+    from runtime.app.zygote import count_threads, fork_detached
+    from runtime.lifecycle.meter_writer import create_meter_page
     from tests.runtime.in_process import use
 
     threads = count_threads()

@@ -23,28 +23,28 @@ from typing import Any
 
 import torch
 
-from blobstore.files import FileStore
-from contracts.jobs import BindRequest, SealJob
-from contracts.keys import attestation_key
-from contracts.wire import encode
-from runtime.app import build_operations
-from runtime.jobs import seal
-from runtime.serving import EngineCallbacks
-from service.unix import SocketDirectory
+from kelvin.blobstore.file_store import FileStore
+from kelvin.contracts.artifacts.object_keys import attestation_key
+from kelvin.contracts.artifacts.runtime_control import BindRequest, SealJob
+from kelvin.contracts.wire import encode
+from kelvin.ipc.socket_directory import SocketDirectory
+from runtime.app.app import build_operations
+from runtime.lifecycle.sealing_jobs import seal
+from runtime.surface.serving import EngineCallbacks
 from tests.runtime.versions import MemoryLease, make_llama
 from tests.weightcache.bench import agent, drop, put_packs
 from tests.weightcache.bench import make_cold as make_cold_files
 from tests.weightcache.kit import TENANT, Version, state_of, wait_for
-from weightcache import client
-from weightcache.checksum import blocks_of
-from weightcache.device import SLOT_BYTES, SLOTS, send_all
+from weightcache.client import lease as client
+from weightcache.client.device_checksum import blocks_of
+from weightcache.client.device_copy import SLOT_BYTES, SLOTS, send_all
 
 RATES = (2e9, 0.5e9)
 SPARE = 3  # slabs
 # The agent as it starts, but that its store gives so many bytes a second.
 THROTTLED = """
 import sys, threading, time
-from blobstore import files
+from kelvin.blobstore import file_store as files
 from weightcache.__main__ import main
 
 rate, lock, free_at = float(sys.argv[1]), threading.Lock(), 0.0

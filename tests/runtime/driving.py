@@ -8,9 +8,9 @@ from itertools import pairwise
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from contracts.errors import Failure
-from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated
-from runtime.serving import EngineCallbacks
+from kelvin.contracts.errors import Failure
+from runtime.drivers.interface import Cancelled, Engine, Event, Failed, Finished, Generated
+from runtime.surface.serving import EngineCallbacks
 
 DEADLINE_S = 30.0
 

@@ -13,28 +13,28 @@ import aiohttp
 import msgspec
 from fastapi import FastAPI
 
-from contracts.errors import Failure, Internal, Refused
-from contracts.frames import Frame, FrameDecoder, FrameKind
-from contracts.jobs import BindRequest, GateFacts, GateJob, SealAttestation, SealJob
-from contracts.manifest import Limits
-from contracts.problem import WireFailure
-from contracts.timeline import Stage, StageSpan
-from contracts.usage import RequestRecord
-from contracts.wire import decode
-from runtime.api import ServingApi
-from runtime.control_api import attach_replica, build_control_app
-from runtime.engine.interface import GenerationRequest
-from runtime.engine.thread import EngineThread
-from runtime.metering import MeterWriter, create_meter_page
-from runtime.orphans import OrphanRecords
-from runtime.pinned import SamplingDefaults
-from runtime.replica import Replica, ReplicaOperations
-from runtime.screening import FilterPipeline
-from runtime.serving import EngineCallbacks, ServedDecoder, SuspendHandle
-from runtime.tokenizer import TextCodec
-from service.run import serve_until
-from service.unix import SocketDirectory
-from tests.runtime.engine.scripted import BLOCKS, ScriptedEngine
+from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.artifacts.manifest import Limits
+from kelvin.contracts.artifacts.runtime_control import BindRequest, GateFacts, GateJob, SealAttestation, SealJob
+from kelvin.contracts.errors import Failure, Internal, Refused
+from kelvin.contracts.problem import WireFailure
+from kelvin.contracts.serving.stream_frames import Frame, FrameDecoder, FrameKind
+from kelvin.contracts.timeline import Stage, StageSpan
+from kelvin.contracts.wire import decode
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.service_lifecycle import serve_until
+from runtime.api.control_api import attach_replica, build_control_app
+from runtime.api.inference_api import ServingApi
+from runtime.api.orphan_records import OrphanRecords
+from runtime.drivers.engine_thread import EngineThread
+from runtime.drivers.interface import GenerationRequest
+from runtime.lifecycle.meter_writer import MeterWriter, create_meter_page
+from runtime.lifecycle.replica import Replica, ReplicaOperations
+from runtime.models.pinned_files import SamplingDefaults
+from runtime.surface.filter_pipeline import FilterPipeline
+from runtime.surface.serving import EngineCallbacks, ServedDecoder, SuspendHandle
+from runtime.text.tokenizer import TextCodec
+from tests.runtime.scripted_engine import BLOCKS, ScriptedEngine
 from tests.runtime.vocabularies import files
 
 DEADLINE_S = 20.0

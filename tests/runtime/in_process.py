@@ -2,10 +2,10 @@
 
 import json
 
-from contracts.frames import FrameDecoder, FrameKind
-from contracts.jobs import BindRequest, BindResponse, RuntimeReport
-from service.client import ServiceClient
-from service.unix import SocketDirectory
+from kelvin.contracts.artifacts.runtime_control import BindRequest, BindResponse, RuntimeReport
+from kelvin.contracts.serving.stream_frames import FrameDecoder, FrameKind
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
 
 DEADLINE_S = 60.0
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from contracts.jobs import BindResponse, RuntimeReport
+from kelvin.contracts.artifacts.runtime_control import BindResponse, RuntimeReport
 from tests.runtime.processes import Born, Installation, bind_of, installation
 from tests.runtime.versions import make_llama
 from tests.weightcache.kit import Version

@@ -11,7 +11,7 @@ import statistics
 import time
 from pathlib import Path
 
-from contracts.jobs import BindResponse
+from kelvin.contracts.artifacts.runtime_control import BindResponse
 from tests.runtime.measure import ROUNDS, measured
 from tests.runtime.processes import Born, Installation, bind_of, poll_until
 from tests.weightcache.kit import TENANT, Version, evict

@@ -18,15 +18,21 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from blobstore.files import FileStore
-from contracts.errors import Refused
-from contracts.frames import Frame, FrameDecoder
-from contracts.jobs import BindRequest, BindResponse, RuntimeReport, SealAttestation, SealJob
-from contracts.keys import attestation_key
-from contracts.meter import Meter, decode_meter
-from contracts.wire import encode
-from service.client import ServiceClient
-from service.unix import SocketDirectory
+from kelvin.blobstore.file_store import FileStore
+from kelvin.contracts.accounting.meter_format import Meter, decode_meter
+from kelvin.contracts.artifacts.object_keys import attestation_key
+from kelvin.contracts.artifacts.runtime_control import (
+    BindRequest,
+    BindResponse,
+    RuntimeReport,
+    SealAttestation,
+    SealJob,
+)
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.stream_frames import Frame, FrameDecoder
+from kelvin.contracts.wire import encode
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
 from tests.weightcache.kit import TENANT, Version, publish
 
 T = TypeVar("T")
@@ -244,7 +250,7 @@ def installation(data: Path, *, agent: bool = True, host_bytes: int = 16 << 20) 
             started.append(subprocess.Popen(command, env=env, stderr=log, stdin=subprocess.DEVNULL, pass_fds=[reader]))
             return started[-1]
 
-        zygote = start("runtime.zygote")
+        zygote = start("runtime.app.zygote")
         if agent:
             start("weightcache")
         os.close(reader)

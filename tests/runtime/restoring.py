@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import torch
 
-from contracts.jobs import BindRequest, SealJob
-from runtime.engine.interface import GenerationRequest, Sampling
-from runtime.jobs import seal
-from runtime.restore import restore
-from runtime.serving import ServedVersion, SuspendHandle
-from runtime.weights import AcquireLease, Weights, bind_weights, pinned_files
+from kelvin.contracts.artifacts.runtime_control import BindRequest, SealJob
+from runtime.drivers.interface import GenerationRequest, Sampling
+from runtime.lifecycle.sealing_jobs import seal
+from runtime.lifecycle.version_restore import restore
+from runtime.lifecycle.weights import AcquireLease, Weights, bind_weights, pinned_files
+from runtime.surface.serving import ServedVersion, SuspendHandle
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.versions import MemoryLease, make_llama
 

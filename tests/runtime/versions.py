@@ -11,9 +11,7 @@ import torch
 from blake3 import blake3
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from contracts.errors import NotFound, Refused
-from contracts.jobs import SealAttestation
-from contracts.manifest import (
+from kelvin.contracts.artifacts.manifest import (
     CHUNK_BYTES,
     Chunk,
     Engine,
@@ -23,7 +21,9 @@ from contracts.manifest import (
     Tensor,
     encode_manifest,
 )
-from runtime.weights import Weights
+from kelvin.contracts.artifacts.runtime_control import SealAttestation
+from kelvin.contracts.errors import NotFound, Refused
+from runtime.lifecycle.weights import Weights
 from tests.runtime.vocabularies import files as tokenizer_files
 from tests.weightcache.kit import Version, padded
 

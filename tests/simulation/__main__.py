@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.simulation.history import History
-from tests.simulation.play import Outcome, draw_for, play, search_seeds, shrink_history
+from tests.simulation.core.history import History
+from tests.simulation.core.history_player import Outcome, draw_for, play, search_seeds, shrink_history
 from tests.simulation.worlds import WORLDS
 
 

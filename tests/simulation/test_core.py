@@ -11,9 +11,9 @@ from random import Random
 import msgspec
 import pytest
 
-from tests.simulation.history import History, Step, draw_history
-from tests.simulation.play import draw_for, play, search_seeds, shrink_history
-from tests.simulation.world import World, operation
+from tests.simulation.core.history import History, Step, draw_history
+from tests.simulation.core.history_player import draw_for, play, search_seeds, shrink_history
+from tests.simulation.core.world import World, operation
 from tests.simulation.worlds import WORLDS
 
 SEEDS = (3, 25, 38)

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from tests.simulation.conftest import PLAYED, Tell
-from tests.simulation.play import search_seeds, shrink_history
+from tests.simulation.core.history_player import search_seeds, shrink_history
 from tests.simulation.worlds import WORLDS
 
 BASE_SEED: Final = 2_026_0000

@@ -5,22 +5,22 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blobstore.files import FileStore
-from blobstore.store import BlobStat, BlobStore, Payload
-from blobstore.verifying import VerifyingStore
-from contracts.control import RegistrationResult, TenantLimits, VersionRegistration
-from contracts.errors import Failure, Refused
-from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
-from contracts.push import Committed, PlanRequest
-from service.signing import ensure_signer
-from service.trust import PUBLIC_FILE, ROOTS, SECRET_FILE, read_trust
-from snapshotter.attestations import AttestationStore
-from snapshotter.catalog import Catalog
-from snapshotter.collect import Collector
-from snapshotter.jobs import GateJobs
-from snapshotter.publish import Publisher
-from snapshotter.pushes import Pushes, PushLimits
-from snapshotter.staging import Staging
+from kelvin.blobstore.blob_store import BlobStat, BlobStore, Payload
+from kelvin.blobstore.file_store import FileStore
+from kelvin.blobstore.verifying_store import VerifyingStore
+from kelvin.contracts.artifacts.push_api import Committed, PlanRequest
+from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob, SealAttestation, SealJob
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.serving.control_messages import RegistrationResult, TenantLimits, VersionRegistration
+from kelvin.crypto.signing_keys import ensure_signer
+from kelvin.crypto.trust_roots import PUBLIC_FILE, ROOTS, SECRET_FILE, read_trust
+from snapshotter.maintenance.collector import Collector
+from snapshotter.push.gate_jobs import GateJobs
+from snapshotter.push.publisher import Publisher
+from snapshotter.push.pushes import Pushes, PushLimits
+from snapshotter.push.staging import Staging
+from snapshotter.store.attestation_store import AttestationStore
+from snapshotter.store.catalog import Catalog
 from tests.snapshotter.control import attestation, gate_facts
 from tests.snapshotter.models import Model
 from tests.snapshotter.reader import read_version, versions_of

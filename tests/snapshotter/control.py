@@ -1,9 +1,9 @@
 """A control plane for the snapshotter's tests, over a real Unix socket.
 
-Imitates, from the plan of `contracts/jobs.py`: gate jobs answer facts out of config.json or refuse with 422; seal
-jobs read the draft and every chunk from the store, as a runtime's cache does, and fail where one is missing; `versions`
-takes a registration any number of times, and answers which versions are named: all that were, but for deleted ones;
-a tenant has no limits of its own but those that a test gives it.
+Imitates, from the plan of `kelvin/contracts/artifacts/runtime_control.py`: gate jobs answer facts out of config.json or
+refuse with 422; seal jobs read the draft and every chunk from the store, as a runtime's cache does, and fail where one
+is missing; `versions` takes a registration any number of times, and answers which versions are named: all that were,
+but for deleted ones; a tenant has no limits of its own but those that a test gives it.
 """
 
 import json
@@ -12,12 +12,18 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 
-from contracts.artifact_errors import ArtifactRejected, ChunkMissing
-from contracts.control import NamedVersions, RegistrationResult, StartProblem, TenantLimits, VersionRegistration
-from contracts.errors import Failure, Refused
-from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation, SealJob
-from contracts.wire import decode, encode
-from service.failures import install_failure_handlers
+from kelvin.contracts.artifact_errors import ArtifactRejected, ChunkMissing
+from kelvin.contracts.artifacts.runtime_control import Fingerprint, GateFacts, GateJob, Probe, SealAttestation, SealJob
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.serving.control_messages import (
+    NamedVersions,
+    RegistrationResult,
+    StartProblem,
+    TenantLimits,
+    VersionRegistration,
+)
+from kelvin.contracts.wire import decode, encode
+from kelvin.ipc.failure_responses import install_failure_handlers
 from tests.snapshotter.reader import read_version
 
 UNSERVED = "ChunkedForCausalLM"

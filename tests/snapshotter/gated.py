@@ -9,26 +9,26 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from blobstore.memory import MemoryStore
-from blobstore.places import decode_index
-from blobstore.store import BlobStat, Payload
-from blobstore.verifying import VerifyingStore
-from contracts.artifact_errors import ChunkMissing
-from contracts.control import RegistrationResult, TenantLimits, VersionRegistration
-from contracts.errors import Refused
-from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
-from contracts.manifest import decode_manifest
-from contracts.push import CollectReport
-from contracts.wire import encode
-from service.signing import Signer
-from service.trust import Trust
-from snapshotter.attestations import AttestationStore
-from snapshotter.catalog import Catalog
-from snapshotter.collect import Collector
-from snapshotter.jobs import GateJobs
-from snapshotter.publish import Publisher
-from snapshotter.pushes import Pushes, PushLimits
-from snapshotter.staging import Staging
+from kelvin.blobstore.blob_store import BlobStat, Payload
+from kelvin.blobstore.chunk_locations import decode_index
+from kelvin.blobstore.memory_store import MemoryStore
+from kelvin.blobstore.verifying_store import VerifyingStore
+from kelvin.contracts.artifact_errors import ChunkMissing
+from kelvin.contracts.artifacts.manifest import decode_manifest
+from kelvin.contracts.artifacts.push_api import CollectReport
+from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob, SealAttestation, SealJob
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.control_messages import RegistrationResult, TenantLimits, VersionRegistration
+from kelvin.contracts.wire import encode
+from kelvin.crypto.signing_keys import Signer
+from kelvin.crypto.trust_roots import Trust
+from snapshotter.maintenance.collector import Collector
+from snapshotter.push.gate_jobs import GateJobs
+from snapshotter.push.publisher import Publisher
+from snapshotter.push.pushes import Pushes, PushLimits
+from snapshotter.push.staging import Staging
+from snapshotter.store.attestation_store import AttestationStore
+from snapshotter.store.catalog import Catalog
 from tests.snapshotter.control import attestation, gate_facts
 from tests.snapshotter.models import Model
 from tests.snapshotter.sender import TENANT, ask_missing, commit

@@ -10,20 +10,20 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from blobstore.factory import open_store
-from blobstore.store import BlobStore
-from blobstore.verifying import VerifyingStore
-from contracts.control import Principal, Scope
-from contracts.push import CommitRequest, Missing, MissingRequest, Plan
-from contracts.wire import decode, encode
-from service.client import ServiceClient
-from service.run import serve_until
-from service.unix import SocketDirectory
-from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
-from snapshotter.jobs import GateJobs, StandaloneEngine
-from snapshotter.policy.layout import assemble
-from snapshotter.settings import SnapshotterSettings
-from tests.loops import running_loop_thread
+from kelvin.blobstore.blob_store import BlobStore
+from kelvin.blobstore.store_factory import open_store
+from kelvin.blobstore.verifying_store import VerifyingStore
+from kelvin.contracts.artifacts.push_api import CommitRequest, Missing, MissingRequest, Plan
+from kelvin.contracts.serving.control_messages import Principal, Scope
+from kelvin.contracts.wire import decode, encode
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.service_lifecycle import serve_until
+from snapshotter.app.app import CONTROL_SOCKET, SOCKET, open_app
+from snapshotter.app.settings import SnapshotterSettings
+from snapshotter.intake.policy.layout import assemble
+from snapshotter.push.gate_jobs import GateJobs, StandaloneEngine
+from tests.loop_thread import running_loop_thread
 from tests.snapshotter.control import FakeControlPlane
 from tests.snapshotter.models import Model
 from tests.snapshotter.sender import TENANT as TENANT

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contracts.manifest import DTYPE_BYTES
-from contracts.push import PlanRequest, SmallFile, WeightsFile
+from kelvin.contracts.artifacts.manifest import DTYPE_BYTES
+from kelvin.contracts.artifacts.push_api import PlanRequest, SmallFile, WeightsFile
 
 VOCAB = 32
 HIDDEN = 8

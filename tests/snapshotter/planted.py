@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from contracts.attestation import SEAL_TYPE, read_seal
-from contracts.manifest import version_of
-from contracts.wire import encode
-from service.signing import Signer, load_signer
-from service.trust import SECRET_FILE
+from kelvin.contracts.artifacts.attestation import SEAL_TYPE, read_seal
+from kelvin.contracts.artifacts.manifest import version_of
+from kelvin.contracts.wire import encode
+from kelvin.crypto.signing_keys import Signer, load_signer
+from kelvin.crypto.trust_roots import SECRET_FILE
 from tests.snapshotter.sender import TENANT
 
 

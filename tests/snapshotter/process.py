@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.unix import SocketDirectory
-from snapshotter.app import CONTROL_SOCKET, SOCKET
+from kelvin.ipc.socket_directory import SocketDirectory
+from snapshotter.app.app import CONTROL_SOCKET, SOCKET
 from tests.snapshotter.control import FakeControlPlane
 from tests.snapshotter.house import principal, serving
 from tests.snapshotter.unix import unix_transport

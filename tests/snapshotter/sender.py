@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from contracts.push import Committed, Committing, MissingRequest, Plan, PlanRequest
-from contracts.wire import encode
-from snapshotter.commits import digests_digest
-from snapshotter.policy.layout import assemble
-from snapshotter.pushes import Pushes
+from kelvin.contracts.artifacts.push_api import Committed, Committing, MissingRequest, Plan, PlanRequest
+from kelvin.contracts.wire import encode
+from snapshotter.intake.policy.layout import assemble
+from snapshotter.push.commits import digests_digest
+from snapshotter.push.pushes import Pushes
 
 TENANT = "acme"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 from msgspec import structs
 
-from contracts.push import PlanRequest, WeightsFile, WholeFile
-from snapshotter.policy.tensors_index import DTYPES, parse_index
+from kelvin.contracts.artifacts.push_api import PlanRequest, WeightsFile, WholeFile
+from snapshotter.intake.policy.tensors_index import DTYPES, parse_index
 from tests.snapshotter.models import Model, Weight
 
 RAW_DTYPES = {dtype: raw for raw, dtype in DTYPES.items()}

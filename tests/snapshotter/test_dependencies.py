@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.store import BlobStore, BlobUnavailable, Payload
-from blobstore.verifying import VerifyingStore
-from contracts.jobs import ENGINE_SOCKET
-from service.unix import SocketDirectory
+from kelvin.blobstore.blob_store import BlobStore, BlobUnavailable, Payload
+from kelvin.blobstore.verifying_store import VerifyingStore
+from kelvin.contracts.artifacts.runtime_control import ENGINE_SOCKET
+from kelvin.ipc.socket_directory import SocketDirectory
 from tests.eventually import wait
 from tests.snapshotter.control import FakeControlPlane
 from tests.snapshotter.house import announced, open_house, planned, post, problem, push_whole, serving, settings_for

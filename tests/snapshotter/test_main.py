@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.files import STAGING
-from contracts.settings import BadSetting
-from service.startup import STORE_STATUS
+from kelvin.blobstore.file_store import STAGING
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.process.startup import STORE_STATUS
 from snapshotter.__main__ import check_store
-from snapshotter.settings import SnapshotterSettings
+from snapshotter.app.settings import SnapshotterSettings
 from tests.snapshotter.process import process_over, wait_until_healthy
 
 

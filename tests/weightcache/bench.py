@@ -20,17 +20,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from blobstore.files import FileStore
-from contracts.manifest import CHUNK_BYTES
-from service.unix import SocketDirectory
+from kelvin.blobstore.file_store import FileStore
+from kelvin.contracts.artifacts.manifest import CHUNK_BYTES
+from kelvin.ipc.socket_directory import SocketDirectory
 from tests.weightcache.disks import forget
 from tests.weightcache.kit import TENANT, Version, attest, describe, evict, put_pack, state_of, wait_for
-from weightcache import libc
-from weightcache.client import acquire
-from weightcache.files import open_direct
-from weightcache.slabs import Slab
-from weightcache.sources import is_digest_of
-from weightcache.verifying import Tags
+from weightcache.client import libc
+from weightcache.client.lease import acquire
+from weightcache.host.slab_pool import Slab
+from weightcache.nvme.chunk_files import open_direct
+from weightcache.sources.source import is_digest_of
+from weightcache.sources.verifier import Tags
 
 TENSOR_BYTES = 20 << 20
 PACK_CHUNKS = 30
@@ -39,8 +39,8 @@ ROUNDS = 5
 CLIENT = """
 import sys, time
 from pathlib import Path
-from service.unix import SocketDirectory
-from weightcache.client import acquire
+from kelvin.ipc.socket_directory import SocketDirectory
+from weightcache.client.lease import acquire
 
 directory = SocketDirectory(Path(sys.argv[1]))
 begin = time.perf_counter()

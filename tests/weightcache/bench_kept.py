@@ -14,13 +14,13 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from blobstore.files import FileStore
-from blobstore.packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
-from coldstart_bench.environment import drop_page_cache, warm_page_cache
-from contracts.manifest import CHUNK_BYTES
-from service.unix import SocketDirectory
-from snapshotter.policy.layout import assemble, lay_out
-from snapshotter.policy.tensors_index import parse_index
+from coldstart_bench.harness.machine_state import drop_page_cache, warm_page_cache
+from kelvin.blobstore.file_store import FileStore
+from kelvin.blobstore.packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
+from kelvin.contracts.artifacts.manifest import CHUNK_BYTES
+from kelvin.ipc.socket_directory import SocketDirectory
+from snapshotter.intake.policy.layout import assemble, lay_out
+from snapshotter.intake.policy.tensors_index import parse_index
 from tests.snapshotter.models import Weight, weight
 from tests.snapshotter.tensors_files import TensorsFile
 from tests.weightcache.bench import agent, drop, put_packs
@@ -34,8 +34,8 @@ PACKED, KEPT = "packed", "kept"
 CLIENT = """
 import sys, time
 from pathlib import Path
-from service.unix import SocketDirectory
-from weightcache.client import acquire
+from kelvin.ipc.socket_directory import SocketDirectory
+from weightcache.client.lease import acquire
 
 directory = SocketDirectory(Path(sys.argv[1]))
 begin = time.perf_counter()

@@ -21,15 +21,15 @@ from typing import Final
 import pytest
 from blake3 import blake3
 
-from blobstore.memory import MemoryStore
-from blobstore.retrying import RetryBudget, RetryingStore
-from blobstore.store import BlobShort, BlobUnavailable
-from contracts.errors import Refused
-from contracts.manifest import PAGE_BYTES
+from kelvin.blobstore.blob_store import BlobShort, BlobUnavailable
+from kelvin.blobstore.memory_store import MemoryStore
+from kelvin.blobstore.retrying_store import RetryBudget, RetryingStore
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.errors import Refused
 from tests.weightcache.kit import HUGE, TENANT, put_pack, settings_of
-from weightcache.cache import Cache, open_cache
-from weightcache.policy.healing import ReadOutcome
-from weightcache.sources import Verify
+from weightcache.app.cache import Cache, open_cache
+from weightcache.sources.policy.healing import ReadOutcome
+from weightcache.sources.source import Verify
 
 READS_AT_ONCE: Final = RetryBudget(attempts=2, base_s=0.0)
 FOR_GOOD: Final = 1 << 30

@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from blake3 import blake3
 
-from blobstore.files import FileStore
-from blobstore.packs import (
+from kelvin.blobstore.blob_store import BlobStat, BlobStore
+from kelvin.blobstore.file_store import FileStore
+from kelvin.blobstore.packs import (
     FileChunk,
     FileIndex,
     FileSpan,
@@ -26,9 +27,7 @@ from blobstore.packs import (
     file_pack,
     place,
 )
-from blobstore.store import BlobStat, BlobStore
-from contracts.jobs import Fingerprint, GateFacts, Probe, SealAttestation
-from contracts.manifest import (
+from kelvin.contracts.artifacts.manifest import (
     PAGE_BYTES,
     Chunk,
     Engine,
@@ -40,22 +39,23 @@ from contracts.manifest import (
     encode_manifest,
     version_of,
 )
-from contracts.wire import encode
-from service.client import ServiceClient
-from service.unix import SocketDirectory
+from kelvin.contracts.artifacts.runtime_control import Fingerprint, GateFacts, Probe, SealAttestation
+from kelvin.contracts.wire import encode
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
 from tests.eventually import PATIENCE_S
-from tests.loops import running_loop_thread
-from weightcache.api import State
-from weightcache.app import HTTP_SOCKET, serve
-from weightcache.cache import Cache, open_cache
-from weightcache.client import Lease, acquire
+from tests.loop_thread import running_loop_thread
+from weightcache.app.api import State
+from weightcache.app.app import HTTP_SOCKET, serve
+from weightcache.app.cache import Cache, open_cache
+from weightcache.app.settings import DISK_READS, CacheSettings
+from weightcache.client.lease import Lease, acquire
 from weightcache.counters import Counters
-from weightcache.policy.hedging import HedgeRule, ReadHedging
-from weightcache.policy.line import BdpWindow
-from weightcache.ranges import StoreRanges
-from weightcache.remote import StoreTier
-from weightcache.settings import DISK_READS, CacheSettings
-from weightcache.sources import Verify, is_digest_of
+from weightcache.sources.policy.bdp_window import BdpWindow
+from weightcache.sources.policy.read_hedging import HedgeRule, ReadHedging
+from weightcache.sources.source import Verify, is_digest_of
+from weightcache.sources.store_ranges import StoreRanges
+from weightcache.sources.store_tier import StoreTier
 
 TENANT = "acme"
 HUGE = 2 << 20

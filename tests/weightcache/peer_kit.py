@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from blobstore.files import FileStore
-from service.node_tls import NodeTls
-from tests.loops import HOST, Answer, running_http_server
+from kelvin.blobstore.file_store import FileStore
+from kelvin.crypto.node_tls import NodeTls
+from tests.loop_thread import HOST, Answer, running_http_server
 from tests.weightcache.kit import CountingStore, RunningAgent, running, settings_of
-from weightcache.settings import CacheSettings, PeerSettings
-from weightcache.sources import Verify, is_digest_of
+from weightcache.app.settings import CacheSettings, PeerSettings
+from weightcache.sources.source import Verify, is_digest_of
 
 SECRET = b"0123456789abcdef" * 4
 

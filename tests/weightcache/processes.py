@@ -15,21 +15,21 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.files import FileStore
-from coldstart_bench.installation import free_ports
-from contracts.errors import Refused
-from service.unix import SocketDirectory
+from coldstart_bench.harness.installation import free_ports
+from kelvin.blobstore.file_store import FileStore
+from kelvin.contracts.errors import Refused
+from kelvin.ipc.socket_directory import SocketDirectory
 from tests.eventually import wait
-from tests.loops import HOST
+from tests.loop_thread import HOST
 from tests.weightcache.kit import HUGE, TENANT, RunningAgent, Version, settings_of, until_ready
 from tests.weightcache.peer_kit import SECRET, url_of
-from weightcache.app import HTTP_SOCKET
+from weightcache.app.app import HTTP_SOCKET
 
 START = "from weightcache.__main__ import main\nmain()\n"
 # Nodes without ownership: a node reads from a peer that has the chunk, and never waits for one to read it.
 WITHOUT_TURNS = """
-from weightcache import peer_group
-from weightcache.policy.ownership import ChunkState
+from weightcache.peers import peer_group
+from weightcache.peers.ownership_policy import ChunkState
 
 def choose(me, digest, others, busy):
     return next((node for node, said in others.items() if said is ChunkState.READY), None)
@@ -38,7 +38,7 @@ peer_group.choose = choose
 """
 # Nodes with long timeouts: on a busy machine none takes another one for dead or hung.
 PATIENT = """
-from weightcache import peer_client, peer_group
+from weightcache.peers import peer_client, peer_group
 
 peer_client.CONNECT_S = peer_client.ANSWER_S = peer_client.SILENCE_S = 120.0
 peer_group.STALL_S = peer_group.PATIENCE_S = 120.0
@@ -159,9 +159,9 @@ LEASING = """
 import sys
 from pathlib import Path
 from blake3 import blake3
-from service.unix import SocketDirectory
-from weightcache import libc
-from weightcache.client import acquire
+from kelvin.ipc.socket_directory import SocketDirectory
+from weightcache.client import libc
+from weightcache.client.lease import acquire
 
 directory = SocketDirectory(Path(sys.argv[1]))
 lease = acquire(directory, sys.argv[2], sys.argv[3], 30.0)

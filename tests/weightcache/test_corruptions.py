@@ -17,7 +17,7 @@ import uvloop
 from blake3 import blake3
 
 from tests.weightcache.injection import CONTENT, Injection, Kind, Rig, Where, draw, kinds_of, make_bodies
-from weightcache.sources import Verify, is_digest_of
+from weightcache.sources.source import Verify, is_digest_of
 
 COUNT = 10_000
 AT_ONCE = 200

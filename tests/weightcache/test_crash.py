@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from blobstore.files import FileStore
-from contracts.errors import Refused
+from kelvin.blobstore.file_store import FileStore
+from kelvin.contracts.errors import Refused
 from tests.weightcache.kit import TENANT, make_version, publish, running, settings_of
 from tests.weightcache.processes import START, started
-from weightcache import files
+from weightcache.nvme import chunk_files
 
 VERSION = make_version(seed=5, pages=(40, 3, 17), chunk_pages=4)
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "8"))
@@ -30,7 +30,7 @@ ADMISSIONS = 1 + len(set(VERSION.digests))  # the manifest, then each chunk: ope
 # The agent as it starts, but that it kills itself at the Nth call of its admissions: before it, halfway or after it.
 DYING = """
 import os, signal, sys
-from weightcache import files
+from weightcache.nvme import chunk_files as files
 
 left, when = int(sys.argv[1]), sys.argv[2]
 
@@ -130,7 +130,7 @@ def assert_whole(data: Path) -> None:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
         agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(set(VERSION.digests)))
     assert torn_chunks(data) == []
-    assert list((data / "cache" / files.STAGING).iterdir()) == []
+    assert list((data / "cache" / chunk_files.STAGING).iterdir()) == []
 
 
 @pytest.mark.deep

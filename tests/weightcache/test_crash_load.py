@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from blobstore.files import FileStore
+from kelvin.blobstore.file_store import FileStore
 from tests.weightcache.kit import make_version, publish
 from tests.weightcache.processes import START, AgentProcess, Talking, started, talking
 from tests.weightcache.test_crash import torn_chunks
@@ -30,7 +30,7 @@ PATIENCE_S = 120.0
 # Overwrites what it lent before it dies, as a cache would that shared memory which is not its readers' own.
 CARELESS = """
 import os, signal
-from weightcache import slabs
+from weightcache.host import slab_pool as slabs
 
 made = []
 make = slabs.Slab.__init__
@@ -51,10 +51,10 @@ LEASING = """
 import json, os, sys, time
 from pathlib import Path
 from blake3 import blake3
-from contracts.errors import Refused
-from service.unix import SocketDirectory
-from weightcache import libc
-from weightcache.client import acquire
+from kelvin.contracts.errors import Refused
+from kelvin.ipc.socket_directory import SocketDirectory
+from weightcache.client import libc
+from weightcache.client.lease import acquire
 
 directory = SocketDirectory(Path(sys.argv[1]))
 

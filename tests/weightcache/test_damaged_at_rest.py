@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import Refused
+from kelvin.contracts.errors import Refused
 from tests.weightcache.kit import TENANT, RunningAgent, attest, make_version, publish_kept, running, settings_of
 
 VERSION = make_version(seed=1)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.errors import Refused, RemoteFailure
-from contracts.manifest import PAGE_BYTES
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.errors import Refused, RemoteFailure
 from tests.weightcache.disks import fill, make_read_only
 from tests.weightcache.kit import TENANT, RunningAgent, Version, make_version, running, settings_of
-from weightcache.files import QUARANTINE
-from weightcache.sources import Verify, is_digest_of
+from weightcache.nvme.chunk_files import QUARANTINE
+from weightcache.sources.source import Verify, is_digest_of
 
 VERSION = make_version(seed=3, pages=(9, 30, 4), chunk_pages=8)
 VICTIM = 4  # a whole chunk of the second tensor

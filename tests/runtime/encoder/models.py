@@ -14,14 +14,14 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel
 
-from contracts.jobs import GateFacts, GateJob
-from contracts.manifest import Engine as EngineOf
-from contracts.manifest import Limits, Manifest
-from runtime.binding import TORCH_DTYPES, BindMethod, BoundModel, bind
+from kelvin.contracts.artifacts.manifest import Engine as EngineOf
+from kelvin.contracts.artifacts.manifest import Limits, Manifest
+from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob
+from runtime.drivers.interface import Embedded, EmbeddingRequest, Event
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
-from runtime.engine.interface import Embedded, EmbeddingRequest, Event
-from runtime.jobs import gate
+from runtime.lifecycle.sealing_jobs import gate
+from runtime.models.binding import TORCH_DTYPES, BindMethod, BoundModel, bind
 
 torch.set_num_threads(1)
 

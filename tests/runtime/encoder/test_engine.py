@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.artifact_errors import ProbeFailed
-from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
-from contracts.traffic_errors import Overloaded
-from runtime.binding import find_differences
+from kelvin.contracts.artifact_errors import ProbeFailed
+from kelvin.contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
+from kelvin.contracts.traffic_errors import Overloaded
+from runtime.drivers.batching_policy import BatchingWindow
+from runtime.drivers.interface import Cancelled, Embedded, Event, Failed, Finished, GenerationRequest, Sampling
 from runtime.encoder import probe as known_answers
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import read_recipe
-from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, GenerationRequest, Sampling
-from runtime.policy.batching import BatchingWindow
+from runtime.models.binding import find_differences
 from tests.runtime.driving import StepClock, check_progress, run_dry
 from tests.runtime.encoder.models import FAMILIES, ask, by_the_library, sequences, tiny, vectors_of
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import Refused
-from contracts.jobs import GateJob
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.artifacts.runtime_control import GateJob
+from kelvin.contracts.errors import Refused
 from runtime.encoder.recipe import Recipe, read_recipe
-from runtime.jobs import gate
+from runtime.lifecycle.sealing_jobs import gate
 from tests.runtime.encoder.models import FAMILIES, PACKAGE, tiny
 
 NEWER = "sentence_transformers.base.modules"

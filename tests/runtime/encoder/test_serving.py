@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import LimitExceeded, Refused
-from contracts.manifest import Limits
+from kelvin.contracts.artifacts.manifest import Limits
+from kelvin.contracts.errors import LimitExceeded, Refused
 from runtime.encoder.serving import ServedEncoder
 from tests.runtime.fakes import BIND
 

@@ -9,13 +9,21 @@ import onnx
 from blake3 import blake3
 from onnx import TensorProto, helper
 
-from contracts.manifest import CHUNK_BYTES, Chunk, Engine, Limits, Manifest, PinnedFile, encode_manifest
-from contracts.push import PlanRequest, SmallFile
-from contracts.signature import Signature
-from runtime.engine.interface import Event, Predicted, PredictionRequest
+from kelvin.contracts.artifacts.manifest import (
+    CHUNK_BYTES,
+    Chunk,
+    Engine,
+    Limits,
+    Manifest,
+    PinnedFile,
+    encode_manifest,
+)
+from kelvin.contracts.artifacts.push_api import PlanRequest, SmallFile
+from kelvin.contracts.artifacts.tensor_schema import Signature
+from runtime.drivers.interface import Event, Predicted, PredictionRequest
 from runtime.predictor.engine import PredictorEngine
-from runtime.predictor.session import OnnxSession
-from snapshotter.policy.intake import admit
+from runtime.predictor.onnx_session import OnnxSession
+from snapshotter.intake.policy.intake import admit
 from tests.runtime.restoring import sealed_lease
 from tests.runtime.versions import MemoryLease
 from tests.weightcache.kit import Version, padded

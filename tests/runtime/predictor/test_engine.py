@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 from onnx import helper
 
-from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, Unavailable
-from contracts.traffic_errors import Overloaded
-from runtime.engine.interface import Cancelled, Event, Failed, Finished, GenerationRequest, Predicted, Sampling
-from runtime.policy.batching import BatchingWindow
+from kelvin.contracts.artifact_errors import ArtifactRejected, ProbeFailed
+from kelvin.contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, Unavailable
+from kelvin.contracts.traffic_errors import Overloaded
+from runtime.drivers.batching_policy import BatchingWindow
+from runtime.drivers.interface import Cancelled, Event, Failed, Finished, GenerationRequest, Predicted, Sampling
 from runtime.predictor import probe as known_answers
-from runtime.predictor.session import OnnxSession
+from runtime.predictor.onnx_session import OnnxSession
 from tests.runtime.driving import run_dry
 from tests.runtime.predictor import models
 from tests.runtime.predictor.models import WEIGHTS, ask, opened, outputs_of

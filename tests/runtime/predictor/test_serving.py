@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.errors import Refused
-from contracts.jobs import Fingerprint
-from contracts.timeline import Stage
-from runtime.open_inference import PredictionAnswerBuilder
+from kelvin.contracts.artifact_errors import ArtifactRejected, ProbeFailed
+from kelvin.contracts.artifacts.runtime_control import Fingerprint
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.timeline import Stage
 from runtime.predictor.serving import ServedPredictor
+from runtime.surface.open_inference_codec import PredictionAnswerBuilder
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.predictor import models
 from tests.runtime.restoring import restored

@@ -1,10 +1,10 @@
 """Repairs of the weight cache."""
 
 from tests.simulation.undone import Undoing, repair
-from weightcache.arena import Arena
-from weightcache.examine import ChunkExaminer, MemoryDamage
-from weightcache.policy.healing import ReadOutcome
-from weightcache.policy.host import Reservation
+from weightcache.host.arena import Arena
+from weightcache.host.policy.host_index import Reservation
+from weightcache.nvme.scrubber import ChunkExaminer, MemoryDamage
+from weightcache.sources.policy.healing import ReadOutcome
 
 
 @repair(r"^the_indexes_are_sound")

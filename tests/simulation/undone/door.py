@@ -7,22 +7,22 @@ from typing import Any
 
 import msgspec
 
-from activator.answers_handover import HandoverReceiver
-from activator.app import PREFIX, RECOVER_AGAIN_S, ship_leftovers
-from activator.attempts import Attempts
-from activator.kept_answers import LocalAnswerStore
-from activator.keys import VersionKey
-from activator.last_feed import LastFeed, _Kept
-from activator.policy.expected import MIN_ANSWERS, Throughput
-from activator.proxy import UpstreamLost, UpstreamRejected, UpstreamRequest
-from activator.roster import ReplicaTracker
-from activator.upstream_http import UpstreamResponse
-from contracts.control import Feed, VersionRow
-from contracts.errors import Internal
-from contracts.manifest import Limits
-from service.loops import Loops
-from service.unix import SocketDirectory
-from spool import Post, recover
+from activator.answers.answer_store import LocalAnswerStore
+from activator.answers.answers_handover import HandoverReceiver
+from activator.app.app import PREFIX, RECOVER_AGAIN_S, ship_leftovers
+from activator.queue.policy.wait_estimate import MIN_ANSWERS, Throughput
+from activator.queue.replica_tracker import ReplicaTracker
+from activator.request.attempts import Attempts
+from activator.routing.last_feed import LastFeed, _Kept
+from activator.routing.policy.version_key import VersionKey
+from activator.upstream.http1_client import UpstreamResponse
+from activator.upstream.replica_requests import UpstreamLost, UpstreamRejected, UpstreamRequest
+from kelvin.contracts.artifacts.manifest import Limits
+from kelvin.contracts.errors import Internal
+from kelvin.contracts.serving.control_messages import Feed, VersionRow
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.loops import Loops
+from kelvin.spool import Post, recover
 from tests.simulation.undone import Undoing, repair
 
 

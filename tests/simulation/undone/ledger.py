@@ -7,14 +7,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from controlplane import restore
-from controlplane.backups import UNSHIPPED
-from controlplane.journal import JournalEntry, LedgerJournal
-from controlplane.totals import TotalsUpsert
-from spool.disk import segment_name, segments
-from spool.frame import decode_frame
-from spool.home import readable_sources, sources
-from spool.recovery import leftover_records
+from controlplane.backup import restore_program as restore
+from controlplane.backup.backups import UNSHIPPED
+from controlplane.ledger.ledger_journal import JournalEntry, LedgerJournal
+from controlplane.ledger.usage_totals import TotalsUpsert
+from kelvin.spool.frame import decode_frame
+from kelvin.spool.leftover_recovery import leftover_records
+from kelvin.spool.segment_disk import segment_name, segments
+from kelvin.spool.source_directory import readable_sources, sources
 from tests.simulation.undone import Undoing, repair
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from contracts.traffic_errors import Overloaded
-from controlplane import minimums
-from controlplane.facts import Model, Version, VersionKey
-from controlplane.feed import FeedHub
-from controlplane.policy.reclaim import SlotHolder, choose_victim
-from controlplane.registry_rows import set_stops
-from controlplane.scaling.local import LocalActuator
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.registry.registry_rows import set_stops
+from controlplane.scaling.kpa import minimums
+from controlplane.scaling.local.local_actuator import LocalActuator
+from controlplane.scaling.policy.reclaim import SlotHolder, choose_victim
 from controlplane.tasks import Tasks
+from kelvin.contracts.traffic_errors import Overloaded
 from tests.simulation.undone import Undoing, repair
 
 

@@ -1,0 +1,129 @@
+"""What the activator counts and times. A tenant and a model have series of their own up to a bound, then share one."""
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from activator.accounting.request_account import Account
+from kelvin.contracts.errors import Failure
+from kelvin.contracts.timeline import Stage
+from kelvin.telemetry.policy.instruments import Labels, MetricsPage
+from kelvin.telemetry.policy.labels import LabelCap, outcome_of
+
+MODELS: Final = 64  # named in labels; further ones are "other"
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+LABEL_CACHE_SIZE: Final = 1024  # sets of labels that are not made again for each request
+PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_WHOSE: Final = ("tenant", "model")
+_KINDS: Final = ("prompt", "cached", "completion")
+
+
+class _Names(NamedTuple):
+    """Values of labels, of all requests that are alike in them."""
+
+    whose: Labels
+    starts: Labels
+    requests: Labels
+    tokens: tuple[Labels, ...]  # by kind
+
+
+class RequestMetrics:
+    """Instruments on one page."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self._cap = LabelCap(MODELS)
+        self._known = lru_cache(LABEL_CACHE_SIZE)(self._names)  # whoever has a name of its own keeps it
+        self._requests = page.counter(
+            "kelvin_requests_total",
+            "Requests that left a record, by what came of them.",
+            (*_WHOSE, "outcome", "status", "start"),
+        )
+        self._refusals = page.counter(
+            "kelvin_refusals_total", "Requests that left no record: bad keys, unknown names.", ("outcome", "status")
+        )
+        self._cut = page.counter(
+            "kelvin_connections_refused_total",
+            "Connections that were ended before TLS, by the limit that was reached.",
+            ("limit",),
+        )
+        self._retries = page.counter(
+            "kelvin_retries_total",
+            "Attempts that failed before the client had a byte, by whether another one followed.",
+            (*_WHOSE, "failure", "then"),
+        )
+        self._hedges = page.counter(
+            "kelvin_hedged_requests_total",
+            "Requests whose first frame was late, by which of two replicas it came from then.",
+            (*_WHOSE, "first"),
+        )
+        self._first = page.histogram(
+            "kelvin_first_token_seconds", "From arrival to an answer's first bytes.", (*_WHOSE, "start"), SECONDS
+        )
+        self._per_token = page.histogram(
+            "kelvin_token_seconds", "Mean time of a token after the first, by streamed request.", _WHOSE, PER_TOKEN
+        )
+        self._queue = page.histogram(
+            "kelvin_queue_seconds", "Waiting for a slot, a start included.", (*_WHOSE, "start"), SECONDS
+        )
+        self._degraded = page.counter(
+            "kelvin_degraded_total", "Requests for which a model's ladder gave something up.", (*_WHOSE, "step")
+        )
+        self._verdicts = page.counter(
+            "kelvin_firewall_total",
+            "Questions to the operator's firewall, by its word.",
+            ("verdict",),
+        )
+        self._tokens = page.counter("kelvin_tokens_total", "Tokens by kind.", (*_WHOSE, "kind"))
+
+    def refused(self, failure: Failure) -> None:
+        """A request ended before it had an account."""
+        self._refusals.add((outcome_of(failure.code), str(failure.status)))
+
+    def firewall(self, verdict: str) -> None:
+        """It said `allow` or `refuse`; or it was `late`, `away`, or what it said is `garbage`."""
+        self._verdicts.add((verdict,))
+
+    def malformed(self, status: int) -> None:
+        """What was sent is no request that anybody serves; nothing of ours has seen it."""
+        self._refusals.add(("http", str(status)))
+
+    def cut(self, limit: str) -> None:
+        """Count a connection that was not let in: `all` places are taken, or its `address` has no place or rate."""
+        self._cut.add((limit,))
+
+    def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
+        """Count an attempt that failed before the client had a byte. `then`: `again`, or why no other one followed."""
+        self._retries.add((*self._cap.bounded(whose), outcome_of(failure), then))
+
+    def hedged(self, whose: tuple[str, str], first: str) -> None:
+        """A request of a tenant at a model was late at one replica, and which of two began its answer."""
+        self._hedges.add((*self._cap.bounded(whose), first))
+
+    def ended(self, account: Account, outcome: str, status: int) -> None:
+        """A request ended, one way or another."""
+        names = self._known(account.principal.tenant, account.model, outcome, status, account.cold)
+        if account.degraded is not None:
+            asked = self._cap.bounded((account.principal.tenant, account.degraded.asked))
+            self._degraded.add((*asked, account.degraded.step))
+        self._requests.add(names.requests)
+        at_us = account.timeline.at_us
+        if Stage.DISPATCHED in at_us:
+            self._queue.observe(names.starts, account.queued_us / 1e6)
+        if Stage.FIRST_TOKEN in at_us:
+            first_us = at_us[Stage.FIRST_TOKEN]
+            self._first.observe(names.starts, first_us / 1e6)
+            further = account.delivered_tokens - 1
+            if account.stream and further > 0:
+                self._per_token.observe(names.whose, (at_us[Stage.DONE] - first_us) / 1e6 / further)
+        prompt, cached, completion = names.tokens
+        if account.seen.prompt_tokens:
+            self._tokens.add(prompt, account.seen.prompt_tokens)
+        if account.seen.cached_tokens:
+            self._tokens.add(cached, account.seen.cached_tokens)
+        if account.delivered_tokens:
+            self._tokens.add(completion, account.delivered_tokens)
+
+    def _names(self, tenant: str, model: str, outcome: str, status: int, is_cold: bool) -> _Names:
+        whose = self._cap.bounded((tenant, model))
+        starts = (*whose, "cold" if is_cold else "warm")
+        requests = (*whose, outcome_of(outcome), str(status), starts[-1])
+        return _Names(whose, starts, requests, tuple([(*whose, kind) for kind in _KINDS]))

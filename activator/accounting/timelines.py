@@ -1,0 +1,42 @@
+"""The timelines of recent requests, a bounded ring for each tenant; older ones are the control plane's to know."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kelvin.contracts.serving.control_messages import TimelineAnswer
+
+PER_TENANT: Final = 256
+TENANTS: Final = 1024
+Tell = Callable[[], TimelineAnswer]
+
+
+class Timelines:
+    """Bounded in requests per tenant and in tenants; what is least recent goes first."""
+
+    def __init__(self, per_tenant: int = PER_TENANT, tenants: int = TENANTS) -> None:
+        self._per_tenant = per_tenant
+        self._tenants = tenants
+        self._rings: OrderedDict[str, OrderedDict[str, Tell]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Timelines tenants={len(self._rings)} requests={sum(map(len, self._rings.values()))}>"
+
+    def put(self, tenant: str, request_id: str, tell: Tell) -> None:
+        """Keep it, at the cost of the oldest. It is told when it is asked for, as most never are."""
+        ring = self._rings.get(tenant)
+        if ring is None:
+            ring = self._rings[tenant] = OrderedDict()
+        else:
+            self._rings.move_to_end(tenant)
+        ring[request_id] = tell
+        if len(ring) > self._per_tenant:
+            ring.popitem(last=False)
+        if len(self._rings) > self._tenants:
+            self._rings.popitem(last=False)
+
+    def find(self, tenant: str, request_id: str) -> TimelineAnswer | None:
+        """The timeline, if it is the tenant's own and recent."""
+        ring = self._rings.get(tenant)
+        tell = None if ring is None else ring.get(request_id)
+        return None if tell is None else tell()

@@ -1,0 +1,293 @@
+"""Requests with an `Idempotency-Key`: the first one runs, those beside it join it, those after it get its answer.
+
+The work belongs to a run, and lives as long as anybody listens to it. What may be kept is `policy/once`'s, the bytes
+are the `broadcast`'s, and how a request is answered is `completions`'.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from activator.accounting.request_account import Account
+from activator.answers.answer_store import TEND_S, AnswerStore, Claimed, ClaimedElsewhere, ClaimResult
+from activator.answers.answers_handover import Running
+from activator.answers.idempotency_policy import (
+    HEADER,
+    AnswerKey,
+    AnswerStoreLimits,
+    KeptAnswer,
+    RunCounts,
+    derive_answer_key,
+    read_key,
+)
+from activator.answers.idempotency_secret import Sealer, StoredResponse
+from activator.answers.response_broadcast import OF_THE_MOMENT, ByteBudget, Listener, ResponseBroadcast, play, replay
+from activator.http.exchange import ClientGone, Exchange, Headers, now_us
+from activator.limits.concurrency_limits import SharedCapacity
+from activator.limits.single_flight import run_every
+from activator.limits.tenant_budgets import is_charged
+from activator.request.client_response import ClientResponse
+from activator.request.inference_request import InferenceRequest
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
+from kelvin.telemetry.policy.instruments import MetricsPage
+
+log = logging.getLogger(__name__)
+
+JOINED: Final = "joined"
+REPLAYED: Final = "replayed"
+GIVEN: Final = "the room for answers that are given again"
+RETRY_S: Final = 1.0
+REPLAYED_HEADER: Final = (b"idempotent-replayed", b"true")
+LOCAL_ONLY_HEADER: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # other activators could not be asked
+
+RequestRunner = Callable[[InferenceRequest], Awaitable[None]]
+ResponseWriter = Callable[[InferenceRequest, ClientResponse], Awaitable[None]]
+RunFollower = Callable[[InferenceRequest, ResponseWriter], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False)
+class SharedRun:
+    """One request that runs for all callers who sent it."""
+
+    asked: AnswerKey
+    account: Account
+    broadcast: ResponseBroadcast
+    exchange: Exchange  # with the tape
+    claimed: "asyncio.Future[ClaimResult]"
+
+    @property
+    def is_claimed(self) -> bool:
+        """Return whether its key is ours to run."""
+        return self.claimed.done() and not self.claimed.cancelled() and isinstance(self.claimed.result(), Claimed)
+
+    @property
+    def is_replayable(self) -> bool:
+        """Return whether its answer may be replayed from its beginning."""
+        return self.account.is_repeatable and self.broadcast.is_complete and self.broadcast.is_whole
+
+
+class Idempotency:
+    """Serves requests that have a key. `close` ends what runs."""
+
+    def __init__(self, secret: bytes, answers: AnswerStore, limits: AnswerStoreLimits, page: MetricsPage) -> None:
+        self._secret = secret
+        self._sealer = Sealer(secret)
+        self._answers = answers
+        self._limits = limits
+        self._run_counts = RunCounts()
+        self._room = ByteBudget(limits.nbytes)
+        self._replay_capacity = SharedCapacity(limits.nbytes, GIVEN, "bytes")  # each replay holds its whole answer
+        self._runs: dict[bytes, SharedRun] = {}  # by name
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
+        page.gauge("kelvin_keyed_run_bytes", "Bytes of keyed runs' answers so far.", lambda: self._room.used_bytes)
+        page.gauge("kelvin_keyed_runs", "Requests with an Idempotency-Key that run.", lambda: len(self._tasks))
+
+    def __repr__(self) -> str:
+        return f"<Idempotency runs={len(self._runs)} tasks={len(self._tasks)}>"
+
+    async def serve(self, inference_request: InferenceRequest, work: RequestRunner, follow: RunFollower) -> None:
+        """Run the request by `work`, or answer it from the run of an equal one by `follow`, which has an account of its
+        own. Raises Refused for a malformed key, or if the deadline passes before the key is claimed; ClientGone.
+        """
+        given = [value for name, value in inference_request.exchange.headers if name == HEADER]
+        what = derive_answer_key(
+            self._secret,
+            inference_request.account.principal.tenant,
+            read_key(given),
+            _fingerprint_parts(inference_request),
+        )
+        run = self._runs.get(what.name)
+        if run is not None and run.asked.fingerprint != what.fingerprint:
+            await follow(inference_request, self._refusal(KeyReused()))
+        elif run is not None and not run.broadcast.can_be_joined:  # too large to be kept, or MAX_LISTENERS listen
+            await follow(inference_request, self._refusal(KeyInUse(RETRY_S)))
+        else:
+            is_first = run is None
+            await self._serve_from_run(
+                run or self._start_run(what, inference_request, work), inference_request, follow, is_first=is_first
+            )
+
+    async def _serve_from_run(
+        self, run: SharedRun, inference_request: InferenceRequest, follow: RunFollower, *, is_first: bool
+    ) -> None:
+        how = REPLAYED if run.broadcast.ended else JOINED
+        with run.broadcast.listening() as listener:
+            claim = await _claim_of(run, inference_request)
+            if isinstance(claim, Claimed):
+                if is_first:
+                    await _stream_to_owner(
+                        run, inference_request.exchange, listener, LOCAL_ONLY_HEADER if claim.is_alone else []
+                    )
+                else:
+                    await follow(inference_request, self._stream_to_follower(listener, how, run.account.request_id))
+                return
+        await follow(inference_request, self._answer_without_run(run.asked, claim))
+
+    def running(self) -> list[Running]:
+        """Return the keys whose requests run here."""
+        runs = self._runs.values()
+        return [Running(run.asked.name, run.asked.fingerprint) for run in runs if run.is_claimed]
+
+    async def run(self) -> None:
+        """Tend the kept answers and the claims, until cancelled."""
+        await run_every(TEND_S, self._answers.tend)
+
+    async def close(self) -> None:
+        """End what runs; each still writes its record."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _start_run(self, what: AnswerKey, inference_request: InferenceRequest, work: RequestRunner) -> SharedRun:
+        account = inference_request.account
+        account.once = "" if self._run_counts.exceeds_free_runs(what.once, time.monotonic()) else what.once
+
+        async def ended() -> None:
+            if run.is_replayable:
+                await self._publish_response(run)
+            else:  # who comes from now on does not join a failure
+                self._remove_run(run)
+
+        broadcast = ResponseBroadcast(
+            self._limits.answer_bytes, self._room, ended=ended, on_abandoned=lambda: self._remove_run(run)
+        )
+        inner = msgspec.structs.replace(
+            inference_request, exchange=inference_request.exchange.with_destination(broadcast.send, broadcast)
+        )
+        run = SharedRun(what, account, broadcast, inner.exchange, asyncio.get_running_loop().create_future())
+        self._runs[what.name] = run
+        task = asyncio.create_task(self._run(run, inner, work), name=f"once-{account.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run
+
+    async def _run(self, run: SharedRun, inference_request: InferenceRequest, work: RequestRunner) -> None:
+        try:
+            claim = await self._answers.claim(run.asked)
+            run.claimed.set_result(claim)
+            if isinstance(claim, Claimed):
+                await self._run_claimed(run, claim, inference_request, work)
+        finally:
+            self._remove_run(run)
+            run.claimed.cancel()  # of nobody who knows it already
+            run.broadcast.close()
+
+    async def _run_claimed(
+        self, run: SharedRun, claim: Claimed, inference_request: InferenceRequest, work: RequestRunner
+    ) -> None:
+        try:
+            await work(inference_request)
+        finally:
+            # A right answer counts as well: its caller can have it forgotten by asking for others, and run it again.
+            if is_charged(run.account.outcome, run.account.delivered_tokens):
+                self._run_counts.note(run.asked.once, time.monotonic())
+            if not run.is_replayable:
+                await self._answers.release(run.asked, claim)
+
+    async def _publish_response(self, run: SharedRun) -> None:
+        """Before anybody hears the end: who has the whole answer can have it again, everywhere."""
+        claim, head = run.claimed.result(), run.broadcast.head
+        assert isinstance(claim, Claimed)
+        assert head is not None
+        content = StoredResponse(run.account.request_id, head.status, head.headers, run.broadcast.content())
+        await self._answers.publish(run.asked, claim, self._sealer.seal(run.asked, content))
+
+    def _remove_run(self, run: SharedRun) -> None:
+        if self._runs.get(run.asked.name) is run:
+            del self._runs[run.asked.name]
+
+    def _answer_without_run(self, what: AnswerKey, claim: KeptAnswer | ClaimedElsewhere) -> ResponseWriter:
+        if claim.fingerprint != what.fingerprint:
+            return self._refusal(KeyReused())
+        if isinstance(claim, ClaimedElsewhere):
+            return self._refusal(KeyInUse(claim.retry_after_s))
+        content = self._sealer.open(what, claim.sealed)
+        if content is None:  # of another secret, or damaged: nobody can say what was answered
+            log.error("a kept answer can't be opened", extra={"tenant": what.tenant})
+            return self._refusal(KeyInUse(RETRY_S))
+        return self._replay(content)
+
+    def _refusal(self, failure: KeyReused | KeyInUse) -> ResponseWriter:
+        async def refuse(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
+            self._repeats.add((failure.code,))
+            raise Refused(failure)
+
+        return refuse
+
+    def _replay(self, content: StoredResponse) -> ResponseWriter:
+        async def send(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
+            with self._replay_capacity.take(inference_request.account.principal.tenant, len(content.body)):
+                self._repeats.add((REPLAYED,))
+                await replay(
+                    inference_request.exchange,
+                    content,
+                    [REPLAYED_HEADER],
+                    lambda status: client_response.settle_replay(REPLAYED, status),
+                )
+
+        return send
+
+    def _stream_to_follower(self, listener: Listener, how: str, of: str) -> ResponseWriter:
+        async def repeat(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
+            marks: Headers = [(b"x-kelvin-repeat-of", of.encode())]
+            if how == REPLAYED:
+                marks.append(REPLAYED_HEADER)
+            self._repeats.add((how,))
+            try:
+                await play(
+                    inference_request.exchange,
+                    listener,
+                    marks,
+                    lambda status: client_response.settle_replay(how, status),
+                )
+            except ClientGone:  # the client, or the run: either way nothing more comes
+                inference_request.exchange.connection.abort()
+                raise
+
+        return repeat
+
+
+async def _stream_to_owner(run: SharedRun, exchange: Exchange, listener: Listener, marks: Headers) -> None:
+    """The first one's answer: its account is the run's, and so is what comes of it."""
+    with exchange.cancel_on_disconnect():
+        await listener.head()
+        known = [line for line in run.exchange.rates if line[0].startswith(OF_THE_MOMENT)]
+        exchange.rates = list((dict(exchange.rates) | dict(known)).items())
+        await play(exchange, listener, marks)
+
+
+async def _claim_of(run: SharedRun, inference_request: InferenceRequest) -> ClaimResult:
+    """Wait for the run's claim. Raises Refused(DeadlineExceeded), ClientGone."""
+    if run.claimed.done() and not run.claimed.cancelled():
+        return run.claimed.result()
+    try:
+        with inference_request.exchange.cancel_on_disconnect(inference_request.remaining_s()):
+            await asyncio.wait((run.claimed,))
+    except TimeoutError:
+        waited_s = (now_us() - inference_request.exchange.arrived_us) / 1e6
+        raise Refused(DeadlineExceeded(waited_s, "claiming its key")) from None
+    if run.claimed.cancelled():
+        raise ClientGone
+    return run.claimed.result()
+
+
+def _fingerprint_parts(inference_request: InferenceRequest) -> list[bytes]:
+    """All that an answer depends on. Not when it must be there, nor who goes first."""
+    entry, reference = inference_request.entry, inference_request.reference
+    named = (
+        inference_request.path,
+        entry.tenant,
+        entry.model,
+        reference.alias or "",
+        reference.version_prefix or "",
+        *inference_request.schemas,
+    )
+    return [*(each.encode() for each in named), inference_request.body]

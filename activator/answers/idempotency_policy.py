@@ -1,0 +1,203 @@
+"""Requests with an `Idempotency-Key`: what a key may be, what it names, and which answers are kept for how long.
+
+Names are digests under the installation's secret, and a tenant is part of each: a key never meets another tenant's.
+"""
+
+import hashlib
+import hmac
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kelvin.contracts.errors import InvalidRequest, Refused
+
+HEADER: Final = b"idempotency-key"
+MAX_CHARACTERS: Final = 255
+ENTRY_BYTES: Final = 512  # that an answer takes beside its own
+RUNS_PER_CHARGE: Final = 8  # runs of one key that are one for the bill; further ones are charged each
+CHARGE_S: Final = 86_400.0  # from the first run of a key on, its runs are one for the bill; then it begins anew
+_KEY: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_CHARACTERS)
+_DIGITS: Final = 32  # hex, of `once`: 128 bits
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerKey:
+    """What a tenant asked. `name` is that of the key alone, if there is one, `once` also of what was asked."""
+
+    tenant: str
+    name: bytes
+    fingerprint: bytes
+    once: str
+
+
+def read_key(given: Sequence[bytes]) -> bytes:
+    """The one key of a request that has some. Raises Refused(InvalidRequest), which does not repeat what was sent."""
+    if len(given) != 1:
+        raise Refused(InvalidRequest("idempotency-key", f"({len(given)} headers)", "send exactly one"))
+    if _KEY.fullmatch(given[0]) is None:
+        rule = f"must be 1 to {MAX_CHARACTERS} visible ASCII characters"
+        raise Refused(InvalidRequest("idempotency-key", f"({len(given[0])} bytes)", rule))
+    return given[0]
+
+
+def derive_answer_key(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes]) -> AnswerKey:
+    """`parts` are all that the answer depends on: two requests with equal ones are the same request.
+
+    A request without a key has its fingerprint for a name.
+    """
+    fingerprint = _digest(secret, b"asked", parts)
+    whose = tenant.encode(), key or b""
+    once = _digest(secret, b"once", (*whose, fingerprint)).hex()[:_DIGITS]
+    return AnswerKey(tenant, fingerprint if key is None else _digest(secret, b"name", whose), fingerprint, once)
+
+
+def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
+    """HMAC-SHA256 (RFC 2104). Lengths go before parts: no two lists of them are the same bytes."""
+    made = hmac.new(secret, digestmod=hashlib.sha256)
+    for part in (b"kelvin once 1", purpose, *parts):
+        made.update(len(part).to_bytes(8, "big"))
+        made.update(part)
+    return made.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStoreLimits:
+    """How long answers are kept, and how many: of one tenant, and in all."""
+
+    ttl_s: float = 86_400.0
+    answer_bytes: int = 4 << 20  # a larger answer is not kept
+    tenant_answers: int = 10_000
+    tenant_bytes: int = 32 << 20
+    answers: int = 100_000
+    nbytes: int = 128 << 20
+
+
+DEFAULT_LIMITS: Final = AnswerStoreLimits()
+CACHE_LIMITS: Final = AnswerStoreLimits(ttl_s=300.0, answer_bytes=1 << 20, tenant_bytes=16 << 20, nbytes=64 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer that is kept, sealed, what it answers, and for how long it has been kept."""
+
+    fingerprint: bytes
+    sealed: bytes
+    age_s: float = field(default=0.0, compare=False)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One tenant's answers, the oldest first."""
+
+    answers: OrderedDict[bytes, KeptAnswer] = field(default_factory=OrderedDict)
+    nbytes: int = 0
+
+
+class AnswerCache:
+    """Kept answers. Whoever keeps most makes room for the others; of a tenant's the oldest goes first."""
+
+    def __init__(self, limits: AnswerStoreLimits) -> None:
+        self._limits = limits
+        self._rows: dict[str, _Row] = {}
+        self._ends: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # all have one TTL: the next to end is first
+        self.nbytes = 0
+
+    def __repr__(self) -> str:
+        return f"<AnswerCache answers={len(self)} bytes={self.nbytes} tenants={len(self._rows)}>"
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def find(self, tenant: str, name: bytes, now_s: float) -> KeptAnswer | None:
+        """Return the unexpired answer of that name with its age, or None."""
+        self.drop_expired(now_s)
+        return self._aged(tenant, name, now_s) if (tenant, name) in self._ends else None
+
+    def all(self, now_s: float) -> list[tuple[str, bytes, KeptAnswer]]:
+        """Return all answers with their tenants and names, the oldest first."""
+        return [(tenant, name, self._aged(tenant, name, now_s)) for tenant, name in self._ends]
+
+    def put(self, tenant: str, name: bytes, kept: KeptAnswer, now_s: float) -> bool:
+        """Keep the answer in place of an earlier one of that name, for what its age leaves of the time. Return False if
+        it does not fit the tenant's bound or that of all.
+        """
+        self.drop_expired(now_s)
+        size = _size(kept)
+        if size > min(self._limits.tenant_bytes, self._limits.nbytes):
+            return False
+        self._drop(tenant, name)
+        row = self._rows.setdefault(tenant, _Row())
+        row.answers[name] = kept
+        row.nbytes += size
+        self.nbytes += size
+        self._ends[tenant, name] = now_s - kept.age_s + self._limits.ttl_s
+        while len(row.answers) > self._limits.tenant_answers or row.nbytes > self._limits.tenant_bytes:
+            self._drop_oldest(tenant)
+        while len(self) > self._limits.answers or self.nbytes > self._limits.nbytes:
+            self._drop_oldest(max(self._rows, key=lambda each: self._rows[each].nbytes))
+        return (tenant, name) in self._ends
+
+    def drop_expired(self, now_s: float) -> None:
+        """Forget what has ended."""
+        while self._ends:
+            (tenant, name), end_s = next(iter(self._ends.items()))
+            if end_s > now_s:
+                return
+            self._drop(tenant, name)
+
+    def check_integrity(self) -> None:
+        """Sums are those of the rows; nobody has more than a tenant may, nor all more than there may be."""
+        assert {(tenant, name) for tenant, row in self._rows.items() for name in row.answers} == set(self._ends)
+        for row in self._rows.values():
+            assert row.nbytes == sum(map(_size, row.answers.values())) <= self._limits.tenant_bytes
+            assert 0 < len(row.answers) <= self._limits.tenant_answers
+        assert self.nbytes == sum(row.nbytes for row in self._rows.values()) <= self._limits.nbytes
+        assert len(self) <= self._limits.answers
+        assert list(self._ends.values()) == sorted(self._ends.values())
+
+    def _aged(self, tenant: str, name: bytes, now_s: float) -> KeptAnswer:
+        age_s = self._limits.ttl_s - (self._ends[tenant, name] - now_s)
+        return replace(self._rows[tenant].answers[name], age_s=age_s)
+
+    def _drop_oldest(self, tenant: str) -> None:
+        self._drop(tenant, next(iter(self._rows[tenant].answers)))
+
+    def _drop(self, tenant: str, name: bytes) -> None:
+        row = self._rows.get(tenant)
+        kept = None if row is None else row.answers.pop(name, None)
+        if row is None or kept is None:
+            return
+        row.nbytes -= _size(kept)
+        self.nbytes -= _size(kept)
+        del self._ends[tenant, name]
+        if not row.answers:
+            del self._rows[tenant]
+
+
+def _size(kept: KeptAnswer) -> int:
+    return len(kept.sealed) + ENTRY_BYTES
+
+
+class RunCounts:
+    """How often each key ran with something to charge; forgets the oldest keys. It bounds what a caller gets for one
+    charge by running a key again and again: by cutting its answers short, or having them forgotten."""
+
+    def __init__(self, keys: int = 65_536) -> None:
+        self._keys = keys
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how often, and since when
+
+    def note(self, once: str, now_s: float) -> None:
+        """Count one more run of the key."""
+        count, since_s = self._counts.pop(once, (0, now_s))
+        if now_s - since_s >= CHARGE_S:
+            count, since_s = 0, now_s
+        self._counts[once] = count + 1, since_s
+        if len(self._counts) > self._keys:
+            self._counts.popitem(last=False)
+
+    def exceeds_free_runs(self, once: str, now_s: float) -> bool:
+        """Return whether the next run is charged by itself."""
+        count, since_s = self._counts.get(once, (0, now_s))
+        return count >= RUNS_PER_CHARGE and now_s - since_s < CHARGE_S

@@ -1,0 +1,211 @@
+"""The answer store of several activators: one Redis with the same sealed bytes for all, one of them at work on a key.
+
+A claim that is not renewed ends by itself, so that the death of an activator frees its keys within `LEASE_S`.
+"""
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from activator.answers.answer_store import Claimed, ClaimedElsewhere, ClaimResult, LocalAnswerStore
+from activator.answers.idempotency_policy import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, KeptAnswer
+from activator.limits.single_flight import AT_ONCE, StoreFull, StoreUnavailable
+
+if TYPE_CHECKING:  # the library is imported only where there is a Redis
+    from activator.limits.redis_store import RedisStore
+
+LEASE_S: Final = 10.0
+RETRY_S: Final = 2.0  # what who finds a key in use elsewhere is told
+
+# Claim a name, or only look. In: the claim's token, or '' to look; what the run is for; the claim's milliseconds. Out,
+# of what was there: what it is for, or nil if nothing was; the answer, or nil of a claim; milliseconds until it ends.
+CLAIM: Final = """
+local there = redis.call('HMGET', KEYS[1], 'asked', 'sealed')
+if there[1] then return {there[1], there[2], redis.call('PTTL', KEYS[1])} end
+if ARGV[1] ~= '' then
+  redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
+  redis.call('HSET', KEYS[1], 'token', ARGV[1], 'asked', ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+return {false, false, 0}
+"""
+# A Redis that has lost its data is told of the claim again. In: as of a claim.
+RENEW: Final = """
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('DEL', KEYS[1]) -- as in a claim
+  redis.call('HSET', KEYS[1], 'token', ARGV[1], 'asked', ARGV[2])
+end
+if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return 0
+"""
+RELEASE: Final = """
+if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+# A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room. A
+# Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves. It
+# may have dropped an answer that they name, whose key is claimed since: the claim stays. An answer that seems to end
+# after the new one was kept before Redis's clock stepped back, and makes room before it. Without a token what is there
+# is replaced.
+PUBLISH: Final = """
+if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
+  return 0
+end
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2] -- finer than a millisecond: within one, too, the first makes room
+if redis.call('EXISTS', KEYS[2]) ~= redis.call('EXISTS', KEYS[3]) then redis.call('DEL', KEYS[2], KEYS[3]) end
+local function drop(name)
+  redis.call('ZREM', KEYS[2], name)
+  local size = redis.call('HGET', KEYS[3], name)
+  if not size then return end
+  redis.call('HINCRBY', KEYS[3], '', '-' .. size)
+  redis.call('HDEL', KEYS[3], name)
+end
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do drop(name) end
+drop(ARGV[5])
+local ends = now + ARGV[4] * 1000
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], string.format('%.0f', ends), '+inf')) do
+  redis.call('ZADD', KEYS[2], ends - 1, name)
+end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'asked', ARGV[2], 'sealed', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('ZADD', KEYS[2], ends, ARGV[5])
+redis.call('HSET', KEYS[3], ARGV[5], ARGV[6])
+redis.call('HINCRBY', KEYS[3], '', ARGV[6])
+local kept = redis.call('ZCARD', KEYS[2])
+for _, oldest in ipairs(redis.call('ZRANGE', KEYS[2], 0, -2)) do -- all but the newest, which fits by itself
+  if kept <= tonumber(ARGV[7]) and tonumber(redis.call('HGET', KEYS[3], '')) <= tonumber(ARGV[8]) then break end
+  drop(oldest)
+  if redis.call('HEXISTS', ARGV[9] .. oldest, 'token') == 0 then redis.call('DEL', ARGV[9] .. oldest) end
+  kept = kept - 1
+end
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+redis.call('PEXPIRE', KEYS[3], ARGV[4])
+return 1
+"""
+
+
+class RedisAnswerStore:
+    """`AnswerStore` in Redis, of one `kind` of answers. Used on one event loop.
+
+    While Redis is away, names are claimed by each activator for itself. `own` keeps answers while Redis is away or
+    full. Without it, they are not kept then.
+    """
+
+    def __init__(
+        self,
+        store: "RedisStore",
+        kind: str,
+        limits: AnswerStoreLimits,
+        own: LocalAnswerStore | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._store = store
+        self._kind = kind
+        self._limits = limits
+        self._own = own
+        self._lease_ms = int(lease_s * 1000)
+        self._claims: dict[bytes, AnswerKey] = {}  # by token
+
+    def __repr__(self) -> str:
+        return f"<RedisAnswerStore {self._kind} claims={len(self._claims)} {self._own!r}>"
+
+    @property
+    def nbytes(self) -> int:
+        """See `AnswerStore`."""
+        return 0 if self._own is None else self._own.nbytes
+
+    async def find(self, asked: AnswerKey) -> KeptAnswer | None:
+        """See `AnswerStore`."""
+        found = await self._look(asked, b"")
+        return found if isinstance(found, KeptAnswer) else None
+
+    async def claim(self, asked: AnswerKey) -> ClaimResult:
+        """See `AnswerStore`."""
+        token = secrets.token_bytes(16)
+        found = await self._look(asked, token)
+        if isinstance(found, Claimed) and not found.is_alone:
+            self._claims[token] = asked
+        return found
+
+    async def _look(self, asked: AnswerKey, token: bytes) -> ClaimResult:
+        """Return what is there. If nothing is, the name is claimed with `token`, unless that is empty."""
+        if self._own is not None and (kept := await self._own.find(asked)) is not None:
+            return kept
+        if not self._store.is_up:  # nobody waits for what is known to be away
+            return Claimed(is_alone=True)
+        try:
+            fingerprint, sealed, left_ms = await self._store.ask(
+                CLAIM, (self._entry(asked),), token, asked.fingerprint, self._lease_ms
+            )
+        except StoreUnavailable:
+            return Claimed(is_alone=True)
+        if fingerprint is None:
+            return Claimed(token)
+        if sealed is None:
+            return ClaimedElsewhere(fingerprint, RETRY_S)
+        return KeptAnswer(fingerprint, sealed, max(0.0, self._limits.ttl_s - left_ms / 1000))
+
+    async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
+        """See `AnswerStore`."""
+        if mine is not None:
+            self._claims.pop(mine.token, None)
+        try:
+            await self._publish(asked, mine, sealed)
+        except StoreUnavailable as away:
+            if self._own is not None:
+                await self._own.publish(asked, mine, sealed)
+            if mine is not None and isinstance(away, StoreFull):
+                await self.release(asked, mine)  # others run the request, rather than wait for an answer kept here
+
+    async def _publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
+        """Keep it in Redis. Raises Away, also if Redis was away when the name was claimed."""
+        if not self._store.is_up if mine is None else mine.is_alone:
+            raise StoreUnavailable
+        size, limits = len(sealed) + ENTRY_BYTES, self._limits
+        if size <= limits.tenant_bytes:
+            of_tenant = self._of_tenant(asked)
+            await self._store.keep(
+                PUBLISH, (self._entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), size,
+                b"" if mine is None else mine.token, asked.fingerprint, sealed, int(limits.ttl_s * 1000),
+                asked.name.hex(), size, limits.tenant_answers, limits.tenant_bytes, f"{of_tenant}:",
+            )  # fmt: skip
+        elif mine is not None:
+            await self.release(asked, mine)
+
+    async def release(self, asked: AnswerKey, mine: Claimed) -> None:
+        """See `AnswerStore`."""
+        self._claims.pop(mine.token, None)
+        if not mine.is_alone:
+            with suppress(StoreUnavailable):  # it ends by itself
+                await self._store.ask(RELEASE, (self._entry(asked),), mine.token)
+
+    async def tend(self) -> None:
+        """See `AnswerStore`. A claim that can't be renewed ends soon. One that Redis has lost is claimed again,
+        unless another activator has it by now.
+        """
+        if self._own is not None:
+            await self._own.tend()
+        claims = list(self._claims.items())
+        for first in range(0, len(claims), AT_ONCE):
+            if not all(await asyncio.gather(*(self._renew(*claim) for claim in claims[first : first + AT_ONCE]))):
+                return
+
+    async def _renew(self, token: bytes, asked: AnswerKey) -> bool:
+        """Renew a claim. Return False if Redis is away."""
+        try:
+            if token in self._claims:  # it may have ended meanwhile
+                await self._store.ask(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
+            if token not in self._claims:  # Redis may have been told of its end first
+                await self._store.ask(RELEASE, (self._entry(asked),), token)
+        except StoreUnavailable:
+            return False
+        return True
+
+    def _of_tenant(self, asked: AnswerKey) -> str:
+        return f"kelvin:{{{asked.tenant}}}:{self._kind}"
+
+    def _entry(self, asked: AnswerKey) -> str:
+        return f"{self._of_tenant(asked)}:{asked.name.hex()}"

@@ -1,0 +1,287 @@
+"""Stream one response to up to MAX_LISTENERS clients, each from its first byte and at its own speed.
+
+For the run that makes the response, the tape stands in for the client's connection: bytes count as delivered once the
+fastest listener has taken them, and the client has gone when the last listener leaves. Use it from one event loop.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import Message
+
+from activator.answers.idempotency_secret import StoredResponse
+from activator.http.deadline_timer import DeadlineTimer
+from activator.http.exchange import ClientGone, Exchange, Headers
+
+PIECE: Final = 64 << 10  # handed to a listener at once
+MAX_LISTENERS: Final = 16  # of one answer: each of its tokens is written for each of them, on the one event loop
+OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener is told its own
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status and headers, but for those that tell of a connection or of who listens."""
+
+    status: int
+    headers: Headers
+
+
+@dataclass(slots=True)
+class ByteBudget:
+    """Bytes that all tapes together may keep for who comes late."""
+
+    limit_bytes: int
+    used_bytes: int = 0
+
+
+class ResponseBroadcast:
+    """One run's answer. Over `keep_bytes`, and while there is no room, its beginning is forgotten as it is heard: then
+    nobody can join any more."""
+
+    def __init__(
+        self,
+        keep_bytes: int,
+        room: ByteBudget,
+        *,
+        ended: Callable[[], Awaitable[None]],
+        on_abandoned: Callable[[], None],
+    ) -> None:
+        """`ended` is told when the answer is complete, before anybody hears its last bytes; `on_abandoned` when nobody
+        listens before that. Each at most once.
+        """
+        self._keep_bytes = keep_bytes
+        self._room = room
+        self._is_counted = True
+        self._on_end = ended
+        self._on_abandoned = on_abandoned
+        self._bytes = bytearray()
+        self._trimmed_bytes = 0  # bytes before those
+        self._last = b""  # of a complete one, what nobody hears yet
+        self._listeners: set[Listener] = set()
+        self._gone: Callable[[], None] | None = None
+        self._changed = asyncio.Event()
+        self.alarm = DeadlineTimer()
+        self.head: ResponseHead | None = None
+        self.is_complete = False
+        self.ended = False
+        self.aborted = False
+
+    def __repr__(self) -> str:
+        return f"<ResponseBroadcast bytes={self.size} listeners={len(self._listeners)} ended={self.ended}>"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body so far."""
+        return self._trimmed_bytes + len(self._bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it still begins at its beginning."""
+        return self._trimmed_bytes == 0
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether one more may listen."""
+        return self.is_whole and len(self._listeners) < MAX_LISTENERS
+
+    def content(self) -> bytes:
+        """The body, of a whole one that is complete."""
+        assert self.is_complete
+        assert self.is_whole
+        return bytes(self._bytes) + self._last
+
+    @contextmanager
+    def listening(self) -> "Iterator[Listener]":
+        """Listen, from the start; leaving the block is to leave."""
+        assert self.can_be_joined
+        listener = Listener(self)
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+            self.trim()
+            if not self._listeners and not self.ended and not self.aborted:
+                self._abandon()
+
+    async def send(self, message: Message) -> None:
+        """What an ASGI server takes of an answer."""
+        if message["type"] == "http.response.start":
+            kept = [line for line in message["headers"] if not line[0].startswith(OF_THE_MOMENT)]
+            self.head = ResponseHead(message["status"], kept)
+        elif not self.is_complete:
+            data = message.get("body", b"")
+            is_last = not message.get("more_body", False)
+            if is_last:
+                await self._end(data)
+            else:
+                self._add(data)
+        self._wake()
+
+    async def _end(self, data: bytes) -> None:
+        self.is_complete = True
+        self._gone = None
+        self._last = data
+        try:
+            await self._on_end()
+        finally:
+            self._add(data)
+            self._last = b""
+            self.ended = True
+            self._wake()
+
+    def _add(self, data: bytes) -> None:
+        self._bytes += data
+        if self._is_counted:
+            self._room.used_bytes += len(data)
+
+    def piece(self, begin: int) -> bytes:
+        """The next bytes after `begin`."""
+        start = begin - self._trimmed_bytes
+        return bytes(self._bytes[start : start + PIECE])
+
+    def trim(self) -> None:
+        """A listener took something, or left."""
+        is_full = self._is_counted and self._room.used_bytes > self._room.limit_bytes
+        if (is_full or not self.is_whole or len(self._bytes) > self._keep_bytes) and not self.ended:
+            before = len(self._bytes)
+            least = min((listener.taken for listener in self._listeners), default=self.size)
+            del self._bytes[: least - self._trimmed_bytes]
+            self._trimmed_bytes = max(self._trimmed_bytes, least)
+            if self._is_counted:
+                self._room.used_bytes -= before - len(self._bytes)
+        self._wake()
+
+    def close(self) -> None:
+        """Its run is over: nobody joins any more, and what is left is for those who listen. Idempotent."""
+        if self._is_counted:
+            self._is_counted = False
+            self._room.used_bytes -= len(self._bytes)
+        self.abort()
+
+    async def wait_for(self, claim: Callable[[], bool]) -> None:
+        """Wait until it holds. Raises ClientGone where the answer broke off."""
+        while not claim():
+            if self.aborted:
+                raise ClientGone
+            await self._changed.wait()
+
+    # As `exchange.Connection`.
+
+    def unaccepted(self) -> int:
+        """Bytes that not even the quickest listener has taken."""
+        return self.size - max((listener.taken for listener in self._listeners), default=0)
+
+    def is_accepted(self) -> bool:
+        """Whether one has taken everything."""
+        return bool(self._listeners) and self.unaccepted() == 0
+
+    async def accepted(self) -> bool:
+        """Wait until one has; False where nobody listens."""
+        while self._listeners and not self.aborted:
+            if self.unaccepted() == 0:
+                return True
+            await self._changed.wait()
+        return False
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` once if the last listener leaves before the end."""
+        self._gone = gone
+        if not self._listeners:  # they left before the run had begun
+            asyncio.get_running_loop().call_soon(self._abandon)
+
+    def try_body(self) -> bytes | None:
+        """Its request's body was read before there was a tape."""
+        return None
+
+    def body_is_read(self) -> None:
+        """Its request's body was read before there was a tape."""
+
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+        """Nobody needs to be told; with `gone` that one."""
+        if gone is None or gone == self._gone:
+            self._gone = None
+
+    def abort(self) -> None:
+        """It breaks off here, for all who listen."""
+        if not self.ended:
+            self.aborted = True
+        self._wake()
+
+    def _abandon(self) -> None:
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            self._on_abandoned()
+            gone()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class Listener:
+    """One who listens; used by one task."""
+
+    __slots__ = ("_broadcast", "taken")
+
+    def __init__(self, broadcast: ResponseBroadcast) -> None:
+        self._broadcast = broadcast
+        self.taken = 0  # bytes
+
+    async def head(self) -> ResponseHead:
+        """Raises ClientGone where there will be none."""
+        await self._broadcast.wait_for(lambda: self._broadcast.head is not None)
+        assert self._broadcast.head is not None
+        return self._broadcast.head
+
+    async def next_piece(self) -> tuple[bytes, bool]:
+        """What comes next, and whether it is the last; it counts as taken with the next `record_taken`.
+        Raises ClientGone.
+        """
+        broadcast = self._broadcast
+        await broadcast.wait_for(lambda: broadcast.size > self.taken or broadcast.ended)
+        data = broadcast.piece(self.taken)
+        return data, broadcast.ended and self.taken + len(data) == broadcast.size
+
+    def record_taken(self, nbytes: int) -> None:
+        """The socket has so many more."""
+        self.taken += nbytes
+        self._broadcast.trim()
+
+
+async def play(
+    exchange: Exchange,
+    listener: Listener,
+    marks: Headers,
+    before_end: Callable[[int], Awaitable[None]] | None = None,
+) -> None:
+    """All of the answer, no faster than the client takes it. Raises ClientGone, also where the run breaks off."""
+    head = await listener.head()
+    await exchange.start(head.status, [*head.headers, *marks])
+    while True:
+        data, is_last = await listener.next_piece()
+        if is_last:
+            if before_end is not None:
+                await before_end(head.status)
+            await exchange.finish(data)
+            listener.record_taken(len(data))
+            return
+        await exchange.write(data)
+        listener.record_taken(len(data))
+
+
+async def replay(
+    exchange: Exchange, content: StoredResponse, marks: Headers, before_end: Callable[[int], Awaitable[None]]
+) -> None:
+    """Send an answer that was kept, no faster than the client takes it. Raises ClientGone, and as `before_end`."""
+    body = content.body
+    repeat_of = (b"x-kelvin-repeat-of", content.request_id.encode())
+    await exchange.start(content.status, [*content.headers, *marks, repeat_of])
+    last = max(0, len(body) - 1) // PIECE * PIECE
+    for begin in range(0, last, PIECE):
+        await exchange.write(body[begin : begin + PIECE])
+    await before_end(content.status)
+    await exchange.finish(body[last:])

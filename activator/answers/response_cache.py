@@ -1,0 +1,212 @@
+"""Answers that are given again to whoever of a tenant asks the same within a short time, and asks for that.
+
+Only where the answer depends on what was asked alone: the caller said `"temperature": 0`, and the version is the same
+one. Sealed as answers of a key are, wherever they lie; who asks meanwhile runs, too. What a model's ladder may give
+again is kept beside that, for longer.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from starlette.types import Message
+
+from activator.accounting.request_account import Degraded
+from activator.answers.answer_store import TEND_S, AnswerStore, LocalAnswerStore
+from activator.answers.idempotency_policy import AnswerKey, AnswerStoreLimits, derive_answer_key
+from activator.answers.idempotency_secret import Sealer, StoredResponse
+from activator.answers.response_broadcast import OF_THE_MOMENT, replay
+from activator.http.exchange import Exchange, Headers, now_us
+from activator.limits.concurrency_limits import CapacityPermit, SharedCapacity
+from activator.limits.single_flight import run_every
+from activator.request.client_response import ClientResponse
+from activator.request.inference_request import InferenceRequest
+from activator.routing.policy.request_body import is_greedy
+from activator.upstream.background_tasks import BackgroundTasks
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.serving.degradation_steps import DEGRADED_HEADER, MAX_CACHED_AGE_S
+from kelvin.contracts.timeline import Stage
+from kelvin.telemetry.policy.instruments import MetricsPage
+
+HEADER: Final = b"x-kelvin-cache"
+ALLOW: Final = b"allow"
+CACHED: Final = "cached"
+PUT_S: Final = 2.0  # the store's own deadline is far below it
+# Of one request alone: never part of what another one gets.
+_OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", HEADER))
+
+
+class SealedAnswerStore:
+    """What is kept, of whichever tenant: sealed before it goes there, opened when it comes from there."""
+
+    def __init__(
+        self, secret: bytes, limits: AnswerStoreLimits, kept: AnswerStore, background_tasks: BackgroundTasks
+    ) -> None:
+        self._secret = secret
+        self._sealer = Sealer(secret)
+        self.kept = kept
+        self._errands = background_tasks
+        self.answer_bytes = limits.answer_bytes  # of the largest body that is kept
+        self.capacity = SharedCapacity(limits.nbytes, "the room for cached answers that are given", "bytes")
+
+    def __repr__(self) -> str:
+        return f"<SealedAnswerStore {self.kept!r}>"
+
+    def name(self, inference_request: InferenceRequest, version: str) -> AnswerKey | None:
+        """What the request's answer is kept under; None where it may differ from one time to the next."""
+        if not is_greedy(inference_request.body, inference_request.path):
+            return None
+        ceiling = ",".join(f"{name}={value}" for name, value in inference_request.ceiling.headers())
+        entry = inference_request.entry  # its name is in the answer; in the body only where the URL has none
+        named = (inference_request.path, entry.tenant, entry.model, version, ceiling)
+        what = [*(each.encode() for each in named), inference_request.body]
+        return derive_answer_key(self._secret, inference_request.account.principal.tenant, None, what)
+
+    async def find(self, what: AnswerKey) -> tuple[StoredResponse, float] | None:
+        """What is kept, whole, and for how many seconds it has been."""
+        found = await self.kept.find(what)
+        content = None if found is None else self._sealer.open(what, found.sealed)
+        return None if found is None or content is None else (content, found.age_s)
+
+    def put(self, what: AnswerKey, content: StoredResponse) -> None:
+        """Keep it soon, where it is not too large. The request that it is of does not wait for that."""
+        if len(content.body) <= self.answer_bytes:
+            self._errands.start(self.kept.publish(what, None, self._sealer.seal(what, content)), PUT_S)
+
+
+class ResponseCache:
+    """Used on one event loop. `answers` may be shared by activators. Those that a ladder may give are each one's own:
+    they are for when things are away.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        answers: AnswerStore,
+        limits: AnswerStoreLimits,
+        background_tasks: BackgroundTasks,
+        page: MetricsPage,
+    ) -> None:
+        self._answers = SealedAnswerStore(secret, limits, answers, background_tasks)
+        last = LocalAnswerStore(replace(limits, ttl_s=MAX_CACHED_AGE_S))
+        self.last = SealedAnswerStore(secret, limits, last, background_tasks)  # of models whose ladder gives it again
+        self._asked = page.counter(
+            "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
+        )
+        page.gauge("kelvin_cached_answer_bytes", "Bytes of cached answers, sealed.", self._nbytes)
+
+    def __repr__(self) -> str:
+        return f"<ResponseCache {self._answers!r} last={self.last!r}>"
+
+    def open(self, inference_request: InferenceRequest, version: str) -> "CacheableRequest | None":
+        """For a request that allows it, and whose answer may be kept. Raises Refused(InvalidRequest)."""
+        value = inference_request.exchange.header(HEADER)
+        if value is None:
+            return None
+        if value != ALLOW:
+            raise Refused(InvalidRequest(HEADER.decode(), f"({len(value)} bytes)", "must be allow"))
+        what = self._answers.name(inference_request, version)
+        if what is None:
+            self._asked.add(("bypass",))
+            return None
+        return CacheableRequest(self._answers, what, self._found)
+
+    async def run(self) -> None:
+        """Forget what has ended, also while nobody asks."""
+        await run_every(TEND_S, self._tend)
+
+    async def _tend(self) -> None:
+        await self._answers.kept.tend()
+        await self.last.kept.tend()
+
+    def _found(self, found: bool) -> None:
+        self._asked.add(("hit" if found else "miss",))
+
+    def _nbytes(self) -> int:
+        return self._answers.kept.nbytes + self.last.kept.nbytes
+
+
+class CacheableRequest:
+    """One request that may be answered out of what is kept, or adds to it."""
+
+    def __init__(
+        self, answers: SealedAnswerStore, what: AnswerKey, tell: Callable[[bool], None] = lambda _: None
+    ) -> None:
+        """`tell` is told whether something was found, by who asks for the cache."""
+        self._answers = answers
+        self._what = what
+        self._tell = tell
+        self._status = 0
+        self._headers: Headers = []
+        self._parts: list[bytes] = []
+        self._nbytes = 0
+        self._is_whole = False
+
+    async def try_answer(
+        self, exchange: Exchange, inference_request: InferenceRequest, client_response: ClientResponse
+    ) -> bool:
+        """Whether it was answered; otherwise what goes to the client is overheard. Raises Refused, ClientGone."""
+        found = await self._answers.find(self._what)
+        self._tell(found is not None)
+        if found is None:
+            self.record_response(exchange, [(HEADER, b"miss")])
+            return False
+        with self._hold_capacity(found[0], inference_request):
+            inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
+            await replay(
+                exchange, found[0], [(HEADER, b"hit")], lambda status: client_response.settle_replay(CACHED, status)
+            )
+        return True
+
+    async def try_old_answer(
+        self, inference_request: InferenceRequest, client_response: ClientResponse, within_s: float
+    ) -> bool:
+        """Whether it was answered by what is at most so old: a step of a ladder. Raises as `try_answer`."""
+        found = await self._answers.find(self._what)
+        if found is None or found[1] > within_s:
+            return False
+        await client_response.stop_heartbeats()
+        if inference_request.exchange.started:
+            return False
+        account, age = inference_request.account, int(found[1])
+        with self._hold_capacity(found[0], inference_request):
+            account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
+            account.timeline.stamp(Stage.ROUTED, now_us())
+            marks: Headers = [(DEGRADED_HEADER.encode(), b"cached"), (b"age", str(age).encode())]
+            await replay(
+                inference_request.exchange,
+                found[0],
+                marks,
+                lambda status: client_response.settle_replay(CACHED, status),
+            )
+        return True
+
+    def record_response(self, exchange: Exchange, marks: Headers) -> None:
+        """From now on, for `keep`; the head has those lines, too."""
+        exchange.tap_response(self._record_message, marks)
+
+    def keep(self, inference_request: InferenceRequest) -> None:
+        """After the end: keep a right answer."""
+        account = inference_request.account
+        if self._is_whole and account.is_repeatable and self._status == 200:
+            content = StoredResponse(account.request_id, self._status, self._headers, b"".join(self._parts))
+            self._answers.put(self._what, content)
+
+    def _hold_capacity(self, content: StoredResponse, inference_request: InferenceRequest) -> CapacityPermit:
+        """Return a block that holds room for the answer, all of which is held until a slow client has it."""
+        return self._answers.capacity.take(inference_request.account.principal.tenant, len(content.body))
+
+    def _record_message(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = [
+                line for line in message["headers"] if line[0] not in _OWN and not line[0].startswith(OF_THE_MOMENT)
+            ]
+            return
+        part = message.get("body", b"")
+        self._nbytes += len(part)
+        if self._nbytes > self._answers.answer_bytes:  # too large to be kept
+            self._parts.clear()
+            return
+        self._parts.append(part)
+        self._is_whole = not message.get("more_body", False)

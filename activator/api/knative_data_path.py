@@ -1,0 +1,51 @@
+"""In the place of Knative's own activator: what comes on Knative's data path is served as what comes by the door.
+
+Whoever routes there says which Revision is meant (`policy/data_path`): the request is one for that version then, and
+goes in by the door with its key, like any other. Probes are answered here.
+"""
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from activator.http.error_response import render_error
+from activator.http.exchange import NAMED
+from activator.routing.policy.knative_headers import ProbeResponse, answer_to_probe, parse_revision
+from activator.routing.revisions import Revisions
+from kelvin.contracts.errors import ModelNotFound
+
+
+class KnativeDataPath:
+    """An ASGI application before the door."""
+
+    def __init__(self, door: ASGIApp, revisions: Revisions, is_ready: Callable[[], bool]) -> None:
+        self._door = door
+        self._revisions = revisions
+        self._is_ready = is_ready
+
+    def __repr__(self) -> str:
+        return f"<KnativeDataPath {self._revisions}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        said = answer_to_probe(headers, is_ready=self._is_ready())
+        if said is not None:
+            await _respond(scope, send, said)
+            return
+        named = parse_revision(headers)
+        key = None if named is None else self._revisions.version(*named)
+        if key is None:
+            failure = ModelNotFound("a Revision" if named is None else f"{named[0][:63]}/{named[1][:63]}")
+            status, kind, body, more = render_error(failure, scope["raw_path"], scope[NAMED])
+            await _respond(scope, send, ProbeResponse(status, body, ((b"content-type", kind), *more)))
+            return
+        # As the path form of the door has it. A body that names another model is refused there.
+        raw_path = f"/{key.tenant}/{key.model}@{key.version}".encode() + scope["raw_path"]
+        await self._door({**scope, "raw_path": raw_path, "path": raw_path.decode("latin-1")}, receive, send)
+
+
+async def _respond(scope: Scope, send: Send, said: ProbeResponse) -> None:
+    named, length = (b"x-request-id", scope[NAMED].encode()), (b"content-length", b"%d" % len(said.body))
+    headers = [named, length, *said.headers]
+    await send({"type": "http.response.start", "status": said.status, "headers": headers})
+    await send({"type": "http.response.body", "body": said.body, "more_body": False})

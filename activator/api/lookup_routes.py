@@ -1,0 +1,145 @@
+"""What can be asked about models and requests without a model: OpenAI's list, a request's timeline, and its end."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from activator import dependencies
+from activator.accounting.in_flight_requests import InFlightRequests
+from activator.accounting.timelines import Timelines
+from activator.auth.authenticator import Authenticator
+from activator.http.exchange import Exchange
+from activator.limits.concurrency_limits import Permit, SharedCapacity
+from activator.routing.policy.traffic_split import ModelEntry, resolve
+from activator.routing.request_routes import CancelRequest, ListModels, ShowTimeline, Target
+from activator.routing.routing_table import RoutingTable, authorize_model
+from kelvin.contracts.errors import NotFound, Refused, Unavailable
+from kelvin.contracts.names import parse_address
+from kelvin.contracts.serving.control_messages import Principal, Scope, TimelineAnswer
+from kelvin.contracts.wire import encode
+from kelvin.ipc.service_client import ServiceClient
+
+TIMEOUT_S = dependencies.TIMELINES.timeout_s
+CALLS_OF_TENANT: Final = 64  # of the control plane, at once
+LIST_CACHE_SIZE: Final = 16  # lists as they were said last: that of thousands of models takes long to make
+_JSON = b"application/json"
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    owned_by: str
+    object: str = "model"
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: tuple[_Model, ...]
+    object: str = "list"
+
+
+class LookupRoutes:
+    """Serves `/v1/models`, `/v1/models/M`, `/v1/requests/ID/timeline` and `/v1/requests/ID`."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        table: RoutingTable,
+        timelines: Timelines,
+        control: ServiceClient,
+        under_way: InFlightRequests,
+        unread: SharedCapacity,
+    ) -> None:
+        """`control` must connect without limit: no tenant's calls may hold up others. `unread` has a place for each
+        request that waits for its body.
+        """
+        self._authenticator = authenticator
+        self._table = table
+        self._timelines = timelines
+        self._control = control
+        self._under_way = under_way
+        self._unread = unread
+        self._calls: dict[str, int] = {}  # of the control plane, under way, by tenant
+        self._list_cache: dict[str, tuple[tuple[ModelEntry, ...], bytes]] = {}  # by tenant, all that it may call
+
+    async def models(self, exchange: Exchange, request_route: ListModels) -> None:
+        """The models that the caller may call, or one."""
+        caller = await self._authenticator.authenticate(exchange, Scope.INFER)
+        named = request_route.model or request_route.target.model
+        if named is None:
+            body = self._list(caller)
+        else:
+            reference = parse_address(named)
+            entry = authorize_model(self._table, caller, request_route.target.tenant, reference)
+            resolve(reference, entry)
+            found = _model(entry, named)
+            body = encode(found if request_route.model is not None else _Models((found,)))
+        await self._answer(exchange, caller, body)
+
+    def _list(self, caller: Principal) -> bytes:
+        entries = self._table.models(caller.tenant)
+        if caller.models:  # held to some of them
+            return _encode_list(caller, entries)
+        said = self._list_cache.pop(caller.tenant, None)
+        if said is None or said[0] is not entries:
+            said = entries, _encode_list(caller, entries)
+        self._list_cache[caller.tenant] = said
+        if len(self._list_cache) > LIST_CACHE_SIZE:
+            del self._list_cache[next(iter(self._list_cache))]  # who has not asked for longest
+        return said[1]
+
+    async def timeline(self, exchange: Exchange, request_route: ShowTimeline) -> None:
+        """How a request of the caller's tenant went; recent ones are known here, older ones to the control plane."""
+        caller = await self._caller(exchange, request_route.target)
+        await self._answer(exchange, caller, encode(await self._find_timeline(caller, request_route.request_id)))
+
+    async def cancel(self, exchange: Exchange, request_route: CancelRequest) -> None:
+        """204 once it has ended, also where it had before; 202 where that takes longer than we wait."""
+        caller = await self._caller(exchange, request_route.target)
+        await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
+        entries = self._under_way.cancel(caller, request_route.name)
+        if entries is None:
+            await self._find_timeline(caller, request_route.name)
+        over = await asyncio.gather(*[entry.wait_ended(TIMEOUT_S) for entry in entries or ()])
+        await exchange.start(204 if all(over) else 202, [] if all(over) else [(b"content-length", b"0")])
+        await exchange.finish(b"")
+
+    async def _find_timeline(self, caller: Principal, request_id: str) -> TimelineAnswer:
+        found = self._timelines.find(caller.tenant, request_id)
+        if found is None:
+            with Permit(self._calls, caller.tenant, CALLS_OF_TENANT):
+                found = await self._fetch_timeline(caller.tenant, request_id)
+        if not caller.may_call(found.model):
+            raise Refused(NotFound("request", request_id))
+        return found
+
+    async def _fetch_timeline(self, tenant: str, request_id: str) -> TimelineAnswer:
+        """Ask the control plane. Raises Refused: Unavailable, NotFound."""
+        path = f"/internal/v1/requests/{request_id}/timeline?tenant={tenant}"
+        try:
+            return await self._control.call("GET", path, TimelineAnswer, timeout_s=TIMEOUT_S)
+        except Refused as refused:
+            if refused.failure.code == Unavailable.code:
+                raise
+            raise Refused(NotFound("request", request_id)) from refused
+
+    async def _answer(self, exchange: Exchange, caller: Principal, body: bytes) -> None:
+        await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
+        await exchange.respond(200, _JSON, body)
+
+    async def _caller(self, exchange: Exchange, target: Target) -> Principal:
+        """Who asks; a URL that names another tenant must name a model of it that the caller may call."""
+        caller = await self._authenticator.authenticate(exchange, Scope.INFER)
+        if target.tenant not in (None, caller.tenant):
+            authorize_model(self._table, caller, target.tenant, parse_address(target.model or ""))
+        return caller
+
+
+def _encode_list(caller: Principal, entries: Iterable[ModelEntry]) -> bytes:
+    named = ((entry, entry.name_for(caller.tenant)) for entry in entries)
+    return encode(_Models(tuple(_model(entry, name) for entry, name in named if caller.may_call(name))))
+
+
+def _model(entry: ModelEntry, name: str) -> _Model:
+    return _Model(name, entry.created_at_s, entry.tenant)

@@ -1,0 +1,113 @@
+"""What can be read of the activator at any moment on its own Unix socket: liveness, readiness, gauges."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from math import isfinite
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from activator.answers.answer_store import LocalAnswerStore
+from activator.api.front_door import FrontDoorApp
+from activator.queue.throttler import Throttler
+from activator.routing.feed_client import FeedClient
+from activator.routing.last_feed import LastFeed
+from kelvin.contracts.wire import Wire, encode
+from kelvin.spool import Shipper
+from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage
+from kelvin.telemetry.policy.labels import outcome_of
+
+WITHOUT_AUTOSCALER: Final = b"exclude=autoscaler"
+
+
+class Readiness(Wire, frozen=True):
+    """Body of `/readyz`."""
+
+    feed: str  # "live"; "kept" while the control plane is not heard; "none" before it ever was
+    age_s: float | None  # since it was last heard
+    autoscaler: bool | None = None  # whether Knative's hears us, where it is told what is asked for
+
+
+def health(ready: Callable[[], bool], open_: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
+    """Return plain ASGI with two routes and nothing else.
+
+    `/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503, and says what it stands on.
+
+    With `?exclude=autoscaler` (as Kubernetes' own API server has it) it is 200 while `open_()`.
+    """
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        known = path in ("/healthz", "/readyz")
+        asked = open_ if scope["query_string"] == WITHOUT_AUTOSCALER else ready
+        status = 404 if not known else 200 if path == "/healthz" or asked() else 503
+        body = encode(told()) if path == "/readyz" else b""
+        headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers[: 2 if body else 1]})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+def readiness(feed: FeedClient, last: LastFeed, autoscaler: bool | None = None) -> Readiness:
+    """Of the moment."""
+    age_s = last.age_s()
+    if not isfinite(age_s):
+        return Readiness(feed="none", age_s=None, autoscaler=autoscaler)
+    return Readiness(feed="live" if feed.connected else "kept", age_s=round(age_s, 1), autoscaler=autoscaler)
+
+
+def describe(
+    page: MetricsPage,
+    door: FrontDoorApp,
+    throttler: Throttler,
+    shipper: Shipper,
+    feed: FeedClient,
+    last: LastFeed,
+    answers: LocalAnswerStore,
+) -> None:
+    """Add gauges of who is inside, who waits, what is not shipped yet. Each is read when the page is."""
+    page.gauge("kelvin_requests_inside", "Requests of any kind under way.", lambda: door.inside)
+    page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
+    page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)
+    page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)
+    page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
+    page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
+    help = "Answers that this process keeps for their Idempotency-Key; with a Redis most are there."
+    page.gauge("kelvin_kept_answers", help, lambda: len(answers.cache))
+    page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.nbytes)
+    help = "Breakers that opened, of a replica or a version, by the last failure's code."
+    page.read("kelvin_breaker_openings_total", help, MetricKind.COUNTER, ("of", "why"), lambda: _openings(throttler))
+    page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
+    help = "Requests that got no slot although they had time, by why and how urgent they were."
+    page.read("kelvin_requests_shed_total", help, MetricKind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
+    page.read(
+        "kelvin_replica_refusals_total", "Requests that a full replica refused, and that waited again.",
+        MetricKind.COUNTER, (), lambda: {(): throttler.refusals},
+    )  # fmt: skip
+    help = "Replicas that other activators use, too, by whether this one prefers them."
+    page.read(
+        "kelvin_shared_replicas", help, MetricKind.GAUGE, ("preferred",),
+        lambda: {("yes" if preferred else "no",): count for preferred, count in throttler.slots.preferences().items()},
+    )  # fmt: skip
+    help = "Since the control plane was last heard."
+    page.read("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last.age_s()))
+
+
+def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
+    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for of, openings in (("replica", throttler.replica_breakers.openings), ("version", throttler.breakers.openings)):
+        for why, count in openings.items():
+            found[of, outcome_of(why)] += count
+    return found
+
+
+def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
+    return {
+        (why.value, priority_class.name.lower()): count
+        for (why, priority_class), count in throttler.shedding.counts.items()
+    }
+
+
+def _age(seconds: float) -> dict[tuple[str, ...], float]:
+    return {(): seconds} if isfinite(seconds) else {}

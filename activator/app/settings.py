@@ -1,0 +1,249 @@
+"""The activator's environment: read here, once, and refused with the value."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from activator.answers.idempotency_policy import CACHE_LIMITS, DEFAULT_LIMITS, AnswerStoreLimits
+from activator.auth.issuers import TrustedIssuer, read_issuers
+from activator.dependencies import FIREWALL
+from activator.http.address_limits_policy import AddressLimits, networks
+from activator.http.exchange import RequestLimits
+from activator.http.listener_state import ConnectionLimits
+from activator.queue.policy.admission import QueueLimits
+from activator.queue.policy.queue_bounds import QueueLimit
+from kelvin.contracts import setting_parser
+from kelvin.contracts.names import require_dns_label
+from kelvin.contracts.roles import Role
+from kelvin.ipc.peer_settings import LOCAL_ONLY, PeerSettings, read_address, read_peer_settings
+from kelvin.telemetry.settings import NO_TRACES, TelemetrySettings
+from kelvin.telemetry.settings import read_settings as read_telemetry
+
+MIB = 1 << 20
+SOCKET_BYTES = 107  # that the kernel takes (unix(7))
+
+
+@dataclass(frozen=True, slots=True)
+class FirewallSettings:
+    """Whom to ask before a key is looked at, for how long, and what holds without an answer."""
+
+    socket: Path
+    within_s: float
+    unanswered: Literal["refuse", "allow"]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivatorSettings:
+    """All of it."""
+
+    data: Path
+    lifeline_fd: int | None
+    listener_fd: int | None
+    host: str
+    port: int
+    domain: str
+    drain_s: int
+    edge: ConnectionLimits
+    request: RequestLimits
+    queue: QueueLimits
+    certificates: Path | None = None  # a directory of those that somebody else issues
+    telemetry: TelemetrySettings = NO_TRACES
+    issuers: tuple[TrustedIssuer, ...] = ()
+    redis: str | None = field(default=None, repr=False)  # where several activators share limits; may hold a password
+    subsets: bool = True  # whether each of many activators prefers some replicas of a version
+    once: AnswerStoreLimits = DEFAULT_LIMITS
+    cache: AnswerStoreLimits = CACHE_LIMITS
+    firewall: FirewallSettings | None = None
+    breaker_s: float = 30.0  # for which a breaker is open at the most
+    hedges: bool = True  # whether a late request is sent to a second replica
+    peer_settings: PeerSettings = LOCAL_ONLY
+    feed_age_s: float = 14_400.0  # for which what the control plane said last lets anybody in
+    autoscaler: str | None = None  # Knative's, which is told what is asked for; None: the control plane decides
+    data_path: tuple[str, int] | None = None  # where to listen in the place of Knative's activator
+
+    @property
+    def run(self) -> Path:
+        """Where the sockets are."""
+        return self.data / "run"
+
+    @property
+    def spools(self) -> Path:
+        """Where durable records wait."""
+        return self.data / "spool"
+
+
+def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
+    """Raises `BadSetting`, naming variable, value and rule."""
+    _refuse_http2(env)
+    lifeline = setting_parser.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
+    listener = setting_parser.integer(env, "KELVIN_LISTENER_FD", -1, low=-1)
+    return ActivatorSettings(
+        data=Path(setting_parser.text(env, "KELVIN_DATA")).absolute(),
+        lifeline_fd=None if lifeline < 0 else lifeline,
+        listener_fd=None if listener < 0 else listener,
+        host=setting_parser.text(env, "KELVIN_HOST", "127.0.0.1"),
+        port=setting_parser.integer(env, "KELVIN_PORT", 8443, low=0, high=65535),
+        domain=_domain(env),
+        drain_s=setting_parser.integer(env, "KELVIN_ACTIVATOR_DRAIN_S", 30, low=1, high=3600),
+        edge=ConnectionLimits(
+            head_bytes=setting_parser.integer(env, "KELVIN_HEAD_BYTES", 32 << 10, low=1024, high=MIB),
+            head_s=setting_parser.number(env, "KELVIN_HEAD_S", 5.0, low=0.05, high=60),
+            handshake_s=setting_parser.number(env, "KELVIN_HANDSHAKE_S", 5.0, low=0.05, high=60),
+            idle_s=setting_parser.integer(env, "KELVIN_IDLE_S", 75, low=1, high=3600),
+            lame_duck_s=setting_parser.integer(env, "KELVIN_LAME_DUCK_S", 3, low=0, high=600),
+            connections=setting_parser.integer(env, "KELVIN_CONNECTIONS", 8192, low=1),
+            headers=setting_parser.integer(env, "KELVIN_HEADERS", 100, low=8, high=10_000),
+            body_rate=setting_parser.number(env, "KELVIN_BODY_RATE", 1024.0, low=0),
+            address=_address(env),
+            stall_s=_stall_s(env),
+        ),
+        request=RequestLimits(
+            body_bytes=setting_parser.integer(env, "KELVIN_BODY_BYTES", 8 * MIB, low=1024),
+            body_bytes_in_all=setting_parser.integer(env, "KELVIN_BODY_BYTES_IN_ALL", 512 * MIB, low=1024),
+            upload_bytes=setting_parser.integer(env, "KELVIN_UPLOAD_BYTES", 512 * MIB, low=1024),
+            body_s=setting_parser.number(env, "KELVIN_BODY_S", 30.0, low=0.05, high=3600),
+            deadline_s=setting_parser.number(env, "KELVIN_DEADLINE_S", 600.0, low=0.1, high=86400),
+            stall_s=_stall_s(env),
+            requests=setting_parser.integer(env, "KELVIN_REQUESTS", 4096, low=1),
+        ),
+        queue=QueueLimits(
+            per_version=QueueLimit(
+                setting_parser.integer(env, "KELVIN_QUEUE_REQUESTS", 1024, low=1),
+                setting_parser.integer(env, "KELVIN_QUEUE_BYTES", 64 * MIB, low=1024),
+                setting_parser.integer(env, "KELVIN_QUEUE_TOKENS", 8 << 20, low=1),
+            ),
+            per_tenant=QueueLimit(
+                setting_parser.integer(env, "KELVIN_QUEUE_REQUESTS_PER_TENANT", 2048, low=1),
+                setting_parser.integer(env, "KELVIN_QUEUE_BYTES_PER_TENANT", 128 * MIB, low=1024),
+                setting_parser.integer(env, "KELVIN_QUEUE_TOKENS_PER_TENANT", 16 << 20, low=1),
+            ),
+            in_all=QueueLimit(
+                setting_parser.integer(env, "KELVIN_QUEUE_REQUESTS_IN_ALL", 4096, low=1),
+                setting_parser.integer(env, "KELVIN_QUEUE_BYTES_IN_ALL", 256 * MIB, low=1024),
+                setting_parser.integer(env, "KELVIN_QUEUE_TOKENS_IN_ALL", 32 << 20, low=1),
+            ),
+            wait_s=setting_parser.number(env, "KELVIN_QUEUE_S", 600.0, low=0.1, high=86400),
+        ),
+        certificates=_certificates(env),
+        once=AnswerStoreLimits(
+            ttl_s=setting_parser.number(env, "KELVIN_ONCE_S", 86_400.0, low=1, high=86_400),
+            answer_bytes=setting_parser.integer(env, "KELVIN_ONCE_ANSWER_BYTES", 4 * MIB, low=1024),
+            tenant_answers=setting_parser.integer(env, "KELVIN_ONCE_ANSWERS_PER_TENANT", 10_000, low=1),
+            tenant_bytes=setting_parser.integer(env, "KELVIN_ONCE_BYTES_PER_TENANT", 32 * MIB, low=1024),
+            answers=setting_parser.integer(env, "KELVIN_ONCE_ANSWERS", 100_000, low=1),
+            nbytes=setting_parser.integer(env, "KELVIN_ONCE_BYTES", 128 * MIB, low=1024),
+        ),
+        cache=replace(
+            CACHE_LIMITS,
+            ttl_s=setting_parser.number(env, "KELVIN_CACHE_S", 300.0, low=1, high=3600),
+            tenant_bytes=setting_parser.integer(env, "KELVIN_CACHE_BYTES_PER_TENANT", 16 * MIB, low=1024),
+            nbytes=setting_parser.integer(env, "KELVIN_CACHE_BYTES", 64 * MIB, low=1024),
+        ),
+        telemetry=read_telemetry(env),
+        feed_age_s=setting_parser.number(env, "KELVIN_FEED_MAX_AGE_S", 14_400.0, low=1, high=2_592_000),
+        peer_settings=read_peer_settings(env, Role.ACTIVATOR),
+        redis=_redis(env),
+        subsets=setting_parser.choice(env, "KELVIN_SUBSETS", "auto", ("auto", "off")) == "auto",
+        autoscaler=_autoscaler(env),
+        data_path=read_address(env, "KELVIN_ACTIVATOR_LISTEN") if env.get("KELVIN_ACTIVATOR_LISTEN") else None,
+        firewall=_firewall(env),
+        breaker_s=setting_parser.number(env, "KELVIN_BREAKER_S", 30.0, low=1, high=3600),
+        hedges=setting_parser.choice(env, "KELVIN_HEDGE_REQUESTS", "on", ("on", "off")) == "on",
+        issuers=read_issuers(Path(env["KELVIN_OIDC"])) if env.get("KELVIN_OIDC") else (),
+    )
+
+
+def from_environment() -> ActivatorSettings:
+    """This process's settings."""
+    return read_settings(os.environ)
+
+
+def _certificates(env: Mapping[str, str]) -> Path | None:
+    if "KELVIN_CERTIFICATES" not in env:
+        return None
+    place = env["KELVIN_CERTIFICATES"]
+    if not place.startswith("/"):
+        raise setting_parser.BadSetting("KELVIN_CERTIFICATES", place, "must be an absolute path")
+    return Path(place)
+
+
+def _firewall(env: Mapping[str, str]) -> FirewallSettings | None:
+    within_ms = setting_parser.integer(env, "KELVIN_WAF_MS", round(FIREWALL.timeout_s * 1000), low=1, high=10_000)
+    unanswered = setting_parser.choice(env, "KELVIN_WAF_UNANSWERED", "refuse", ("refuse", "allow"))
+    place = env.get("KELVIN_WAF_SOCKET")
+    if not place:
+        return None
+    if not place.startswith("/") or len(os.fsencode(place)) > SOCKET_BYTES:
+        rule = f"must be an absolute path of {SOCKET_BYTES} bytes or fewer"
+        raise setting_parser.BadSetting("KELVIN_WAF_SOCKET", place, rule)
+    return FirewallSettings(Path(place), within_ms / 1000, "allow" if unanswered == "allow" else "refuse")
+
+
+def _address(env: Mapping[str, str]) -> AddressLimits:
+    """Whoever is on this machine is trusted: a proxy, a bench."""
+    trusted = setting_parser.text(env, "KELVIN_TRUSTED_ADDRESSES", "127.0.0.0/8,::1")
+    try:
+        found = networks(trusted)
+    except ValueError:
+        rule = "must be networks as 10.0.0.0/8, separated by commas, or none"
+        raise setting_parser.BadSetting("KELVIN_TRUSTED_ADDRESSES", trusted, rule) from None
+    return AddressLimits(
+        connections=setting_parser.integer(env, "KELVIN_ADDRESS_CONNECTIONS", 1024, low=1),
+        rate=setting_parser.number(env, "KELVIN_ADDRESS_RATE", 1000.0, low=1),
+        trusted=found,
+    )
+
+
+def _stall_s(env: Mapping[str, str]) -> float:
+    return setting_parser.number(env, "KELVIN_STALL_S", 20.0, low=0.1, high=3600)
+
+
+def _refuse_http2(env: Mapping[str, str]) -> None:
+    """The activator spoke HTTP/2 once: say where it is spoken now."""
+    if (value := env.get("KELVIN_HTTP2", "off")) != "off":
+        rule = "must be off: a proxy in front of Kelvin speaks HTTP/2 and HTTP/3, see docs/operations.md"
+        raise setting_parser.BadSetting("KELVIN_HTTP2", value, rule)
+
+
+def _redis(env: Mapping[str, str]) -> str | None:
+    """A URL, whose password no error shows."""
+    if "KELVIN_REDIS" not in env:
+        return None
+    url = env["KELVIN_REDIS"]
+    scheme, _, rest = url.partition("://")
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = 0
+    known = scheme in ("redis", "rediss", "unix")
+    if not known or not rest or port == 0:
+        shown = f"{scheme}://..." if known else "..."
+        raise setting_parser.BadSetting("KELVIN_REDIS", shown, "must be redis://, rediss:// or unix://, and a place")
+    return url
+
+
+def _autoscaler(env: Mapping[str, str]) -> str | None:
+    if "KELVIN_AUTOSCALER" not in env:
+        return None
+    url = env["KELVIN_AUTOSCALER"]
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "ws" and parts.hostname and parts.port and url == f"ws://{parts.netloc}" and "@" not in url:
+            return url
+    except ValueError:  # brackets that don't match, a port that is none
+        pass
+    raise setting_parser.BadSetting("KELVIN_AUTOSCALER", url, "must be ws://HOST:PORT")
+
+
+def _domain(env: Mapping[str, str]) -> str:
+    """The domain under which MODEL.TENANT.DOMAIN is served."""
+    domain = setting_parser.text(env, "KELVIN_DOMAIN", "kelvin.localhost").lower()
+    for label in domain.split("."):
+        try:
+            require_dns_label(label, "KELVIN_DOMAIN")
+        except Exception:
+            raise setting_parser.BadSetting("KELVIN_DOMAIN", domain, "must be DNS labels joined by dots") from None
+    return domain

@@ -1,0 +1,148 @@
+"""What a token says, and whether that makes somebody a principal here. Keys and signatures are others' matter.
+
+JSON Web Tokens (RFC 7519) in their compact form, held to RFC 8725: the issuer decides which algorithms and which key
+set count, never the token; `kid` is a name in that set and nothing else; headers that bring keys of their own
+(`jwk`, `jku`, `x5u`, `x5c`) are not looked at, and one that must be understood (`crit`) is refused.
+"""
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeGuard
+
+from kelvin.contracts.serving.control_messages import Principal, Scope
+from kelvin.contracts.wire import decoder
+
+MAX_NAME: Final = 255  # characters of `kid`, `sub`
+ID_HEX: Final = 11  # with the letter before it as long as a key's id
+_COMPACT: Final = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
+_TYPES: Final = frozenset((None, "jwt", "at+jwt", "application/jwt", "application/at+jwt"))
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """Whose tokens count, and for how much. Nothing of it is ever taken from a token."""
+
+    name: str  # `iss`, compared as it is
+    audience: str
+    algorithms: frozenset[str]
+    tenant_claim: str
+    tenants: frozenset[str]  # that it may name
+    scopes: tuple[Scope, ...]  # that its tokens have at most
+    scope_claim: str | None = None  # of these, what the token says; None: all
+    leeway_s: float = 30.0  # that its clock and ours may differ
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token as it was read, believed in nothing yet."""
+
+    kid: str
+    algorithm: str
+    claims: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The principal that a token names, and when the token expires (seconds of 1970)."""
+
+    principal: Principal
+    expires_at_s: float
+
+
+class TokenRefusal(StrEnum):
+    """Why a token is refused. Callers are not told; the meters are."""
+
+    FORM = "form"
+    ISSUER = "issuer"
+    ALGORITHM = "algorithm"
+    KEY = "key"
+    SIGNATURE = "signature"
+    AUDIENCE = "audience"
+    EXPIRED = "expired"
+    EARLY = "early"
+    SUBJECT = "subject"
+    TENANT = "tenant"
+
+
+def read(text: str) -> Token | None:
+    """None for what is no token of the form that we take. `text` is as long as a header may be."""
+    parts = _COMPACT.fullmatch(text)
+    if parts is None:
+        return None
+    header, claims = _object(parts[1]), _object(parts[2])
+    if header is None or claims is None or not {"crit", "b64"}.isdisjoint(header):
+        return None
+    kid, algorithm, kind = header.get("kid"), header.get("alg"), header.get("typ")
+    if not _is_name(kid) or not isinstance(algorithm, str) or not isinstance(kind, str | None):
+        return None
+    return Token(kid, algorithm, claims) if (kind and kind.lower()) in _TYPES else None
+
+
+def verify_claims(token: Token, issuer: Issuer, now_s: float) -> Identity | TokenRefusal:
+    """Return whom the token names, if its signature is the issuer's, or the first reason to refuse it. `now_s` is in
+    seconds of 1970.
+    """
+    claims, leeway_s = token.claims, issuer.leeway_s
+    if claims.get("iss") != issuer.name:
+        return TokenRefusal.ISSUER
+    if token.algorithm not in issuer.algorithms:
+        return TokenRefusal.ALGORITHM
+    audience = claims.get("aud")
+    if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
+        return TokenRefusal.AUDIENCE
+    expires_s = _time(claims.get("exp"))
+    if expires_s is None or now_s >= expires_s + leeway_s:
+        return TokenRefusal.EXPIRED
+    for name in ("nbf", "iat"):
+        if name in claims and ((from_s := _time(claims[name])) is None or from_s > now_s + leeway_s):
+            return TokenRefusal.EARLY
+    subject, tenant = claims.get("sub"), claims.get(issuer.tenant_claim)
+    if not _is_name(subject):
+        return TokenRefusal.SUBJECT
+    if not isinstance(tenant, str) or tenant not in issuer.tenants:
+        return TokenRefusal.TENANT
+    principal = Principal(key_id=key_id(issuer.name, subject), tenant=tenant, scopes=_scopes(claims, issuer))
+    return Identity(principal, expires_s)
+
+
+def key_id(issuer: str, subject: str) -> str:
+    """What stands for a key's id in records and in the audit: `j` and 44 bits of SHA-256 over both names."""
+    return "j" + hashlib.sha256(f"{issuer}\0{subject}".encode()).hexdigest()[:ID_HEX]
+
+
+def _scopes(claims: Mapping[str, object], issuer: Issuer) -> tuple[Scope, ...]:
+    """Separated by spaces (RFC 8693, 4.2) or a list; never more than the issuer's, and never an operator's."""
+    most = [scope for scope in issuer.scopes if scope is not Scope.OPERATOR]
+    if issuer.scope_claim is None:
+        return tuple(most)
+    said = claims.get(issuer.scope_claim)
+    named = said.split(" ") if isinstance(said, str) else said if isinstance(said, list) else []
+    return tuple(scope for scope in most if scope.value in named)
+
+
+def _object(part: str) -> dict[str, object] | None:
+    """A JSON object in base64url without padding (RFC 7515, 2)."""
+    try:
+        return decoder(dict[str, object]).decode(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except (ValueError, RecursionError):  # what msgspec and base64 raise are ValueErrors
+        return None
+
+
+def _time(value: object) -> float | None:
+    """A NumericDate (RFC 7519, 2)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return None
+    return seconds if math.isfinite(seconds) else None
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME

@@ -1,0 +1,127 @@
+"""An issuer's public keys: fetched over HTTPS, again at an interval, and when a token names one that is not there.
+
+What was fetched last stands while the issuer does not answer, up to a stated age. One loop fetches; whoever asks for
+a key that is missing waits for its next round, or, within the pause after one, is told at once.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+import aiohttp
+import jwt
+
+from activator import dependencies
+from activator.auth.issuers import KeySetSource
+from activator.auth.key_set_policy import Jwk, Name, usable_keys
+from kelvin.contracts.errors import Refused, Unavailable
+from kelvin.contracts.wire import decode_any
+
+log = logging.getLogger(__name__)
+
+PAUSE_S: Final = 10.0  # between two fetches, whoever asks
+FETCH_S: Final = dependencies.ISSUER.timeout_s
+MAX_BYTES: Final = 256 << 10
+MAX_WAITING: Final = 1024  # requests per issuer: they are not authenticated yet, and others need room
+
+
+class KeySet:
+    """One issuer's. `run` is its one writer."""
+
+    def __init__(self, session: aiohttp.ClientSession, source: KeySetSource, algorithms: frozenset[str]) -> None:
+        self._session = session
+        self._source = source
+        self._algorithms = algorithms
+        self._jwks: dict[Name, Jwk] = {}
+        self._keys: dict[Name, jwt.PyJWK] = {}
+        self._fetched_s: float | None = None  # of the loop's clock
+        self._pauses = False
+        self._waiting = 0
+        self._wanted, self._round = asyncio.Event(), asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<KeySet {self._source.url} keys={len(self._keys)} age={self.age_s():.0f} s>"
+
+    def age_s(self) -> float:
+        """Seconds since the issuer last said which keys are its own; infinite before it did."""
+        if self._fetched_s is None:
+            return float("inf")
+        return asyncio.get_running_loop().time() - self._fetched_s
+
+    def current(self, name: Name) -> jwt.PyJWK | None:
+        """Return the key of that name, if it is known and not too old. The same object while its bytes are the same."""
+        return self._keys.get(name) if self.age_s() <= self._source.max_age_s else None
+
+    async def find(self, name: Name) -> jwt.PyJWK | None:
+        """Return the key of that name, after asking the issuer if it is missing. Raises Refused(Unavailable) if the
+        issuer has not answered for too long (then none of its keys is known to be wrong), or if MAX_WAITING calls wait.
+        """
+        if (key := self.current(name)) is not None:
+            return key
+        if not self._pauses:
+            if self._waiting >= MAX_WAITING:
+                raise Refused(Unavailable("the issuer of the token"))
+            self._wanted.set()
+            self._waiting += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FETCH_S + 1):
+                        await self._round.wait()
+            finally:
+                self._waiting -= 1
+        if self.age_s() > self._source.max_age_s:
+            raise Refused(Unavailable("the issuer of the token"))
+        return self.current(name)
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            self._wanted.clear()
+            went_well = await self._fetch()
+            self._pauses = True
+            told, self._round = self._round, asyncio.Event()
+            told.set()
+            await asyncio.sleep(PAUSE_S)
+            self._pauses = False
+            if went_well:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._source.refresh_s - PAUSE_S):
+                        await self._wanted.wait()
+
+    async def _fetch(self) -> bool:
+        try:
+            found = usable_keys(decode_any(await self._load()), self._algorithms)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            cause = str(error) or type(error).__name__
+            log.warning("an issuer's keys can't be had", extra={"url": self._source.url, "error": cause[:400]})
+            return False
+        same = {name: key for name, key in self._keys.items() if self._jwks.get(name) == found.get(name)}
+        self._keys = {name: key for name, jwk in found.items() if (key := same.get(name) or _made(name, jwk))}
+        self._jwks = found
+        self._fetched_s = asyncio.get_running_loop().time()
+        return True
+
+    async def _load(self) -> bytes:
+        """The document. Redirects would lead to where nobody said that keys are."""
+        timeout = aiohttp.ClientTimeout(total=FETCH_S)
+        async with self._session.get(
+            self._source.url, ssl=self._source.tls, timeout=timeout, allow_redirects=False
+        ) as answer:
+            if answer.status != 200:
+                raise ValueError(f"the answer is {answer.status}")
+            content = bytearray()
+            async for part in answer.content.iter_any():
+                content += part
+                if len(content) > MAX_BYTES:
+                    raise ValueError(f"the answer is over {MAX_BYTES} bytes")
+            return bytes(content)
+
+
+def _made(name: Name, jwk: Jwk) -> jwt.PyJWK | None:
+    kid, algorithm = name
+    try:
+        return jwt.PyJWK(dict(jwk), algorithm=algorithm)
+    except (jwt.PyJWTError, ValueError) as error:
+        log.warning("an issuer's key can't be used", extra={"kid": kid[:80], "error": str(error)[:400]})
+        return None

@@ -1,0 +1,135 @@
+"""A signed token to the principal that it names: read, judged, verified with its issuer's key, and remembered.
+
+Verified tokens are kept by digest until they expire, as a signature costs a quarter of a millisecond of the loop. Each
+is asked about once more when it comes again: whether the key that signed it is still its issuer's.
+"""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final
+
+import aiohttp
+import jwt
+
+from activator.auth.claims_policy import Issuer, Token, TokenRefusal, read, verify_claims
+from activator.auth.issuers import TrustedIssuer
+from activator.auth.jwks import KeySet
+from activator.auth.key_set_policy import Name
+from kelvin.contracts.serving.control_messages import Principal
+from kelvin.process.loops import Loops
+from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage
+
+MAX_TOKEN: Final = 16 << 10
+MAX_VERIFIED_TOKENS: Final = 4096  # verified tokens
+
+_signatures: Final = jwt.PyJWS(options={"enforce_minimum_key_length": True})  # RSA of 2048 bits or more
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """A token that was good, and the key that says so."""
+
+    principal: Principal
+    expires_at_s: float
+    keys: KeySet
+    name: Name
+    key: jwt.PyJWK
+
+
+class TokenVerifier:
+    """Knows the issuers. Used on one event loop."""
+
+    def __init__(
+        self,
+        issuers: Mapping[str, tuple[Issuer, KeySet]],
+        page: MetricsPage,
+        *,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._issuers = issuers
+        self._wall_s = wall_s
+        self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # the one that came last is last
+        self._refused = page.counter("kelvin_tokens_refused_total", "Signed tokens that are not good.", ("why",))
+        help = "Since an issuer's keys were fetched."
+        page.read("kelvin_issuer_keys_age_seconds", help, MetricKind.GAUGE, ("issuer",), self._ages)
+
+    def __repr__(self) -> str:
+        return f"<TokenVerifier issuers={len(self._issuers)} verified={len(self._verified)}>"
+
+    async def principal(self, text: str) -> Principal | None:
+        """Whom the token names; None where it is not good. Raises Refused(Unavailable) while that can't be known."""
+        digest, now_s = hashlib.sha256(text.encode()).digest(), self._wall_s()
+        if (known := self._verified.get(digest)) is not None:
+            if now_s < known.expires_at_s and known.keys.current(known.name) is known.key:
+                self._verified.move_to_end(digest)
+                return known.principal
+            del self._verified[digest]
+        found = await self._verify(text, digest, now_s)
+        if isinstance(found, TokenRefusal):
+            self._refused.add((found.value,))
+            return None
+        return found
+
+    async def run(self) -> None:
+        """Keep all issuers' keys, until cancelled."""
+        async with Loops() as loops:
+            for name, (_, keys) in self._issuers.items():
+                # An issuer's document may be at fault. Callers with API keys, or of other issuers, are served.
+                loops.start("issuer keys", keys.run, about=name, takes_readiness=False)
+            await loops.wait()
+
+    async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | TokenRefusal:
+        """What costs least comes first; nothing of the token is believed before its signature is good."""
+        if (token := read(text)) is None:
+            return TokenRefusal.FORM
+        name = token.claims.get("iss")
+        if not isinstance(name, str) or name not in self._issuers:
+            return TokenRefusal.ISSUER
+        issuer, keys = self._issuers[name]
+        identity = verify_claims(token, issuer, now_s)
+        if isinstance(identity, TokenRefusal):
+            return identity
+        key = await keys.find((token.kid, token.algorithm))
+        if key is None:
+            return TokenRefusal.KEY
+        if not _is_signed(text, token, key):
+            return TokenRefusal.SIGNATURE
+        self._verified[digest] = _Verified(
+            identity.principal, identity.expires_at_s, keys, (token.kid, token.algorithm), key
+        )
+        if len(self._verified) > MAX_VERIFIED_TOKENS:
+            self._verified.popitem(last=False)
+        return identity.principal
+
+    def _ages(self) -> dict[tuple[str, ...], float]:
+        ages = {(name,): keys.age_s() for name, (_, keys) in self._issuers.items()}
+        return {labels: age_s for labels, age_s in ages.items() if isfinite(age_s)}
+
+
+def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
+    try:
+        _signatures.decode_complete(text, key, algorithms=[token.algorithm])
+    # RecursionError: the library decodes the header once more, deeper in the stack.
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        return False
+    return True
+
+
+@asynccontextmanager
+async def open_token_verifier(
+    trusted: Sequence[TrustedIssuer], page: MetricsPage
+) -> AsyncIterator[TokenVerifier | None]:
+    """None where nobody is trusted. Closes what fetches the keys."""
+    if not trusted:
+        yield None
+        return
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        issuers = {
+            each.issuer.name: (each.issuer, KeySet(session, each.source, each.issuer.algorithms)) for each in trusted
+        }
+        yield TokenVerifier(issuers, page)

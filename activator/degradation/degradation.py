@@ -1,0 +1,233 @@
+"""The ladder of a model: what a request gets of less quality where it would be late, or refused. Which steps are tried,
+and when, is `policy/ladder`'s.
+
+Nothing changes once the client has a head, which says what was given up, or a replica has begun.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from activator.accounting.request_account import Degraded
+from activator.answers.response_cache import CacheableRequest, SealedAnswerStore
+from activator.degradation.degradation_policy import WaitHysteresis, helps_against, is_recoverable, steps_for_wait
+from activator.queue.policy.queued_request import PriorityClass
+from activator.queue.throttler import Throttler
+from activator.request.client_response import ClientResponse
+from activator.request.inference_request import InferenceRequest
+from activator.routing.policy.request_body import estimate
+from activator.routing.policy.traffic_split import ModelEntry, resolve
+from activator.routing.policy.version_key import VersionKey, key_of
+from activator.routing.routing_table import RoutingTable
+from activator.scale_link.load_reporter import LoadReporter
+from kelvin.contracts.artifacts.kind_routes import ROUTES_BY_KIND
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.names import DEFAULT_ALIAS, ModelReference, split_qualified_name
+from kelvin.contracts.serving.control_messages import VersionRow
+from kelvin.contracts.serving.degradation_steps import DEGRADE_HEADER, Cached, CapOutput, DegradationStep, Fallback
+
+_HEADER: Final = DEGRADE_HEADER.encode()
+_NEVER: Final = b"never"
+
+At = Callable[[VersionRow], Awaitable[None]]  # answer the call at that version, as the call says by now
+
+
+class _Job(NamedTuple):
+    inference_request: InferenceRequest
+    row: VersionRow  # of what was asked
+    client_response: ClientResponse
+    at: At
+    last: CacheableRequest | None
+
+
+class Degradation:
+    """Of all models that have one. `last`: answers that a step may give again. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        table: RoutingTable,
+        throttler: Throttler,
+        reporter: LoadReporter,
+        last: SealedAnswerStore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table = table
+        self._throttler = throttler
+        self._reporter = reporter
+        self._last = last
+        self._clock = clock
+        self._waits: WaitHysteresis[tuple[VersionKey, str, PriorityClass]] = WaitHysteresis()
+
+    def __repr__(self) -> str:
+        return f"<Degradation waits={len(self._waits)}>"
+
+    def may_degrade(self, inference_request: InferenceRequest) -> bool:
+        """Whether the request may get less than it asks for. Raises Refused(InvalidRequest) for a bad header."""
+        value = inference_request.exchange.header(_HEADER)
+        if value is not None:
+            if value != _NEVER:
+                raise Refused(InvalidRequest(DEGRADE_HEADER, f"({len(value)} bytes)", "must be never"))
+            return False
+        return inference_request.reference.alias == DEFAULT_ALIAS and bool(self._ladder(inference_request))
+
+    async def serve(
+        self, inference_request: InferenceRequest, row: VersionRow, client_response: ClientResponse, at: At
+    ) -> None:
+        """Answer it: as it is, or by a step. Raises Refused, with what came of the request as it is."""
+        ladder, key = self._ladder(inference_request), key_of(row)
+        last = self._old_answer_of(inference_request, row, ladder)
+        job = _Job(inference_request, row, client_response, at, last)
+        wait_s, is_start = self._wait_s(inference_request, key)
+        tried = steps_for_wait(ladder, wait_s, inference_request.priority_class, is_start=is_start)
+        for step in tried:
+            if await self._try(step, job, wait_s):
+                return
+        try:
+            await at(row)
+        except Refused as refused:
+            code = refused.failure.code
+            if not is_recoverable(refused.failure.status, code):
+                raise
+            for step in ladder:
+                if (
+                    _is_untouched(inference_request)
+                    and step not in tried
+                    and helps_against(step, code)
+                    and await self._try(step, job)
+                ):
+                    return
+            raise
+        if last is not None:
+            last.keep(inference_request)
+
+    def _ladder(self, inference_request: InferenceRequest) -> tuple[DegradationStep, ...]:
+        """The model's, for the plan of the tenant that asks."""
+        entry = inference_request.entry
+        if not entry.plan_ladders:
+            return entry.ladder
+        return entry.ladder_for(self._table.limits(inference_request.account.principal.tenant).plan)
+
+    def _old_answer_of(
+        self, inference_request: InferenceRequest, row: VersionRow, ladder: tuple[DegradationStep, ...]
+    ) -> CacheableRequest | None:
+        """What a step of this ladder may answer the request with, and to which it adds what it is answered."""
+        if not any(isinstance(step, Cached) for step in ladder):
+            return None
+        what = self._last.name(inference_request, row.version)
+        if what is None:
+            return None
+        caching = CacheableRequest(self._last, what)
+        caching.record_response(inference_request.exchange, [])
+        return caching
+
+    async def _try(self, step: DegradationStep, job: _Job, wait_s: float | None = None) -> bool:
+        """Whether that step answered it, which is to spare it a wait, or a refusal; else the call is as it was."""
+        inference_request, row, account = job.inference_request, job.row, job.inference_request.account
+        before = (
+            inference_request.entry,
+            inference_request.ceiling,
+            inference_request.key,
+            inference_request.queued_request,
+            account.model,
+            account.version,
+        )
+        match step:
+            case CapOutput(tokens=tokens):
+                if estimate(inference_request.parsed_body, 0, row, inference_request.ceiling).output <= tokens:
+                    return False
+                inference_request.ceiling = replace(inference_request.ceiling, cap_tokens=tokens)
+                told = f"cap-output={tokens}"
+                account.degraded = Degraded("cap-output", told, told, account.model)
+            case Fallback(model=model):
+                found = self._find_fallback(inference_request, model, wait_s)
+                if found is None:
+                    return False
+                inference_request.entry, row = found
+                asked = account.model
+                account.model, account.version = inference_request.entry.name_for(account.principal.tenant), row.version
+                account.degraded = Degraded("fallback", f"fallback={account.model}", f"fallback-of={asked}", asked)
+            case Cached(age_s=age_s):
+                with self._count_skipped_request(job, wait_s):
+                    return job.last is not None and await job.last.try_old_answer(
+                        inference_request, job.client_response, age_s
+                    )
+        try:
+            with self._count_skipped_request(job, None if row is job.row else wait_s):
+                await job.at(row)
+        except Refused:
+            if not _is_untouched(inference_request):
+                raise
+            (
+                inference_request.entry,
+                inference_request.ceiling,
+                inference_request.key,
+                inference_request.queued_request,
+                account.model,
+                account.version,
+            ) = before
+            account.degraded = None
+            return False
+        return True
+
+    @contextmanager
+    def _count_skipped_request(self, job: _Job, wait_s: float | None) -> Iterator[None]:
+        """The decider hears of a request for the version that it does not wait for: who is spared a wait wanted it."""
+        if wait_s is None:  # it was told when the request was refused
+            yield
+            return
+        key = key_of(job.row)
+        self._reporter.begin_request(key, lambda _: True)
+        self._throttler.wake_for(key, wait_s)  # says at once that it was asked for, where it is at zero
+        try:
+            yield
+        finally:
+            self._reporter.end_request(key)
+
+    def _find_fallback(
+        self, inference_request: InferenceRequest, named: str, wait_s: float | None
+    ) -> tuple[ModelEntry, VersionRow] | None:
+        """The model that is asked instead, and its version; None where this caller or this request may not be answered
+        by it, or where it is not known to be sooner than `wait_s`.
+        """
+        who = inference_request.account.principal
+        owner, model = split_qualified_name(inference_request.entry.tenant, named)
+        entry = self._table.find_callable_model(who.tenant, owner, model)
+        if entry is None or not who.may_call(entry.name_for(who.tenant)):
+            return None
+        try:
+            row = resolve(ModelReference(model, DEFAULT_ALIAS, None), entry, inference_request.split_key(entry))
+        except Refused:
+            return None
+        wanted, limits = inference_request.parsed_body.output_tokens, row.limits
+        if (
+            inference_request.path not in ROUTES_BY_KIND[row.kind]
+            or len(inference_request.body) > limits.max_body_bytes
+        ):
+            return None
+        if wanted is not None and wanted > limits.max_output_tokens:
+            return None
+        if wait_s is not None:
+            key = key_of(row)
+            other_s, is_start = self._throttler.estimate_wait(key, who.tenant, inference_request.priority_class)
+            if (is_start and other_s is None) or (other_s or 0.0) >= wait_s:
+                return None
+        return entry, row
+
+    def _wait_s(self, inference_request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
+        """That the request may expect, and whether it is for a start: that only gets less, and is taken as it is."""
+        tenant = inference_request.account.principal.tenant
+        wait_s, is_start = self._throttler.estimate_wait(key, tenant, inference_request.priority_class)
+        if is_start:
+            return wait_s or 0.0, True
+        return self._waits.seen((key, tenant, inference_request.priority_class), wait_s or 0.0, self._clock()), False
+
+
+def _is_untouched(inference_request: InferenceRequest) -> bool:
+    """Whether no replica has begun, the client has nothing, and there is time."""
+    return (
+        inference_request.account.runtime_id is None
+        and not inference_request.exchange.started
+        and inference_request.remaining_s() > 0
+    )

@@ -1,0 +1,391 @@
+"""One request as it arrived, and the way of its response to the client's socket. Other modules decide what it says."""
+
+import asyncio
+import copy
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+from activator.http.deadline_timer import DeadlineTimer
+from activator.limits.concurrency_limits import SharedCapacity
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import BodyTooLarge, InvalidRequest, Refused
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.trace_context import TraceContext, parse
+from kelvin.contracts.traffic_errors import DeadlineExceeded
+
+Headers = list[tuple[bytes, bytes]]
+
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
+_PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]  # the library's base32 is a slow loop
+_OF_BYTE: Final = (_DIGITS * 8).encode()  # what `translate` makes of a byte: a digit of five bits of it
+_LAST: Final = (_DIGITS[::4] * 32).encode()  # of three
+_CHANCE: Final = 15  # digits before the last
+ARRIVED: Final = "kelvin.arrived"  # of a scope: when its head was whole, by both clocks
+NAMED: Final = "kelvin.request_id"  # of a scope: the request's id in its response
+# We read one value of each of these, as of every `x-kelvin-` header. Another reader might choose the other value.
+_ONCE_ONLY: Final = frozenset((b"authorization", b"content-encoding", b"content-length", b"content-type"))
+_SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client left, or took nothing for too long."""
+
+
+class Connection(Protocol):
+    """The client's connection, as the edge puts it into the scope."""
+
+    alarm: DeadlineTimer  # of the request that is under way
+
+    def unaccepted(self) -> int:
+        """Bytes that the socket has not taken."""
+        ...
+
+    def is_accepted(self) -> bool:
+        """Whether the socket has taken everything, and the client is there."""
+        ...
+
+    async def accepted(self) -> bool:
+        """Wait until it has; False where the client has gone."""
+        ...
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` once if the client goes, or has gone already; never before this returns."""
+        ...
+
+    def try_body(self) -> bytes | None:
+        """Return the rest of the request's body if all of it has arrived, else None."""
+        ...
+
+    def body_is_read(self) -> None:
+        """Notice at once from now on if the client disconnects."""
+        ...
+
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+        """Stop watching. With `gone`, do nothing if another callback has replaced it."""
+        ...
+
+    def abort(self) -> None:
+        """End the connection now. Data that waits to be sent is lost."""
+        ...
+
+
+def now_us() -> int:
+    """Return monotonic microseconds."""
+    return time.monotonic_ns() // 1000
+
+
+def arrival() -> tuple[int, int]:
+    """Return the current time in microseconds: monotonic, and of the wall clock."""
+    return time.monotonic_ns() // 1000, time.time_ns() // 1000
+
+
+def _draw() -> Iterator[str]:
+    """Yield 78 random bits at a time, read from the system 256 times ahead. Not thread-safe, nor safe to fork."""
+    while True:
+        drawn, last = os.urandom(256 * _CHANCE).translate(_OF_BYTE).decode(), os.urandom(256).translate(_LAST).decode()
+        for at, digit in enumerate(last):
+            yield drawn[at * _CHANCE : (at + 1) * _CHANCE] + digit
+
+
+_chances: Final = _draw()
+
+
+def new_request_id() -> str:
+    """`req_` and 26 characters that sort by time: 48 bits of milliseconds, 78 of chance (RFC 4648 base32hex)."""
+    high, pairs = time.time_ns() // 1_000_000 << 2, _PAIRS
+    return (
+        f"req_{pairs[high >> 40]}{pairs[high >> 30 & 1023]}{pairs[high >> 20 & 1023]}{pairs[high >> 10 & 1023]}"
+        f"{pairs[high & 1023]}{next(_chances)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request may cost: bytes of its body, seconds of its parts, and how many run at once."""
+
+    body_bytes: int
+    body_bytes_in_all: int  # of all requests inside
+    upload_bytes: int  # of /admin and /push, streamed through
+    body_s: float
+    deadline_s: float
+    stall_s: float  # a client that takes nothing for so long is cut; beyond 30 s its replica cuts it first
+    requests: int
+    hold_s: float = 1.0  # how long a failure may still have its true status
+
+
+class Exchange:
+    """One request and its response, used by one task. Each write returns when the client's socket has taken it."""
+
+    __slots__ = (
+        "_more",
+        "_receive",
+        "_repeats",
+        "_send",
+        "_stall_s",
+        "arrived_at_us",
+        "arrived_us",
+        "base_headers",
+        "caller",
+        "closes_connection",
+        "connection",
+        "header",
+        "headers",
+        "hosts",
+        "method",
+        "own_id",
+        "path",
+        "peer",
+        "query",
+        "rates",
+        "request_id",
+        "started",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
+        self.arrived_us, self.arrived_at_us = scope[ARRIVED]  # the latter by the wall clock
+        self._receive = receive
+        self._send = send
+        self._stall_s = stall_s
+        self.connection = connection
+        self.method: str = scope["method"]
+        self.path: bytes = scope["raw_path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: Headers = scope["headers"]
+        first = dict(reversed(self.headers))
+        self.header: Callable[[bytes], bytes | None] = first.get  # the first value of a header, by its lower-case name
+        self._repeats = len(first) != len(self.headers)
+        self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
+        host = first.get(b"host")
+        self.hosts = [] if host is None else [host]
+        if self._repeats:  # else no loop over all headers
+            self.hosts = [value for name, value in self.headers if name == b"host"]
+        self.request_id: str = scope[NAMED]
+        self.base_headers: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
+        self.rates: Headers = []  # the tenant's limits per minute, and what `tap_response` adds
+        own = first.get(b"x-request-id")
+        self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's name for it
+        if self.own_id is not None:
+            self.base_headers.append((b"x-client-request-id", self.own_id))
+        self.started = False
+        self.caller: TraceContext | None = None
+        if b"traceparent" in first:
+            given = [value for name, value in self.headers if name == b"traceparent"]
+            self.caller = parse(given[0]) if len(given) == 1 else None  # several count as none
+        self.peer: str = (scope.get("client") or ("",))[0]  # the socket's: what headers claim is not looked at
+        self.closes_connection = False  # whether the connection ends with this answer
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.request_id} {self.method} {self.path[:60]!r}>"
+
+    def with_destination(self, send: Send, connection: Connection) -> "Exchange":
+        """Return the same request with another destination for its response. Its body must have been read.
+
+        The destination adds the headers that name the caller.
+        """
+        other = copy.copy(self)
+        other._send, other.connection = send, connection
+        other.base_headers, other.rates, other.closes_connection = [], [], False
+        return other
+
+    def check_headers(self) -> None:
+        """Refuse what could be read in two ways, and end the connection. Raises Refused(InvalidRequest)."""
+        failure = None
+        coding = self.header(b"content-encoding")
+        if coding is not None and coding.lower() != b"identity":
+            failure = InvalidRequest("content-encoding", repr(coding[:20]), "send the body without a content coding")
+        elif self._repeats:
+            for name, count in Counter(name for name, _ in self.headers).items():
+                if count > 1 and (name in _ONCE_ONLY or name.startswith(b"x-kelvin-")):
+                    failure = InvalidRequest(name[:80].decode("latin-1"), f"({count} headers)", "send exactly one")
+        if failure is not None:
+            self.closes_connection = True
+            raise Refused(failure)
+
+    def deadline(self, seconds: float) -> Deadline:
+        """Return the earlier of the client's deadline (`x-kelvin-deadline-ms`) and `seconds` after the request arrived.
+
+        Raises Refused(InvalidRequest).
+        """
+        raw = self.header(b"x-kelvin-deadline-ms")
+        if raw is not None:
+            if (milliseconds := parse_whole_number(raw, 12)) is None:
+                raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
+            seconds = min(seconds, milliseconds / 1000)
+        return Deadline.after(seconds, self.arrived_us / 1e6)
+
+    def tap_response(self, ear: Callable[[Message], None], marks: Headers) -> None:
+        """Call `ear` with each message before it is sent. Add `marks` to the headers of the response."""
+        send = self._send
+        self.rates = [*(line for line in self.rates if line not in marks), *marks]
+
+        async def told(message: Message) -> None:
+            ear(message)
+            await send(message)
+
+        self._send = told
+
+    async def read_body(self, limit_bytes: int, within_s: float, unread: SharedCapacity, tenant: str) -> bytes:
+        """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread` meanwhile.
+
+        Raises Refused: BodyTooLarge, DeadlineExceeded, Overloaded; ClientGone.
+        """
+        body = self.connection.try_body() if self._more else b""
+        if body is None:
+            self.check_length(limit_bytes)
+            with unread.take(tenant, 1):
+                try:
+                    async with asyncio.timeout(within_s):
+                        return await self._parts(limit_bytes)
+                except TimeoutError:
+                    raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
+        self._more = False  # nothing was waited for
+        if len(body) > limit_bytes:
+            raise Refused(BodyTooLarge(limit_bytes))
+        return body
+
+    async def _parts(self, limit_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while self._more:
+            part = self._part(await self._receive())
+            size += len(part)
+            if size > limit_bytes:
+                raise Refused(BodyTooLarge(limit_bytes))
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def receive(self) -> bytes:
+        """Return the next part of the body. It was the last one if `has_more` is false now. Raises ClientGone."""
+        return self._part(await self._receive())
+
+    def _part(self, message: Message) -> bytes:
+        if message["type"] != "http.request":
+            raise ClientGone
+        self._more = message.get("more_body", False)
+        if not self._more:
+            self.connection.body_is_read()
+        body: bytes = message.get("body", b"")
+        return body
+
+    def body_bound(self, limit_bytes: int) -> int:
+        """Return the most bytes that the body can have. Raises as `check_length`."""
+        self.check_length(limit_bytes)
+        length = self.header(b"content-length")
+        return (limit_bytes if self._more else 0) if length is None else int(length)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a part of the request's body has not been read."""
+        return self._more
+
+    def check_length(self, limit_bytes: int) -> None:
+        """Refuse a body by its Content-Length. Raises Refused: BodyTooLarge, InvalidRequest."""
+        length = self.header(b"content-length")
+        if length is None:
+            return
+        if (nbytes := parse_whole_number(length)) is None:
+            raise Refused(InvalidRequest("content-length", repr(length[:20]), "must be a whole number"))
+        if nbytes > limit_bytes:
+            raise Refused(BodyTooLarge(limit_bytes))
+
+    def shield_from_disconnect(self, within_s: float) -> None:
+        """Finish the request even if the client leaves. It gets at least `within_s` more seconds."""
+        self.connection.unwatch()
+        self.connection.alarm.extend_to(time.monotonic() + within_s)
+
+    def cancel_on_disconnect(self, within_s: float | None = None) -> "ClientCancelScope":
+        """Return a context manager that cancels its block if the client leaves or the time is over.
+
+        The block raises ClientGone or TimeoutError then.
+        """
+        return ClientCancelScope(self.connection, within_s)
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Awaitable[None]:
+        """Send the head of the response. The connection closes after it if a part of the body was not read."""
+        self.started = True
+        closing: Headers = [(b"connection", b"close")] if self._more or self.closes_connection else []
+        return self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*self.base_headers, *self.rates, *headers, *closing],
+            }
+        )
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body. Returns once the socket has taken it. Raises ClientGone."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self.delivered()
+
+    def finish(self, data: bytes) -> Awaitable[None]:
+        """Send the last piece of the body."""
+        return self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def delivered(self) -> None:
+        """Wait until the socket has taken everything. Raises ClientGone, also if the client reads nothing for long."""
+        if self.connection.is_accepted():
+            return
+        try:
+            async with asyncio.timeout(self._stall_s):
+                if await self.connection.accepted():
+                    return
+        except TimeoutError:
+            self.connection.abort()
+        raise ClientGone
+
+    async def respond(self, status: int, content_type: bytes, body: bytes, headers: Headers | None = None) -> None:
+        """Send a complete response."""
+        length = str(len(body)).encode()
+        await self.start(status, [(b"content-type", content_type), (b"content-length", length), *(headers or [])])
+        await self.finish(body)
+
+
+class ClientCancelScope:
+    """A block that ends when the client leaves or its time is over: one watcher and one timer, whatever it waits for.
+
+    Both cancel its task, as `asyncio.timeout` does. A cancellation from elsewhere passes through.
+    """
+
+    __slots__ = ("_asked", "_before", "_connection", "_is_left", "_task", "_within_s")
+
+    def __init__(self, connection: Connection, within_s: float | None) -> None:
+        self._connection = connection
+        self._within_s = within_s
+        self._asked = 0  # cancellations that are ours
+        self._is_left = False
+
+    def __enter__(self) -> asyncio.Task[object]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._before = task, task.cancelling()
+        if self._within_s is not None:
+            self._connection.alarm.set(time.monotonic() + self._within_s, self._cancel)
+        self._connection.watch(self._left)
+        return task
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._within_s is not None:
+            self._connection.alarm.clear(self._cancel)
+        self._connection.unwatch(self._left)
+        for _ in range(self._asked):
+            self._task.uncancel()
+        if self._asked and kind is asyncio.CancelledError and self._task.cancelling() <= self._before:
+            raise (ClientGone if self._is_left else TimeoutError) from None
+
+    def _left(self) -> None:
+        self._is_left = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self._asked += 1
+        self._task.cancel()

@@ -1,0 +1,167 @@
+"""What all connections of one listener share: certificates, limits, who is connected, what is counted."""
+
+import asyncio
+import ssl
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+from activator.accounting.metrics import RequestMetrics
+from activator.http.address_limits_policy import AddressLimiter, AddressLimits
+from kelvin.contracts.traffic_errors import AddressBusy
+
+K = TypeVar("K")
+V = TypeVar("V")
+STARTS_PER_TICK: Final = 8  # a millisecond or so of them
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a client may cost before it is known: bytes and seconds of a connection."""
+
+    head_bytes: int
+    head_s: float
+    handshake_s: float
+    idle_s: int
+    lame_duck_s: int  # the same, once another process has taken over
+    connections: int
+    headers: int
+    body_rate: float  # bytes/s, over each `head_s`
+    address: AddressLimits
+    stall_s: float = 20.0  # a client that takes nothing for so long is cut
+
+
+class PendingRequest(Protocol):
+    """A request. Nothing of it is asked where it need not wait."""
+
+    @property
+    def source(self) -> str | None:
+        """Whom it counts for by its address; None: one of our own."""
+        ...
+
+    def credential(self) -> bytes:
+        """As it came, good or not."""
+        ...
+
+    def try_begin(self) -> bool:
+        """Have it served; False of one whose client has left, which takes nobody's place. Called once, or `refuse`."""
+        ...
+
+    def refuse(self) -> None:
+        """Answer it here: it is served no more."""
+        ...
+
+
+class RequestStarter:
+    """Limit how many requests start in one iteration of the event loop.
+
+    After a stall, hundreds of requests are readable at once. Starting them all would delay replies from replicas,
+    which free the slots that other requests wait for, so throughput would fall as load rises. Requests above the limit
+    wait in a queue and start in later iterations.
+
+    The queue is round-robin over client addresses, then over credentials of one address, then first come, first served.
+    """
+
+    def __init__(self, most: int = STARTS_PER_TICK) -> None:
+        self._most = most
+        self._left = most  # of this round
+        self._queues: OrderedDict[str | None, OrderedDict[bytes, deque[PendingRequest]]] = OrderedDict()
+        self._count = 0
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<RequestStarter waiting={self._count}{' closed' if self._is_closed else ''}>"
+
+    def enter(self, pending_request: PendingRequest) -> None:
+        """Begin it now, or in one of the next rounds."""
+        if self._is_closed:
+            pending_request.refuse()
+            return
+        if self._left == self._most:
+            asyncio.get_running_loop().call_soon(self._next_tick)
+        if self._left:
+            self._left -= 1
+            pending_request.try_begin()
+        else:
+            lines = self._queues.setdefault(pending_request.source, OrderedDict())
+            lines.setdefault(pending_request.credential(), deque()).append(pending_request)
+            self._count += 1
+
+    def close(self) -> None:
+        """The time to serve anybody is over: who waits is refused, and so is whoever comes."""
+        self._is_closed = True
+        while self._count:
+            self._next().refuse()
+
+    def _next_tick(self) -> None:
+        self._left = self._most
+        if self._count:
+            asyncio.get_running_loop().call_soon(self._next_tick)
+        while self._left and self._count:
+            self._left -= self._next().try_begin()
+
+    def _next(self) -> PendingRequest:
+        source, lines = next(iter(self._queues.items()))
+        credential, line = next(iter(lines.items()))
+        pending_request = line.popleft()
+        self._count -= 1
+        _rotate(lines, credential, is_empty=not line)
+        _rotate(self._queues, source, is_empty=not lines)
+        return pending_request
+
+
+@dataclass(slots=True)
+class ListenerState:
+    """Used from one event loop."""
+
+    context: ssl.SSLContext
+    limits: ConnectionLimits
+    metrics: RequestMetrics
+    addresses: AddressLimiter = field(init=False)
+    request_starter: RequestStarter = field(default_factory=RequestStarter)
+    open: int = 0
+    handshakes: int = 0  # of these, within their handshake
+    is_replaced: bool = False  # another process accepts from now on: we end as a lame duck
+
+    def __post_init__(self) -> None:
+        self.addresses = AddressLimiter(self.limits.address)
+
+    def try_enter(self, address: str, now_s: float) -> tuple[bool, str | None]:
+        """Whether a connection may come in, and the source that it counts for; None for one of our own."""
+        source = self.addresses.source(address)
+        if self.open >= self.limits.connections:
+            self.metrics.cut("all")
+            return False, None
+        if source is not None and not self.addresses.try_open(source, now_s):
+            self.metrics.cut("address")
+            return False, None
+        self.open += 1
+        self.handshakes += 1
+        return True, source
+
+    def check_request_rate(self, source: str, now_s: float) -> AddressBusy | None:
+        """Count a request of a source; why it may not pass, and that is counted here too."""
+        wait_s = self.addresses.check_request_rate(source, now_s)
+        if wait_s is None:
+            return None
+        busy = AddressBusy(wait_s)
+        self.metrics.refused(busy)
+        return busy
+
+    def handshake_ended(self) -> None:
+        """A handshake has ended, one way or the other."""
+        self.handshakes -= 1
+
+    def connection_closed(self, source: str | None) -> None:
+        """A connection that was let in is over."""
+        self.open -= 1
+        if source is not None:
+            self.addresses.closed(source)
+
+
+def _rotate(lines: OrderedDict[K, V], whose: K, *, is_empty: bool) -> None:
+    """It was their turn: they are the last now, where they have more."""
+    if is_empty:
+        del lines[whose]
+    else:
+        lines.move_to_end(whose)

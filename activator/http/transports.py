@@ -1,0 +1,152 @@
+"""Raw connections, with TLS or without: of both it is known which bytes the client-side socket has taken.
+
+With TLS both transports are in hand. Sits between the listening socket and `edge_http`. Why it is written this way:
+docs/design/0001-http-server.md.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from activator.http.http1_protocol import Http1Protocol
+from activator.http.listener_state import ListenerState
+
+
+def tls_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol]:
+    """What uvicorn takes for its protocol class; it only ever calls it."""
+
+    def make(
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> asyncio.Protocol:
+        return TlsHandshakeProtocol(
+            listener_state, Http1Protocol(listener_state, config, server_state, app_state, _loop)
+        )
+
+    return cast(type[asyncio.Protocol], make)
+
+
+class TlsHandshakeProtocol(asyncio.Protocol):
+    """One connection until its handshake has ended; afterwards only its count is kept here."""
+
+    def __init__(self, listener_state: ListenerState, http: Http1Protocol) -> None:
+        self._listener_state = listener_state
+        self._http = http
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = cast(asyncio.Transport, transport)
+        peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
+        may, self._source = self._listener_state.try_enter(peer[0], self._loop.time())
+        if not may:
+            raw.abort()
+            return
+        self._http.source = self._source
+        raw.set_write_buffer_limits(high=0)
+        self._http.raw = self._raw = raw
+        # The first step of start_tls must run now: as a task it would run after the first read, and lose it.
+        self._handshake = cast(
+            Any,
+            self._loop.start_tls(
+                raw,
+                self._http,
+                self._listener_state.context,
+                server_side=True,
+                ssl_handshake_timeout=self._listener_state.limits.handshake_s,
+                ssl_shutdown_timeout=self._listener_state.limits.handshake_s,
+            ),
+        )
+        waiter = self._handshake.send(None)
+        waiter._asyncio_future_blocking = False
+        waiter.add_done_callback(self._finish)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Only of a connection that was refused: TLS has taken the others over."""
+
+    def data_received(self, data: bytes) -> None:
+        if not self._raw_is_refused():
+            raise AssertionError("bytes before TLS")
+
+    def _raw_is_refused(self) -> bool:
+        return not hasattr(self, "_raw")
+
+    def _finish(self, _: object) -> None:
+        """The handshake has ended; this runs before the first request is decrypted."""
+        self._listener_state.handshake_ended()
+        try:
+            self._handshake.send(None)
+        except StopIteration as end:
+            tls: asyncio.Transport = end.value
+        except (OSError, asyncio.CancelledError):
+            self._on_closed()
+            self._raw.abort()
+            return
+        inner = cast(Any, self._raw).get_protocol()
+        if self._raw.is_closing() or inner is None:
+            self._on_closed()
+            return
+        cast(Any, self._raw).set_protocol(_DrainObserver(inner, self._http, self._on_closed))
+        self._http.connection_made(tls)
+        # high=0 would never resume in uvloop: it pauses at a size of `high` or more.
+        tls.set_write_buffer_limits(high=1, low=0)
+
+    def _on_closed(self) -> None:
+        self._listener_state.connection_closed(self._source)
+
+
+class _DrainObserver(asyncio.BufferedProtocol):
+    """Between the socket and uvloop's TLS: passes everything on, and tells when the socket took the last byte."""
+
+    def __init__(self, inner: Any, http: Http1Protocol, closed: Callable[[], None]) -> None:
+        for passed_on in ("get_buffer", "buffer_updated", "eof_received", "pause_writing"):
+            setattr(self, passed_on, getattr(inner, passed_on))  # no frame of ours on the way of each read
+        self._inner = inner
+        self._http = http
+        self._on_closed = closed
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_closed()
+        self._inner.connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+        self._http.raw_drained()
+
+
+def plain_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol]:
+    """What uvicorn takes for its protocol class; it only ever calls it."""
+    return cast(type[asyncio.Protocol], partial(PlainHttp1Protocol, listener_state))
+
+
+class PlainHttp1Protocol(Http1Protocol):
+    """One connection without TLS, for a port that only a cluster's inside reaches: the same bounds, the same known
+    delivery. The socket itself is what `edge_http` writes to.
+    """
+
+    _may_enter = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = cast(asyncio.Transport, transport)
+        peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
+        self._may_enter, self.source = self._listener_state.try_enter(peer[0], self._loop.time())
+        if not self._may_enter:
+            raw.abort()
+            return
+        self._listener_state.handshake_ended()  # there is no handshake
+        self.raw = raw
+        super().connection_made(raw)
+        raw.set_write_buffer_limits(high=1, low=0)  # as behind TLS
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._may_enter:
+            self._listener_state.connection_closed(self.source)
+        super().connection_lost(exc)
+
+    def unaccepted(self) -> int:
+        return self.raw.get_write_buffer_size()

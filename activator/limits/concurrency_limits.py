@@ -1,0 +1,119 @@
+"""What requests hold of what all share, for as long as they are inside: places of their tenant, room for their bodies.
+
+Used on one event loop. Blocks are classes: a generator for each would cost a request as much as all that is done in it.
+"""
+
+from typing import Final, Protocol
+
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import Overloaded, TenantBusy
+
+RETRY_AFTER_S: Final = 1.0
+
+
+class ConcurrencyLimiter(Protocol):
+    """Counts requests by tenant: here, or with other activators."""
+
+    async def enter(self, tenant: str, limit: int | None) -> "Permit":
+        """`with await` it: one more while the block lasts. Raises `Refused(TenantBusy)` where `limit` are inside."""
+        ...
+
+
+class LocalConcurrencyLimiter:
+    """`ConcurrencyLimiter` of one activator; keeps nothing of tenants that have none."""
+
+    def __init__(self) -> None:
+        self._inside: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<LocalConcurrencyLimiter tenants={len(self._inside)} inside={sum(self._inside.values())}>"
+
+    async def enter(self, tenant: str, limit: int | None) -> "Permit":
+        """See `ConcurrencyLimiter`; returns at once."""
+        return Permit(self._inside, tenant, limit)
+
+
+class Permit:
+    """One request of a tenant."""
+
+    __slots__ = ("_inside", "_limit", "_tenant")
+
+    def __init__(self, inside: dict[str, int], tenant: str, limit: int | None) -> None:
+        self._inside, self._tenant, self._limit = inside, tenant, limit
+
+    def __enter__(self) -> None:
+        inside = self._inside.get(self._tenant, 0)
+        if self._limit is not None and inside >= self._limit:
+            raise Refused(TenantBusy(self._limit, RETRY_AFTER_S))
+        self._inside[self._tenant] = inside + 1
+
+    def __exit__(self, *_: object) -> None:
+        inside = self._inside.pop(self._tenant) - 1
+        if inside:
+            self._inside[self._tenant] = inside
+
+
+class SharedCapacity:
+    """A bound on what the requests of all tenants hold of one thing: bytes of bodies, or places for unread bodies.
+
+    A tenant's first request only has to fit. A further one must leave as much free to others as the tenant held before
+    it (dynamic thresholds: Choudhury and Hahne, 1998). So slow bodies of one tenant, each of which holds the most that
+    it might need, shut nobody else out.
+    """
+
+    def __init__(self, limit: int, what: str, unit: str = "") -> None:
+        """A refusal says that `what` is full, and gives the limit in `unit`."""
+        self._limit = limit
+        self._what = what
+        self._unit = unit
+        self._taken = 0
+        self._of_tenants: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<SharedCapacity taken={self._taken}/{self._limit} of {self._what}>"
+
+    def take(self, tenant: str, amount: int) -> "CapacityPermit":
+        """Return a block that holds `amount`: enter it before the body is read, leave it at the request's end. Entering
+        raises Refused(Overloaded). See `CapacityPermit.shrink` for what the body did not need.
+        """
+        return CapacityPermit(self, tenant, amount)
+
+    def add(self, tenant: str, amount: int) -> None:
+        """Take `amount` more, or give it back if it is negative. Raises Refused(Overloaded) if it does not fit."""
+        before = self._of_tenants.get(tenant, 0)
+        taken = self._taken + amount
+        if amount > 0:
+            if taken > self._limit:
+                raise Refused(Overloaded(self._what, self._limit, RETRY_AFTER_S, self._unit))
+            if before and before + taken > self._limit:
+                left = self._limit - self._taken
+                raise Refused(Overloaded(f"{self._what} of your tenant", left, RETRY_AFTER_S, self._unit))
+        self._taken = taken
+        if after := before + amount:
+            self._of_tenants[tenant] = after
+        elif before:
+            del self._of_tenants[tenant]
+
+
+class CapacityPermit:
+    """What one request holds of a `SharedCapacity`."""
+
+    __slots__ = ("_amount", "_room", "_tenant")
+
+    def __init__(self, room: SharedCapacity, tenant: str, amount: int) -> None:
+        self._room, self._tenant, self._amount = room, tenant, amount
+
+    def __enter__(self) -> "CapacityPermit":
+        self._room.add(self._tenant, self._amount)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.add(self._tenant, -self._amount)
+
+    def shrink(self, amount: int) -> None:
+        """Hold `amount` from now on, because the body was read and is that long. A body of unknown length held the most
+        before.
+        """
+        if amount != self._amount:
+            self._room.add(self._tenant, amount - self._amount)
+            self._amount = amount

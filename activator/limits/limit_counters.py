@@ -1,0 +1,72 @@
+"""Where limits of tenants are counted: in this process, or in a Redis that several activators share."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from activator.limits.concurrency_limits import ConcurrencyLimiter, LocalConcurrencyLimiter
+from activator.limits.leased_quotas import SharedBudgetLeases, SharedConcurrencyLimiter
+from activator.limits.rate_limits import REQUESTS, TOKENS, RateLimits
+from activator.limits.redis_rate_counter import RedisRateCounter
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.process.loops import Body
+from kelvin.telemetry.policy.instruments import MetricsPage
+
+if TYPE_CHECKING:
+    from activator.limits.redis_store import RedisStore
+
+
+@dataclass(frozen=True, slots=True)
+class LimitCounters:
+    """The limits, and what must run for them."""
+
+    rates: RateLimits
+    concurrency_limiter: ConcurrencyLimiter
+    store: "RedisStore | None" = None
+    budgets: SharedBudgetLeases | None = None
+    loops: Mapping[str, Body] = field(default_factory=dict)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the activators that share the store, as far as is known; () without a store."""
+        return () if self.store is None else self.store.names
+
+    def activator_count(self) -> int | None:
+        """How many activators share the store, this one included; None where nobody can say it now."""
+        return self.store.members if self.store is not None and self.store.is_up else None
+
+
+@asynccontextmanager
+async def open_limit_counters(url: str | None, name: str, page: MetricsPage) -> AsyncIterator[LimitCounters]:
+    """As the settings say. Raises BadSetting. The library is imported only where there is a Redis."""
+    if url is None:
+        yield LimitCounters(RateLimits(), LocalConcurrencyLimiter())
+        return
+    try:
+        from activator.limits.redis_store import open_store
+    except ImportError as missing:
+        raise BadSetting(
+            "KELVIN_REDIS", url.partition(":")[0], "needs the extra: pip install 'kelvin-serving[redis]'"
+        ) from missing
+    async with open_store(url, name) as store:
+        page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
+        help = "Whether Redis answers but refuses writes: it is full, read-only or can't save."
+        page.gauge("kelvin_redis_refuses_writes", help, lambda: store.write_refusal is not None)
+        page.gauge("kelvin_redis_members", "Activators that share Redis.", lambda: store.members)
+        requests, tokens, places = (
+            RedisRateCounter(store, REQUESTS),
+            RedisRateCounter(store, TOKENS),
+            SharedConcurrencyLimiter(store),
+        )
+        budgets = SharedBudgetLeases(store)
+        loops: dict[str, Body] = {
+            "redis members": store.run, "request rates": requests.run, "token rates": tokens.run,
+            "places": places.run, "budgets": budgets.run,
+        }  # fmt: skip
+        try:
+            yield LimitCounters(RateLimits(requests, tokens), places, store, budgets, loops)
+        finally:
+            await budgets.close()
+            await places.close()
+            await requests.close()
+            await tokens.close()

@@ -1,0 +1,124 @@
+"""Requests and tokens per minute of each tenant: what may enter, what callers are told of it, what it took in the end.
+
+Where the count is kept is `RateCounter`'s matter: in this process, or in one that several activators share.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from activator.limits.policy.gcra import Buckets, RateStatus, duration
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.control_messages import TenantLimits
+from kelvin.contracts.traffic_errors import RateLimited, TooLargeForRate
+
+REQUESTS: Final = "requests"
+TOKENS: Final = "tokens"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class RateCounter(Protocol):
+    """One kind of limit, of all tenants. `limit` is a minute's."""
+
+    async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
+        """Hold so many, unless the standing that is returned says how long to wait. Cancelling leaves nothing held."""
+        ...
+
+    def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
+        """What was held took so much. Owed once for each `hold` that was granted."""
+        ...
+
+    def rate_status(self, tenant: str, limit: int) -> RateStatus:
+        """As it is known here. Never waits."""
+        ...
+
+
+class LocalRateCounter:
+    """`RateCounter` of one activator."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._buckets = Buckets()
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<LocalRateCounter {self._buckets!r}>"
+
+    async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
+        """See `RateCounter`; returns at once."""
+        now_s = self._clock()
+        return self._buckets.of(tenant, now_s).hold(limit, units, now_s)
+
+    def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
+        """See `RateCounter`."""
+        now_s = self._clock()
+        self._buckets.of(tenant, now_s).settle(limit, held, used, now_s)
+
+    def rate_status(self, tenant: str, limit: int) -> RateStatus:
+        """See `RateCounter`."""
+        now_s = self._clock()
+        return self._buckets.of(tenant, now_s).rate_status(limit, now_s)
+
+
+class TokenReservation:
+    """Tokens that a request holds until it is settled, which happens once."""
+
+    __slots__ = ("_counting", "_held", "_limit", "_tenant")
+
+    def __init__(self, counting: RateCounter, tenant: str, limit: int, held: int) -> None:
+        self._counting = counting
+        self._tenant = tenant
+        self._limit = limit
+        self._held: int | None = held
+
+    def settle(self, used: int) -> None:
+        """So many it was; 0 gives all of them back. A second call does nothing."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._counting.settle(self._tenant, self._limit, held, used)
+
+
+class RateLimits:
+    """Of all tenants that have such limits."""
+
+    def __init__(self, requests: RateCounter | None = None, tokens: RateCounter | None = None) -> None:
+        self._requests = requests or LocalRateCounter()
+        self._tokens = tokens or LocalRateCounter()
+
+    def __repr__(self) -> str:
+        return f"<RateLimits requests={self._requests!r} tokens={self._tokens!r}>"
+
+    async def enter(self, told: Headers, tenant: str, tenant_limits: TenantLimits) -> None:
+        """Count a request. `told`, headers of its answer, say where its tenant stands. Raises Refused(RateLimited)."""
+        if tenant_limits.tpm is not None:
+            told[:] = _told(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))
+        if tenant_limits.rpm is None:
+            return
+        found = await self._requests.hold(tenant, tenant_limits.rpm, 1)
+        told += _told(REQUESTS, found)
+        if found.wait_s is not None:
+            raise Refused(RateLimited(REQUESTS, tenant_limits.rpm, found.wait_s))
+        self._requests.settle(tenant, tenant_limits.rpm, 1, 1)
+
+    async def reserve(self, told: Headers, tenant: str, limit: int, tokens: int) -> TokenReservation:
+        """Hold the tokens that a request may take; `told` as in `enter`. Raises Refused: RateLimited; TooLargeForRate,
+        for which no waiting helps.
+        """
+        if tokens > limit:
+            raise Refused(TooLargeForRate(tokens, limit))
+        found = await self._tokens.hold(tenant, limit, tokens)
+        others = [line for line in told if not line[0].endswith(b"-tokens")]
+        told[:] = _told(TOKENS, found) + others
+        if found.wait_s is not None:
+            raise Refused(RateLimited(TOKENS, limit, found.wait_s))
+        return TokenReservation(self._tokens, tenant, limit, tokens)
+
+
+def _told(kind: str, rate_status: RateStatus) -> Headers:
+    """OpenAI's three headers."""
+    facts = (
+        ("limit", rate_status.limit),
+        ("remaining", rate_status.remaining),
+        ("reset", duration(rate_status.reset_s)),
+    )
+    return [(f"x-ratelimit-{name}-{kind}".encode(), str(value).encode()) for name, value in facts]

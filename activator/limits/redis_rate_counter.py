@@ -1,0 +1,135 @@
+"""`rates.RateCounter` over a store that several activators share: blocks of it are used here, so few requests ask it.
+
+A block is asked for once for all who wait for it, in a task of its own. While the store is away nobody waits for it.
+"""
+
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from activator.limits.policy.gcra import RateStatus
+from activator.limits.policy.held_quota import equal_share
+from activator.limits.policy.token_block import RefillRequest, TokenBlock
+from activator.limits.single_flight import SingleFlight, StoreUnavailable, run_every
+
+if TYPE_CHECKING:  # the library is imported only where there is a Redis
+    from activator.limits.redis_store import RedisStore
+
+TEND_S: Final = 0.5  # between two looks at blocks whose time is over
+
+
+# A bucket (GCRA) stores the seconds that it lacks to be full, and when that was. A full bucket has no key. If Redis's
+# clock steps back, no time has passed, so no tenant loses anything. In: a minute's limit, what is given back (below 0:
+# owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
+TAKE: Final = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+local per = 60 / ARGV[1]
+local lacks, at = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%S+)$')
+lacks = math.max(0, (lacks or 0) - math.max(0, now - (at or now)))
+lacks = math.max(0, lacks - ARGV[2] * per)
+local room = math.floor(ARGV[1] - lacks / per + 0.000001)
+local granted = 0
+if tonumber(ARGV[4]) > 0 and room >= tonumber(ARGV[3]) then
+  granted = math.max(0, math.min(room, tonumber(ARGV[4])))
+end
+lacks = lacks + granted * per
+redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
+if lacks > 0 then
+  redis.call('SET', KEYS[1], string.format('%.6f %.6f', lacks, now), 'PX', math.ceil(lacks * 1000))
+end
+return {granted, string.format('%.6f', lacks)}
+"""
+
+
+class RedisRateCounter:
+    """One kind of limit, of all tenants. `clock` is monotonic seconds."""
+
+    def __init__(self, store: "RedisStore", kind: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._kind = kind
+        self._clock = clock
+        self._blocks: dict[str, TokenBlock] = {}
+        self._limits: dict[str, int] = {}  # as they were last asked with
+        self._asking = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<RedisRateCounter {self._kind} tenants={len(self._blocks)} asking={len(self._asking)} {self._store!r}>"
+
+    async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
+        """See `rates.RateCounter`. Waits for the store at most as long as it may take to answer, and not while it is
+        away.
+
+        It ends with a block that is used, or with none that is to be had, or with a store that is away.
+        """
+
+        def ask(waiting: int) -> Coroutine[Any, Any, None]:
+            block = self._of(tenant, limit)
+            return self._ask(tenant, block, limit, block.ask(limit, units, waiting, self._clock()))
+
+        return await self._asking.ask_until_decided(tenant, units, partial(self._decide, tenant, limit, units), ask)
+
+    def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
+        """See `rates.RateCounter`."""
+        self._of(tenant, limit).settle(held, used, self._clock())
+
+    def rate_status(self, tenant: str, limit: int) -> RateStatus:
+        """See `rates.RateCounter`: as the store said last."""
+        return self._of(tenant, limit).rate_status(limit, self._clock())
+
+    async def run(self) -> None:
+        """Give back blocks whose time is over, and tell what is owed, until cancelled."""
+        await run_every(TEND_S, self.tend)
+
+    async def tend(self, ahead_s: float = 0.0) -> None:
+        """Once, for blocks that end within so many seconds. Tenants that ask for nothing are forgotten."""
+        await self._asking.tend(self._blocks, partial(self._give_back, ahead_s))
+
+    async def close(self) -> None:
+        """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
+        await self._asking.close(self.tend(inf))
+
+    def _decide(self, tenant: str, limit: int, units: int, is_asking: bool) -> RateStatus | None:
+        """Return None if the store is to be asked, or being asked."""
+        block, now_s = self._of(tenant, limit), self._clock()
+        if block.try_hold(units, now_s):
+            return block.rate_status(limit, now_s)
+        if is_asking:
+            return None
+        if not self._store.is_up:
+            return block.hold_locally(equal_share(limit, self._store.members), units, now_s)
+        if (refill_pause_s := block.refill_pause_s(units, now_s)) is not None:
+            lacks = units - block.rate_status(limit, now_s).remaining
+            return block.rate_status(limit, now_s, max(refill_pause_s, lacks * 60 / limit))
+        return None
+
+    def _give_back(self, ahead_s: float, tenant: str) -> Coroutine[Any, Any, None] | None:
+        block, limit, now_s = self._blocks[tenant], self._limits[tenant], self._clock()
+        if block.is_idle(now_s):
+            del self._blocks[tenant], self._limits[tenant]
+            return None
+        if not self._store.is_up:
+            return None
+        asked = block.give_back(limit, now_s, ahead_s)
+        return None if asked is None else self._ask(tenant, block, limit, asked)
+
+    async def _ask(self, tenant: str, block: TokenBlock, limit: int, asked: RefillRequest) -> None:
+        try:
+            key = f"kelvin:{{{tenant}}}:{self._kind}"
+            granted, full_in_s = await self._store.ask(TAKE, (key,), limit, asked.give, asked.need, asked.want)
+        except StoreUnavailable:
+            block.record_unanswered(asked)
+        except BaseException:
+            block.record_unanswered(asked)
+            raise
+        else:
+            block.record_refill(asked, int(granted), float(full_in_s), self._clock())
+
+    def _of(self, tenant: str, limit: int) -> TokenBlock:
+        self._limits[tenant] = limit
+        found = self._blocks.get(tenant)
+        if found is None:
+            found = self._blocks[tenant] = TokenBlock()
+        return found

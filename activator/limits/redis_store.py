@@ -1,0 +1,190 @@
+"""Redis, as far as several activators share it: scripts, run by their digests, and who is alive.
+
+A command is never cancelled, since the answer of one that was would be the next one's: it runs in a task of its own,
+with a deadline, after which its connection is dropped. None is repeated: it may have been heard. Time is Redis's own.
+"""
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from math import inf
+from typing import Any, Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
+
+from activator import dependencies
+from activator.limits.single_flight import StoreFull, StoreUnavailable
+from kelvin.contracts.setting_parser import BadSetting
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = dependencies.REDIS.timeout_s
+BEAT_S: Final = 1.0
+SILENT_S: Final = 5.0  # after which a member counts no more
+CONNECTIONS: Final = 16
+BULK_PART: Final = 0.75  # of Redis's `maxmemory` may hold kept answers; the rest is for limits
+MEMBERS: Final = "kelvin:members"
+REFUSED_WRITE: Final = re.compile(r"\b(OOM|MISCONF|READONLY)\b")
+
+# Control scripts must work in a Redis that is full. It refuses a script only if its first write may take memory, so the
+# first write of each of them is one that takes none (DEL, HDEL, PEXPIRE). Scripts that store much: see `keep`.
+
+# In: our name, seconds of silence. Out: the members' names. A beat later than now is from before Redis's clock stepped
+# back, and counts as one of now.
+BEAT: Final = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
+  redis.call('ZADD', KEYS[1], now, name)
+end
+redis.call('EXPIRE', KEYS[1], ARGV[2] * 2)
+return redis.call('ZRANGE', KEYS[1], 0, -1)
+"""
+
+
+class RedisStore:
+    """One Redis. `name` is this activator's among the members; who asks waits for `answer_s` at most."""
+
+    def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S) -> None:
+        self._redis = redis
+        self.name = name
+        self._answer_s = answer_s
+        self._running: set[asyncio.Task[Any]] = set()
+        self.is_up = False
+        self._is_outage_logged = False
+        self.write_refusal: str | None = None  # why it refuses writes, though it answers
+        self.members = 1
+        self.names: tuple[str, ...] = (name,)
+        self.commands = 0
+        self._is_memory_unknown = False
+        self._bulk_room = 0.0  # bytes of answers that this activator may still write before the next beat
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.members} commands={self.commands}>"
+
+    async def beat(self) -> None:
+        """Say that we live, and look whether it answers."""
+        try:
+            told: list[bytes] = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
+            free_bytes: float = await self._answer(self._bulk_bytes())
+        except StoreUnavailable:
+            return
+        self._bulk_room = free_bytes / max(1, len(told))
+        self.names = tuple(sorted(name.decode() for name in told))
+        self.members = max(1, len(told))
+        if not self.is_up:
+            log.info("redis answers", extra={"members": self.members})
+        self.is_up, self._is_outage_logged, self.write_refusal = True, False, None
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            await self.beat()
+            await asyncio.sleep(BEAT_S)
+
+    async def close(self) -> None:
+        """Wait for what is under way, which ends by itself, then end the connections."""
+        while self._running:
+            await asyncio.wait(self._running)
+        await self._redis.aclose(close_connection_pool=True)
+
+    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+        """What the script answers. Cancelling gives up the wait, not the command. Raises Away."""
+        return await self._answer(self._command(script, keys, *arguments))
+
+    async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
+        """As `ask`, for a script that stores `nbytes`.
+
+        Raises Full if that would leave too little for limits, leases and budgets in the same Redis.
+        """
+        if nbytes > self._bulk_room:
+            raise StoreFull
+        self._bulk_room -= nbytes
+        return await self.ask(script, keys, *arguments)
+
+    async def _answer(self, command: Awaitable[Any]) -> Any:
+        self.commands += 1
+        task = asyncio.ensure_future(command)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        done, _ = await asyncio.wait((task,), timeout=self._answer_s)
+        error = task.exception() if done else TimeoutError(f"no answer in {self._answer_s:g} s")
+        if error is None:
+            return task.result()
+        refusal = _write_refusal(error)
+        if not self._is_outage_logged or refusal != self.write_refusal:
+            what = f"refuses writes ({refusal})" if refusal else "does not answer"
+            log.warning(f"redis {what}; limits are this activator's share", extra={"error": repr(error)})
+        self.is_up, self._is_outage_logged, self.write_refusal = False, True, refusal
+        raise StoreUnavailable from error
+
+    async def _command(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
+        """Each step of it has a deadline (`open_store`). Nothing ran where the script is unknown: a new Redis."""
+        try:
+            return await self._redis.evalsha(_digest(script), len(keys), *keys, *arguments)
+        except NoScriptError:
+            return await self._redis.eval(script, len(keys), *keys, *arguments)
+
+    async def _bulk_bytes(self) -> float:
+        """Return how many bytes may still be kept there: 0 where Redis does not tell, as to an account without INFO."""
+        try:
+            memory: dict[str, int] = await self._redis.info("memory")
+            return max(0.0, BULK_PART * (memory["maxmemory"] or inf) - memory["used_memory"])
+        except (ResponseError, KeyError) as error:
+            if not self._is_memory_unknown:
+                log.warning("redis does not tell its memory; answers are kept here", extra={"error": repr(error)})
+            self._is_memory_unknown = True
+            return 0.0
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # who waited for it was told
+
+
+@asynccontextmanager
+async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIterator[RedisStore]:
+    """Open the Redis at `url`, which may be away. `answer_s` bounds each step of a command.
+
+    Raises BadSetting for a URL that the library can't read. It shows the scheme only, since a URL may hold a password.
+    """
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=answer_s,  # for a connection that is free
+            socket_connect_timeout=answer_s,
+            socket_timeout=answer_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        pool.connection_class(**pool.connection_kwargs)  # refuses an unknown option here, not at each attempt
+    except (TypeError, ValueError):
+        shown = url.partition("://")[0] + "://..."
+        raise BadSetting("KELVIN_REDIS", shown, "has an option or a place that can't be read") from None
+    store = RedisStore(Redis(connection_pool=pool), name, answer_s)
+    try:
+        await store.beat()
+        yield store
+    finally:
+        await store.close()
+
+
+def _write_refusal(error: BaseException) -> str | None:
+    """Return `OOM`, `MISCONF` or `READONLY` if Redis refused a write. Redis 6 tells a script's error as text."""
+    if isinstance(error, OutOfMemoryError):  # redis-py cuts off the codes that it knows
+        return "OOM"
+    if isinstance(error, ReadOnlyError):
+        return "READONLY"
+    found = REFUSED_WRITE.search(str(error)) if isinstance(error, ResponseError) else None
+    return found[0] if found else None
+
+
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

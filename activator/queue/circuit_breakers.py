@@ -1,0 +1,144 @@
+"""Breakers of versions and of replicas. `queue/policy/circuit_breaker.py` decides when one opens and when it is
+half-open.
+
+A version whose starts fail, or of which replica after replica is lost: callers are told so instead of waiting. Failures
+that another replica can make up for are not counted there. A replica that a request failed at rests, then one
+request at a time finds out whether it answers again. Each activator has breakers of its own.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Set
+from typing import Final
+
+from activator.queue.policy.circuit_breaker import BreakerLimits, BreakerState, CircuitBreaker
+from activator.queue.version_queue import Replica
+from activator.routing.policy.version_key import VersionKey
+from kelvin.contracts.artifact_errors import (
+    AttestationInvalid,
+    ChunkCorrupt,
+    ChunkMissing,
+    ManifestCorrupt,
+    ManifestMissing,
+    PackCorrupt,
+    ProbeFailed,
+    VersionUnverified,
+)
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import BreakerOpen, Overloaded
+
+FAILURES: Final = 3  # in a row
+LONGEST_S: Final = 30.0
+INTEGRITY: Final = frozenset(
+    kind.code
+    for kind in (
+        AttestationInvalid, ChunkCorrupt, ChunkMissing, ManifestCorrupt, ManifestMissing, PackCorrupt, ProbeFailed,
+        VersionUnverified,
+    )
+)  # fmt: skip
+_NOT_ITS_FAULT: Final = frozenset({Overloaded.code})  # the machine is full
+
+Version = tuple[str, str]  # tenant, version
+
+
+class VersionBreakers:
+    """Of versions that failed since they last answered; nothing is kept of any other."""
+
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._limits = BreakerLimits(FAILURES, longest_s=longest_s)
+        # Breaker, code of the last failure, and whether a retry may help against that failure.
+        self._failing: dict[Version, tuple[CircuitBreaker, str, bool]] = {}
+        self.openings: Counter[str] = Counter()  # by that code
+
+    def __repr__(self) -> str:
+        return f"<VersionBreakers failing={len(self._failing)}>"
+
+    def __len__(self) -> int:
+        return len(self._failing)
+
+    def __contains__(self, key: VersionKey) -> bool:
+        return (key.tenant, key.version) in self._failing
+
+    def failed(self, tenant: str, version: str, code: str, now_s: float, *, retryable: bool) -> None:
+        """Count a failed start, a lost replica or an integrity failure of the version.
+
+        `code` is the failure's code. `retryable` says whether a retry may help against it.
+        """
+        if code in _NOT_ITS_FAULT:
+            return
+        known = self._failing.get((tenant, version))
+        breaker = CircuitBreaker(self._limits) if known is None else known[0]
+        self._failing[tenant, version] = breaker, code, retryable
+        if breaker.failed(now_s, at_once=code in INTEGRITY):
+            self.openings[code] += 1
+
+    def forget(self, key: VersionKey) -> None:
+        """It has answered, or is no more."""
+        self._failing.pop((key.tenant, key.version), None)
+
+    def retain(self, versions: Set[Version]) -> None:
+        """Forget what is not among these."""
+        for version in self._failing.keys() - versions:
+            del self._failing[version]
+
+    def check(self, key: VersionKey, now_s: float, why: str = "") -> None:
+        """Raise Refused(BreakerOpen), with the reason `why`, if a request for the version must not wait for a start."""
+        known = self._failing.get((key.tenant, key.version))
+        if known is not None and not known[0].takes(now_s):
+            breaker, code, retryable = known
+            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why, retryable))
+
+    def enter(self, key: VersionKey, request: object, now_s: float) -> None:
+        """Record that a request waits for a start, as the trial if the breaker is half-open. Raises
+        Refused(BreakerOpen).
+        """
+        self.check(key, now_s)
+        if (known := self._failing.get((key.tenant, key.version))) is not None:
+            known[0].enter(request, now_s)
+
+    def leave(self, key: VersionKey, request: object) -> None:
+        """Record that the request no longer waits."""
+        if (known := self._failing.get((key.tenant, key.version))) is not None:
+            known[0].leave(request)
+
+
+class ReplicaBreakers:
+    """Of all replicas. A breaker lies with its replica from the first failure until an answer begins. `reopened` is
+    called when one may be tried.
+    """
+
+    def __init__(self, longest_s: float, clock: Callable[[], float], reopened: Callable[[Replica], None]) -> None:
+        self._limits = BreakerLimits(1, longest_s=longest_s)  # one broken connection is enough
+        self._clock = clock
+        self._reopened = reopened
+        self.openings: Counter[str] = Counter()  # by the failure's code
+
+    def __repr__(self) -> str:
+        return f"<ReplicaBreakers openings={self.openings.total()}>"
+
+    def failed(self, replica: Replica, code: str) -> bool:
+        """Give it nothing for a while. False where that was known, or it is gone."""
+        if replica.gone:
+            return False
+        replica.breaker = replica.breaker or CircuitBreaker(self._limits)
+        if not replica.breaker.failed(self._clock()):
+            return False
+        self.openings[code] += 1
+        self._look(replica)
+        return True
+
+    def answered(self, replica: Replica) -> None:
+        """It works."""
+        if replica.breaker is not None:
+            replica.breaker = None
+            self._reopened(replica)
+
+    def _look(self, replica: Replica) -> None:
+        """Now, and once it has rested."""
+        breaker, now = replica.breaker, self._clock()
+        if replica.gone or breaker is None:
+            return
+        if breaker.state(now) is BreakerState.OPEN:
+            asyncio.get_running_loop().call_later(breaker.remaining_s(now), self._look, replica)
+        else:
+            self._reopened(replica)

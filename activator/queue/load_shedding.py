@@ -1,0 +1,125 @@
+"""Refuse and count queued requests that are shed. `queue/policy/shed_decision.py` chooses them,
+`slot_allocator.py` the moment.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+from activator.queue.policy.admission import RETRY_AFTER_S, QueueLimits
+from activator.queue.policy.queued_request import PriorityClass, QueuedRequest
+from activator.queue.policy.shed_decision import LateRequest, Reason, find_late_requests, required_time_s, try_enter
+from activator.queue.policy.shed_order import ShedClass
+from activator.queue.policy.tenant_fair_queue import FairQueue
+from activator.queue.policy.wait_estimate import is_too_late, wait_s
+from activator.queue.version_queue import VersionQueue, Waiter, next_waiter
+from kelvin.contracts.errors import Failure
+from kelvin.contracts.traffic_errors import DeadlineTooShort, ShedByFairShare, ShedByPriority
+
+SWEEP_S: Final = 0.5  # between two sweeps over the queue of a version, at least
+SWEEP_EACH_S: Final = 0.00025  # and for each queued request: a look at one takes a microsecond or two
+LONGEST_RETRY_S: Final = 60.0
+# Refusals in one iteration of the loop: each ends a request, and replicas' responses wait meanwhile.
+REFUSALS_PER_TICK: Final = 8
+
+
+class LoadShedder:
+    """Sheds requests of all versions. `counts` has their number by reason and rank."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self.counts: Counter[tuple[Reason, PriorityClass]] = Counter()
+        # They have left the queue, and are refused soon.
+        self._late: deque[tuple[Waiter, QueuedRequest, Failure]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<LoadShedder {self.counts.total()}>"
+
+    def refused(self, reason: Reason, queued_request: QueuedRequest) -> None:
+        """Count a new request that the throttler refused."""
+        self.counts[reason, queued_request.priority_class] += 1
+
+    def try_enter(self, version_queue: VersionQueue, waiter: Waiter, queued_request: QueuedRequest) -> bool:
+        """Enter a full queue in the place of lower requests, which are refused before this returns. False if there are
+        none.
+        """
+        after_s = _seconds_until_empty(
+            version_queue
+        )  # before any request leaves: nothing may fail between its leaving and its refusal
+        out = try_enter(version_queue.waiting, waiter, queued_request, waiter.until_s, self._limits)
+        if out is None:
+            self.refused(Reason.FULL, queued_request)
+            return False
+        for shed_class, place in out:
+            if shed_class is ShedClass.OVER:
+                self._refuse_waiter(place.entry, place.queued_request, Reason.OVER_SHARE, ShedByFairShare(after_s))
+            else:
+                self._refuse_waiter(
+                    place.entry,
+                    place.queued_request,
+                    Reason.DISPLACED,
+                    ShedByPriority(place.queued_request.priority_class.name.lower(), after_s),
+                )
+        return True
+
+    def sweep(self, version_queue: VersionQueue, now: float) -> None:
+        """Refuse the requests that can't be in time any more, if the last sweep was long enough ago.
+
+        A request that is being given a slot needs two iterations of the loop to go on, so the refusals come after them.
+        """
+        if now < version_queue.swept_s + max(SWEEP_S, len(version_queue.waiting) * SWEEP_EACH_S):
+            return
+        version_queue.swept_s = now
+        if found := list(find_late_requests(version_queue.waiting, version_queue.throughput, version_queue.slots, now)):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._clear, version_queue.waiting, found)
+
+    def _clear(self, queue: FairQueue[Waiter], found: Sequence[LateRequest[Waiter]]) -> None:
+        """Refuse them in their order, some in each iteration of the loop: of a thousand there may be hundreds."""
+        is_telling = bool(self._late)
+        for late in found:
+            if queue.discard(late.place.entry):
+                failure = DeadlineTooShort(late.expected_s, max(0.0, late.remaining_s), False)
+                self._late.append((late.place.entry, late.place.queued_request, failure))
+        if not is_telling:
+            self._refuse_late()
+
+    def next_in_time(self, version_queue: VersionQueue, now: float) -> tuple[Waiter, QueuedRequest] | None:
+        """Return the next request. One that could not end in time is refused while another one may have the slot."""
+        slots, free, running = version_queue.slots, version_queue.free, version_queue.throughput.running
+
+        def may_take(tenant: str) -> bool:
+            return version_queue.shares.may_take(tenant, version_queue.waiting.weight_of(tenant), slots, free, running)
+
+        while (found := next_waiter(version_queue, may_take)) is not None:
+            waiter, queued_request = found
+            remaining_s = waiter.until_s - now
+            takes_s = required_time_s(version_queue.throughput, queued_request, now - waiter.enqueued_at_s, remaining_s)
+            if not is_too_late(takes_s, remaining_s) or not any(map(may_take, version_queue.waiting.tenants())):
+                return found
+            version_queue.waiting.settle(queued_request, 0)
+            self._refuse_waiter(
+                waiter, queued_request, Reason.LATE, DeadlineTooShort(takes_s, max(0.0, remaining_s), False)
+            )
+        return None
+
+    def _refuse_late(self) -> None:
+        for _ in range(min(REFUSALS_PER_TICK, len(self._late))):
+            waiter, queued_request, failure = self._late.popleft()
+            self._refuse_waiter(waiter, queued_request, Reason.LATE, failure)
+        if self._late:
+            waiter.assignment.get_loop().call_soon(self._refuse_late)
+
+    def _refuse_waiter(self, waiter: Waiter, queued_request: QueuedRequest, reason: Reason, failure: Failure) -> None:
+        if not waiter.assignment.done():  # else the request is about to leave by itself
+            waiter.assignment.set_result(failure)
+            self.counts[reason, queued_request.priority_class] += 1
+
+
+def _seconds_until_empty(version_queue: VersionQueue) -> float:
+    """Return when a retry is worth it: after the time that the queue takes at its pace, within bounds."""
+    expected_s = wait_s(
+        version_queue.waiting.queue_usage.tokens, version_queue.throughput.tokens_per_s(version_queue.slots)
+    )
+    return RETRY_AFTER_S if expected_s is None else min(max(expected_s, RETRY_AFTER_S), LONGEST_RETRY_S)

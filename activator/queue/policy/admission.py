@@ -1,0 +1,77 @@
+"""Decide whether a request may go to a replica now, may wait, or is refused. Waiting is the throttler's work."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from activator.queue.policy.queue_bounds import QueueLimit, QueueUsage, QueueUsageByTenant
+from activator.queue.policy.queued_request import QueuedRequest
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import Failure
+from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded
+
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How many requests, how many bytes and tokens of them, and for how long each, may wait."""
+
+    per_version: QueueLimit
+    per_tenant: QueueLimit
+    in_all: QueueLimit
+    wait_s: float
+
+
+class AdmissionFacts(msgspec.Struct, frozen=True):
+    """What is known when a request arrives."""
+
+    has_slot: bool  # a slot is free that this tenant may have
+    queued_request: QueuedRequest
+    queued: QueueUsage  # for its version
+    loads: QueueUsageByTenant
+    limits: QueueLimits
+    deadline: Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A slot is free for this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait, no longer than until then (monotonic). Where a queue is `full`: in the place of who is lower, or not."""
+
+    until_s: float
+    full: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """Refuse, with this."""
+
+    failure: Failure
+
+
+Admission = Admit | Hold | Shed
+ADMIT: Final = Admit()
+
+
+def decide(facts: AdmissionFacts, now: float) -> Admission:
+    """Return the first that applies: a missed deadline, a free slot (no waiter may have it), a full queue."""
+    if facts.deadline.passed(now):
+        return Shed(DeadlineExceeded(0.0, "admitting"))
+    if facts.has_slot:
+        return ADMIT
+    queued_request, limits = facts.queued_request, facts.limits
+    until_s = min(facts.deadline.at_s, now + limits.wait_s)
+    for queue, load, bound in (
+        ("the queue of this model", facts.queued, limits.per_version),
+        ("the queue of your tenant", facts.loads.of(queued_request.tenant), limits.per_tenant),
+        ("the queue", facts.loads.in_all, limits.in_all),
+    ):
+        if (full := load.exceeded_limit(queued_request, bound)) is not None:
+            return Hold(until_s, Overloaded(queue, full.limit, RETRY_AFTER_S, full.unit))
+    return Hold(until_s)

@@ -1,0 +1,185 @@
+"""When a request that has no slot now is expected to have one, as far as that is known. Pure state; refusing is its
+caller's.
+
+What is known of a version at zero is the control plane's forecast; of one that serves, how fast its slots came free
+of late, in tokens as they are estimated, since what waits is known no better. A wait that is not known is None, and no
+request is ever refused for it.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from activator.routing.policy.version_key import VersionKey
+from kelvin.contracts.serving.control_messages import StartProblem
+from kelvin.contracts.serving.start_forecast import Forecast, StartRow
+
+MIN_ANSWERS: Final = 8  # answers, before a pace is known
+HALVING_ANSWERS: Final = 64  # answers, after which those before count for half
+OVERDUE_S: Final = 30.0  # after which a start that should be over is one of which nothing is known
+
+
+class MeasuredThroughput(NamedTuple):
+    """Of answers: tokens that a slot computed in a second, and how many for each that was estimated. Both over 0."""
+
+    tokens_per_s: float
+    share: float
+
+
+@dataclass(slots=True)
+class Throughput:
+    """How fast the slots of one version come free. Times are monotonic seconds."""
+
+    running: int = 0
+    _at_s: float = 0.0
+    _held_s: float = 0.0  # of all slots together
+    _tokens: float = 0.0  # of those that came back, as they were estimated
+    _took: float = 0.0  # as they were
+    _answers: int = 0
+
+    def record_grant(self, now: float) -> None:
+        """A slot was given out."""
+        self._advance(now)
+        self.running += 1
+
+    def record_release(self, now: float, tokens: int, took: int) -> None:
+        """A slot is free again, of a request of so many estimated tokens, which took so many; 0 without an answer."""
+        self._advance(now)
+        self.running -= 1
+        if not took:
+            return
+        self._tokens += tokens
+        self._took += took
+        self._answers += 1
+        if self._answers >= HALVING_ANSWERS:
+            self._held_s, self._tokens, self._took = self._held_s / 2, self._tokens / 2, self._took / 2
+            self._answers //= 2
+
+    def record_lost_slots(self, now: float, slots: int) -> None:
+        """So many slots that were taken are no more."""
+        self._advance(now)
+        self.running -= slots
+
+    def tokens_per_s(self, slots: int) -> float | None:
+        """Return the throughput of this many slots while all are taken; never 0. None if it is unknown: there were too
+        few answers, or there is no slot because every replica drains or rests.
+        """
+        if slots <= 0 or self._answers < MIN_ANSWERS or self._held_s <= 0:
+            return None
+        return self._tokens / self._held_s * slots
+
+    def measured(self) -> MeasuredThroughput | None:
+        """None while no pace is known."""
+        if self._answers < MIN_ANSWERS or self._held_s <= 0:
+            return None
+        return MeasuredThroughput(self._took / self._held_s, self._took / self._tokens)
+
+    def answer_s(self, tokens: int) -> float:
+        """Return how long an answer of so many estimated tokens takes; 0 while the throughput is unknown.
+
+        The estimate is the most that the answer may have. So the result is at most twice the mean of all answers.
+        """
+        if self._answers < MIN_ANSWERS or self._held_s <= 0:
+            return 0.0
+        return min(tokens / self._tokens, 2 / self._answers) * self._held_s
+
+    def _advance(self, now: float) -> None:
+        self._held_s += self.running * (now - self._at_s)
+        self._at_s = now
+
+
+@dataclass(frozen=True, slots=True)
+class WaitEstimate:
+    """What a waiting client is told; None if unknown.
+
+    `bytes_to_bring` are still to be loaded, the slowest of them from `tier`. `problem` is why no replica starts.
+    """
+
+    remaining_s: float | None = None
+    bytes_to_bring: int | None = None
+    tier: str | None = None
+    problem: StartProblem | None = None
+
+    def words(self) -> str:
+        """Format it for a heartbeat: ` remaining_s=1.3 tier=nvme bytes=5697536`, ` reason=no_room`."""
+        told = "" if self.remaining_s is None else f" remaining_s={self.remaining_s:.1f}"
+        told += f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else ""
+        return told + ("" if self.problem is None else f" reason={self.problem.reason}")
+
+
+UNKNOWN: Final = WaitEstimate()
+
+
+@dataclass(slots=True)
+class StartForecasts:
+    """When versions at zero are expected to serve, as the control plane forecasts it. Times are monotonic seconds."""
+
+    _at_zero_s: dict[VersionKey, float] = field(default_factory=dict)  # how long a start would take
+    _under_way: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # when it is over, as was said
+    _problems: dict[VersionKey, StartProblem] = field(default_factory=dict)  # why a version does not start
+
+    def set_start_duration(self, key: VersionKey, row: StartRow) -> None:
+        """Record how long a start of this version, which is at zero, would take."""
+        self._at_zero_s[key] = row.start_ms / 1000
+
+    def set_forecast(self, key: VersionKey, forecast: Forecast, now: float) -> None:
+        """Record that the version starts, and when it is expected to be ready."""
+        self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
+
+    def set_problem(self, key: VersionKey, problem: StartProblem | None) -> None:
+        """Record why the version does not start; None if nothing is known to prevent it."""
+        if problem is None:
+            self._problems.pop(key, None)
+        else:
+            self._problems[key] = problem
+
+    def problem(self, key: VersionKey) -> StartProblem | None:
+        """Return why the version does not start, if that is known."""
+        return self._problems.get(key)
+
+    def failed(self, tenant: str, version: str) -> None:
+        """Forget the forecast of a start that failed. It says nothing about the next one."""
+        for key in [key for key in self._under_way if (key.tenant, key.version) == (tenant, version)]:
+            del self._under_way[key]
+
+    def clear_version(self, key: VersionKey) -> None:
+        """Forget all forecasts and problems of a version that has a replica."""
+        self._under_way.pop(key, None)
+        self._at_zero_s.pop(key, None)
+        self._problems.pop(key, None)
+
+    def keys(self) -> Set[VersionKey]:
+        """Return all versions about which something is known."""
+        return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
+
+    def clear(self) -> None:
+        """Forget what the snapshot that follows repeats. Starts under way stay, as a snapshot does not name them."""
+        self._at_zero_s.clear()
+        self._problems.clear()
+
+    def wait_estimate(self, key: VersionKey, now: float) -> WaitEstimate:
+        """Return what a request that waits for the first replica is told."""
+        problem = self._problems.get(key)
+        if (start := self._under_way.get(key)) is not None:
+            ready_at_s, said = start
+            if now <= ready_at_s + OVERDUE_S:
+                return WaitEstimate(max(0.0, ready_at_s - now), said.bytes_to_bring, said.tier, problem)
+            del self._under_way[key]
+        return WaitEstimate(self._at_zero_s.get(key), problem=problem)
+
+
+def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
+    """Return the seconds until `tokens_before` tokens are served; None if the throughput is unknown."""
+    return None if tokens_per_s is None else tokens_before / tokens_per_s
+
+
+def is_too_late(wait_s: float | None, remaining_s: float) -> bool:
+    """Whether it is known that the wait lasts longer than there is time."""
+    return wait_s is not None and wait_s > remaining_s
+
+
+def redact_for_caller(problem: StartProblem, is_owner: bool) -> StartProblem:
+    """Return what a caller may read. A guest of another tenant's model gets only the reason."""
+    if is_owner:
+        return problem
+    return StartProblem(reason=problem.reason, message=f"{problem.reason}; the model's owner can see more")

@@ -1,0 +1,317 @@
+"""Slots at replicas: who has which, who waits, and who is next.
+
+`queue/policy/tenant_fair_queue.py` decides whose turn it is, `load_shedding.py` who leaves a full queue. Whether a
+request may wait is the throttler's to decide.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from activator.queue.load_shedding import LoadShedder
+from activator.queue.policy.admission import QueueLimits
+from activator.queue.policy.queued_request import QueuedRequest
+from activator.queue.policy.replica_subsets import REVIEW_S
+from activator.queue.policy.shed_order import ShedOrder
+from activator.queue.policy.slot_shares import SlotShares
+from activator.queue.policy.tenant_fair_queue import FairQueue, QueueEntry, cost
+from activator.queue.version_queue import Replica, VersionQueue, Waiter
+from activator.routing.policy.affinity import Occupancy, choose, less_loaded
+from activator.routing.policy.version_key import VersionKey, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class ActivatorPeers:
+    """The activators that share the replicas, by their names."""
+
+    own_name: str = ""
+    names: Callable[[], tuple[str, ...]] = tuple  # of all, this one included, in order; () where nobody knows
+    prefer: bool = True  # whether each prefers some of the replicas
+
+
+ALONE: Final = ActivatorPeers()
+
+
+class SlotAllocator:
+    """Slots of all versions, and who waits for them. `clock` returns monotonic seconds, `draw(n)` a number below `n`.
+
+    Each step runs on one event loop without an await in between. Slots are taken and given back here alone.
+    """
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        shedding: LoadShedder,
+        peers: ActivatorPeers,
+        clock: Callable[[], float],
+        draw: Callable[[int], int],
+    ) -> None:
+        self._bound = limits.per_version
+        self._shedding = shedding
+        self._peers = peers
+        self._clock = clock
+        self._draw = draw
+        self.version_queues: dict[VersionKey, VersionQueue] = {}
+        self._shared_shed_order: ShedOrder[QueueEntry[Waiter]] = ShedOrder(limits.in_all)
+        self.loads = self._shared_shed_order.loads
+
+    def __repr__(self) -> str:
+        running = sum(
+            replica.running
+            for version_queue in self.version_queues.values()
+            for replica in version_queue.replicas.values()
+        )
+        return (
+            f"<SlotAllocator versions={len(self.version_queues)} running={running} queued={self.loads.in_all.entries}>"
+        )
+
+    def is_wanted(self, key: VersionKey) -> bool:
+        """Return whether requests wait for a first replica."""
+        version_queue = self.version_queues.get(key)
+        return version_queue is not None and len(version_queue.waiting) > 0 and version_queue.is_asleep
+
+    def take_slot(self, version_queue: VersionQueue, queued_request: QueuedRequest, now: float) -> Replica:
+        """Take a free slot; there must be one. Prefer the replica that the request belongs to, else the less loaded of
+        two that are drawn among the free ones, preferred ones first.
+        """
+        replica = _take_slot_of(
+            version_queue, _choose(version_queue, queued_request, self._draw), queued_request.tenant
+        )
+        _record_dispatch(version_queue, replica, now)
+        if replica.breaker is not None:
+            replica.breaker.enter(queued_request, now)
+        return replica
+
+    def try_take_elsewhere(
+        self, key: VersionKey, queued_request: QueuedRequest, excluded_replica: Replica
+    ) -> Replica | None:
+        """Take a slot of another replica than `excluded_replica` if one without failures is free now."""
+        version_queue = self.version_queues.get(key)
+        if version_queue is None:
+            return None
+        self.count_request(key, version_queue, queued_request)
+        if (
+            not version_queue.may_take(queued_request.tenant, queued_request.weight)
+            or (other := _take_other(version_queue, excluded_replica, queued_request.tenant)) is None
+        ):
+            return None
+        now = self._clock()
+        version_queue.throughput.record_grant(now)
+        _record_dispatch(version_queue, other, now)
+        return other
+
+    def release(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, tokens: int | None) -> None:
+        """Give back the slot of `queued_request`, which took `tokens` (None: as estimated). The next waiting request
+        has it on return.
+        """
+        version_queue = self.version_queues.get(key)
+        if version_queue is not None and tokens is not None:
+            version_queue.waiting.settle(queued_request, tokens)
+        self.give_back(key, replica, queued_request, cost(queued_request.tokens) if tokens is None else tokens)
+
+    def give_back(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, took: int) -> None:
+        """Give back the slot without settling in the queue: that is done already, or another slot of the request does
+        it.
+        """
+        assert replica.running > 0
+        replica.running -= 1
+        is_owner = queued_request.tenant == key.tenant
+        replica.owner_running -= is_owner
+        if replica.breaker is not None:
+            replica.breaker.leave(queued_request)
+        version_queue = self.version_queues.get(key)
+        if version_queue is not None:
+            if not replica.gone:
+                version_queue.shares.owner_running -= is_owner
+                version_queue.throughput.record_release(self._clock(), cost(queued_request.tokens), took)
+            if len(version_queue.waiting) or not version_queue.replicas:
+                self.grant(key, version_queue)
+
+    def count_request(self, key: VersionKey, version_queue: VersionQueue, queued_request: QueuedRequest) -> None:
+        """Count a request that wants a slot, or one more, in the slot shares. Give out the slots that this frees for
+        others.
+        """
+        if self._clock() >= version_queue.shares.ends_s:
+            self.grant(key, version_queue)  # begins the next window first: it would forget the request
+        if version_queue.shares.record_request(
+            queued_request.tenant, queued_request.weight, version_queue.waiting.waiting_of(queued_request.tenant)
+        ):
+            self.grant(key, version_queue)
+
+    def grant(self, key: VersionKey, version_queue: VersionQueue) -> None:
+        """Assign free slots to the next waiting requests."""
+        now = self._clock()
+        if now >= version_queue.review_s:
+            self.review_all(version_queue, now)
+        version_queue.shares.refresh(now, version_queue.waiting.waiting_of(key.tenant))
+        if len(version_queue.waiting):
+            self._shedding.sweep(version_queue, now)
+        while (
+            len(version_queue.waiting)
+            and version_queue.free
+            and (found := self._shedding.next_in_time(version_queue, now)) is not None
+        ):
+            version_queue.throughput.record_grant(now)
+            found[0].assignment.set_result(self.take_slot(version_queue, found[1], now))
+        self.grant_later(key, version_queue)
+        self.drop_if_empty(key, version_queue)
+
+    def grant_later(self, key: VersionKey, version_queue: VersionQueue) -> None:
+        """Grant again when requests that wait may have a slot without any other event: in the next window of the
+        shares, where a slot is free that is reserved for the owner, and when a replica may have more from here.
+        """
+        if not len(version_queue.waiting):
+            return
+        now = self._clock()
+        due_s = now + version_queue.shares.refresh_in_s(now) if version_queue.free else inf
+        if any(
+            replica.max_requests is not None and not replica.is_closed for replica in version_queue.replicas.values()
+        ):
+            due_s = min(due_s, version_queue.review_s)
+        if due_s < version_queue.due_s:
+            if version_queue.due is not None:
+                version_queue.due.cancel()
+            version_queue.due_s = due_s
+            version_queue.due = asyncio.get_running_loop().call_later(
+                max(0.0, due_s - now), self._grant_due, key, version_queue
+            )
+
+    def _grant_due(self, key: VersionKey, version_queue: VersionQueue) -> None:
+        version_queue.due_s, version_queue.due = inf, None
+        if self.version_queues.get(key) is version_queue:
+            self.grant(key, version_queue)
+
+    def drop_if_empty(self, key: VersionKey, version_queue: VersionQueue) -> None:
+        """Forget the version's queue if it has neither replicas nor waiting requests."""
+        if (
+            not version_queue.replicas
+            and not len(version_queue.waiting)
+            and self.version_queues.get(key) is version_queue
+        ):
+            del self.version_queues[key]  # whoever leaves late may hold an older line of the same version
+
+    def ensure_version_queue(self, key: VersionKey) -> VersionQueue:
+        """Return the version's queue. Creates it if needed."""
+        version_queue = self.version_queues.get(key)
+        if version_queue is None:
+            queue: FairQueue[Waiter] = FairQueue(self._shared_shed_order, self._bound)
+            version_queue = self.version_queues[key] = VersionQueue(queue, SlotShares(key.tenant))
+        return version_queue
+
+    def preferences(self) -> dict[bool, int]:
+        """Return the number of replicas that this activator prefers, and of the others; {} without other activators."""
+        if self._members < 2:
+            return {}
+        every = [
+            replica.is_preferred
+            for version_queue in self.version_queues.values()
+            for replica in version_queue.replicas.values()
+        ]
+        return {True: sum(every), False: len(every) - sum(every)}
+
+    @property
+    def _members(self) -> int:
+        return max(1, len(self._peers.names()))
+
+    def review(self, replica: Replica, running: int, now: float) -> None:
+        """Decide how many requests the replica may have, because it told a credit."""
+        again_s = replica.review(self._members, running, now)
+        if (version_queue := self.version_queues.get(key_of(replica.row))) is not None:
+            version_queue.review_s = min(version_queue.review_s, again_s)
+
+    def review_all(self, version_queue: VersionQueue, now: float) -> None:
+        """Decide how many requests each replica may have, and which of them are preferred."""
+        members = self._members
+        version_queue.review_s = now + REVIEW_S
+        for replica in version_queue.replicas.values():
+            version_queue.review_s = min(version_queue.review_s, replica.review(members, replica.running, now))
+        if not self._peers.prefer:
+            return
+        slots = {name: each.row.max_streams for name, each in version_queue.replicas.items() if not each.row.draining}
+        near = version_queue.subset.choose(
+            self._peers.names(), slots, self._peers.own_name, version_queue.throughput.running, now
+        )
+        if near is not None:
+            for name, replica in version_queue.replicas.items():
+                replica.is_preferred = name in near
+
+    def check_integrity(self) -> None:
+        """No line has both a free slot and a waiter who may have it; loads add up."""
+        total = 0
+        for key, version_queue in self.version_queues.items():
+            version_queue.waiting.check_integrity()
+            total += len(version_queue.waiting)
+            version_queue.shares.check_integrity()
+            for tenant in version_queue.waiting.tenants():
+                weight = version_queue.waiting.weight_of(tenant)
+                assert not version_queue.may_take(tenant, weight), f"{key} has a free slot, and {tenant} waits for it"
+            running = sum(replica.running for replica in version_queue.replicas.values())
+            assert version_queue.throughput.running == running
+            assert version_queue.shares.owner_running == sum(
+                each.owner_running for each in version_queue.replicas.values()
+            )
+            assert all(replica.running >= 0 for replica in version_queue.replicas.values())
+        assert total == self.loads.in_all.entries
+
+
+def _take_other(version_queue: VersionQueue, excluded_replica: Replica, tenant: str) -> Replica | None:
+    """Take a free slot of another replica than `excluded_replica`: the least loaded one without failures. Return None
+    if there is none.
+    """
+    others = [
+        each
+        for each in version_queue.replicas.values()
+        if each is not excluded_replica and each.free and each.breaker is None
+    ]
+    if not others:
+        return None
+    return _take_slot_of(version_queue, min(others, key=lambda each: each.running / each.slots), tenant)
+
+
+def _take_slot_of(version_queue: VersionQueue, replica: Replica, tenant: str) -> Replica:
+    replica.running += 1
+    if tenant == version_queue.shares.owner:
+        replica.owner_running += 1
+        version_queue.shares.owner_running += 1
+    version_queue.subset.most = max(version_queue.subset.most, version_queue.throughput.running)
+    return replica
+
+
+def _choose(version_queue: VersionQueue, queued_request: QueuedRequest, draw: Callable[[int], int]) -> Replica:
+    free = [replica for replica in version_queue.replicas.values() if replica.free]
+    if len(free) == 1:
+        return free[0]
+    if queued_request.affinity is not None:
+        at = {replica.row.runtime_id for replica in free}
+        name = choose(queued_request.affinity, version_queue.ring, _open_occupancies(version_queue), at)
+        assert name is not None
+        return version_queue.replicas[name]
+    free = [replica for replica in free if replica.is_preferred] or free
+    if len(free) == 1:
+        return free[0]
+    first = draw(len(free))
+    second = draw(len(free) - 1)
+    second += second >= first
+    chosen, other = free[first], free[second]
+    return other if less_loaded(_occupancy(chosen), _occupancy(other)) else chosen
+
+
+def _open_occupancies(version_queue: VersionQueue) -> dict[str, Occupancy]:
+    """By all slots of each, ours or not: two activators with equal requests prefer the same one."""
+    return {
+        name: Occupancy(replica.running, replica.row.max_streams)
+        for name, replica in version_queue.replicas.items()
+        if replica.is_open
+    }
+
+
+def _occupancy(replica: Replica) -> Occupancy:
+    return Occupancy(replica.running, replica.slots)
+
+
+def _record_dispatch(version_queue: VersionQueue, replica: Replica, now: float) -> None:
+    """Record that a request goes to the replica, and how many it is told that this activator wants there."""
+    replica.credit.record_sent(now)
+    replica.wanted_slots = replica.running + -(-len(version_queue.waiting) // len(version_queue.replicas))

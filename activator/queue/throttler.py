@@ -1,0 +1,454 @@
+"""Give each request a slot at a replica of its version: at once, after a wait, or refuse it.
+
+Decisions are made elsewhere: `queue/policy/admission.py` whether a request may wait, `slot_allocator.py` who is next
+and which replica it gets, `replica_tracker.py` which replicas serve, `waker.py` when the decider is told,
+`queue/policy/wait_estimate.py` when a slot is expected.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from activator.queue.circuit_breakers import INTEGRITY, LONGEST_S, ReplicaBreakers, VersionBreakers
+from activator.queue.load_shedding import LoadShedder
+from activator.queue.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
+from activator.queue.policy.queued_request import PriorityClass, QueuedRequest
+from activator.queue.policy.shed_decision import Reason, completion_time_s
+from activator.queue.policy.wait_estimate import (
+    StartForecasts,
+    Throughput,
+    WaitEstimate,
+    is_too_late,
+    redact_for_caller,
+    wait_s,
+)
+from activator.queue.replica_tracker import ReplicaTracker
+from activator.queue.slot_allocator import ALONE, ActivatorPeers, SlotAllocator
+from activator.queue.version_queue import Replica, VersionQueue, Waiter
+from activator.queue.waker import Waker
+from activator.routing.policy.traffic_split import Availability
+from activator.routing.policy.version_key import VersionKey, key_of
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import Failure, Refused, Unavailable
+from kelvin.contracts.serving.control_messages import Feed
+from kelvin.contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort, ReplicaLost
+
+
+class NoSlotInTime(Exception):
+    """No slot came until it had to, and no start is what is waited for."""
+
+
+class Slot:
+    """One request's place at a replica. `tokens`: what it has taken, for its holder to say; None: as estimated."""
+
+    __slots__ = (
+        "_again_by_s",
+        "_deadline",
+        "_enqueued_at_s",
+        "_key",
+        "_queued_request",
+        "_replica",
+        "_throttler",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        throttler: "Throttler",
+        key: VersionKey,
+        queued_request: QueuedRequest,
+        deadline: Deadline,
+        enqueued_at_s: float,
+        again_by_s: float | None = None,
+        held: Replica | None = None,
+    ) -> None:
+        self._throttler = throttler
+        self._key = key
+        self._queued_request = queued_request
+        self._deadline = deadline
+        self._enqueued_at_s = enqueued_at_s
+        self._again_by_s = again_by_s
+        self._replica = held
+        self.tokens: int | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """Whose slot it is, while it is held."""
+        assert self._replica is not None
+        return self._replica
+
+    async def __aenter__(self) -> "Slot":
+        self._replica = await self._throttler.acquire(self._key, self._queued_request, self._deadline, self._again_by_s)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    async def requeue(self) -> None:
+        """Give this slot back, because its full replica refused the request, and wait for another one at the request's
+        former place in the queue. Raises as entering.
+        """
+        replica, self._replica, self.tokens = self.replica, None, None
+        self._replica = await self._throttler.take_again(
+            self._key, replica, self._queued_request, self._deadline, self._enqueued_at_s, self._again_by_s
+        )
+
+    def release(self) -> None:
+        """Give the slot back. Idempotent."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            self._throttler.slots.release(self._key, replica, self._queued_request, self.tokens)
+
+    def release_after(self, told: "asyncio.Task[None] | None") -> None:
+        """Give the slot back once `told` is done (None: now), without settling: another slot of the same request
+        answers.
+        """
+        replica, self._replica = self._replica, None
+        if replica is None:
+            return
+        if told is None:
+            self._throttler.slots.give_back(self._key, replica, self._queued_request, 0)
+        else:
+            told.add_done_callback(
+                lambda _: self._throttler.slots.give_back(self._key, replica, self._queued_request, 0)
+            )
+
+
+class Throttler:
+    """Slots of all versions. `clock` returns monotonic seconds."""
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        waker: Waker,
+        *,
+        longest_rest_s: float = LONGEST_S,
+        peers: ActivatorPeers = ALONE,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self._limits = limits
+        self._waker = waker
+        self._clock = clock
+        self._starts = StartForecasts()
+        self.replica_breakers = ReplicaBreakers(longest_rest_s, clock, self._reopen)
+        self.breakers = VersionBreakers(longest_rest_s)
+        self.shedding = LoadShedder(limits)
+        self.slots = SlotAllocator(limits, self.shedding, peers, clock, draw)
+        self._version_queues = self.slots.version_queues
+        self.loads = self.slots.loads
+        self.refusals = 0  # requests that full replicas refused
+        self._roster = ReplicaTracker(self.slots, self._starts, self.breakers, waker, clock)
+
+    def __repr__(self) -> str:
+        return f"<Throttler {self.slots!r}>"
+
+    def slot(
+        self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
+    ) -> Slot:
+        """Return a block that holds a slot of some replica.
+
+        Entering waits for it. Raises Refused: Overloaded, DeadlineExceeded, or why the start failed. Raises
+        NoSlotInTime if no slot came until `again_by_s` (monotonic), unless the request waits for a start. Cancelling a
+        wait leaves nothing behind.
+        """
+        return Slot(self, key, queued_request, deadline, self._clock(), again_by_s)
+
+    def try_take_slot_elsewhere(
+        self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, excluded_replica: Replica
+    ) -> Slot | None:
+        """Return a slot of another replica than `excluded_replica` if one is free now, else None. The replica has no
+        failures. The caller must end the slot.
+        """
+        replica = self.slots.try_take_elsewhere(key, queued_request, excluded_replica)
+        return None if replica is None else Slot(self, key, queued_request, deadline, self._clock(), held=replica)
+
+    def has_several(self, key: VersionKey) -> bool:
+        """Whether the version has more than one replica."""
+        version_queue = self._version_queues.get(key)
+        return version_queue is not None and len(version_queue.replicas) > 1
+
+    def is_asleep(self, key: VersionKey) -> bool:
+        """Whether no replica of the version takes requests."""
+        version_queue = self._version_queues.get(key)
+        return version_queue is None or version_queue.is_asleep
+
+    def availability(self, key: VersionKey) -> Availability:
+        """Return whether the version sleeps, has a free slot, or is full. Slots of other activators are not counted."""
+        version_queue = self._version_queues.get(key)
+        if version_queue is None or version_queue.is_asleep:
+            return Availability.ASLEEP
+        if self._clock() >= version_queue.review_s:  # a credit may have ended since the last request
+            self.slots.grant(key, version_queue)
+        return Availability.ROOM if version_queue.free and not len(version_queue.waiting) else Availability.FULL
+
+    def wait_estimate(self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline) -> WaitEstimate:
+        """Return what a request that waits for a slot is told."""
+        version_queue = self._version_queues.get(key)
+        if version_queue is None or version_queue.is_asleep:
+            return self._starts.wait_estimate(key, self._clock())
+        return WaitEstimate(
+            wait_s(
+                version_queue.waiting.tokens_before(queued_request, deadline.at_s),
+                version_queue.throughput.tokens_per_s(version_queue.slots),
+            )
+        )
+
+    def estimate_wait(self, key: VersionKey, tenant: str, priority_class: PriorityClass) -> tuple[float | None, bool]:
+        """Return `(seconds or None, is_cold)`: how long a new request of the tenant would wait, and whether for a
+        start.
+
+        None means unknown. So is the wait for a start of a version that failed since its last answer: some request has
+        to find out whether starts still fail.
+        """
+        version_queue = self._version_queues.get(key)
+        if version_queue is None or version_queue.is_asleep:
+            return None if key in self.breakers else self._starts.wait_estimate(key, self._clock()).remaining_s, True
+        tokens = version_queue.waiting.tokens_of(tenant, priority_class) if len(version_queue.waiting) else 0
+        return wait_s(tokens, version_queue.throughput.tokens_per_s(version_queue.slots)), False
+
+    def wake_for(self, key: VersionKey, for_s: float) -> None:
+        """Have a version at zero started although no request waits: tell the decider for `for_s` seconds."""
+        if self.is_asleep(key):
+            self._waker.start_wake_for(key, for_s)
+
+    def queued(self, key: VersionKey) -> int:
+        """Requests that wait for the version."""
+        version_queue = self._version_queues.get(key)
+        return 0 if version_queue is None else len(version_queue.waiting)
+
+    def throughput(self, key: VersionKey) -> Throughput | None:
+        """How fast its slots come free, while there is anything of it."""
+        version_queue = self._version_queues.get(key)
+        return None if version_queue is None else version_queue.throughput
+
+    def addresses(self) -> set[str]:
+        """The sockets of all replicas."""
+        return {
+            replica.row.address
+            for version_queue in self._version_queues.values()
+            for replica in version_queue.replicas.values()
+        }
+
+    def apply(self, feed: Feed) -> None:
+        """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
+        self._roster.apply(feed)
+
+    def report_failed(self, replica: Replica, code: str = Unavailable.code) -> None:
+        """Record that a request at this replica failed. The replica gets no requests for a moment; the feed says
+        whether it is gone.
+
+        A code of a version's fault counts against the version too: after several in a row no request waits for a start.
+        """
+        opened = self.replica_breakers.failed(replica, code)
+        if code in INTEGRITY or (opened and code == ReplicaLost.code):
+            row, retryable = replica.row, code not in INTEGRITY
+            self.breakers.failed(row.tenant, row.version, code, self._clock(), retryable=retryable)
+        if opened and (version_queue := self._version_queues.get(key := key_of(replica.row))) is not None:
+            self.slots.grant(key, version_queue)  # shares of fewer slots are other ones
+            if self.slots.is_wanted(key):
+                self._waker.start_wake(key)
+
+    def report_ended(self, replica: Replica) -> None:
+        """Forget a replica whose process has ended, before the feed says so. If it was the last one, requests wait for
+        a start. The feed may have another replica of that name by now.
+        """
+        if not replica.gone:
+            self._roster.remove(replica.row.runtime_id)
+
+    def report_began(self, replica: Replica, credit: int | None) -> None:
+        """Record that the replica began an answer, so it takes requests, and the credit that it told with it."""
+        if replica.breaker is not None:
+            self.replica_breakers.answered(replica)
+        now = self._clock()
+        replica.credit.record_answer(credit, now)
+        if replica.max_requests is not None or (credit is not None and credit < replica.row.max_streams):
+            self.slots.review(replica, replica.running, now)
+            version_queue = self._version_queues.get(key := key_of(replica.row))
+            if version_queue is not None and len(version_queue.waiting):
+                self.slots.grant(key, version_queue)
+
+    def report_full(self, replica: Replica, credit: int) -> None:
+        """Record that the replica refused a request, whose slot is not given back yet, because it is full."""
+        self.refusals += 1
+        now = self._clock()
+        replica.credit.record_refusal(credit, now)
+        self.slots.review(replica, replica.running - 1, now)
+
+    def report_answered(self, replica: Replica) -> None:
+        """Record that the replica answered. That clears its version too, because a faulty one fails before its first
+        token.
+        """
+        if self.breakers:
+            self.breakers.forget(key_of(replica.row))
+
+    async def acquire(
+        self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
+    ) -> Replica:
+        """Wait for a slot, and return its replica. Raises as entering `slot`. The caller gives it back by
+        `slots.release`.
+        """
+        now = self._clock()
+        if self.breakers and self.is_asleep(key):
+            self.breakers.check(key, now, self._why(key, queued_request))
+        version_queue = self.slots.ensure_version_queue(key)
+        if now >= version_queue.review_s:
+            if version_queue.waiting:
+                self.slots.grant(key, version_queue)  # a slot that is free now is theirs
+            else:
+                self.slots.review_all(version_queue, now)
+        if version_queue.waiting:
+            self.slots.count_request(key, version_queue, queued_request)
+        else:
+            if now >= version_queue.shares.ends_s:
+                version_queue.shares.refresh(now, 0)
+            version_queue.shares.record_request(queued_request.tenant, queued_request.weight, 0)
+        # Nobody waits who may have a free slot: where this tenant may, it has nobody before it.
+        is_free = version_queue.may_take(queued_request.tenant, queued_request.weight)
+        facts = AdmissionFacts(
+            is_free, queued_request, version_queue.waiting.queue_usage, self.loads, self._limits, deadline
+        )
+        match decide(facts, now):
+            case Admit():
+                version_queue.waiting.charge_immediate(queued_request)
+                version_queue.throughput.record_grant(now)
+                return self.slots.take_slot(version_queue, queued_request, now)
+            case Shed(failure):
+                self.slots.drop_if_empty(key, version_queue)
+                raise Refused(failure)
+            case Hold(until_s, full):
+                self._check_time(key, version_queue, queued_request, until_s, now)
+                waiter = _waiter(now, until_s)
+                if full is None:
+                    version_queue.waiting.put(waiter, queued_request, until_s)
+                elif not self.shedding.try_enter(version_queue, waiter, queued_request):
+                    self.slots.drop_if_empty(key, version_queue)
+                    raise Refused(full)
+                return await self._wait(key, version_queue, queued_request, waiter, again_by_s)
+
+    async def take_again(
+        self,
+        key: VersionKey,
+        replica: Replica,
+        queued_request: QueuedRequest,
+        deadline: Deadline,
+        enqueued_at_s: float,
+        again_by_s: float | None,
+    ) -> Replica:
+        """Give a slot back whose replica refused the request, and wait for another one. Raises as `acquire`.
+
+        The request came at `enqueued_at_s`. It returns to its former place in the queue, also if the queue is full by
+        now.
+        """
+        version_queue, until_s = (
+            self.slots.ensure_version_queue(key),
+            min(deadline.at_s, enqueued_at_s + self._limits.wait_s),
+        )
+        waiter = _waiter(enqueued_at_s, until_s)
+        version_queue.waiting.put_first(waiter, queued_request, until_s)
+        self.slots.give_back(key, replica, queued_request, 0)
+        # The line may be new, so its shares have not counted this request, which waits or has a slot by now.
+        version_queue.shares.record_request(
+            queued_request.tenant, queued_request.weight, version_queue.waiting.waiting_of(queued_request.tenant) - 1
+        )
+        return await self._wait(key, version_queue, queued_request, waiter, again_by_s)
+
+    def check_integrity(self) -> None:
+        """No line has both a free slot and a waiter who may have it; loads add up; every replica is where it is said to
+        be.
+        """
+        self.slots.check_integrity()
+        self._roster.check_integrity()
+
+    def _check_time(
+        self, key: VersionKey, version_queue: VersionQueue, queued_request: QueuedRequest, until_s: float, now: float
+    ) -> None:
+        """Raise Refused(DeadlineTooShort) if no slot is expected in time. A version at zero is woken all the same: else
+        one whose callers have little time would sleep for ever.
+        """
+        left_s = until_s - now
+        if asleep := version_queue.is_asleep:
+            expected_s = self._starts.wait_estimate(key, now).remaining_s
+        else:
+            expected_s = completion_time_s(
+                version_queue.waiting.tokens_before(queued_request, until_s),
+                queued_request,
+                version_queue.throughput,
+                version_queue.slots,
+            )
+        if expected_s is None or not is_too_late(expected_s, left_s):
+            return
+        if asleep:
+            self._waker.start_wake_for(key, expected_s)
+        self.slots.drop_if_empty(key, version_queue)
+        self.shedding.refused(Reason.LATE, queued_request)
+        raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
+
+    async def _wait(
+        self,
+        key: VersionKey,
+        version_queue: VersionQueue,
+        queued_request: QueuedRequest,
+        waiter: Waiter,
+        again_by_s: float | None,
+    ) -> Replica:
+        """Wait for the slot of a request that is in the queue. Whatever fails here takes it out."""
+        try:
+            self.slots.grant_later(key, version_queue)
+            if version_queue.is_asleep:
+                self.breakers.enter(key, waiter, self._clock())
+                self._waker.start_wake(key)
+            async with asyncio.timeout(max(0.0, waiter.until_s - self._clock())):
+                if again_by_s is not None:
+                    await asyncio.wait((waiter.assignment,), timeout=max(0.0, again_by_s - self._clock()))
+                    if not (waiter.assignment.done() or version_queue.awaits_start):
+                        raise NoSlotInTime
+                assignment = await waiter.assignment
+                if isinstance(assignment, Failure):
+                    raise Refused(assignment)
+                return assignment
+        except BaseException as error:
+            self._leave(key, version_queue, waiter, queued_request)
+            if isinstance(error, TimeoutError):
+                stage, why = (
+                    ("waiting for a replica to start", self._why(key, queued_request))
+                    if version_queue.is_asleep
+                    else ("queued", "")
+                )
+                raise Refused(DeadlineExceeded(self._clock() - waiter.enqueued_at_s, stage, why)) from None
+            raise
+        finally:
+            self.breakers.leave(key, waiter)
+
+    def _why(self, key: VersionKey, queued_request: QueuedRequest) -> str:
+        """Return why the version does not start, "" where that is unknown."""
+        problem = self._starts.problem(key)
+        return "" if problem is None else redact_for_caller(problem, queued_request.tenant == key.tenant).message
+
+    def _leave(
+        self, key: VersionKey, version_queue: VersionQueue, waiter: Waiter, queued_request: QueuedRequest
+    ) -> None:
+        """Remove a waiting request that ends without its slot: from the queue, or by giving back the slot that it just
+        got.
+        """
+        assignment = waiter.assignment
+        if version_queue.waiting.discard(waiter):
+            assignment.cancel()
+        elif assignment.done() and not assignment.cancelled() and isinstance(given := assignment.result(), Replica):
+            self.slots.release(key, given, queued_request, 0)
+        if not self.slots.is_wanted(key):
+            self._waker.stop_wake(key)
+        self.slots.drop_if_empty(key, version_queue)
+
+    def _reopen(self, replica: Replica) -> None:
+        key = key_of(replica.row)
+        version_queue = self._version_queues.get(key)
+        if version_queue is not None:
+            self.slots.grant(key, version_queue)
+            if not version_queue.is_asleep:
+                self._waker.stop_wake(key)
+
+
+def _waiter(enqueued_at_s: float, until_s: float) -> Waiter:
+    return Waiter(asyncio.get_running_loop().create_future(), enqueued_at_s, until_s)

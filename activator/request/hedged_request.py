@@ -1,0 +1,330 @@
+"""A second replica for a request whose first frame is late: the answer that begins first is passed on, the other one
+ends before a byte of it was. When a frame is late is `policy/hedge`'s.
+
+The first attempt runs in its request's own task, as if there were no other one, and costs a timer. A replica that had
+begun and is not passed on is told so, and records its work itself: nobody is charged for it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final
+
+from activator.accounting.metrics import RequestMetrics
+from activator.http.exchange import now_us
+from activator.queue.policy.queued_request import QueuedRequest
+from activator.queue.throttler import Slot, Throttler
+from activator.queue.version_queue import Replica
+from activator.request.attempt_failure import decode_failure, report_replica_failure
+from activator.request.hedge_policy import LIMITS, FirstFrameLatencies, HedgeLimits, hedge_after_s
+from activator.request.inference_request import InferenceRequest, UpstreamRequestFactory
+from activator.request.retry_policy import RetryBudgets
+from activator.routing.policy.version_key import VersionKey
+from activator.upstream.replica_requests import UpstreamLost, UpstreamRejected, UpstreamRequest
+from kelvin.contracts.serving.stream_frames import Frame, FrameKind
+
+log = logging.getLogger(__name__)
+
+FIRST: Final = "first"
+SECOND: Final = "second"
+NEITHER: Final = "neither"
+WITHHELD: Final = "withheld"  # the budget is spent
+
+
+class HedgeWon(Exception):
+    """The second replica began the answer."""
+
+
+class HedgeAttempt:
+    """The second attempt at a request, in a task of its own, which keeps slot and connection for as long as the request
+    needs them. Starts at once. `on_begun` is called with its first frame, unless it was ended before.
+    """
+
+    def __init__(
+        self, throttler: Throttler, slot: Slot, upstream: UpstreamRequest, on_begun: Callable[[], None]
+    ) -> None:
+        self.slot = slot
+        self.upstream = upstream
+        self.sent_us = now_us()
+        self.frames: list[Frame] | None = None  # the first ones
+        self.is_winner = False  # its answer is passed on
+        self._throttler = throttler
+        self._on_begun = on_begun
+        loop = asyncio.get_running_loop()
+        self._released: asyncio.Future[None] = loop.create_future()
+        self._outcome_known = asyncio.Event()
+        self._task = loop.create_task(self._run(), name="second")
+        self._task.add_done_callback(self._ended)
+
+    def __repr__(self) -> str:
+        return f"<HedgeAttempt begun={self.frames is not None} lead={self.is_winner} over={self._task.done()}>"
+
+    async def wait_outcome(self) -> None:
+        """Until it has begun an answer, or has come to nothing."""
+        await self._outcome_known.wait()
+
+    def end(self) -> None:
+        """Its answer was passed on, or won't be: then its replica is told that. Returns at once. Idempotent."""
+        if self.is_winner:
+            if not self._released.done():
+                self._released.set_result(None)
+        elif not self._task.done():
+            self.upstream.abandon()
+            self._task.cancel()
+
+    async def wait_ended(self) -> None:
+        """Until nothing is left of it."""
+        await asyncio.wait((self._task,))
+        if self.upstream.cancel_task is not None:
+            await asyncio.wait((self.upstream.cancel_task,))
+
+    async def _run(self) -> None:
+        replica = self.slot.replica
+        try:
+            async with self.upstream:
+                self._throttler.report_began(replica, self.upstream.credit)
+                frames = await self.upstream.read_frames()
+                while not has_begun_answer(frames):
+                    frames = await self.upstream.read_frames()
+                if frames[-1].kind is FrameKind.FAILED:  # the first replica may do better
+                    self.upstream.abandon()
+                    raise UpstreamRejected(decode_failure(frames[-1]))
+                self.frames = frames
+                self._outcome_known.set()
+                self._on_begun()
+                await self._released
+        except (UpstreamLost, UpstreamRejected) as failed:
+            report_replica_failure(self._throttler, replica, failed)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """By itself or not, also where it was ended before its first step."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("unforeseen failure", exc_info=error)
+        self._outcome_known.set()
+        if self.is_winner:
+            self.slot.release()
+        else:
+            self.slot.release_after(self.upstream.cancel_task)
+
+
+def has_begun_answer(frames: Sequence[Frame]) -> bool:
+    """Whether an answer has begun: more than a beat, or one that counts a token (of an answer that doesn't stream)."""
+    return any(frame.kind is not FrameKind.HEARTBEAT or frame.counts.completion_tokens for frame in frames)
+
+
+class Hedges:
+    """Of all requests of versions with several replicas. What is measured is kept of streams and of whole answers
+    apart: a whole one says nothing until it is there, or for a second.
+    """
+
+    def __init__(
+        self,
+        throttler: Throttler,
+        request_factory: UpstreamRequestFactory,
+        budgets: RetryBudgets[tuple[str, VersionKey]],
+        metrics: RequestMetrics,
+        limits: HedgeLimits = LIMITS,
+    ) -> None:
+        self._throttler = throttler
+        self._request_factory = request_factory
+        self._budgets = budgets
+        self._metrics = metrics
+        self._frames = FirstFrameLatencies[tuple[VersionKey, bool]](limits)
+
+    def __repr__(self) -> str:
+        return f"<Hedges {self._frames!r}>"
+
+    def open_hedged_request(
+        self,
+        key: VersionKey,
+        queued_request: QueuedRequest,
+        inference_request: InferenceRequest,
+        replica: Replica,
+        first: UpstreamRequest,
+    ) -> "HedgedRequest | None":
+        """For an attempt that is about to be sent; None where there is no other replica that could be asked."""
+        return (
+            HedgedRequest(self, key, queued_request, inference_request, replica, first)
+            if self._throttler.has_several(key)
+            else None
+        )
+
+    def after_s(self, key: VersionKey, inference_request: InferenceRequest) -> float | None:
+        """When to ask a second replica."""
+        late_after_s = self._frames.late_after_s((key, inference_request.account.stream))
+        return hedge_after_s(late_after_s, inference_request.remaining_s(), is_cold=inference_request.account.cold)
+
+    def try_hedge(
+        self,
+        hedged_request: "HedgedRequest",
+        key: VersionKey,
+        queued_request: QueuedRequest,
+        inference_request: InferenceRequest,
+        excluded_replica: Replica,
+    ) -> HedgeAttempt | None:
+        """Under way, where a slot is free and the budget has one."""
+        slot = self._throttler.try_take_slot_elsewhere(
+            key, queued_request, inference_request.deadline, excluded_replica
+        )
+        if slot is None:
+            return None
+        if not self._budgets.try_spend((queued_request.tenant, key), time.monotonic()):
+            slot.release_after(None)
+            self.record_outcome(queued_request, inference_request, WITHHELD)
+            return None
+        return HedgeAttempt(
+            self._throttler,
+            slot,
+            self._request_factory.send(key, inference_request, slot.replica),
+            hedged_request.on_second_begun,
+        )
+
+    def record_first_frame(self, key: VersionKey, inference_request: InferenceRequest, since_us: int) -> None:
+        """The first frame of a request that was sent then."""
+        if not inference_request.account.cold:
+            self._frames.record_first_frame((key, inference_request.account.stream), (now_us() - since_us) / 1e6)
+
+    def record_outcome(self, queued_request: QueuedRequest, inference_request: InferenceRequest, first: str) -> None:
+        """What a late request came to."""
+        inference_request.account.hedged = first
+        self._metrics.hedged((queued_request.tenant, inference_request.account.model), first)
+
+
+class HedgedRequest:
+    """One attempt, and the second one that it may get. `with` it around the first one: raises HedgeWon where the second
+    one was sooner. `end` it in any case.
+    """
+
+    __slots__ = (
+        "_before",
+        "_first",
+        "_has_won",
+        "_hedges",
+        "_inference_request",
+        "_is_counted",
+        "_is_inside",
+        "_key",
+        "_queued_request",
+        "_replica",
+        "_second",
+        "_since_us",
+        "_task",
+        "_timer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        hedges: Hedges,
+        key: VersionKey,
+        queued_request: QueuedRequest,
+        inference_request: InferenceRequest,
+        replica: Replica,
+        first: UpstreamRequest,
+    ) -> None:
+        self._hedges = hedges
+        self._key = key
+        self._queued_request = queued_request
+        self._inference_request = inference_request
+        self._replica = replica
+        self._first = first
+        self._since_us = inference_request.dispatched_us
+        self._timer: asyncio.TimerHandle | None = None
+        self._second: HedgeAttempt | None = None
+        self._is_inside = self._has_won = self._is_counted = False
+
+    def __enter__(self) -> None:
+        self._is_inside = True
+        after_s = self._hedges.after_s(self._key, self._inference_request)
+        if after_s is not None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._task, self._before = task, task.cancelling()
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._on_late)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_inside = False
+        self._cancel_timer()
+        if not self._has_won:
+            return
+        self._task.uncancel()
+        if kind is not asyncio.CancelledError or self._task.cancelling() <= self._before:  # else others ended it, too
+            raise HedgeWon from None
+
+    def on_first_byte(self) -> None:
+        """The first attempt's answer begins, and is passed on."""
+        self._hedges.record_first_frame(self._key, self._inference_request, self._since_us)
+        self.end(FIRST)
+
+    def on_second_begun(self) -> None:
+        """It is passed on, unless the first attempt is over: then it waits to be asked for."""
+        if self._is_inside and not self._first.is_closed:
+            self._promote()
+            self._first.abandon()
+            self._has_won = True
+            self._task.cancel()
+
+    async def second(self) -> HedgeAttempt | None:
+        """For a first attempt that is over without an answer: the second one, where there is one and it begins."""
+        second = self._second
+        if second is None:
+            return None
+        if not second.is_winner:
+            await second.wait_outcome()
+            if second.frames is None:
+                return None
+            self._promote()
+        self._attribute_to(second)  # whatever became of the first one meanwhile
+        return second
+
+    def end(self, first: str = NEITHER) -> None:
+        """No second attempt from now on; one that is not passed on ends, one that is is over. Idempotent."""
+        self._cancel_timer()
+        second = self._second
+        if second is None:
+            return
+        if not second.is_winner:
+            self._count(first)
+        second.end()
+
+    async def wait_settled(self) -> None:
+        """Once nothing is left of a second attempt, and a replica that was outrun knows it."""
+        if self._second is not None:
+            await self._second.wait_ended()
+        if self._first.cancel_task is not None:
+            await asyncio.wait((self._first.cancel_task,))
+
+    def _on_late(self) -> None:
+        self._timer = None
+        if not self._first.is_closed:
+            self._second = self._hedges.try_hedge(
+                self, self._key, self._queued_request, self._inference_request, self._replica
+            )
+
+    def _promote(self) -> None:
+        second = self._second
+        assert second is not None
+        second.is_winner = True
+        self._attribute_to(second)
+        self._hedges.record_first_frame(self._key, self._inference_request, self._since_us)
+        self._count(SECOND)
+
+    def _attribute_to(self, second: HedgeAttempt) -> None:
+        """In the record, and to whom it is told that this is durable."""
+        inference_request = self._inference_request
+        inference_request.upstream = second.upstream
+        inference_request.account.runtime_id = second.upstream.runtime_id or second.slot.replica.row.runtime_id
+        inference_request.dispatched_us = second.sent_us
+
+    def _count(self, first: str) -> None:
+        if not self._is_counted:
+            self._is_counted = True
+            self._hedges.record_outcome(self._queued_request, self._inference_request, first)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

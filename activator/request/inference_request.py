@@ -1,0 +1,147 @@
+"""One completion under way: what is asked, of which model, and its deadline. An invalid request leaves no record."""
+
+import time
+from typing import Final
+
+import msgspec
+
+from activator.accounting.request_account import Account
+from activator.http.exchange import Exchange
+from activator.limits.rate_limits import TokenReservation
+from activator.queue.policy.queued_request import PriorityClass, QueuedRequest, read_priority_class
+from activator.queue.version_queue import Replica
+from activator.routing.policy.affinity import Affinity, read_affinity, read_session
+from activator.routing.policy.request_body import RequestBody, read_body
+from activator.routing.policy.traffic_split import ModelEntry, which_model
+from activator.routing.policy.version_key import VersionKey
+from activator.routing.request_routes import RunInference
+from activator.routing.routing_table import RoutingTable, authorize_model
+from activator.upstream.replica_requests import ReplicaSessions, UpstreamHeaders, UpstreamRequest
+from kelvin.contracts.artifacts.kind_routes import ROUTES_BY_KIND
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.names import ModelReference
+from kelvin.contracts.serving.control_messages import Principal, TenantLimits
+from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
+from kelvin.contracts.timeline import Timeline
+
+WAITING: Final = frozenset({"restoring", "queued"})  # stages without a slot
+
+
+class InferenceRequest(msgspec.Struct):
+    """What was asked, and how far it has come."""
+
+    exchange: Exchange
+    path: str
+    body: bytes
+    parsed_body: RequestBody  # what is read of it
+    priority_class: PriorityClass
+    affinity: Affinity | None
+    reference: ModelReference
+    entry: ModelEntry
+    account: Account
+    deadline: Deadline
+    tenant_limits: TenantLimits  # its tenant's
+    schemas: tuple[str, ...] = ()  # hashes that the caller expects
+    stage: str = "admitting"
+    key: VersionKey | None = None  # once it is known which version answers
+    queued_request: QueuedRequest | None = None  # once it is known what it takes
+    dispatched_us: int = 0
+    ceiling: TokenLimits = NO_TOKEN_LIMITS  # what its tenant may use of what the version allows
+    token_reservation: TokenReservation | None = None  # of its tenant's tokens for this minute
+    upstream: UpstreamRequest | None = None  # at the replica that the record will name
+    rejected_prompt_tokens: int = 0  # tokens of the prompt, by the last replica that refused it
+
+    def split_key(self, entry: ModelEntry) -> str | None:
+        """By whom a version is chosen where several share a model: its session's name, else its key. None: only one."""
+        if not entry.split:
+            return None
+        session = self.exchange.header(b"x-kelvin-session")
+        return f"key {self.account.principal.key_id}" if session is None else f"session {read_session(session)}"
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of prompt and answer so far, as the replica said."""
+        return self.account.seen.prompt_tokens + self.account.seen.completion_tokens
+
+    def remaining_s(self) -> float:
+        """Seconds until its deadline."""
+        return self.deadline.remaining_s(time.monotonic())
+
+
+def parse_inference_request(
+    exchange: Exchange,
+    request_route: RunInference,
+    raw: bytes,
+    principal: Principal,
+    tenant_limits: TenantLimits,
+    table: RoutingTable,
+    deadline_s: float,
+) -> InferenceRequest:
+    """Of a request whose body was read. Raises Refused: InvalidRequest; ModelNotFound for what the caller may not call.
+
+    `tenant_limits` is the tenant's, `deadline_s` the installation's.
+    """
+    body, most_s = read_body(raw, request_route.path), tenant_limits.deadline_max_s
+    reference = which_model(
+        request_route.target.model, body.model if request_route.named is None else request_route.named
+    )
+    entry = authorize_model(table, principal, request_route.target.tenant, reference)
+    if body.stream and request_route.path in ROUTES_BY_KIND["embed"]:
+        raise Refused(InvalidRequest("stream", "true", "embeddings are not streamed"))
+    account = Account(
+        request_id=exchange.request_id,
+        principal=principal,
+        model=entry.name_for(principal.tenant),
+        stream=body.stream,
+        started_at_us=exchange.arrived_at_us,
+        timeline=Timeline(exchange.arrived_us),
+        caller=exchange.caller,
+    )
+    return InferenceRequest(
+        exchange,
+        request_route.path,
+        raw,
+        body,
+        read_priority_class(exchange.header(b"x-kelvin-priority"), tenant_limits.priority),
+        read_affinity(principal.tenant, exchange.header(b"x-kelvin-session"), body.prefix),
+        reference,
+        entry,
+        account,
+        exchange.deadline(deadline_s if most_s is None else min(deadline_s, most_s)),
+        tenant_limits,
+        _schemas(exchange, request_route, body),
+    )
+
+
+def _schemas(exchange: Exchange, request_route: RunInference, body: RequestBody) -> tuple[str, ...]:
+    """Of a prediction, the hashes of schemas that header and parameters name: each must hold."""
+    if request_route.named is None:
+        return ()
+    header = exchange.header(b"x-kelvin-schema-hash")
+    given = (None if header is None else header.decode("latin-1"), body.schema_hash)
+    return tuple(each for each in given if each is not None)
+
+
+class UpstreamRequestFactory:
+    """Send a request to one replica of its version; `source` is the spool that owes the records."""
+
+    def __init__(self, replica_sessions: ReplicaSessions, source: str) -> None:
+        self._upstreams = replica_sessions
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<UpstreamRequestFactory {self._source}>"
+
+    def send(self, key: VersionKey, inference_request: InferenceRequest, replica: Replica) -> UpstreamRequest:
+        """`async with` it."""
+        account = inference_request.account
+        caller = account.principal
+        remaining_ms = inference_request.deadline.remaining_ms(time.monotonic())
+        guest = None if caller.tenant == key.tenant else caller.tenant
+        degraded = None if account.degraded is None else account.degraded.recorded
+        told = UpstreamHeaders(
+            account.request_id, caller.key_id, self._source, remaining_ms, replica.wanted_slots,
+            inference_request.ceiling, guest, account.once, degraded,
+        )  # fmt: skip
+        return self._upstreams.send(replica, inference_request.path, inference_request.body, told)

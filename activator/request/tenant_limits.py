@@ -1,0 +1,66 @@
+"""Limits of a tenant (requests at once, per minute, budget per month), asked for one request: on its entry, once its
+body is known, and at its end. A tenant without such limits costs a test for None each.
+"""
+
+from collections.abc import Awaitable
+
+from activator.http.exchange import Exchange
+from activator.limits.concurrency_limits import ConcurrencyLimiter, Permit
+from activator.limits.rate_limits import RateLimits
+from activator.limits.tenant_budgets import TenantBudgets
+from activator.request.inference_request import InferenceRequest
+from activator.routing.policy.request_body import Estimate
+from kelvin.contracts.serving.control_messages import TenantLimits
+
+
+class TenantLimiter:
+    """The limits of all tenants: requests at once, rates and budgets."""
+
+    def __init__(self, concurrency_limiter: ConcurrencyLimiter, rates: RateLimits, budgets: TenantBudgets) -> None:
+        self._entrance = concurrency_limiter
+        self._rates = rates
+        self._budgets = budgets
+
+    def __repr__(self) -> str:
+        return f"<TenantLimiter {self._rates!r} {self._budgets!r}>"
+
+    def acquire_permit(self, tenant: str, tenant_limits: TenantLimits) -> Awaitable[Permit]:
+        """Return a block that counts one more request of the tenant. Raises Refused(TenantBusy)."""
+        return self._entrance.enter(tenant, tenant_limits.requests)
+
+    async def enter(self, exchange: Exchange, tenant: str, tenant_limits: TenantLimits) -> None:
+        """Check limits before the body is read. Raises Refused: BudgetSpent, RateLimited."""
+        if tenant_limits.budget_micros is not None:
+            self._budgets.check(tenant, tenant_limits.budget_micros)
+        if tenant_limits.rpm is not None or tenant_limits.tpm is not None:
+            await self._rates.enter(exchange.rates, tenant, tenant_limits)
+
+    async def reserve(self, inference_request: InferenceRequest, most: Estimate) -> None:
+        """Reserve what the request may take, in place of what it held before. Call `settle` at its end.
+
+        A limit per minute catches up with a prompt that was longer than estimated; a budget can't. Raises as `enter`,
+        and TooLargeForRate, BudgetAway.
+        """
+        tenant, tenant_limits = inference_request.account.principal.tenant, inference_request.tenant_limits
+        if tenant_limits.budget_micros is not None:
+            if inference_request.account.budget_reservation is not None:
+                inference_request.account.budget_reservation.release()
+            inference_request.account.budget_reservation = await self._budgets.hold(
+                tenant, tenant_limits.budget_micros, most.longest, most.output
+            )
+        if tenant_limits.tpm is not None and most.tokens:
+            if inference_request.token_reservation is not None:
+                inference_request.token_reservation.settle(0)
+            inference_request.token_reservation = await self._rates.reserve(
+                inference_request.exchange.rates, tenant, tenant_limits.tpm, most.tokens
+            )
+
+    def settle(self, inference_request: InferenceRequest) -> None:
+        """Settle a request that has ended. Its record is durable, or it has none."""
+        if inference_request.account.budget_reservation is not None:
+            inference_request.account.budget_reservation.release()  # nothing, where there is a record
+        if inference_request.token_reservation is not None:
+            # A replica finds out that a prompt is too long by encoding it: that work counts.
+            inference_request.token_reservation.settle(
+                inference_request.computed_tokens or inference_request.rejected_prompt_tokens
+            )

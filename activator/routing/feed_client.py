@@ -1,0 +1,129 @@
+"""Follow the control plane's feed. While it is away, its last word stands, for as long as `last_feed.py` allows."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from activator import dependencies
+from kelvin.contracts.backoff import ExponentialBackoff
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.control_messages import READER_HEADER, Feed
+from kelvin.contracts.wire import BadJson, decoder
+from kelvin.ipc.service_client import ServiceClient
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/internal/v1/feed"
+SILENCE_S: Final = dependencies.FEED.timeout_s  # three heartbeats
+MAX_LINE: Final = 256 << 20
+PATIENCE_S: Final = 1.0  # with the control plane, at the start
+LAST_BACKOFF_S: Final = 1.0
+BACKOFF: Final = ExponentialBackoff(0.05, LAST_BACKOFF_S)
+
+
+class BrokenFeed(Exception):
+    """The feed ended, fell silent, or said what no control plane of ours says."""
+
+
+class FeedClient:
+    """Calls `apply` with every line, in order, on the event loop. `synced` is set by the first snapshot, or by what was
+    kept of an earlier one. By `name`, which is this process's alone, the control plane knows one that comes back.
+    """
+
+    def __init__(self, control: ServiceClient, apply: Callable[[Feed], None], name: str) -> None:
+        self._control = control
+        self._apply = apply
+        self._headers = {READER_HEADER: name}
+        self.synced = asyncio.Event()
+        self.connected = False
+
+    def __repr__(self) -> str:
+        return f"<FeedClient {'connected' if self.connected else 'AWAY'} synced={self.synced.is_set()}>"
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        failures = 0  # since it was connected
+        while True:
+            try:
+                await self._follow()
+            except (BrokenFeed, Refused) as error:
+                if self.connected or not failures:
+                    log.warning("the feed is away; the last table stands", extra={"error": str(error)})
+                failures = 0 if self.connected else failures + 1
+            finally:
+                self.connected = False
+            await asyncio.sleep(BACKOFF.after(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
+
+    async def start_from_last_feed(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
+        """Go on from what `load` finds, where the control plane says nothing for a moment. Its own word replaces it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self.synced.wait()
+        if not self.synced.is_set() and (line := load()) is not None:
+            apply(line)
+            self.synced.set()
+
+    async def _follow(self) -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    opening = self._control.open("GET", PATH, headers=self._headers)
+                    answer = await stack.enter_async_context(opening)
+            except TimeoutError:
+                raise BrokenFeed(f"no answer for {SILENCE_S:g} s") from None
+            full = False
+            async for raw in _lines(answer.content):
+                try:
+                    line = decoder(Feed).decode(raw)
+                except BadJson as error:
+                    raise BrokenFeed(f"a line does not decode: {error}") from error
+                full = full or line.full
+                if not full:
+                    raise BrokenFeed("the first line is no snapshot")
+                self._apply(line)
+                self.connected = True
+                self.synced.set()
+        raise BrokenFeed("it ended")
+
+
+def with_remote_addresses(line: Feed) -> Feed:
+    """Return the line for an activator on another host: only replicas that other hosts can reach, at that address."""
+    reached = (msgspec.structs.replace(row, address=row.url) for row in line.replicas if row.url)
+    return msgspec.structs.replace(line, replicas=tuple(reached))
+
+
+def with_pod_addresses(line: Feed) -> Feed:
+    """Return the line for an activator on the control plane's host: a replica without a socket there is a pod, reached
+    by its URL.
+    """
+    reached = (row if row.address else msgspec.structs.replace(row, address=row.url) for row in line.replicas)
+    return msgspec.structs.replace(line, replicas=tuple(reached))
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines without their newline. Raises BrokenFeed where it breaks, or is silent for SILENCE_S."""
+    rest = bytearray()
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                data = await content.readany()
+        except TimeoutError:
+            raise BrokenFeed(f"silent for {SILENCE_S:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise BrokenFeed(repr(error)) from error
+        if not data:
+            return
+        rest += data
+        if b"\n" in data:
+            *lines, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            for line in lines:
+                yield line
+        elif len(rest) > MAX_LINE:
+            raise BrokenFeed(f"a line is over {MAX_LINE} bytes")

@@ -1,0 +1,165 @@
+"""The feed as it was last heard, on disk: an activator that starts while no control plane answers goes on from it.
+
+Digests of keys, no key. Written whole, mode 0600, on a change at most each `EVERY_S`, and else each `AGAIN_S` while the
+control plane is heard, since it tells when that was. Older than `max_age_s`, on disk or in memory, it counts for
+nothing: that bounds for how long an activator that is cut off takes a key that was revoked meanwhile. The age of a file
+of this boot is measured by the monotonic clock, so a step of the wall clock neither ages nor renews it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from activator import dependencies
+from activator.routing.routing_table import RoutingTable
+from kelvin.contracts.serving.control_messages import Feed, ReplicaRow
+from kelvin.contracts.wire import BadJson, Wire, decoder, encode
+from kelvin.ipc.connector import is_remote
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.atomic_file import remove_pending_files, write_atomic
+from kelvin.process.procfs import boot_id
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "feed"
+FORMAT: Final = 1
+EVERY_S: Final = 2.0
+AGAIN_S: Final = 30.0
+AHEAD_S: Final = 60.0  # that a clock may have been set back between two boots
+
+
+class _Kept(Wire, frozen=True):
+    """What the file holds."""
+
+    format: int
+    heard_at_s: Annotated[float, Meta(ge=0)]  # of 1970
+    feed: Feed
+    boot: str = ""  # id of the boot in which it was heard; "" if unknown
+    heard_monotonic_s: float | None = None  # all processes of one boot share the monotonic clock
+
+
+class LastFeed:
+    """Told of every line that is heard, after the table took it. Used on one event loop."""
+
+    def __init__(
+        self,
+        directory: SocketDirectory,
+        table: RoutingTable,
+        max_age_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._path = directory.path / NAME
+        self._table = table
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._wall_s = wall_s
+        self._boot = boot_id()
+        self._heard_s: float | None = None  # of the clock
+        self._replicas: dict[str, ReplicaRow] = {}
+        self._written_s = float("-inf")
+        self._due = asyncio.Event()
+        self._fails = False
+
+    def __repr__(self) -> str:
+        return f"<LastFeed age={self.age_s():.1f} s of {self._max_age_s:g}>"
+
+    def age_s(self) -> float:
+        """Seconds since the control plane was last heard, by this process or the one before it; infinite before."""
+        return float("inf") if self._heard_s is None else max(0.0, self._clock() - self._heard_s)
+
+    def is_fresh(self) -> bool:
+        """Whether what was heard is young enough to let anybody in."""
+        return self._heard_s is not None and self._clock() - self._heard_s <= self._max_age_s
+
+    def record_heard_line(self, line: Feed) -> None:
+        """The control plane said this now; a line without rows says that nothing changed."""
+        self._heard_s = self._clock()
+        self._follow(line)
+        if line != Feed(revision=line.revision) or self._heard_s - self._written_s >= AGAIN_S:
+            self._due.set()
+
+    def record_own_line(self, line: Feed) -> None:
+        """This is so, though the control plane did not say it: what is known is no younger for it."""
+        self._follow(line)
+        self._due.set()
+
+    def try_load(self) -> Feed | None:
+        """What the activator before this one heard, as a snapshot; replicas that listen no more are left out. None
+        where there is none that counts. Reads the disk, and connects to each local replica.
+        """
+        try:
+            kept = decoder(_Kept).decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, BadJson) as error:
+            log.warning("the feed that was kept can't be read", extra={"error": str(error)})
+            return None
+        age_s = self._age_on_disk_s(kept)
+        if kept.format != FORMAT or not -AHEAD_S <= age_s <= self._max_age_s:
+            log.warning("the feed that was kept does not count", extra={"format": kept.format, "age_s": int(age_s)})
+            return None
+        self._heard_s = self._clock() - max(0.0, age_s)
+        replicas = tuple(row for row in kept.feed.replicas if self._listens(row))
+        line = msgspec.structs.replace(kept.feed, full=True, replicas=replicas)
+        self._follow(line)
+        log.warning("no control plane answers; going on from the feed that was kept", extra={"age_s": int(age_s)})
+        return line
+
+    async def run(self) -> None:
+        """Write what is due, until cancelled."""
+        await asyncio.to_thread(remove_pending_files, self._path.parent, NAME)
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self._write()
+            except Exception:
+                self._due.set()  # what is due stays so, whatever prevented it
+                raise
+            await asyncio.sleep(EVERY_S)
+
+    async def _write(self) -> None:
+        """Off the loop but for the gathering: the disk may be slow, and nobody waits for it."""
+        feed = msgspec.structs.replace(self._table.rows(), replicas=tuple(self._replicas.values()))
+        self._written_s = self._clock()
+        kept = _Kept(FORMAT, self._wall_s() - self.age_s(), feed, self._boot, self._heard_s)
+        try:
+            await asyncio.to_thread(lambda: write_atomic(self._path, encode(kept), 0o600))
+        except OSError as error:
+            if not self._fails:
+                log.warning("the feed can't be kept", extra={"error": str(error)})
+            self._fails = True
+            self._due.set()
+        else:
+            self._fails = False
+
+    def _age_on_disk_s(self, kept: _Kept) -> float:
+        if self._boot and kept.boot == self._boot and kept.heard_monotonic_s is not None:
+            age_s = self._clock() - kept.heard_monotonic_s
+            if age_s >= 0:  # else another clock: containers may have a monotonic clock of their own
+                return age_s
+        return self._wall_s() - kept.heard_at_s
+
+    def _follow(self, line: Feed) -> None:
+        if line.full:
+            self._replicas.clear()
+        for runtime_id in line.removed_replicas:
+            self._replicas.pop(runtime_id, None)
+        self._replicas.update((row.runtime_id, row) for row in line.replicas)
+
+    def _listens(self, row: ReplicaRow) -> bool:
+        if is_remote(row.address):
+            return True  # hosts may be silent: the first attempt finds out, with others meanwhile
+        try:
+            self._directory.connect(row.address, timeout_s=dependencies.REPLICA.timeout_s).close()
+        except (OSError, ValueError):
+            return False
+        return True

@@ -1,0 +1,52 @@
+"""Which of Knative's Revisions is which version, as the feed tells it. The table is its one writer."""
+
+from activator.routing.policy.version_key import VersionKey, key_of
+from kelvin.contracts.serving.control_messages import Feed, PoolRow, RevisionRow
+
+
+class Revisions:
+    """Found both ways in O(1)."""
+
+    def __init__(self) -> None:
+        self._rows: dict[VersionKey, RevisionRow] = {}
+        self._named: dict[tuple[str, str], VersionKey] = {}  # namespace and name
+        self.pools: tuple[PoolRow, ...] = ()  # of pods that wait for versions
+
+    def __repr__(self) -> str:
+        return f"<Revisions {len(self._rows)}>"
+
+    def of(self, key: VersionKey) -> RevisionRow | None:
+        """Where Knative's autoscaler hears of this version, if it does."""
+        return self._rows.get(key)
+
+    def version(self, namespace: str, name: str) -> VersionKey | None:
+        """Which one it runs, if it is one of ours."""
+        return self._named.get((namespace, name))
+
+    def rows(self) -> tuple[RevisionRow, ...]:
+        """All."""
+        return tuple(self._rows.values())
+
+    def apply(self, line: Feed) -> None:
+        """Take one line over."""
+        if line.full:
+            self._rows, self._named, self.pools = {}, {}, ()
+        self.pools = line.pools or self.pools
+        for row in line.revisions:
+            key = key_of(row)
+            self._drop(key)
+            self._rows[key] = row
+            self._named[row.namespace, row.name] = key
+        for gone in (*line.removed_versions, *line.removed_revisions):
+            self._drop(VersionKey(*gone))
+
+    def check_integrity(self) -> None:
+        """Both maps tell the same."""
+        for place, key in self._named.items():
+            row = self._rows[key]
+            assert place == (row.namespace, row.name)
+
+    def _drop(self, key: VersionKey) -> None:
+        row = self._rows.pop(key, None)
+        if row is not None and self._named.get((row.namespace, row.name)) == key:
+            del self._named[row.namespace, row.name]

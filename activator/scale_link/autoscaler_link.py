@@ -1,0 +1,181 @@
+"""One connection to Knative's autoscaler, told over it what is asked for. It hears, or is away; it says nothing.
+
+Source: knative/serving, pkg/autoscaler/statserver, pkg/websocket (98e5ef9). Whatever it can't read, or knows no
+Revision for, it drops without a word: so what is sent has to be right, and it was taken where there is a connection.
+"""
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import aiohttp
+
+from activator import dependencies
+from activator.routing.policy.version_key import VersionKey, key_of
+from activator.scale_link.stat_encoding import RevisionStat, encode_stats, message_class
+from kelvin.contracts.serving.control_messages import ConcurrencyStat, RevisionRow
+from kelvin.ipc.connector import HostConnector
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = dependencies.AUTOSCALER.timeout_s  # of the handshake, of sending, of leaving
+SILENCE_S: Final = 10.0  # it answers pings, or it is away; as Knative's own activator has it
+FIRST_BACKOFF_S: Final = 0.1
+LAST_BACKOFF_S: Final = 2.0
+BACKOFF_FACTOR: Final = 1.3
+AT_ONCE: Final = 1000  # stats of one message
+_CONNECTION_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class AutoscalerLink:
+    """A reporter's sink. `revision_of` says where a version is heard of; what it knows none for is told to nobody.
+
+    What could not be sent is not sent late, but that a version has nothing any more: else its last figure would count
+    until the autoscaler's window is over.
+    """
+
+    def __init__(self, url: str, pod: str, revision_of: Callable[[VersionKey], RevisionRow | None]) -> None:
+        self._url = url
+        self._pod = pod
+        self._revision_of = revision_of
+        self._open: _Connection | None = None
+        self.was_open = False  # ever
+        self._unsent_zeros: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
+        self._without_revision: set[VersionKey] = set()  # asked for, without a Revision
+        message_class()  # read now, off nobody's way
+
+    def __repr__(self) -> str:
+        return f"<AutoscalerLink {self._url} {'connected' if self.is_open else 'AWAY'} owed={len(self._unsent_zeros)}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the autoscaler hears us."""
+        return self._open is not None and not self._open.stream.closed
+
+    @property
+    def session(self) -> object | None:
+        """See reporter.ReportSink."""
+        return None if self._open is None or self._open.stream.closed else self._open.stream
+
+    async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
+        """See reporter.ReportSink; of a version that no Revision is known for, False."""
+        if not self.is_open:
+            self._keep_zeros(stats)
+            return False
+        told = list(self._to_revision_stats(stats))
+        is_sent = False
+        try:
+            is_sent = await self.send_revision_stats(told)
+        finally:
+            if not is_sent:
+                self._keep_zeros(stats)
+        return is_sent and len(told) == len(stats)
+
+    async def send_revision_stats(self, told: Iterable[RevisionStat]) -> bool:
+        """Whether it was taken. Nothing of it is kept, where nobody hears."""
+        connection, left = self._open, iter(told)
+        if connection is None or connection.stream.closed:
+            return False
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while some := list(islice(left, AT_ONCE)):
+                    await connection.stream.send_bytes(encode_stats(self._pod, some))
+        except _CONNECTION_ERRORS as error:
+            log.warning("Knative's autoscaler takes nothing", extra={"error": repr(error)})
+            if self._open is connection:
+                self._open = None
+            connection.abort()
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        pause_s, lines = FIRST_BACKOFF_S, list[socket.socket]()
+        connector = HostConnector(self._url, None).connector(0, lines.append)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            while True:
+                was_open = False
+                try:
+                    was_open = await self._follow(session, lines)
+                except _CONNECTION_ERRORS as error:
+                    if pause_s == FIRST_BACKOFF_S:
+                        log.warning("Knative's autoscaler is away", extra={"url": self._url, "error": repr(error)})
+                pause_s = FIRST_BACKOFF_S if was_open else min(LAST_BACKOFF_S, pause_s * BACKOFF_FACTOR)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
+
+    async def _follow(self, session: aiohttp.ClientSession, lines: list[socket.socket]) -> bool:
+        """Until the connection ends. Raises where there is none. `lines`: where its socket comes to be, with those of
+        other addresses, which are closed by then.
+        """
+        lines.clear()
+        async with asyncio.timeout(TIMEOUT_S):
+            heard = await session.ws_connect(
+                self._url,
+                heartbeat=SILENCE_S * 2 / 3,  # and half of that for the answer
+                timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
+            )
+        connection = self._open = _Connection(heard, tuple(lines))
+        self.was_open = True
+        log.info("Knative's autoscaler hears us", extra={"url": self._url})
+        try:
+            owed, self._unsent_zeros = tuple(self._unsent_zeros.values()), {}
+            if owed:
+                await self.send(owed)
+            async for _ in heard:
+                pass  # it has nothing to say
+        finally:
+            self._open = None
+            await connection.leave()
+        log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": heard.close_code})
+        return True
+
+    def _keep_zeros(self, stats: tuple[ConcurrencyStat, ...]) -> None:
+        """They were not told, or maybe not."""
+        for stat in stats:
+            key = key_of(stat)
+            if stat.concurrency or stat.requests:
+                self._unsent_zeros.pop(key, None)
+            else:
+                self._unsent_zeros[key] = stat
+
+    def _to_revision_stats(self, stats: Iterable[ConcurrencyStat]) -> Iterable[RevisionStat]:
+        for stat in stats:
+            key = key_of(stat)
+            row = self._revision_of(key)
+            if row is not None:
+                self._without_revision.discard(key)
+                yield RevisionStat(row.namespace, row.name, stat.concurrency, stat.requests)
+            elif not stat.concurrency:
+                self._without_revision.discard(key)
+            elif key not in self._without_revision:  # said once, however often who waits has it told
+                self._without_revision.add(key)
+                log.warning("a version is asked for that has no Revision", extra={"version": str(key)})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Connection:
+    """One that can be ended. The library only closes: what was not sent then waits, for ever, for who reads nothing."""
+
+    stream: aiohttp.ClientWebSocketResponse
+    lines: tuple[socket.socket, ...]
+
+    def abort(self) -> None:
+        """At once, whatever waits to be sent: to send it fails, and the library lets go of it. Idempotent."""
+        for line in self.lines:
+            with suppress(OSError):  # it is closed, or was never connected
+                line.shutdown(socket.SHUT_RDWR)
+
+    async def leave(self) -> None:
+        """In order within its time, else not; nothing of it stays open, also where this is cancelled."""
+        try:
+            with suppress(*_CONNECTION_ERRORS):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self.stream.close()
+        finally:
+            self.abort()

@@ -1,0 +1,85 @@
+"""What is inside for each version, waiting or running, and how fast it was computed of late: by that concurrency is
+weighed where a model scales by tokens. How is `policy/concurrency`'s to say.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from activator.queue.policy.queued_request import QueuedRequest
+from activator.queue.policy.tenant_fair_queue import cost
+from activator.queue.policy.wait_estimate import MeasuredThroughput, Throughput
+from activator.routing.policy.version_key import VersionKey
+from activator.scale_link.concurrency_policy import RequestProgress, weighed
+
+MAX_REMEMBERED_VERSIONS: Final = 4096  # versions whose pace is remembered while they are at zero
+
+
+class RunningRequest(Protocol):
+    """A request. Its `queued_request` is known while it is inside."""
+
+    queued_request: QueuedRequest | None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens computed so far, as the replica reported them."""
+        ...
+
+
+class Backlogs:
+    """Of all versions. `backlog_s`: by how much a version's model scales by tokens, 0: not at all."""
+
+    def __init__(
+        self,
+        backlog_s: Callable[[VersionKey], float] = lambda _: 0.0,
+        queued: Callable[[VersionKey], int] = lambda _: 0,
+        throughput: Callable[[VersionKey], Throughput | None] = lambda _: None,
+    ) -> None:
+        self._backlog_s = backlog_s
+        self._queued = queued
+        self._pace = throughput
+        self._inside: dict[VersionKey, dict[int, RunningRequest]] = {}
+        self._measured: OrderedDict[VersionKey, MeasuredThroughput] = OrderedDict()  # who was measured last is last
+
+    def __repr__(self) -> str:
+        return f"<Backlogs inside={sum(map(len, self._inside.values()))} measured={len(self._measured)}>"
+
+    def enter(self, key: VersionKey, work: RunningRequest) -> None:
+        """It waits for the version, or runs at it, until it leaves."""
+        self._inside.setdefault(key, {})[id(work)] = work
+
+    def leave(self, key: VersionKey, work: RunningRequest) -> None:
+        """It has ended, one way or another."""
+        inside = self._inside[key]
+        del inside[id(work)]
+        if not inside:
+            del self._inside[key]
+
+    def weigh(self, key: VersionKey, concurrency: float) -> float:
+        """What to report of the version now."""
+        backlog_s = self._backlog_s(key)
+        if backlog_s <= 0:
+            return concurrency
+        inside = (
+            RequestProgress(cost(work.queued_request.tokens), work.computed_tokens)
+            for work in self._inside.get(key, {}).values()
+            if work.queued_request is not None
+        )
+        return weighed(concurrency, inside, self._queued(key), self._measure(key), backlog_s)
+
+    def check_integrity(self) -> None:
+        """No version is kept of which nothing is inside; what is remembered is bounded."""
+        assert all(self._inside.values())
+        assert len(self._measured) <= MAX_REMEMBERED_VERSIONS
+
+    def _measure(self, key: VersionKey) -> MeasuredThroughput | None:
+        """As it is now; else as it was when it was known last, as of a version that comes from zero."""
+        throughput = self._pace(key)
+        measured = None if throughput is None else throughput.measured()
+        if measured is None:
+            return self._measured.get(key)
+        self._measured[key] = measured
+        self._measured.move_to_end(key)
+        if len(self._measured) > MAX_REMEMBERED_VERSIONS:
+            self._measured.popitem(last=False)
+        return measured

@@ -1,0 +1,223 @@
+"""Wakes versions while there is no control plane: the decider's stand-in, for as long as nobody else decides.
+
+A poke that nobody takes, WAKE_PATIENCE_S after the feed fell silent, becomes a start of our own: under the decider's
+lock a parked standby is told to take the version, as the control plane would tell it. A standby takes one version,
+once; the next control plane adopts it from where it is. Nothing is started for a key that the last feed would not let
+in, none is sent away to make room, and no standby is borne: there are as many starts as are parked.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from activator import dependencies
+from activator.queue.waker import WakeCall
+from activator.routing.policy.version_key import VersionKey
+from activator.scale_link.fallback_scaler_policy import AlreadyServing, NoStart, StartRuntime, choose, holds_slot
+from kelvin.contracts.accounting.meter_format import decode_meter
+from kelvin.contracts.artifacts.runtime_control import BindRequest, BindResponse, RuntimeReport
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.serving.control_messages import Feed, ReplicaRow, RestoreFailure
+from kelvin.contracts.serving.machine import Machine, available_bytes, kv_bytes_for, threads_for
+from kelvin.contracts.timeline import Stage, StageSpan
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.ipc.standby_lock import StandbyLock, try_acquire_standby_lock
+from kelvin.process.procfs import born_ns
+from kelvin.telemetry.policy.instruments import MetricsPage
+
+log = logging.getLogger(__name__)
+
+WAKE_PATIENCE_S: Final = 2.0  # a control plane that died is back sooner, as a rule
+ANSWER_S: Final = dependencies.ACCOUNTS.timeout_s  # for a runtime to say what it is
+TAKEN_S: Final = 5.0  # for a standby to take a version, not to restore it
+RESTORE_S: Final = dependencies.WAKING.timeout_s
+LOOK_S: Final = 0.02
+MEMINFO: Final = Path("/proc/meminfo")
+_LOST: Final = frozenset({"unavailable", "conflict"})  # the process is dead, or was taken: another one may do
+
+
+class FallbackScaler:
+    """`send_wake` of a reporter, with an answer for when nobody takes it. Loop-bound; its starts end with `close`.
+
+    `is_heard` says whether the feed lives, `machine` what the last one said of this machine (None before any that
+    counts), `publish_line` takes what we did as a line of the feed.
+    """
+
+    def __init__(
+        self,
+        send_wake: WakeCall,
+        directory: SocketDirectory,
+        *,
+        is_heard: Callable[[], bool],
+        machine: Callable[[], Machine | None],
+        publish_line: Callable[[Feed], None],
+        asked_us: Callable[[VersionKey], int | None],
+        page: MetricsPage,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send_wake = send_wake
+        self._directory = directory
+        self._is_heard = is_heard
+        self._machine = machine
+        self._tell = publish_line
+        self._asked_us = asked_us
+        self._clock = clock
+        self._away_s: float | None = None  # since when nobody takes a poke
+        self._starts: dict[VersionKey, asyncio.Task[None]] = {}
+        self._counter = page.counter(
+            "kelvin_own_starts_total", "Starts that the activator decided without a control plane.", ("result",)
+        )
+
+    def __repr__(self) -> str:
+        return f"<FallbackScaler starting={len(self._starts)} away={self._away_s is not None}>"
+
+    async def send_wake(self, key: VersionKey) -> bool:
+        """Whether somebody sees to it: the decider, or we."""
+        if await self._send_wake(key):
+            self._away_s = None
+            return True
+        now = self._clock()
+        if self._is_heard():
+            self._away_s = None
+        elif self._away_s is None:
+            self._away_s = now
+        if self._away_s is None or now - self._away_s < WAKE_PATIENCE_S:
+            return False
+        if key in self._starts:
+            return True
+        machine = self._machine()
+        hold = None if machine is None else try_acquire_standby_lock(self._directory)
+        if machine is None or hold is None:
+            return False
+        self._starts[key] = asyncio.create_task(self._start(key, machine, hold), name=f"own start {key}")
+        return True
+
+    async def close(self) -> None:
+        """No more starts; what was told to take a version goes on with it."""
+        starts = tuple(self._starts.values())
+        for task in starts:
+            task.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+
+    async def _start(self, key: VersionKey, machine: Machine, hold: StandbyLock) -> None:
+        try:
+            with closing(hold):
+                call = await self._decide(key, machine)
+            if call is not None:
+                await self._follow(key, *call)
+        except Exception:
+            log.exception("an own start failed in a way of ours", extra={"version": str(key)})
+        finally:
+            del self._starts[key]
+
+    async def _decide(
+        self, key: VersionKey, machine: Machine
+    ) -> tuple[RuntimeReport, asyncio.Task[BindResponse]] | None:
+        reports = await _fetch_reports(self._directory)
+        held = await asyncio.to_thread(_held_slots, self._directory.path / "meters")
+        match choose(key, reports, held, machine.slots):
+            case AlreadyServing(report):
+                self._publish_replica(key, report.runtime_id, report.max_streams, report.spans)
+            case NoStart(why):
+                log.warning("a version can't be woken", extra={"version": str(key), "why": why})
+                self._counter.add(("none",))
+            case StartRuntime(report, wakes):
+                threads = threads_for(machine.cores, held + 1, machine.threads_cap)
+                bind = BindRequest(
+                    tenant=key.tenant, model=key.model, version=key.version, device_class=f"cpu-{threads}",
+                    threads=threads, kv_bytes=kv_bytes_for(machine.kv_bytes, available_bytes(MEMINFO.read_text())),
+                )  # fmt: skip
+                seen = {"version": str(key), "runtime_id": report.runtime_id, "wakes": wakes}
+                log.warning("no control plane answers: a version is given to a runtime", extra=seen)
+                path = "/control/wake" if wakes else "/control/bind"
+                call = asyncio.create_task(self._bind(report.runtime_id, path, bind), name=f"bind {report.runtime_id}")
+                try:
+                    await self._wait_until_taken(report, call)
+                except BaseException:
+                    call.cancel()
+                    raise
+                return report, call
+        return None
+
+    async def _wait_until_taken(self, before: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
+        """Until it can't be given to anybody else: the lock may go then."""
+        limit = self._clock() + TAKEN_S
+        while not call.done() and self._clock() < limit:
+            await asyncio.wait((call,), timeout=LOOK_S)
+            report = await _fetch_report(self._directory, f"rt-{before.runtime_id}.sock")
+            if report is None or report.state is not before.state:
+                return
+
+    async def _bind(self, runtime_id: str, path: str, bind: BindRequest) -> BindResponse:
+        client = ServiceClient(self._directory, f"rt-{runtime_id}.sock", "the runtime")
+        try:
+            return await client.call("POST", path, BindResponse, body=bind, timeout_s=RESTORE_S)
+        finally:
+            await client.close()
+
+    async def _follow(self, key: VersionKey, report: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
+        began_us = int(self._clock() * 1e6)
+        try:
+            bound = await call
+        except Refused as refused:
+            self._counter.add(("failed",))
+            seen = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
+            log.warning("an own start failed", extra=seen)
+            if refused.failure.code not in _LOST:
+                self._publish_failure(key, refused.failure)
+        else:
+            self._counter.add(("ready",))
+            zero_us = self._asked_us(key) or began_us
+            waited_us = max(0, began_us - zero_us)
+            own = (StageSpan(Stage.DECIDED, waited_us), StageSpan(Stage.PROMOTED, waited_us))
+            shifted = tuple(StageSpan(span.stage, span.after_us + waited_us) for span in bound.spans)
+            self._publish_replica(key, report.runtime_id, bound.max_streams, (*own, *shifted))
+        finally:
+            call.cancel()
+
+    def _publish_replica(
+        self, key: VersionKey, runtime_id: str, max_streams: int, spans: tuple[StageSpan, ...]
+    ) -> None:
+        row = ReplicaRow(
+            runtime_id=runtime_id, tenant=key.tenant, model=key.model, version=key.version,
+            address=f"rt-{runtime_id}.sock", max_streams=max_streams, draining=False, restore=spans,
+        )  # fmt: skip
+        if not self._is_heard():  # else the control plane has adopted it, and says what it is
+            self._tell(Feed(revision=0, replicas=(row,)))
+
+    def _publish_failure(self, key: VersionKey, failure: Failure) -> None:
+        if not self._is_heard():
+            self._tell(Feed(revision=0, failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
+
+
+async def _fetch_reports(directory: SocketDirectory) -> list[RuntimeReport]:
+    """What every runtime of this machine says of itself; who does not answer is left out."""
+    names = sorted(path.name for path in directory.path.glob("rt-*.sock"))
+    found = await asyncio.gather(*(_fetch_report(directory, name) for name in names))
+    return [each for each in found if each is not None and f"rt-{each.runtime_id}.sock" in names]
+
+
+async def _fetch_report(directory: SocketDirectory, name: str) -> RuntimeReport | None:
+    client = ServiceClient(directory, name, "the runtime", limit=1)
+    try:
+        return await client.call("GET", "/control/state", RuntimeReport, timeout_s=ANSWER_S)
+    except Refused:
+        return None
+    finally:
+        await client.close()
+
+
+def _held_slots(meters: Path) -> int:
+    """Device slots that living processes hold, by their meter pages: also of those that listen no more. In a thread."""
+    held = 0
+    for page in meters.iterdir():
+        # Foreign entries and dead processes raise. A page that is older than its process is of an earlier process.
+        with suppress(OSError, ValueError):
+            born, meter = born_ns(int(page.name.partition(".")[0])), decode_meter(page.read_bytes())
+            held += holds_slot(meter) and not meter.is_older_than(born)
+    return held

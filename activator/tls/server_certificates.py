@@ -1,0 +1,147 @@
+"""The certificates that the door shows: one default, one per tenant, chosen by the name the client asks for.
+
+All are leaves of the local CA, made when a tenant is heard of, or asked for before that was done, and again at half of
+their life, so that a process may run for years; but for names that there are files for (`certificate_files`).
+"""
+
+import asyncio
+import datetime
+import ipaddress
+import logging
+import ssl
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from activator.tls.certificate_authority import BACKDATED, LEAF_DAYS, CertificateAuthority
+from activator.tls.certificate_files import CertificateFiles
+
+MAX_TENANTS: Final = 10_000
+RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
+LOOK_AGAIN_S: Final = 60.0  # a clock may have been set: what was made by the wrong time is of no use to callers
+TRY_AGAIN_S: Final = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _IssuedContext:
+    context: ssl.SSLContext
+    made: datetime.datetime
+
+
+class ServerCertificates:
+    """The listener's context, and those behind it. Used from one event loop."""
+
+    def __init__(
+        self,
+        authority: CertificateAuthority,
+        domain: str,
+        files: CertificateFiles | None = None,
+        host: str = "localhost",
+    ) -> None:
+        """`host` is where the listener is: the default leaf is for it, too."""
+        self._authority = authority
+        self._host = host
+        self._domain = domain
+        self._files = files
+        self._by_tenant: dict[str, _IssuedContext] = {}
+        self._tenants: Callable[[], AbstractSet[str]] = frozenset
+        self._default = self._make(None)
+        self.listener = self._default.context
+        self.listener.sni_callback = self._choose
+
+    def __repr__(self) -> str:
+        return f"<ServerCertificates {self._domain} tenants={len(self._by_tenant)}>"
+
+    def ends(self) -> dict[str, datetime.datetime]:
+        """Until when callers take what is shown: the `authority`, the first of its `leaves`, and of the `files`."""
+        made = min(shown.made for shown in (self._default, *self._by_tenant.values()))
+        found = {
+            "authority": self._authority.certificate.not_valid_after_utc,
+            "leaves": made + datetime.timedelta(days=LEAF_DAYS),
+        }
+        return found if self._files is None else {**found, "files": self._files.ends}
+
+    async def ensure(self, tenants: AbstractSet[str]) -> None:
+        """Have a leaf in its first half of life for each of these tenants, at most MAX_TENANTS, and for no other.
+
+        Safe to cancel and to repeat.
+        """
+        await asyncio.to_thread(self._authority.renew_if_due)
+        for gone in self._by_tenant.keys() - tenants:
+            del self._by_tenant[gone]
+        if self._is_due(self._default):
+            self._default = await asyncio.to_thread(self._make, None)
+        for tenant in sorted(tenants):
+            shown = self._by_tenant.get(tenant)
+            if self._is_due(shown) and (shown is not None or len(self._by_tenant) < MAX_TENANTS):
+                self._by_tenant[tenant] = await asyncio.to_thread(self._make, tenant)
+
+    async def follow(
+        self, tenants: Callable[[], AbstractSet[str]], changed: asyncio.Event, try_again_s: float = TRY_AGAIN_S
+    ) -> None:
+        """Keep certificates for `tenants()` until cancelled: make missing and due ones when `changed` is set, and every
+        LOOK_AGAIN_S.
+
+        If one can't be made, its names get an existing one, and it is tried again after `try_again_s`.
+        """
+        self._tenants = tenants
+        pause_s = LOOK_AGAIN_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await changed.wait()
+            changed.clear()
+            try:
+                await self.ensure(tenants())
+                pause_s = LOOK_AGAIN_S
+            except (OSError, ValueError) as error:  # no memory for a file that OpenSSL reads, or a key it does not take
+                log.error("a certificate can't be made", extra={"error": str(error)})
+                pause_s = try_again_s
+
+    def _is_due(self, shown: _IssuedContext | None) -> bool:
+        """Return whether it must be made: it is missing, old, or not valid yet because the clock was ahead when it was
+        made.
+        """
+        return shown is None or not -BACKDATED <= self._authority.now() - shown.made <= RENEW_AFTER
+
+    def _make(self, tenant: str | None) -> _IssuedContext:
+        made = self._authority.now()
+        if tenant is None:
+            context = self._authority.context(*_names_of(self._host))
+        else:
+            context = self._authority.context([f"*.{tenant}.{self._domain}"], [])
+        return _IssuedContext(context, made)
+
+    def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        """What a file is for; MODEL.TENANT.DOMAIN gets the tenant's leaf, every other name and none the default one."""
+        name = (name or "").lower()
+        if self._files is not None and (given := self._files.choose(name)) is not None:
+            tls.context = given
+            return
+        inner = name.removesuffix("." + self._domain)
+        shown = self._leaf(inner.rpartition(".")[2]) if inner != name and inner.count(".") == 1 else None
+        tls.context = (shown or self._default).context
+
+    def _leaf(self, tenant: str) -> _IssuedContext | None:
+        """A tenant's; of one that was heard of a moment ago it is made here: a few milliseconds, once."""
+        shown = self._by_tenant.get(tenant)
+        if shown is None and len(self._by_tenant) < MAX_TENANTS and tenant in self._tenants():
+            with suppress(OSError, ValueError):  # who follows tells of it
+                shown = self._by_tenant[tenant] = self._make(tenant)
+        return shown
+
+
+def _names_of(host: str) -> tuple[list[str], list[str]]:
+    """Return the DNS names and IP addresses of the default leaf: those of this machine, and where the listener is."""
+    names, addresses = ["localhost"], ["127.0.0.1", "::1"]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        names += [host] if host.isascii() and host not in names else []
+    else:
+        addresses += [str(address)] if not address.is_unspecified and str(address) not in addresses else []
+    return names, addresses

@@ -1,0 +1,168 @@
+"""Pods that the cluster doesn't call ready yet: each is asked itself, and used from its first right answer on.
+
+Knative's own activator does so, and so uses a pod some seconds before its probes have gone round by the API server.
+Source: knative/serving, pkg/activator/net/revision_backends.go (98e5ef9).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from activator import dependencies
+from activator.upstream.http1_client import Client
+from kelvin.contracts.roles import Role
+from kelvin.contracts.serving.control_messages import Feed, ReplicaRow
+from kelvin.ipc.connector import ConnectorFactory
+from kelvin.process.loops import Loops
+from kelvin.telemetry.policy.instruments import MetricsPage
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = dependencies.POD.timeout_s
+AT_ONCE: Final = 64  # probes under way
+PATH: Final = "/healthz"
+PROBE_TOKEN: Final = b"queue"  # what is asked for and read back: queue-proxy's name, and that of a runtime without one
+FIRST_S: Final = 0.025  # until it is asked again, at first
+LAST_S: Final = 1.0  # so that no start is seen to be over much later
+SHARE: Final = 0.02  # of the time that it has been asked for
+FIELDS: Final = (("k-network-probe", PROBE_TOKEN.decode()), ("user-agent", "Knative-Activator-Probe"))
+
+
+def pause_s(asked_s: float) -> float:
+    """Until the next time, of one that has been asked for so long: a start is seen to be over 2 % late, on a short one
+    25 ms. Seconds.
+    """
+    return min(LAST_S, max(FIRST_S, asked_s * SHARE))
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A pod that is being asked; its row may change meanwhile, its address doesn't."""
+
+    row: ReplicaRow
+    task: "asyncio.Task[None]" = field(init=False)
+
+
+class ReadinessProber:
+    """Between the feed and who acts on it. Used on one event loop; what it does ends with `close`.
+
+    `tell` takes the row of a pod that answered, as the feed would say it of a ready one.
+    """
+
+    def __init__(
+        self, connector_factory: ConnectorFactory, tell: Callable[[ReplicaRow], None], page: MetricsPage
+    ) -> None:
+        self._ways = connector_factory
+        self._tell = tell
+        self._loops = Loops()
+        self._asked: dict[str, _Asked] = {}
+        self._proven_addresses: dict[str, str] = {}  # by our own word alone: pod -> its address
+        self._in_use: set[str] = set()  # those, and what the feed called ready
+        self._room = asyncio.Semaphore(AT_ONCE)
+        page.gauge(
+            "kelvin_pods_probed",
+            "Pods that are asked whether they take requests, before the cluster calls them ready.",
+            lambda: len(self._asked),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReadinessProber asking={len(self._asked)} proven={len(self._proven_addresses)} used={len(self._in_use)}>"
+        )
+
+    def take(self, line: Feed) -> Feed:
+        """Return the line without pods that have to answer first, and with pods that have answered."""
+        present = {row.runtime_id for row in line.replicas}
+        gone = (self._asked.keys() | self._in_use) - present if line.full else set()
+        for runtime_id in (*gone, *line.removed_replicas):
+            self._forget(runtime_id)
+        rows, unready = [], []
+        for row in line.replicas:
+            name = row.runtime_id
+            if row.unproven and not row.draining and self._proven_addresses.get(name) != row.address:
+                if name in self._in_use:
+                    unready.append(name)
+                self._ask(row)
+            elif not row.unproven or name in self._in_use:
+                if not row.unproven:
+                    self._forget(name)
+                self._in_use.add(name)
+                rows.append(msgspec.structs.replace(row, unproven=False) if row.unproven else row)
+            else:
+                self._forget(name)  # it goes before it has ever answered
+        if len(rows) == len(line.replicas) and not any(row.unproven for row in line.replicas):
+            return line
+        removed = (*line.removed_replicas, *unready)
+        return msgspec.structs.replace(line, replicas=tuple(rows), removed_replicas=removed)
+
+    async def close(self) -> None:
+        """Nobody is asked any more."""
+        for name in list(self._asked):
+            self._forget(name)
+        await self._loops.close()
+
+    def check_integrity(self) -> None:
+        """Nobody is asked who is used; who was proven is used."""
+        assert not self._asked.keys() & self._in_use
+        assert self._proven_addresses.keys() <= self._in_use
+        assert all(asked.row.unproven for asked in self._asked.values())
+
+    def _forget(self, name: str) -> None:
+        self._in_use.discard(name)
+        self._proven_addresses.pop(name, None)
+        if (asked := self._asked.pop(name, None)) is not None:
+            asked.task.cancel()
+
+    def _ask(self, row: ReplicaRow) -> None:
+        asked = self._asked.get(row.runtime_id)
+        if asked is not None and asked.row.address == row.address:
+            asked.row = row
+            return
+        self._forget(row.runtime_id)
+        asked = self._asked[row.runtime_id] = _Asked(row)
+        body = partial(self._probe_until_ready, asked)
+        asked.task = self._loops.start("pod probe", body, about=row.runtime_id, takes_readiness=False)
+
+    async def _probe_until_ready(self, asked: _Asked) -> None:
+        name, began_s = asked.row.runtime_id, time.monotonic()
+        try:
+            client = Client(self._ways.to(asked.row.address, Role.RUNTIME))
+            try:
+                while True:
+                    if await self._is_ready(client):
+                        break
+                    await asyncio.sleep(pause_s(time.monotonic() - began_s))
+            finally:
+                client.close()
+        except ValueError as error:
+            log.error("a pod can't be reached", extra={"runtime_id": name, "error": str(error)})
+            del self._asked[name]
+            return
+        del self._asked[name]
+        log.info(
+            "a pod takes requests", extra={"runtime_id": name, "asked_ms": round((time.monotonic() - began_s) * 1000)}
+        )
+        self._proven_addresses[name] = asked.row.address
+        self._in_use.add(name)
+        self._tell(msgspec.structs.replace(asked.row, unproven=False))
+
+    async def _is_ready(self, client: Client) -> bool:
+        async with self._room:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    answer = await client.send("GET", PATH, fields=FIELDS)
+                    try:
+                        body = b""
+                        while len(body) <= len(PROBE_TOKEN) and (part := await answer.read_part()):
+                            body += part
+                    finally:
+                        answer.release()
+            except OSError:  # TimeoutError is one
+                return False
+        return answer.status == 200 and body == PROBE_TOKEN

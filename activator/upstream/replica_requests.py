@@ -1,0 +1,360 @@
+"""Send one request to one replica and receive its frames. Leaving early cancels it there. `attempts.py` decides on
+retries.
+"""
+
+import asyncio
+import errno
+import logging
+import resource
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from activator import dependencies
+from activator.queue.version_queue import Replica
+from activator.upstream.background_tasks import BackgroundTasks
+from activator.upstream.http1_client import UpstreamResponse
+from activator.upstream.replica_sessions import ReplicaSession
+from kelvin.contracts.accounting.usage import Receipt
+from kelvin.contracts.errors import Failure, RemoteFailure, Unavailable
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.problem import SHOULD_RETRY
+from kelvin.contracts.roles import Role
+from kelvin.contracts.serving.degradation_steps import RECORDED_STEP_HEADER
+from kelvin.contracts.serving.stream_frames import (
+    CONTENT_TYPE,
+    CREDIT_HEADER,
+    ENCODED_TOKENS_HEADER,
+    WANTS_HEADER,
+    Counts,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    NoCredit,
+)
+from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
+from kelvin.contracts.traffic_errors import Overloaded
+from kelvin.contracts.wire import BadJson, decoder
+from kelvin.ipc.connector import ConnectorFactory
+from kelvin.process.request_context import TRACEPARENT, cause
+
+log = logging.getLogger(__name__)
+
+TASK_TIMEOUT_S: Final = dependencies.RECEIPTS.timeout_s
+MAX_ERROR_BYTES: Final = 64 << 10  # of a response that is no stream of frames
+_FRAMES: Final = CONTENT_TYPE.encode()
+_ENCODED: Final = ENCODED_TOKENS_HEADER.encode()
+_CREDIT: Final = CREDIT_HEADER.encode()
+_SHOULD_RETRY: Final = SHOULD_RETRY.encode()
+_BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
+RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
+
+
+class UpstreamLost(Exception):
+    """The replica or its connection is gone, or something else answers in its place.
+
+    `before_response`: that was before its 200, so it did not count the request. `has_ended`: its process has ended, and
+    will never take a request again.
+    """
+
+    def __init__(self, *, before_response: bool, has_ended: bool = False) -> None:
+        super().__init__("before its first byte" if before_response else "in its answer")
+        self.before_response = before_response
+        self.has_ended = has_ended
+
+
+class UpstreamRejected(Exception):
+    """The replica refused the request, or withdrew its answer before the client had any of it. Or this process could
+    not connect.
+    """
+
+    def __init__(self, failure: Failure, encoded_tokens: int = 0, credit: int | None = None) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.encoded_tokens = encoded_tokens
+        self.credit = credit
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the replica was full, and the request waits again as if it had not been sent."""
+        return self.failure.code == NoCredit.code
+
+
+class UpstreamHeaders(msgspec.Struct, frozen=True, gc=False):
+    """What the replica is told beside the body; the key's id is for the record of an orphan."""
+
+    request_id: str
+    key_id: str
+    source: str  # our spool: while we live, we owe the record
+    remaining_ms: int
+    wants: int  # requests that this activator would have at the replica, this one included
+    ceiling: TokenLimits = NO_TOKEN_LIMITS
+    guest: str | None = None  # the caller's tenant, where the version is another's
+    once: str = ""  # for the record of an orphan, too
+    degraded: str | None = None  # likewise
+
+
+class ReplicaSessions:
+    """Kept connections to replicas. `retain` forgets those that are no more."""
+
+    def __init__(self, connector_factory: ConnectorFactory, background_tasks: BackgroundTasks) -> None:
+        self._ways = connector_factory
+        self._errands = background_tasks
+        self._sessions: dict[str, ReplicaSession] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReplicaSessions replicas={len(self._sessions)}>"
+
+    def send(self, replica: Replica, path: str, body: bytes, told: "UpstreamHeaders") -> "UpstreamRequest":
+        """`async with` it, then take `read_frames`. Entering raises UpstreamRejected, UpstreamLost."""
+        address = replica.row.address
+        session = self._sessions.get(address)
+        if session is None:
+            session = self._sessions[address] = ReplicaSession(self._ways.to(address, Role.RUNTIME), self._errands)
+        return UpstreamRequest(session, self._errands, path, body, told)
+
+    def retain(self, addresses: set[str]) -> None:
+        """Close what is idle and not among these; what is busy closes when it has ended."""
+        for address in self._sessions.keys() - addresses:
+            self._errands.start(self._sessions.pop(address).retire(), TASK_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for session in self._sessions.values():
+            session.http.close()
+        self._sessions.clear()
+
+
+class UpstreamRequest:
+    """One request. Gives whole frames, as many as have come; reads no faster than it is asked."""
+
+    def __init__(
+        self,
+        session: ReplicaSession,
+        background_tasks: BackgroundTasks,
+        path: str,
+        body: bytes,
+        told: "UpstreamHeaders",
+    ) -> None:
+        self._session = session
+        self._errands = background_tasks
+        self._path = path
+        self._body = body
+        self._request_id = told.request_id
+        self._headers = {
+            "content-type": "application/json",
+            "x-kelvin-request-id": told.request_id,
+            "x-kelvin-key-id": told.key_id,
+            "x-kelvin-source": told.source,
+            "x-kelvin-deadline-ms": str(told.remaining_ms),
+            WANTS_HEADER: str(told.wants),
+        }
+        if told.ceiling is not NO_TOKEN_LIMITS:
+            self._headers.update(told.ceiling.headers())
+        if told.guest is not None:
+            self._headers["x-kelvin-guest"] = told.guest
+        if told.once:
+            self._headers["x-kelvin-once"] = told.once
+        if told.degraded is not None:
+            self._headers[RECORDED_STEP_HEADER] = told.degraded
+        if (asked := cause()) is not None and asked.trace is not None:
+            self._headers[TRACEPARENT] = str(asked.trace)
+        self._answer: UpstreamResponse | None = None
+        self._decoder = FrameDecoder()
+        self._over = False  # nothing is left to cancel
+        self._is_abandoned = False
+        self._delivered = 0
+        self.cost: Counts | None = None  # of a cancelled answer, as the replica reported it
+        self.runtime_id: str | None = None  # as the replica calls itself, with its 200
+        self.credit: int | None = None  # as the replica tells it with its 200
+        self.is_closed = False
+        self.cancel_task: asyncio.Task[None] | None = None  # a replica that was disowned
+
+    async def __aenter__(self) -> "UpstreamRequest":
+        self._session.active_requests += 1
+        try:
+            self._answer = await self._session.http.ask("POST", self._path, self._body, self._headers.items())
+            await self._answer.head()
+            if self._answer.status != 200 or self._answer.fields.get(b"content-type") != _FRAMES:
+                self._over = True
+                raise await self._rejection(self._answer)
+            self.credit = _credit(self._answer)
+            if RUNTIME in self._answer.fields:
+                self._name_runtime(self._answer)
+        except OSError as error:
+            self._over = True
+            # A pod may listen at its address again. A runtime on this host never does.
+            has_ended = self._answer is None and self._session.is_on_this_host and error.errno in _NOBODY_LISTENS
+            if self._answer is not None:
+                self._answer.close()
+                self._answer = None
+            await self._leave()
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise UpstreamRejected(_out_of_descriptors()) from error
+            raise UpstreamLost(before_response=True, has_ended=has_ended) from error
+        except BaseException:
+            await self._leave()
+            raise
+        return self
+
+    async def read_frames(self) -> list[Frame]:
+        """Return the next frames, in order, as soon as there are any; [] after END or FAILED. Raises UpstreamLost if
+        neither comes.
+        """
+        assert self._answer is not None
+        while not self._over:
+            try:
+                data = await self._answer.read_part()
+                frames = self._decoder.feed(data) if data else None
+            except (OSError, ValueError) as error:
+                if isinstance(error, ValueError):
+                    log.error("not our frames", extra={"request_id": self._request_id, "error": str(error)})
+                else:
+                    self._over = True  # there is nobody to cancel it at
+                raise UpstreamLost(before_response=False) from error
+            if frames is None:  # a clean end without END is no end
+                self._over = True
+                raise UpstreamLost(before_response=False)
+            if frames:
+                self._over = frames[-1].kind in (FrameKind.END, FrameKind.FAILED)
+                return frames
+        return []
+
+    def acknowledge(self, completion_tokens: int) -> None:
+        """Tell the replica how many tokens were delivered."""
+        self._delivered = completion_tokens
+        self._session.receipt_sender.queue_receipt(
+            Receipt(request_id=self._request_id, completion_tokens=completion_tokens)
+        )
+
+    def recorded(self) -> None:
+        """Tell the replica that the request's record is durable: it may forget it."""
+        receipt = Receipt(request_id=self._request_id, completion_tokens=self._delivered, recorded=True)
+        self._session.receipt_sender.queue_receipt(receipt)
+
+    def abandon(self) -> None:
+        """Record that another replica answers. Leaving then tells this one, which records its work itself. Leaving does
+        not wait for that; `cancel_task` is the task that does.
+        """
+        self._is_abandoned = True
+
+    async def _leave(self, *_: object) -> None:
+        """Keep the connection if the answer is complete; otherwise cancel the request, then close."""
+        self.is_closed = True
+        answer = self._answer
+        if self._is_abandoned and (not self._over or (answer is not None and answer.status == 200)):
+            self.cancel_task = self._errands.start(self._cancel(answer), TASK_TIMEOUT_S)
+        elif self._over and (answer is None or answer.at_end):
+            if answer is not None:
+                answer.release()
+            await self._leave_session()
+        elif self._over:
+            self._errands.start(self._read_end(answer), TASK_TIMEOUT_S)
+        else:
+            # On its own: the cancellation of this request, or a second one, must not cut it short.
+            task = self._errands.start(self._cancel(answer), TASK_TIMEOUT_S)
+            await asyncio.shield(task)
+
+    __aexit__ = _leave
+
+    async def _read_end(self, answer: UpstreamResponse | None) -> None:
+        """Read one more part. Mostly that is the end of the body; otherwise the connection is not kept."""
+        try:
+            if answer is not None:
+                await answer.read_part()
+                answer.release()
+        except OSError:
+            return
+        finally:
+            if answer is not None:
+                answer.close()
+            await self._leave_session()
+
+    async def _cancel(self, answer: UpstreamResponse | None) -> None:
+        try:
+            fields = (("x-kelvin-elsewhere", "1"),) if self._is_abandoned else ()
+            deleted = await self._session.http.send("DELETE", f"/v1/requests/{self._request_id}", fields=fields)
+            try:
+                await deleted.read()
+            finally:
+                deleted.release()
+            if answer is not None and not self._is_abandoned:
+                await self._read_cost(answer)
+        except OSError:
+            return  # closing tells it, too
+        finally:
+            if answer is not None:
+                answer.close()
+            await self._leave_session()
+
+    def _name_runtime(self, answer: UpstreamResponse) -> None:
+        if (name := answer.fields.get(RUNTIME)) is not None:
+            self.runtime_id = name.decode("latin-1")[:128]
+
+    async def _read_cost(self, answer: UpstreamResponse) -> None:
+        """Read a cancelled answer up to its last frame, which has its cost. Without frames it cost nothing."""
+        await answer.head()
+        if answer.status != 200 or answer.fields.get(b"content-type") != _FRAMES:
+            return
+        self._name_runtime(answer)
+        with suppress(ValueError):  # not our frames
+            while data := await answer.read_part():
+                for frame in self._decoder.feed(data):
+                    self.cost = frame.counts
+                    if frame.kind in (FrameKind.END, FrameKind.FAILED):
+                        return
+
+    async def _leave_session(self) -> None:
+        self._session.active_requests -= 1
+        if self._session.is_over:
+            await self._session.close()
+
+    async def _rejection(self, answer: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
+        """Return what a response without frames means.
+
+        A refusal of the runtime names this request. Anything else comes from a sidecar or proxy in its place, so no
+        runtime took the request.
+        """
+        raw = b""
+        while answer.status != 200 and len(raw) <= MAX_ERROR_BYTES and (part := await answer.read_part()):
+            raw += part
+        try:
+            error = decoder(_ErrorBody).decode(raw).error
+        except BadJson:
+            error = None
+        if error is not None and error.request_id == self._request_id:
+            after_s = parse_whole_number(answer.fields.get(b"retry-after", b""), 9)
+            encoded_tokens = parse_whole_number(answer.fields.get(_ENCODED, b""), 9) or 0
+            retryable = answer.status >= 500 and answer.fields.get(_SHOULD_RETRY) != b"false"
+            return UpstreamRejected(
+                RemoteFailure(error.code or "internal", answer.status, error.message, error.param, retryable, after_s),
+                encoded_tokens,
+                _credit(answer),
+            )
+        log.warning("what answered is no runtime", extra={"request_id": self._request_id, "status": answer.status})
+        if answer.status in _BUSY:
+            return UpstreamRejected(Unavailable("this replica"))
+        return UpstreamLost(before_response=True)
+
+
+def _out_of_descriptors() -> Overloaded:
+    """Return the failure of an activator without free file descriptors. No replica can be reached then."""
+    return Overloaded("this activator", resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1.0, "descriptors")
+
+
+def _credit(answer: UpstreamResponse) -> int | None:
+    return parse_whole_number(answer.fields.get(_CREDIT, b""), 9)
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None = None
+    param: str | None = None
+    request_id: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error

@@ -1,0 +1,104 @@
+"""Kept connections to one replica, which end once nobody uses them and the replica is no more."""
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from activator import dependencies
+from activator.upstream.background_tasks import BackgroundTasks
+from activator.upstream.http1_client import Client
+from kelvin.contracts.accounting.usage import Receipt, Receipts
+from kelvin.contracts.wire import encode
+from kelvin.ipc.connector import Connector, SocketConnector
+
+MAX_RECEIPTS: Final = 256  # of 200 bytes at the most: what a replica reads of one body
+TOLD_S: Final = dependencies.RECEIPTS.timeout_s
+LINGER_S: Final = 0.02  # far less than a replica waits for receipts at its end
+_PATH: Final = "/v1/receipts"
+_JSON: Final = (("content-type", "application/json"),)
+
+
+class ReceiptSender:
+    """Tell a replica what was delivered and what is recorded: one call at a time, which tells of many.
+
+    What was delivered goes at once: a replica charges by it if we die. That a record is durable only lets the replica
+    forget, so it waits a moment for company. What the replica is not told is no loss: it keeps the account, and in the
+    ledger our record stands.
+    """
+
+    def __init__(self, http: Client, background_tasks: BackgroundTasks, linger_s: float = LINGER_S) -> None:
+        self._http = http
+        self._errands = background_tasks
+        self._linger_s = linger_s
+        self._due: dict[str, Receipt] = {}
+        self._send_task: asyncio.Task[None] | None = None
+        self._urgent = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<ReceiptSender due={len(self._due)}>"
+
+    def queue_receipt(self, receipt: Receipt) -> None:
+        """Soon; a later one of the same request takes its place."""
+        self._due[receipt.request_id] = receipt
+        if not receipt.recorded:
+            self._urgent.set()
+        if self._send_task is None:
+            self._start_sending()
+
+    async def close(self) -> None:
+        """Returns once what was to be told until now has been, or can't be."""
+        while self._send_task is not None:
+            self._urgent.set()
+            await asyncio.wait((self._send_task,))
+
+    def _start_sending(self) -> None:
+        self._send_task = self._errands.start(self._send_receipts(), TOLD_S)
+
+    async def _send_receipts(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_s):
+                await self._urgent.wait()
+        self._urgent.clear()
+        some = [self._due.pop(request_id) for request_id in list(self._due)[:MAX_RECEIPTS]]
+        try:
+            answer = await self._http.send("POST", _PATH, encode(Receipts(receipts=tuple(some))), _JSON)
+            try:
+                await answer.read()
+            finally:
+                answer.release()
+        except OSError:
+            return  # it is gone, or its session is closed
+        finally:
+            self._send_task = None
+            if self._due:
+                self._start_sending()
+
+
+class ReplicaSession:
+    """Connections to one replica."""
+
+    def __init__(self, way: Connector, background_tasks: BackgroundTasks) -> None:
+        # Slots bound the connections; acknowledgements and cancellations need some beside them.
+        self.http = Client(way)
+        self.is_on_this_host = isinstance(way, SocketConnector)
+        self.receipt_sender = ReceiptSender(self.http, background_tasks)
+        self.active_requests = 0
+        self._retired = False
+
+    async def retire(self) -> None:
+        """Close now, or by whoever leaves last."""
+        self._retired = True
+        if self.is_over:
+            await self.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was to be closed and nobody uses it."""
+        return self._retired and self.active_requests == 0
+
+    async def close(self) -> None:
+        """Close once what was to be told has been. Cancelling closes at once."""
+        try:
+            await self.receipt_sender.close()
+        finally:
+            self.http.close()

@@ -1,0 +1,167 @@
+"""A closed loop of whole requests, or many streams that are read: for machines without wrk, which reads no streams.
+
+Says `ready`. A line of JSON is `{"do": "load", "url", "connections", "seconds", "body", "key"}`, answered as wrk's
+script answers; or `open` with `streams`, answered once each has its first token; then `read` with `seconds`, answered
+with the tokens that came in them; then `close`. Certificates are not looked at: wrk does not, either.
+"""
+
+import asyncio
+import ssl
+import time
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import uvloop
+
+from coldstart_bench.harness.load_protocol import RequestTemplate
+from coldstart_bench.programs.json_lines import answer_lines
+
+TOKEN = b"data: {"
+PATIENCE_S = 30.0
+
+
+def context() -> ssl.SSLContext:
+    """Of a client that asks nothing."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    return made
+
+
+def request_of(asked: dict[str, Any]) -> bytes:
+    """The bytes of a POST."""
+    return RequestTemplate(asked["key"], urlsplit(asked["url"]).path, asked["body"]).request()
+
+
+class ClosedLoopProtocol(asyncio.Protocol):
+    """One request at a time, the next one when the answer is whole."""
+
+    def __init__(self, payload: bytes, took_us: list[int], bad: list[bytes]) -> None:
+        self._payload, self._took_us, self._bad = payload, took_us, bad
+        self._unread = b""
+        self.is_over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
+
+    def begin(self) -> None:
+        """The first one."""
+        self._began_ns = time.monotonic_ns()
+        self.transport.write(self._payload)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.is_over:
+            self._bad.append(b"the connection was lost")
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        end = self._unread.find(b"\r\n\r\n")
+        if end < 0 or self.is_over:
+            return
+        head = self._unread[:end].lower()
+        length = int(head[head.index(b"content-length:") + 15 :].split(b"\r\n", 1)[0])
+        if len(self._unread) < end + 4 + length:
+            return
+        if head.startswith(b"http/1.1 200"):
+            self._took_us.append((time.monotonic_ns() - self._began_ns) // 1000)
+        else:
+            self._bad.append(self._unread)
+        self._unread = b""
+        self.begin()
+
+
+class StreamProtocol(asyncio.Protocol):
+    """Counts the tokens of one stream."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._rest = b""
+        self.tokens = 0
+        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
+        self.transport.write(self._payload)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.first.done():
+            self.first.set_exception(exc or ConnectionResetError("before its first token"))
+
+    def data_received(self, data: bytes) -> None:
+        text = self._rest + data
+        self.tokens += text.count(TOKEN)
+        self._rest = text[-(len(TOKEN) - 1) :]
+        if self.tokens and not self.first.done():
+            self.first.set_result(None)
+
+
+class Loader:
+    """Streams stay open from one question to another."""
+
+    def __init__(self) -> None:
+        self._streams: list[StreamProtocol] = []
+
+    async def answer(self, asked: dict[str, Any]) -> dict[str, object]:
+        """One line."""
+        match asked["do"]:
+            case "load":
+                return await self._load(asked)
+            case "open":
+                payload = request_of(asked)
+                made = [self._connect(asked["url"], lambda: StreamProtocol(payload)) for _ in range(asked["streams"])]
+                self._streams = await asyncio.gather(*made)
+                await asyncio.wait_for(asyncio.gather(*(stream.first for stream in self._streams)), PATIENCE_S)
+            case "read":
+                before = sum(stream.tokens for stream in self._streams)
+                await asyncio.sleep(asked["seconds"])
+                return {"tokens": sum(stream.tokens for stream in self._streams) - before}
+            case "close":
+                for stream in self._streams:
+                    stream.transport.abort()
+        return {}
+
+    async def _load(self, asked: dict[str, Any]) -> dict[str, object]:
+        took_us: list[int] = []
+        bad: list[bytes] = []
+        payload = request_of(asked)
+        made = [
+            self._connect(asked["url"], lambda: ClosedLoopProtocol(payload, took_us, bad))
+            for _ in range(asked["connections"])
+        ]
+        loops = await asyncio.wait_for(asyncio.gather(*made), PATIENCE_S)
+        began = time.perf_counter()
+        for loop in loops:
+            loop.begin()
+        await asyncio.sleep(asked["seconds"])
+        seconds = time.perf_counter() - began
+        for loop in loops:
+            loop.is_over = True
+            loop.transport.abort()
+        took_us.sort()
+        at = {name: took_us[int(part * len(took_us))] if took_us else 0 for name, part in (("p50", 0.5), ("p99", 0.99))}
+        return {
+            "requests": len(took_us),
+            "us": int(seconds * 1e6),
+            "p50_us": at["p50"],
+            "p99_us": at["p99"],
+            "bad": len(bad),
+        }
+
+    async def _connect(self, url: str, make: Any) -> Any:
+        where = urlsplit(url)
+        assert where.port is not None
+        tls = context() if where.scheme == "https" else None
+        name = "localhost" if tls else None
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_connection(make, "127.0.0.1", where.port, ssl=tls, server_hostname=name)
+        return protocol
+
+
+def main() -> None:
+    """Until stdin ends."""
+    loader = Loader()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        answer_lines(lambda **asked: runner.run(loader.answer(asked)))
+
+
+if __name__ == "__main__":
+    main()

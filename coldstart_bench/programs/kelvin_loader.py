@@ -1,0 +1,38 @@
+"""Kelvin's loader: a lease of the running installation's cache agent, and tensors over it. Argument: its run directory.
+
+It imports Kelvin, since it is what is measured: what a runtime does between promotion and bind, without the model.
+"""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coldstart_bench.programs import load_server
+from kelvin.ipc.socket_directory import SocketDirectory
+from weightcache.client.device_copy import CudaLane, checksum_in, copy_to_device, tensors
+from weightcache.client.lease import acquire
+
+TIMEOUT_S = 600.0
+tiers: dict[str, int] = {}
+lanes: list[CudaLane] = []
+
+
+def prepare(device: torch.device) -> None:
+    """As a standby does while it parks."""
+    lanes.append(CudaLane(device))
+
+
+def load(question: dict[str, Any], stack: ExitStack) -> load_server.Tensors:
+    """`path` is the version's digest. All of it is verified when this returns."""
+    lease = stack.enter_context(acquire(directory, question["tenant"], question["path"], TIMEOUT_S, progressive=True))
+    there = copy_to_device(lease, lanes[0], checksum_in(lease.attestations)).tensors if lanes else tensors(lease)
+    lease.wait_until_whole()
+    tiers.update(lease.bytes_by_tier)
+    return there
+
+
+directory = SocketDirectory(Path(sys.argv[1]))
+load_server.serve(load, prepare=prepare, facts=lambda: {"bytes_by_tier": tiers})

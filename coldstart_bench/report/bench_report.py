@@ -1,0 +1,154 @@
+"""The report of every bench: figures of its own, claims held against their limits, gaps, and where it ran. Pure.
+
+Each bench derives its figures from `Figures` and judges them by a table of claims. `bench_runner.py` runs it and writes
+this.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+Key = tuple[int, str, str]  # size in bytes, state, system
+
+
+class BenchFailed(Exception):
+    """A run has no report; the text says why."""
+
+
+class MissingFigure(msgspec.Struct, frozen=True):
+    """A missing figure, and why. With a size it was asked for and failed; without, it can't be measured here."""
+
+    system: str
+    reason: str
+    size_bytes: int | None = None
+    state: str | None = None
+
+
+def failure_line(failed: MissingFigure) -> str:
+    """Return it as the text that a person reads."""
+    if failed.size_bytes is None:
+        return f"{failed.system}: not measured: {failed.reason}"
+    state = "" if failed.state is None else f", {failed.state}"
+    return f"{failed.system} at {failed.size_bytes / 1e9:.2f} GB{state}: {failed.reason}"
+
+
+class ClaimVerdict(msgspec.Struct, frozen=True):
+    """A claim, held against its limit. `passed` is None where nothing was measured (`value` is None, too), or the claim
+    asks nothing of this size. A claim that does not `decide` is printed, and leaves the exit code alone.
+    """
+
+    claim: str
+    size_bytes: int
+    state: str
+    value: float | None
+    limit: float
+    at_least: bool
+    passed: bool | None
+    decides: bool = True
+
+
+def check_claim(
+    claim: str,
+    value: float | None,
+    limit: float,
+    state: str = "",
+    size_bytes: int = 0,
+    *,
+    at_least: bool,
+    asked: bool = True,
+    decides: bool = True,
+) -> ClaimVerdict:
+    """Hold `value` against `limit`, which itself is good enough."""
+    passed = None
+    if asked and value is not None:
+        passed = value >= limit if at_least else value <= limit
+    return ClaimVerdict(claim, size_bytes, state, value, limit, at_least, passed, decides)
+
+
+at_most: Final = partial(check_claim, at_least=False)
+at_least: Final = partial(check_claim, at_least=True)
+
+
+def recorded_once(unrecorded: int, state: str) -> tuple[ClaimVerdict, ClaimVerdict]:
+    """Of answers less usage records: below 0, there are more records than answers."""
+    return (
+        at_most("answers without a usage record", max(0, unrecorded), 0, state),
+        at_most("usage records beyond the answers", max(0, -unrecorded), 0, state),
+    )
+
+
+def ratio_or_none(over: float | None, under: float | None) -> float | None:
+    """None where either was not measured."""
+    return None if over is None or under is None else over / under
+
+
+def verdict_line(verdict: ClaimVerdict) -> str:
+    """For people; without a size where the line is of none."""
+    word = {True: "pass", False: "FAIL", None: ""}[verdict.passed]
+    value = cell(verdict.value, "{:.3f}", none="not measured")
+    rule = f"{'at least' if verdict.at_least else 'at most'} {verdict.limit:g}"
+    size = f"{verdict.size_bytes / 1e9:5.2f} GB  " if verdict.size_bytes else ""
+    return f"{word:4}  {size}{verdict.state:<4}  {verdict.claim}: {value} ({rule})"
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a run. Each bench adds its own fields."""
+
+    failures: tuple[MissingFigure, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+F = TypeVar("F", bound=Figures)
+
+
+class BenchReport(msgspec.Struct, Generic[F], frozen=True):
+    """Figures, the claims about them, and where they are from. The load is that of a minute before the run."""
+
+    figures: F
+    verdicts: tuple[ClaimVerdict, ...]
+    machine: dict[str, object]
+    load_before: float
+    commit: str | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether all that was asked for has a figure, and no claim that decides is false: then the exit code is 0."""
+        gaps = [failed for failed in self.figures.failures if failed.size_bytes is not None]
+        return not gaps and not any(each.passed is False and each.decides for each in self.verdicts)
+
+    def json(self) -> bytes:
+        """Return one object: the fields of the figures beside those of every report."""
+        rest = msgspec.to_builtins(self)
+        return msgspec.json.format(msgspec.json.encode(rest.pop("figures") | rest | {"passed": self.passed}))
+
+    def text(self, table: str) -> str:
+        """Return what a person reads, below the bench's own `table`."""
+        return "\n".join(
+            [
+                table,
+                *map(failure_line, self.figures.failures),
+                *map(verdict_line, self.verdicts),
+                f"machine: {self.machine}  load before: {self.load_before:.2f}  commit: {self.commit}",
+                *(f"note: {note}" for note in self.figures.notes),
+            ]
+        )
+
+
+def cell(value: float | None, form: str, *, times: float = 1.0, none: str = "-") -> str:
+    """Return a figure for a table, times the factor of its unit, or `none` if it was not measured."""
+    return none if value is None else form.format(value * times)
+
+
+def align(rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the rows as lines with columns of equal width: the first `left` left-aligned, the others right-aligned."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

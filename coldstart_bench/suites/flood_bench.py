@@ -1,0 +1,189 @@
+"""`kelvin bench flood`: one tenant asks a thousand times at once, another one now and then: how long does it wait?"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from coldstart_bench.harness.activator_testbed import (
+    MODEL,
+    UpstreamConfig,
+    cores_note,
+    keys_for,
+    one_model,
+    running_activator,
+    running_open_loop,
+    settings_for_requests,
+)
+from coldstart_bench.harness.arrivals import at_once, constant
+from coldstart_bench.harness.load_protocol import LoadResult, OpenLoopPlan, RequestTemplate, send_delays_s
+from coldstart_bench.harness.process_stats import MemoryUse, memory_line, memory_use, sampling_process
+from coldstart_bench.report.bench_report import ClaimVerdict, Figures, align, at_least, at_most, cell, recorded_once
+from coldstart_bench.report.order_statistics import quantile_of
+from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
+from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.process.option_types import FiniteNumber
+
+TIMES: Final = 1.0  # of a service, that the quiet one may wait
+BUSY: Final = 0.90  # of the slots, while there is more to do than they can
+LOUD, QUIET = "loud", "quiet"
+APART: Final = 1.37  # service times between the quiet one's requests, so that they meet the slots at any moment
+FROM_S: Final = 0.05  # the flood is there by then
+TOKENS: Final = 16
+PATIENCE_S: Final = 120.0
+
+
+class QueueWaits(msgspec.Struct, frozen=True):
+    """Of one tenant: seconds in the queue as recorded, and what its client saw from when each was due."""
+
+    tenant: str
+    asked: int
+    right: int
+    queued_p50_s: float | None
+    queued_p95_s: float | None
+    queued_max_s: float | None
+    client_p95_s: float | None  # beyond one service time
+
+
+class FloodFigures(Figures, frozen=True):
+    """Both tenants', and what the replica saw."""
+
+    slots: int
+    slot_s: float
+    loud: QueueWaits
+    quiet: QueueWaits
+    seconds: float  # until the last was answered
+    most_inside: int  # at the replica at once
+    unrecorded: int  # answers without a usage record; below 0, records without an answer
+    lag_p99_s: float | None  # of the open loop itself
+    memory: MemoryUse | None
+
+
+def queue_waits(
+    tenant: str, asked: int, right: int, queued_s: Sequence[float], beyond_s: Sequence[float]
+) -> QueueWaits:
+    """From what was recorded, and from what its client saw."""
+    return QueueWaits(
+        tenant,
+        asked,
+        right,
+        quantile_of(queued_s, 0.5),
+        quantile_of(queued_s, 0.95),
+        quantile_of(queued_s, 1.0),
+        quantile_of(beyond_s, 0.95),
+    )
+
+
+def judge(found: FloodFigures) -> tuple[ClaimVerdict, ...]:
+    """The state is the number of slots."""
+    state, slots, quiet = str(found.slots), found.slots, found.quiet
+    right = found.loud.right + quiet.right
+    waited = None if quiet.queued_p95_s is None else quiet.queued_p95_s / found.slot_s
+    busy = right * found.slot_s / slots / found.seconds if found.seconds else None
+    return (
+        at_most("the quiet tenant's wait in the queue, p95, to one service time", waited, TIMES, state),
+        at_most("requests that were not answered right", found.loud.asked + quiet.asked - right, 0, state),
+        *recorded_once(found.unrecorded, state),
+        at_most("requests at the replica beyond its slots", found.most_inside - slots, 0, state),
+        at_least("share of the slots' time that was used", busy, BUSY, state),
+    )
+
+
+def table(found: FloodFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [("tenant", "asked", "right", "queued p50", "p95", "most", "client p95")]
+    for waits in (found.loud, found.quiet):
+        seen = (waits.queued_p50_s, waits.queued_p95_s, waits.queued_max_s, waits.client_p95_s)
+        cells = (cell(each, "{:.1f}ms", times=1e3) for each in seen)
+        rows.append((waits.tenant, str(waits.asked), str(waits.right), *cells))
+    head = f"{found.slots} slots of {found.slot_s * 1e3:g} ms; all answered after {found.seconds:.2f} s"
+    lag = cell(found.lag_p99_s, "{:.1f} ms", times=1e3)
+    return "\n".join(
+        [head, *align(rows), f"the open loop sent within {lag} of when it was due (p99)", memory_line(found.memory)]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FloodPlan(BenchPlan):
+    """Options of `kelvin bench flood`."""
+
+    requests: int
+    slots: int
+    slot_s: float
+
+
+def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
+    """Raises InstallationFailed, ProgramFailed."""
+    keys = keys_for((LOUD, QUIET))
+    lasts_s = plan.requests * plan.slot_s / plan.slots
+    quiet = [int(FROM_S * 1e6) + at for at in constant(1 / (APART * plan.slot_s), lasts_s)]
+    arrivals = sorted([*((at, 0) for at in at_once(plan.requests)), *((at, 1) for at in quiet)])
+    with (
+        running_activator(
+            scratch,
+            UpstreamConfig(one_model(keys, plan.slots), plan.slot_s),
+            settings_for_requests(2 * plan.requests + 1024),
+        ) as door,
+        running_open_loop(scratch) as loop,
+    ):
+        plan.tell(f"{plan.requests} of one tenant at once, {len(quiet)} of another one, for {lasts_s:.1f} s")
+        asked = OpenLoopPlan(
+            port=door.port,
+            payloads=tuple(payload(tenant, key) for tenant, key in keys.items()),
+            arrivals=tuple(arrivals),
+            connections=plan.requests + 16,
+            most=plan.requests + 256,
+            patience_s=PATIENCE_S,
+        )
+        with sampling_process(door.pid) as samples:
+            ran = loop.run(asked)
+        seen = door.seen(len(arrivals))
+    recorded = [record for record in seen.records if record.outcome == "ok"]
+    loud, other = (_waits(ran, recorded, number, tenant, plan.slot_s) for number, tenant in enumerate(keys))
+    seconds = max((sent.end_us for sent in ran.sent), default=0) / 1e6
+    return FloodFigures(
+        plan.slots,
+        plan.slot_s,
+        loud,
+        other,
+        seconds,
+        seen.most_inside,
+        loud.right + other.right - len(recorded),
+        quantile_of(send_delays_s(ran.sent), 0.99),
+        memory_use(samples),
+        notes=(cores_note(),),
+    )
+
+
+def payload(tenant: str, key: str) -> RequestTemplate:
+    """A completion, at the owner's model, as that tenant calls it."""
+    name = MODEL if tenant == LOUD else f"{LOUD}/{MODEL}"
+    body = {"model": name, "prompt": "w1 w2 w3", "max_tokens": TOKENS}
+    return RequestTemplate(key, "/v1/completions", json.dumps(body), who=tenant)
+
+
+def _waits(ran: LoadResult, recorded: list[RequestRecord], number: int, tenant: str, slot_s: float) -> QueueWaits:
+    sent = [each for each in ran.sent if each.payload == number]
+    right = [each for each in sent if each.is_ok and ran.text(each) == f"3 {TOKENS}"]
+    queued_s = [record.queued_us / 1e6 for record in recorded if record.tenant == tenant]
+    return queue_waits(tenant, len(sent), len(right), queued_s, [each.took_s - slot_s for each in right])
+
+
+BENCH: Final = Bench(
+    "flood",
+    """One tenant asks a thousand times at once, another one now and then: how long that one waits. Exit 1 where a line
+    does not hold.""",
+    (
+        option("--requests", 1000, click.IntRange(1, 10_000), "At once, of one."),
+        option("--slots", 16, click.IntRange(1, 1024), "Of the replica."),
+        option("--slot-ms", 200.0, FiniteNumber(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
+    ),
+    FloodPlan,
+    run,
+    table,
+    judge,
+)

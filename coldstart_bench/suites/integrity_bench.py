@@ -1,0 +1,345 @@
+"""`kelvin bench integrity`: chunks of a running installation are damaged at rest, tier by tier, and then asked for.
+
+What is wrong on NVMe has to be healed from the store while the request waits; what is wrong in the store, too, has to
+be refused by the chunk's name. The agent is told nothing. The same run says what verifying costs.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import click
+import msgspec
+
+from coldstart_bench.harness.capacity_check import ResourceNeed, refusal
+from coldstart_bench.harness.installation import Installation, InstallationFailed, running_installation
+from coldstart_bench.harness.machine_state import drop_page_cache
+from coldstart_bench.harness.program_runner import Program, make_model
+from coldstart_bench.report.bench_report import ClaimVerdict, Figures, align, at_least, at_most, ratio_or_none
+from coldstart_bench.report.order_statistics import median_of
+from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
+from coldstart_bench.suites.floor_bench import HYPERVISOR_NOTE
+from kelvin.process.option_types import FiniteNumber
+
+Fate = Literal["healed", "refused", "served wrong", "unexplained"]
+TIERS: Final = ("nvme", "store")
+TENANT: Final = "default"
+MODEL: Final = "injured"
+PROMPT: Final = "w1 w2 w3 w4"
+CHUNK_BYTES: Final = 256 << 10  # so that a small model has many
+AT_ONCE: Final = 20
+HEALED_SHARE: Final = 0.8
+PATIENCE: Final = 60  # seconds for which a breaker may be open
+RATES: Final = 5
+NEED: Final = ResourceNeed(disk_times=4.0, memory_times=3.0)
+HOST_NOTE: Final = "host memory is sealed against every process but the agent: nothing is injected there"
+
+
+class InjectedDamage(msgspec.Struct, frozen=True):
+    """Damaged chunks of one request from zero, in a tier (where it is the store, in all tiers), and how that ended."""
+
+    tier: str
+    kinds: tuple[str, ...]
+    fate: Fate
+    counted: int  # faults by the agent's own count
+
+
+class InjectionCounts(msgspec.Struct, frozen=True):
+    """Injections of one tier by their end."""
+
+    tier: str
+    injected: int
+    healed: int
+    refused: int
+    served_wrong: int
+    unexplained: int
+    uncounted: int  # by which the agent's own count is off
+
+
+class IntegrityFigures(Figures, frozen=True):
+    """Rates are bytes per second: verified from the NVMe tier, and by plain O_DIRECT reads of its files."""
+
+    tallies: tuple[InjectionCounts, ...]
+    mended: bool
+    verified_rate: float
+    floor_rate: float
+
+
+def classify_injection(answer: str | None, refusal: str, right: str, digests: Sequence[str], *, healable: bool) -> Fate:
+    """Of a request for a model with these chunks damaged. `answer` is its text, None where there was a `refusal`.
+
+    What could be healed must be; a refusal has to name a chunk.
+    """
+    if answer is not None:
+        if answer != right:
+            return "served wrong"
+        return "healed" if healable else "unexplained"
+    named = any(digest in refusal for digest in digests)
+    return "refused" if named and not healable else "unexplained"
+
+
+def count_injections(injured: Sequence[InjectedDamage]) -> tuple[InjectionCounts, ...]:
+    """One row for each tier."""
+
+    def row(tier: str) -> InjectionCounts:
+        here = [each for each in injured if each.tier == tier]
+
+        def count(fate: Fate) -> int:
+            return sum(len(each.kinds) for each in here if each.fate == fate)
+
+        return InjectionCounts(
+            tier,
+            injected=sum(len(each.kinds) for each in here),
+            healed=count("healed"),
+            refused=count("refused"),
+            served_wrong=count("served wrong"),
+            unexplained=count("unexplained"),
+            uncounted=sum(abs(len(each.kinds) - each.counted) for each in here),
+        )
+
+    return tuple(map(row, TIERS))
+
+
+def figures_of(
+    injured: Sequence[InjectedDamage],
+    mended: bool,
+    verified: Sequence[float],
+    floor: Sequence[float],
+    notes: tuple[str, ...],
+) -> IntegrityFigures:
+    """`verified` and `floor` are rates of each round."""
+    rates = median_of(verified).median, median_of(floor).median
+    return IntegrityFigures(count_injections(injured), mended, *rates, notes=notes)
+
+
+def judge(found: IntegrityFigures) -> tuple[ClaimVerdict, ...]:
+    """Nothing wrong is served, all that can be healed is, all else is refused by name, and what was damaged on NVMe is
+    counted by the agent.
+    """
+    wrong = sum(each.served_wrong for each in found.tallies)
+    unexplained = sum(each.unexplained for each in found.tallies)
+    uncounted = sum(each.uncounted for each in found.tallies if each.tier == "nvme")
+    rate = ratio_or_none(found.verified_rate, found.floor_rate)
+    return (
+        at_most("answers from damaged bytes", wrong, 0),
+        at_most("damaged, and neither healed nor refused by name", unexplained, 0),
+        at_most("damaged, and not counted by the agent", uncounted, 0, "nvme"),
+        at_least("served right once the store is mended (1: yes)", float(found.mended), 1),
+        at_least("rate of verified reads to plain ones", rate, 0.90, "nvme", asked=False),
+    )
+
+
+def table(found: IntegrityFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [("damaged in", "chunks", "healed", "refused", "served wrong", "unexplained")]
+    for each in found.tallies:
+        ends = (each.injected, each.healed, each.refused, each.served_wrong, each.unexplained)
+        rows.append((each.tier, *map(str, ends)))
+    rates = (
+        f"NVMe, page cache dropped: {found.verified_rate / 1e9:.2f} GB/s verified, "
+        f"{found.floor_rate / 1e9:.2f} GB/s of plain O_DIRECT reads of the same files"
+    )
+    return "\n".join([*align(rows), rates])
+
+
+def _flip(right: bytes, other: bytes, source: random.Random) -> bytes:
+    data = bytearray(right)
+    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+    return bytes(data)
+
+
+Damage = Callable[[bytes, bytes, random.Random], bytes]
+KEEP_LENGTH: Final[dict[str, Damage]] = {
+    "flipped bit": _flip,
+    "zeroes": lambda right, other, source: bytes(len(right)),
+    "another chunk": lambda right, other, source: other,
+}
+ALL: Final[dict[str, Damage]] = {
+    **KEEP_LENGTH,
+    "cut": lambda right, other, source: right[: source.randrange(len(right))],
+    "longer": lambda right, other, source: right + bytes(4096),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityPlan(BenchPlan):
+    """Options of `kelvin bench integrity`."""
+
+    size_bytes: int
+    corruptions: int
+    seed: int = 1
+
+
+def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
+    """Raises InstallationFailed, ProgramFailed."""
+    plan.tell("making and pushing a model")
+    make_model(scratch / "model", plan.size_bytes, plan.seed)
+    settings = {
+        "KELVIN_CHUNK_BYTES": str(CHUNK_BYTES),
+        "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30)),
+        "KELVIN_BREAKER_S": "1",  # what is damaged on purpose is tried again soon
+    }
+    with running_installation(scratch / "data", settings=settings) as kelvin:
+        version = kelvin.push(scratch / "model", MODEL, replicas=1)
+        ground = _InjectionTarget(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
+        injured, mended = _inject_damage(plan, ground)
+        plan.tell("reading it verified, and plainly")
+        verified, floor = _rates(kelvin, version)
+    return figures_of(injured, mended, verified, floor, (HYPERVISOR_NOTE, HOST_NOTE))
+
+
+class _InjectionTarget:
+    """A model at zero, all of it on NVMe, and its chunks that lie in one pack of the store alone."""
+
+    def __init__(self, kelvin: Installation, source: random.Random) -> None:
+        self.kelvin, self.source = kelvin, source
+        self.right = self.ask()[0]
+        if self.right is None:
+            raise InstallationFailed("the model does not answer before anything is damaged")
+        self.packs = _packs_of(kelvin)
+        longest = max(length for _, _, length in self.packs.values())
+        self.digests = sorted(digest for digest, (_, _, length) in self.packs.items() if length == longest)
+        self.rest()
+
+    def ask(self) -> tuple[str | None, str]:
+        """The text of an answer from zero, or None and what was said instead, once a start is tried again."""
+        for _ in range(PATIENCE):
+            try:
+                return self.kelvin.door.complete(MODEL, PROMPT, 4), ""
+            except InstallationFailed as failed:
+                said = str(failed)
+            if '"breaker_open"' not in said:
+                break
+            time.sleep(1.0)  # as long as a breaker is open here, and what its refusal says
+        return None, said
+
+    def rest(self) -> None:
+        """At zero, nothing in memory; on NVMe is what was admitted."""
+        self.kelvin.forget("host")
+
+    def files(self) -> dict[str, Path]:
+        """Of the NVMe tier, by digest."""
+        return {path.name: path for path in self.kelvin.nvme_files() if path.name in self.packs}
+
+    def faults(self) -> int:
+        """Of chunks on NVMe, as the agent counts them."""
+        return sum(self.kelvin.cache()["chunk_faults"].get("nvme", {}).values())
+
+    def body(self, digest: str) -> bytes:
+        """As the store has it now."""
+        pack, offset, length = self.packs[digest]
+        with pack.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def damaged(self, digest: str, kind: str) -> bytes:
+        """The bytes of a chunk, damaged in that way. They differ: the model is random, so none is all zeroes."""
+        other = self.source.choice([each for each in self.digests if each != digest])
+        return ALL[kind](self.body(digest), self.body(other), self.source)
+
+    def write_pack(self, digest: str, body: bytes) -> None:
+        """Of the same length as what it replaces."""
+        pack, offset, _ = self.packs[digest]
+        pack.chmod(0o600)
+        with pack.open("r+b") as file:
+            file.seek(offset)
+            file.write(body)
+
+
+def _packs_of(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
+    """Pack, offset and length of each chunk that lies in one pack alone: no other copy heals it."""
+    found: dict[str, list[tuple[Path, int, int]]] = {}
+    store = kelvin.data / "store" / TENANT
+    for index in (store / "index").iterdir():
+        if not index.suffix:
+            for digest, offset, length in json.loads(index.read_bytes()):
+                found.setdefault(digest, []).append((store / "packs" / index.name, offset, length))
+    return {digest: places[0] for digest, places in found.items() if len(places) == 1}
+
+
+def _inject_damage(plan: IntegrityPlan, ground: _InjectionTarget) -> tuple[list[InjectedDamage], bool]:
+    """What became of each injection, and whether the model is served at the end as it was at the beginning."""
+    to_heal = int(plan.corruptions * HEALED_SHARE)
+    injured: list[InjectedDamage] = []
+    while (left := to_heal - sum(len(each.kinds) for each in injured)) > 0:
+        plan.tell(f"NVMe: {left} more")
+        injured.append(_on_nvme(ground, min(left, AT_ONCE, len(ground.digests))))
+    for number in range(plan.corruptions - to_heal):
+        plan.tell(f"store: {plan.corruptions - to_heal - number} more")
+        injured.append(_in_store(ground, number))
+    return injured, ground.ask()[0] == ground.right
+
+
+def _on_nvme(ground: _InjectionTarget, count: int) -> InjectedDamage:
+    files = ground.files()
+    there = [digest for digest in ground.digests if digest in files]
+    bad = ground.source.sample(there, min(count, len(there)))
+    if not bad:
+        raise InstallationFailed("no chunk is on NVMe")
+    kinds = [list(ALL)[number % len(ALL)] for number in range(len(bad))]
+    for digest, kind in zip(bad, kinds, strict=True):
+        files[digest].write_bytes(ground.damaged(digest, kind))
+    before = ground.faults()
+    answer, refusal = ground.ask()
+    counted = ground.faults() - before
+    ground.rest()
+    assert ground.right is not None
+    fate = classify_injection(answer, refusal, ground.right, bad, healable=True)
+    return InjectedDamage("nvme", tuple(kinds), fate, counted)
+
+
+def _in_store(ground: _InjectionTarget, number: int) -> InjectedDamage:
+    digest, kind = ground.source.choice(ground.digests), list(KEEP_LENGTH)[number % len(KEEP_LENGTH)]
+    whole = ground.body(digest)
+    if (copy := ground.files().get(digest)) is not None:
+        copy.write_bytes(ground.damaged(digest, kind))
+    ground.write_pack(digest, ground.damaged(digest, kind))
+    before = ground.faults()
+    answer, refusal = ground.ask()
+    counted = ground.faults() - before
+    ground.write_pack(digest, whole)
+    ground.rest()
+    assert ground.right is not None
+    fate = classify_injection(answer, refusal, ground.right, [digest], healable=False)
+    return InjectedDamage("store", (kind,), fate, counted)
+
+
+def _rates(kelvin: Installation, version: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Bytes per second of leases from NVMe, and of plain reads of its files by as many threads as are best."""
+    verified, floor = [], []
+    with Program("kelvin_loader", str(kelvin.data / "run")) as ours, Program("floors.floor_read") as reader:
+        for _ in range(RATES):
+            kelvin.forget("host")
+            files = [path for path in kelvin.nvme_files() if path.stat().st_size]
+            drop_page_cache(files)
+            answer = ours.ask(path=version, tenant=TENANT, device="cpu")
+            verified.append(answer["bytes"] / answer["load_s"])
+            plain = []
+            for threads in (1, 2, 4):
+                drop_page_cache(files)
+                read = reader.ask(files=[str(path) for path in files], threads=threads, direct=True)
+                plain.append(read["bytes"] / read["seconds"])
+            floor.append(max(plain))
+    return verified, floor
+
+
+BENCH: Final = Bench(
+    "integrity",
+    """Damage chunks of a running installation, tier by tier: what was healed, refused, served. Exit 1 where it was not
+    as stated.""",
+    (
+        option("--corruptions", 100, click.IntRange(5, 100_000), "One chunk each."),
+        option(
+            "--size", 0.1, FiniteNumber(0.05, 16), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)
+        ),
+    ),
+    IntegrityPlan,
+    run,
+    table,
+    judge,
+    lambda plan, disk, memory: refusal([plan.size_bytes], NEED, disk, memory),
+)

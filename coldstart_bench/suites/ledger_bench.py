@@ -1,0 +1,362 @@
+"""`kelvin bench ledger`: a month of many requests through the ledger's own door, then its report, and its proofs.
+
+Records go in as the activator's do: batches to the control plane's socket, answered when they are durable. Nothing of
+the installation is told that it is measured. They are as an installation would have written them: many replicas,
+several models, every outcome. Whoever makes them knows what the bill must say: `ExpectedBill` is counted here, not in
+the ledger.
+"""
+
+import asyncio
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from coldstart_bench.harness.capacity_check import find_shortage
+from coldstart_bench.harness.installation import Installation, run_command, running_installation
+from coldstart_bench.harness.process_stats import peak_resident_bytes, sampling_thread
+from coldstart_bench.report.bench_report import BenchFailed, Figures, align
+from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
+from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, RequestRecord
+from kelvin.contracts.serving.control_messages import LifetimeBatch, RequestBatch
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+
+TENANT: Final = "default"
+BATCH: Final = 5_000  # requests that are posted at once; what the ledger takes at most
+MODELS: Final = 20
+REPLICAS: Final = 40  # at a time
+SERVED: Final = 2_000  # requests in a replica's life
+ORPHANS_EVERY: Final = 100_000  # requests, of which the activator died with one or two
+STANDBY_US: Final = 400_000
+RESTORE_US: Final = 250_000
+ACTIVE_SHARE: Final = 1.25  # of the time that its requests used: a replica also waits while it is active
+ROW_BYTES: Final = 1_200  # of disk, at most: rows, indices and the log before a checkpoint
+POST_S: Final = 300.0
+READ_S: Final = 6 * 3600.0  # for a command that reads every row
+IN_FLIGHT: Final = 2  # one is made and sent while the other is written
+EXAMINE_EVERY_S: Final = 0.05  # between looks at the process that reads the ledger
+TELL_EVERY: Final = 250_000
+
+
+@dataclass(slots=True)
+class ExpectedBill:
+    """What the bill of the month must say."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    lifetimes: int = 0
+    active_us: int = 0
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One that serves."""
+
+    runtime_id: str
+    pid: int
+    model: int
+    born_at_us: int
+    requests: int = 0
+    used_us: int = 0
+    orphans: int = 0
+
+
+class SyntheticMonth:
+    """Deterministic by its seed. `expected` is complete once `batches` is at its end."""
+
+    def __init__(self, requests: int, begin_us: int, end_us: int, seed: int = 1) -> None:
+        self._requests = requests
+        self._begin_us = begin_us
+        self._end_us = end_us
+        self._random = random.Random(seed)  # noqa: S311 — no secret
+        self._versions = [f"{self._random.getrandbits(256):064x}" for _ in range(MODELS)]
+        self._born = 0
+        self._died = 0
+        self._sequence = 0
+        self.expected = ExpectedBill()
+
+    def batches(self) -> Iterator[tuple[tuple[RequestRecord, ...], tuple[LifetimeRecord, ...]]]:
+        """Requests in the order of their ends, and the lives of replicas that ended after them."""
+        living = [self._bear(slot, self._begin_us) for slot in range(REPLICAS)]
+        batch: list[RequestRecord] = []
+        dead: list[LifetimeRecord] = []
+        for number in range(self._requests):
+            at_us = self._begin_us + (self._end_us - self._begin_us) * number // self._requests
+            slot = number % REPLICAS
+            batch.append(self._request(number, at_us, living[slot]))
+            if living[slot].requests == SERVED:
+                dead.append(self._bury(living[slot], at_us + 1))
+                living[slot] = self._bear(slot, at_us + 1)
+            if len(batch) == BATCH:
+                yield tuple(batch), tuple(dead)
+                batch, dead = [], []
+        dead += [self._bury(replica, self._end_us - 1) for replica in living]
+        yield tuple(batch), tuple(dead)
+
+    def _bear(self, slot: int, at_us: int) -> _Replica:
+        self._born += 1
+        return _Replica(f"bench-{self._born}", 100 + self._born % 30_000, slot % MODELS, at_us)
+
+    def _request(self, number: int, at_us: int, replica: _Replica) -> RequestRecord:
+        chance = self._random.random
+        outcome, status = (
+            ("ok", 200) if chance() < 0.97 else ("cancelled", 499) if chance() < 0.7 else ("overloaded", 503)
+        )
+        served = outcome != "overloaded"
+        prompt = 16 + int(chance() * 2_000) if served else 0
+        completion = int(chance() * 500) + (outcome == "ok") if served else 0
+        device_us = 200 * prompt // 16 + 900 * completion if served else 0
+        is_orphan = outcome == "cancelled" and number % ORPHANS_EVERY < 100 and replica.orphans == 0
+        if served:
+            replica.requests += 1
+            replica.used_us += device_us
+        if is_orphan:
+            replica.orphans += 1
+        else:
+            self._sequence += 1
+        self.expected.requests[outcome] += 1
+        self.expected.prompt_tokens += prompt
+        self.expected.completion_tokens += completion
+        return RequestRecord(
+            request_id=f"req_{at_us // 1000:012x}{self._random.getrandbits(56):014x}",  # sorts by time, as ours do
+            origin=RecordOrigin.ORPHAN if is_orphan else RecordOrigin.ACTIVATOR,
+            source=replica.runtime_id if is_orphan else "activator-bench",
+            sequence=1 if is_orphan else self._sequence,
+            tenant=TENANT,
+            model=f"model-{replica.model}",
+            version=self._versions[replica.model],
+            key_id=f"key{number % 7}",
+            runtime_id=replica.runtime_id if served else None,
+            started_at_us=at_us - device_us - 1_000,
+            ended_at_us=at_us,
+            queued_us=int(chance() * 2_000),
+            outcome=outcome,
+            status=status,
+            stream=number % 3 != 0,
+            prompt_tokens=prompt,
+            cached_tokens=0,
+            completion_tokens=completion,
+            device_us=device_us,
+        )
+
+    def _bury(self, replica: _Replica, at_us: int) -> LifetimeRecord:
+        self._died += 1
+        active_us = int(replica.used_us * ACTIVE_SHARE)
+        total_us = max(at_us - replica.born_at_us, STANDBY_US + RESTORE_US + active_us)
+        self.expected.lifetimes += 1
+        self.expected.active_us += active_us
+        return LifetimeRecord(
+            runtime_id=replica.runtime_id,
+            source="supervisor-bench",
+            sequence=self._died,
+            pid=replica.pid,
+            tenant=TENANT,
+            model=f"model-{replica.model}",
+            version=self._versions[replica.model],
+            device_class="cpu-1",
+            born_at_us=at_us - total_us,
+            died_at_us=at_us,
+            total_us=total_us,
+            standby_us=STANDBY_US,
+            restore_us=RESTORE_US,
+            active_us=active_us,
+            idle_us=total_us - STANDBY_US - RESTORE_US - active_us,
+            requests=replica.requests,
+            exit_status=0,
+            cpu_us=active_us,
+            max_rss_kb=600_000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPlan(BenchPlan):
+    """Options of `kelvin bench ledger`."""
+
+    requests: int
+    repeats: int
+
+
+class LedgerFigures(Figures, frozen=True):
+    """Seconds of wall clock; memory is the peak of resident bytes."""
+
+    requests: int
+    lifetimes: int
+    fill_s: float
+    rows_per_s: float
+    database_bytes: int
+    first_report_s: float  # over HTTPS
+    report_s: float  # median of the following ones
+    report_command_s: float  # `kelvin billing report`, its start included
+    controlplane_before_bytes: int
+    controlplane_after_bytes: int
+    verify_s: float
+    verify_bytes: int
+    reconcile_s: float
+    reconcile_bytes: int
+
+
+def refusal(plan: LedgerPlan, free_disk: int, free_memory: int) -> str | None:
+    """Why there is no room for it."""
+    return find_shortage(plan.requests * ROW_BYTES, 0, free_disk, free_memory)
+
+
+def run(plan: LedgerPlan, scratch: Path) -> LedgerFigures:
+    """Raises InstallationFailed, and BenchFailed where the ledger does not say what was put in, or a proof fails."""
+    with running_installation(scratch / "data") as kelvin:
+        return _measure(plan, kelvin)
+
+
+def last_month(now: datetime) -> tuple[str, int, int]:
+    """YYYY-MM and its bounds in microseconds since 1970: a month that is over is nobody else's."""
+    end = datetime(now.year, now.month, 1, tzinfo=UTC)
+    begin = (end - timedelta(days=1)).replace(day=1)
+    return begin.strftime("%Y-%m"), int(begin.timestamp()) * 1_000_000, int(end.timestamp()) * 1_000_000
+
+
+def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerFigures:
+    name, begin_us, end_us = last_month(datetime.now(UTC))
+    month = SyntheticMonth(plan.requests, begin_us, end_us)
+    began = time.perf_counter()
+    asyncio.run(_fill(plan, kelvin, month))
+    fill_s = time.perf_counter() - began
+    plan.tell(f"{plan.requests:,} requests in {fill_s:.0f} s")
+    before = peak_resident_bytes("controlplane")
+    first_s, report = _timed_report(kelvin, name)
+    _check(report, month.expected)
+    report_s = statistics.median(_timed_report(kelvin, name)[0] for _ in range(plan.repeats))
+    after = peak_resident_bytes("controlplane")
+    command_s, _ = _command(kelvin, "billing", "report", "--month", name)
+    plan.tell(f"report in {first_s:.3f} s, then {report_s:.3f} s")
+    verify_s, verify_bytes = _command(kelvin, "billing", "verify", "--month", name)
+    plan.tell(f"verified in {verify_s:.0f} s")
+    reconcile_s, reconcile_bytes = _command(kelvin, "billing", "reconcile")
+    plan.tell(f"reconciled in {reconcile_s:.0f} s")
+    return LedgerFigures(
+        requests=plan.requests,
+        lifetimes=month.expected.lifetimes,
+        fill_s=fill_s,
+        rows_per_s=plan.requests / fill_s,
+        database_bytes=sum(file.stat().st_size for file in kelvin.data.glob("kelvin.db*")),
+        first_report_s=first_s,
+        report_s=report_s,
+        report_command_s=command_s,
+        controlplane_before_bytes=before,
+        controlplane_after_bytes=after,
+        verify_s=verify_s,
+        verify_bytes=verify_bytes,
+        reconcile_s=reconcile_s,
+        reconcile_bytes=reconcile_bytes,
+    )
+
+
+async def _fill(plan: LedgerPlan, kelvin: Installation, month: SyntheticMonth) -> None:
+    """Each batch is durable before the one after the next is sent."""
+    directory = SocketDirectory(kelvin.data / "run")
+    control = ServiceClient(directory, "control.sock", "control plane")
+    posting: set[asyncio.Task[None]] = set()
+    done = 0
+    try:
+        for requests, lives in month.batches():
+            while len(posting) >= IN_FLIGHT:
+                finished, posting = await asyncio.wait(posting, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
+                    task.result()
+            posting.add(
+                asyncio.create_task(_post(control, RequestBatch(records=requests), LifetimeBatch(records=lives)))
+            )
+            done += len(requests)
+            if done % TELL_EVERY < len(requests):
+                plan.tell(f"{done:,} of {plan.requests:,} requests")
+        await asyncio.gather(*posting)
+    finally:
+        for task in posting:
+            task.cancel()
+        await asyncio.gather(*posting, return_exceptions=True)
+        await control.close()
+        directory.close()
+
+
+async def _post(control: ServiceClient, requests: RequestBatch, lives: LifetimeBatch) -> None:
+    for kind, batch in (("requests", requests), ("lifetimes", lives)):
+        if batch.records:
+            await control.call("POST", f"/internal/v1/usage/{kind}", type(None), body=batch, timeout_s=POST_S)
+
+
+def _timed_report(kelvin: Installation, month: str) -> tuple[float, Any]:
+    began = time.perf_counter()
+    report = kelvin.admin.request("GET", f"/admin/v1/billing/report?tenant={TENANT}&month={month}")
+    return time.perf_counter() - began, report
+
+
+def _check(report: Any, expected: ExpectedBill) -> None:
+    """The bill is what was put in, and it balances."""
+    said = {
+        "requests": report["requests"],
+        "prompt_tokens": report["prompt_tokens"],
+        "completion_tokens": report["completion_tokens"],
+        "lifetimes": sum(use["lifetimes"] for use in report["device"]),
+        "active_us": sum(use["active_us"] for use in report["device"]),
+    }
+    wanted = {name: getattr(expected, name) for name in said}
+    if said != wanted:
+        raise BenchFailed(f"the bill says {said}; what was put in is {wanted}")
+    if not report["balance"]["balanced"]:
+        raise BenchFailed(f"the month does not balance: {report['balance']['problems'][:3]}")
+
+
+def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
+    """Seconds of a command, and the most memory of the process that reads the ledger for it, 0 where there is none."""
+    peaks, began = [0], time.perf_counter()
+    with sampling_thread(
+        lambda: peaks.append(peak_resident_bytes("controlplane.ledger_check.check_program")), EXAMINE_EVERY_S
+    ):
+        code, out, err = run_command(kelvin.data, *words, limit_s=READ_S)
+    if code != 0:
+        raise BenchFailed(f"kelvin {' '.join(words)}: {out[-2_000:]}{err[-2_000:]}")
+    return time.perf_counter() - began, max(peaks)
+
+
+def table(found: LedgerFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows = (
+        ("requests, lives", f"{found.requests:,}, {found.lifetimes:,}"),
+        ("entered", f"{found.fill_s:.0f} s, {found.rows_per_s:,.0f} rows/s"),
+        ("database", f"{found.database_bytes / 1e9:.2f} GB"),
+        ("first report", f"{found.first_report_s:.3f} s"),
+        ("report", f"{found.report_s:.3f} s; as a command {found.report_command_s:.2f} s"),
+        ("before the report", f"control plane's peak {_mb(found.controlplane_before_bytes)}"),
+        ("after it", f"control plane's peak {_mb(found.controlplane_after_bytes)}"),
+        ("verify", f"{found.verify_s:.1f} s, peak {_mb(found.verify_bytes)}"),
+        ("reconcile", f"{found.reconcile_s:.1f} s, peak {_mb(found.reconcile_bytes)}"),
+    )
+    return "\n".join(align(rows, left=2))
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+BENCH: Final = Bench(
+    "ledger",
+    """A month of many requests: how fast it enters, is billed, verified and reconciled, in how much memory.
+
+    Takes up to 1.2 kB of disk per request, below $TMPDIR.
+    """,
+    (
+        option("--requests", 300_000, click.IntRange(1, 100_000_000), "In one month."),
+        option("--repeats", 5, click.IntRange(1, 1000), "Reports after the first."),
+    ),
+    LedgerPlan,
+    run,
+    table,
+    refusal=refusal,
+)

@@ -1,0 +1,344 @@
+"""`kelvin bench overload`: more than the replicas can do, step by step up to ten times: what is still answered?"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from coldstart_bench.harness.activator_testbed import (
+    LONG_HEAD_TIMEOUT,
+    MODEL,
+    ActivatorUnderTest,
+    OpenLoopClient,
+    UpstreamConfig,
+    cores_note,
+    keys_for,
+    one_model,
+    running_activator,
+    running_open_loop,
+)
+from coldstart_bench.harness.arrivals import constant
+from coldstart_bench.harness.capacity_check import find_shortage
+from coldstart_bench.harness.load_protocol import (
+    OpenLoopPlan,
+    RequestResult,
+    RequestTemplate,
+    connection_waits_s,
+    send_delays_s,
+)
+from coldstart_bench.harness.process_stats import (
+    MIB,
+    CpuLoad,
+    Sample,
+    cpu_load_within,
+    sampling_process,
+    wait_for_sample,
+)
+from coldstart_bench.report.bench_report import (
+    ClaimVerdict,
+    Figures,
+    align,
+    at_least,
+    at_most,
+    cell,
+    ratio_or_none,
+    recorded_once,
+)
+from coldstart_bench.report.order_statistics import quantile_of
+from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
+from kelvin.process.option_types import FiniteNumber
+
+PRIORITIES: Final = ("interactive", "standard", "batch")  # who is shed last comes first
+REFUSALS: Final = frozenset((429, 503, 504))
+GOODPUT: Final = 0.95  # of its peak, at the most load
+SLOT_EFFICIENCY: Final = 0.90  # of what the slots can do, or of what is asked for where that is less, at the most load
+FLAT: Final = 0.05  # by which memory may grow between the middle and the last third of the most load
+KEEPS_UP_S: Final = 0.05  # the loop's own lag up to which a step is what it says
+OTHERS: Final = 0.1  # of a step, from which on it is said that others had the core
+SETTLED: Final = 0.2  # of a step, before its figures count
+REQUEST_BYTES: Final = 1_000  # of memory, of this process and of the loop's
+TENANT: Final = "loud"
+TOKENS: Final = 16
+MOST_CONNECTIONS: Final = 2048  # twice those that may wait; all are open before a step begins, and none after it has
+
+
+class LoadStep(msgspec.Struct, frozen=True):
+    """One load, as a multiple of what the replicas can do; shares are of what was sent of a rank."""
+
+    times: float
+    rate: float  # requests a second, asked for
+    sent: int
+    good: int  # answered right, and in time
+    late: int  # answered right, too late
+    refused: dict[str, int]  # by code
+    wrong: int  # neither right nor refused with a code that says what to do
+    goodput: float  # tokens a second, of what was answered in time
+    answered: dict[str, float]  # the share of each rank that was answered in time
+    answered_p50_s: float | None
+    answered_p99_s: float | None
+    refused_p99_s: float | None  # how long it took to be told
+    lag_p99_s: float | None  # of the open loop itself
+    held_up_p99_s: float | None  # that a request waited for a connection, of which the door left none free
+    door: CpuLoad | None  # of the activator's processor, from the first request to the last answer
+    loop: CpuLoad | None  # and of the open loop's
+    memory_middle: int | None  # peak of PSS in the middle third, bytes
+    memory_last: int | None  # and in the last one
+
+
+class OverloadFigures(Figures, frozen=True):
+    """Figures of all steps."""
+
+    slots: int
+    slot_s: float
+    tokens: int  # of each answer
+    deadline_s: float
+    steps: tuple[LoadStep, ...]
+    unrecorded: int  # answers without a usage record; below 0, records without an answer
+    memory_before: int | None
+
+    @property
+    def capacity_rps(self) -> float:
+        """Requests a second that the slots can do."""
+        return self.slots / self.slot_s
+
+
+class StepParameters(msgspec.Struct, frozen=True):
+    """What a step asked for."""
+
+    times: float
+    rate: float
+    seconds: float
+    tokens: int
+    deadline_s: float
+
+
+def measure_step(
+    asked: StepParameters,
+    sent: Sequence[RequestResult],
+    right: Sequence[bool],
+    ranks: Sequence[str],
+    samples: Sequence[Sample],
+    began_ns: int,
+    loop: CpuLoad | None = None,
+) -> LoadStep:
+    """`right` and `ranks` are of each request of `sent`; `samples` are the door's, `loop` is the open loop's own."""
+    in_time = [each.is_ok and fine and each.took_s <= asked.deadline_s for each, fine in zip(sent, right, strict=True)]
+    answered = [each for each, fine in zip(sent, right, strict=True) if each.is_ok and fine]
+    refused = [each for each in sent if _is_refusal(each)]
+    begin_us, end_us = SETTLED * asked.seconds * 1e6, asked.seconds * 1e6
+    counted = sum(fine and begin_us <= each.end_us < end_us for each, fine in zip(sent, in_time, strict=True))
+    shares = _shares(in_time, ranks)
+    took = [each.took_s for each in answered]
+    return LoadStep(
+        times=asked.times,
+        rate=asked.rate,
+        sent=len(sent),
+        good=sum(in_time),
+        late=len(answered) - sum(in_time),
+        refused=dict(Counter(each.code for each in refused)),
+        wrong=len(sent) - len(answered) - len(refused),
+        goodput=counted * asked.tokens / ((1 - SETTLED) * asked.seconds),
+        answered=shares,
+        answered_p50_s=quantile_of(took, 0.5),
+        answered_p99_s=quantile_of(took, 0.99),
+        refused_p99_s=quantile_of([each.took_s for each in refused], 0.99),
+        lag_p99_s=quantile_of(send_delays_s(sent), 0.99),
+        held_up_p99_s=quantile_of(connection_waits_s(sent), 0.99),
+        door=cpu_load_within(samples, began_ns, max((each.end_us for each in sent), default=0), len(sent)),
+        loop=loop,
+        memory_middle=_peak(samples, began_ns, asked.seconds / 3, 2 * asked.seconds / 3),
+        memory_last=_peak(samples, began_ns, 2 * asked.seconds / 3, asked.seconds),
+    )
+
+
+def _is_refusal(sent: RequestResult) -> bool:
+    """With a code; who may come back is told when, or was told that its own time was over."""
+    return (
+        sent.status in REFUSALS
+        and bool(sent.code)
+        and (sent.retry_after or sent.status == 504 or "deadline" in sent.code)
+    )
+
+
+def _shares(in_time: Sequence[bool], ranks: Sequence[str]) -> dict[str, float]:
+    asked, good = Counter(ranks), Counter(rank for rank, fine in zip(ranks, in_time, strict=True) if fine)
+    return {rank: good[rank] / asked[rank] for rank in PRIORITIES if asked[rank]}
+
+
+def _peak(samples: Sequence[Sample], began_ns: int, from_s: float, to_s: float) -> int | None:
+    found = [sample.pss for sample in samples if from_s <= (sample.at_ns - began_ns) / 1e9 < to_s]
+    return max(found, default=None)
+
+
+def judge(found: OverloadFigures) -> tuple[ClaimVerdict, ...]:
+    """The state is the most load, as a multiple of what the replicas can do."""
+    most = max(found.steps, key=lambda step: step.times)
+    peak = max(step.goodput for step in found.steps)
+    done = most.goodput / (found.capacity_rps * found.tokens * min(1.0, most.times))
+    state = f"{most.times:g}x"
+    grown = ratio_or_none(most.memory_last, most.memory_middle)
+    return (
+        at_least("goodput to its peak", most.goodput / peak if peak else None, GOODPUT, state),
+        at_least("goodput to what the slots can do", done, SLOT_EFFICIENCY, state),
+        at_most("share by which memory still grew", None if grown is None else grown - 1, FLAT, state),
+        *(_order(most.answered, first, then, state) for first, then in pairwise(PRIORITIES)),
+        at_most("requests neither right nor rightly refused", sum(step.wrong for step in found.steps), 0, "all"),
+        *recorded_once(found.unrecorded, "all"),
+    )
+
+
+def _order(answered: Mapping[str, float], first: str, then: str, state: str) -> ClaimVerdict:
+    both = first in answered and then in answered
+    more = answered[first] - answered[then] if both else None
+    return at_least(f"share answered of {first} beyond that of {then}", more, 0, state)
+
+
+def notes_of(steps: Sequence[LoadStep]) -> tuple[str, ...]:
+    """What makes a step's figures something else than the activator's."""
+    found = []
+    for step in steps:
+        if step.lag_p99_s is not None and step.lag_p99_s > KEEPS_UP_S:
+            found.append(f"{step.times:g}x: the open loop was {step.lag_p99_s * 1e3:.0f} ms late itself (p99)")
+        for load, whose in ((step.door, "the activator"), (step.loop, "the open loop")):
+            if load is not None and load.waited > OTHERS:
+                found.append(f"{step.times:g}x: {whose} waited for its core for {load.waited:.0%} of the time")
+    return tuple(found)
+
+
+def table(found: OverloadFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    head = (
+        f"{found.slots} slots of {found.slot_s * 1e3:g} ms and {found.tokens} tokens: "
+        f"{found.capacity_rps:g} requests/s, {found.capacity_rps * found.tokens:g} tokens/s; "
+        f"answers are due within {found.deadline_s:g} s"
+    )
+    counts = ("load", "asked/s", "sent", "in time", "late", "wrong", "tokens/s")
+    rows: list[tuple[str, ...]] = [
+        (*counts, "p50", "p99", "refused p99", "lag p99", "held up", "door us", "loop us", "PSS")
+    ]
+    for step in found.steps:
+        waits = (step.answered_p50_s, step.answered_p99_s, step.refused_p99_s, step.lag_p99_s, step.held_up_p99_s)
+        loads = (None if load is None else load.each_us for load in (step.door, step.loop))
+        rows.append(
+            (
+                f"{step.times:g}x",
+                f"{step.rate:.0f}",
+                *map(str, (step.sent, step.good, step.late, step.wrong)),
+                f"{step.goodput:.0f}",
+                *(cell(each, "{:.1f}ms", times=1e3) for each in waits),
+                *(cell(each, "{:.0f}") for each in loads),
+                cell(step.memory_last, "{:.0f}M", times=1 / MIB),
+            )
+        )
+    ends = ["answered in time; refused", *map(_ends_of, found.steps)]
+    return "\n".join([head, *(f"{line}  {end}" for line, end in zip(align(rows, left=0), ends, strict=True))])
+
+
+def _ends_of(step: LoadStep) -> str:
+    shares = ", ".join(f"{rank} {share:.0%}" for rank, share in step.answered.items())
+    codes = ", ".join(f"{code} {count}" for code, count in sorted(step.refused.items())) or "nobody"
+    return f"{shares}; {codes}"
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadPlan(BenchPlan):
+    """Options of `kelvin bench overload`. `times` are multiples of what the slots can do."""
+
+    slots: int
+    slot_s: float
+    times: Sequence[float]
+    seconds: float  # of each step
+    deadline_s: float
+
+
+def parse_multiples(words: str) -> tuple[float, ...]:
+    """Numbers separated by commas, in order. Raises ValueError naming what is none."""
+    try:
+        found = sorted({float(word) for word in words.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(0 < each <= 100 for each in found):
+        raise ValueError(f"{words}: must be numbers above 0, of 100 at the most, separated by commas")
+    return tuple(found)
+
+
+def refusal(plan: OverloadPlan, free_disk: int, free_memory: int) -> str | None:
+    """Why there is no room for the requests of the largest step."""
+    requests = max(plan.times) * plan.slots / plan.slot_s * plan.seconds
+    return find_shortage(0, int(requests) * REQUEST_BYTES, free_disk, free_memory)
+
+
+def run(plan: OverloadPlan, scratch: Path) -> OverloadFigures:
+    """Raises InstallationFailed, ProgramFailed."""
+    keys = keys_for((TENANT,))
+    behind = UpstreamConfig(one_model(keys, plan.slots), plan.slot_s)
+    with (
+        running_activator(scratch, behind, LONG_HEAD_TIMEOUT) as door,
+        running_open_loop(scratch) as loop,
+        sampling_process(door.pid) as samples,
+    ):
+        before = samples[0].pss if samples else None
+        steps = [_step(plan, times, door, loop, keys[TENANT], samples) for times in plan.times]
+        recorded = sum(record.outcome == "ok" for record in door.seen(sum(step.sent for step in steps)).records)
+    return OverloadFigures(
+        plan.slots,
+        plan.slot_s,
+        TOKENS,
+        plan.deadline_s,
+        tuple(steps),
+        sum(step.good + step.late for step in steps) - recorded,
+        before,
+        notes=(cores_note(), *notes_of(steps)),
+    )
+
+
+def _step(
+    plan: OverloadPlan, times: float, door: ActivatorUnderTest, loop: OpenLoopClient, key: str, samples: list[Sample]
+) -> LoadStep:
+    rate = times * plan.slots / plan.slot_s
+    plan.tell(f"{times:g} times what they can do: {rate:.0f} requests/s for {plan.seconds:g} s")
+    arrivals = tuple((at, number % len(PRIORITIES)) for number, at in enumerate(constant(rate, plan.seconds)))
+    waiting = int(min(MOST_CONNECTIONS, plan.slots + rate * plan.deadline_s))
+    payloads = tuple(payload(key, rank, plan.deadline_s) for rank in PRIORITIES)
+    ran = loop.run(OpenLoopPlan(door.port, payloads, arrivals, waiting, waiting, plan.deadline_s + 30))
+    asked = StepParameters(times, rate, plan.seconds, TOKENS, plan.deadline_s)
+    right = [ran.text(sent) == f"3 {TOKENS}" for sent in ran.sent]
+    ranks = [PRIORITIES[sent.payload] for sent in ran.sent]
+    wait_for_sample(samples, time.monotonic_ns())  # the cost of a step ends with a sample after its last answer
+    return measure_step(asked, ran.sent, right, ranks, samples, ran.began_ns, ran.load)
+
+
+def payload(key: str, rank: str, deadline_s: float) -> RequestTemplate:
+    """A completion of that rank, which is worth nothing after the deadline."""
+    body = {"model": MODEL, "prompt": "w1 w2 w3", "max_tokens": TOKENS}
+    headers = {"x-kelvin-priority": rank, "x-kelvin-deadline-ms": str(int(deadline_s * 1e3))}
+    return RequestTemplate(key, "/v1/completions", json.dumps(body), headers, who=rank)
+
+
+BENCH: Final = Bench(
+    "overload",
+    """More load than the replicas can do, of all three priorities: what is answered in time, who is refused, and how
+    memory goes. Exit 1 where a line does not hold.""",
+    (
+        option("--slots", 20, click.IntRange(1, 1024), "Of the replica."),
+        option("--slot-ms", 100.0, FiniteNumber(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
+        option("--times", "0.5,1,2,5,10", str, "What the slots can do, so often.", convert=parse_multiples),
+        option("--seconds", 10.0, FiniteNumber(0.5, 3600), "Of each step."),
+        option(
+            "--deadline-ms", 2000, click.IntRange(10, 600_000), "Of each request.", "deadline_s",
+            convert=lambda ms: ms / 1e3,
+        ),
+    ),
+    OverloadPlan,
+    run,
+    table,
+    judge,
+    refusal,
+)  # fmt: skip

@@ -1,0 +1,211 @@
+"""The routes of tenants, keys and grants. An admin sees the own tenant; an operator names any with `?tenant=`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from msgspec import structs
+from starlette.routing import Route
+
+from controlplane.api.types.access_types import (
+    Keys,
+    KeyStatus,
+    MadeKey,
+    NewKey,
+    NewTenant,
+    RevokedKey,
+    Rotate,
+    SetLimits,
+    StatedLimits,
+    Tenants,
+    TenantStatus,
+)
+from controlplane.api.types.admin_types import ModelGrant, ModelGrants
+from controlplane.audit.audit_entry_policy import AuditAction
+from controlplane.audit.audit_log import AuditLog
+from controlplane.audit.audit_rows import Actor, ActorOf
+from controlplane.clock import Clock
+from controlplane.db.nul_characters import read
+from controlplane.registry.key_rows import Key
+from controlplane.registry.key_store import KeyStore
+from controlplane.registry.policy.access import KeySpec, target_tenant
+from controlplane.registry.policy.domain import Model
+from controlplane.registry.registry import Registry
+from controlplane.registry.tenant_store import Tenant, TenantStore
+from controlplane.scaling.changes import Changes
+from kelvin.contracts.errors import CapacityExceeded, Conflict, ModelNotFound, NotFound
+from kelvin.contracts.serving.control_messages import KeyUses, Scope, scope_allows
+from kelvin.ipc.http_bodies import LARGE_BYTES, answer, empty_response
+from kelvin.ipc.openapi import route_docs
+
+Admin = Annotated[Actor, Depends(ActorOf(Scope.ADMIN))]
+Operator = Annotated[Actor, Depends(ActorOf(Scope.OPERATOR))]
+TenantQuery = Annotated[str | None, Query(alias="tenant")]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessStores:
+    """Who may do what: the stores."""
+
+    tenants: TenantStore
+    keys: KeyStore
+
+
+def internal_routes(access: AccessStores) -> list[Route]:
+    """What activators tell of keys, and what the snapshotter asks of tenants."""
+
+    async def uses(request: Request) -> Response:
+        await access.keys.record_uses((await read(request, KeyUses, LARGE_BYTES)).used_at_s)
+        return empty_response()
+
+    async def limits(request: Request) -> Response:
+        return answer(await access.tenants.limits(request.path_params["tenant"]))
+
+    return [
+        Route("/internal/v1/keys/uses", uses, methods=["POST"]),
+        Route("/internal/v1/tenants/{tenant}/limits", limits, methods=["GET"]),
+    ]
+
+
+def router(access: AccessStores, changes: Changes, clock: Clock, trail: AuditLog) -> APIRouter:
+    """Routes under `/admin/v1`. An answer with a key's secret has `cache-control: no-store`."""
+    routes = APIRouter(prefix="/admin/v1")
+    tenants, keys = access.tenants, access.keys
+
+    @routes.get("/tenants", **route_docs(Tenants))
+    async def every_tenant(by: Admin) -> Response:
+        now_s = clock.wall_s()
+        sees_all = scope_allows(by.scopes, Scope.OPERATOR)
+        found = await tenants.all(now_s) if sees_all else [await tenants.one(by.tenant, now_s)]
+        return answer(Tenants(tenants=tuple(map(_tenant, found))))
+
+    @routes.post(
+        "/tenants",
+        **route_docs(
+            TenantStatus, Conflict, CapacityExceeded, status=201, request_body=NewTenant, scope=Scope.OPERATOR
+        ),
+    )
+    async def create_tenant(by: Operator, request: Request) -> Response:
+        wanted = await read(request, NewTenant)
+        return answer(_tenant(await tenants.create(by, wanted.tenant, clock.wall_s())), status=201)
+
+    @routes.post("/tenants/{tenant}/suspend", **route_docs(TenantStatus, NotFound, Conflict, scope=Scope.OPERATOR))
+    async def suspend(by: Operator, tenant: str) -> Response:
+        return answer(_tenant(await changes.suspend(by, tenant)))
+
+    @routes.post("/tenants/{tenant}/resume", **route_docs(TenantStatus, NotFound, scope=Scope.OPERATOR))
+    async def resume(by: Operator, tenant: str) -> Response:
+        return answer(_tenant(await changes.resume(by, tenant)))
+
+    @routes.put(
+        "/tenants/{tenant}/limits",
+        **route_docs(TenantStatus, NotFound, Conflict, request_body=SetLimits, scope=Scope.OPERATOR),
+    )
+    async def limit(by: Operator, tenant: str, request: Request) -> Response:
+        wanted = await read(request, SetLimits)
+        return answer(_tenant(await tenants.limit(by, tenant, wanted.given(), clock.wall_s())))
+
+    @routes.delete("/tenants/{tenant}", **route_docs(None, NotFound, Conflict, status=204, scope=Scope.OPERATOR))
+    async def delete(by: Operator, tenant: str, force: bool = False) -> Response:
+        await changes.delete_tenant(by, tenant, force)
+        return empty_response()
+
+    @routes.get("/keys", **route_docs(Keys, NotFound))
+    async def every_key(by: Admin, tenant: TenantQuery = None) -> Response:
+        now_s = clock.wall_s()
+        owner = target_tenant(by, tenant)
+        found = await keys.of_tenant(owner, now_s)
+        await trail.record_access(by, owner, AuditAction.ACCESS_KEYS)
+        return answer(Keys(keys=tuple(_key(key, now_s) for key in found)))
+
+    @routes.post("/keys", **route_docs(MadeKey, NotFound, CapacityExceeded, status=201, request_body=NewKey))
+    async def create_key(by: Admin, request: Request, tenant: TenantQuery = None) -> Response:
+        owner, wanted, now_s = target_tenant(by, tenant), await read(request, NewKey), clock.wall_s()
+        grant = KeySpec(wanted.name, wanted.scopes, wanted.models)
+        key, text = await keys.create(by, owner, grant, wanted.expires_in_s, now_s)
+        return _secret(MadeKey(key=_key(key, now_s), secret=text))
+
+    @routes.post(
+        "/keys/{key_id}/rotate",
+        **route_docs(MadeKey, NotFound, Conflict, CapacityExceeded, status=201, request_body=Rotate),
+    )
+    async def rotate(by: Admin, key_id: str, request: Request, tenant: TenantQuery = None) -> Response:
+        owner, wanted, now_s = target_tenant(by, tenant), await read(request, Rotate), clock.wall_s()
+        key, text, old = await keys.rotate(by, owner, key_id, wanted.overlap_s, now_s)
+        return _secret(MadeKey(key=_key(key, now_s), secret=text, old=_key(old, now_s)))
+
+    @routes.post("/keys/{key_id}/revoke", **route_docs(RevokedKey, NotFound, Conflict))
+    async def revoke(by: Admin, key_id: str, tenant: TenantQuery = None) -> Response:
+        now_s = clock.wall_s()
+        key, told = await keys.revoke(by, target_tenant(by, tenant), key_id, now_s)
+        return answer(RevokedKey(key=_key(key, now_s), told=told))
+
+    return routes
+
+
+def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail: AuditLog) -> APIRouter:
+    """Routes of grants: an owner lets other tenants call a model. An operator names any owner with `?tenant=`.
+
+    Who has a grant learns whose model it is and what it is called, and nothing else.
+    """
+    routes = APIRouter(prefix="/admin/v1")
+
+    @routes.get("/grants", **route_docs(ModelGrants, NotFound))
+    async def every_grant(by: Admin, tenant: TenantQuery = None) -> Response:
+        own = (await tenants.one(target_tenant(by, tenant), clock.wall_s())).tenant
+        await trail.record_access(by, own, AuditAction.ACCESS_GRANTS)
+        given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
+        return answer(
+            ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.models_granted_to(own)))
+        )
+
+    @routes.put("/models/{model}/grants/{grantee}", **route_docs(ModelGrant, NotFound, ModelNotFound, CapacityExceeded))
+    async def grant(by: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
+        owner = target_tenant(by, tenant)
+        told = await registry.grant(by, owner, model, grantee, clock.wall_s())
+        return answer(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
+
+    @routes.delete("/models/{model}/grants/{grantee}", **route_docs(ModelGrant, NotFound, ModelNotFound))
+    async def revoke(by: Admin, request: Request, model: str, grantee: str, tenant: TenantQuery = None) -> Response:
+        owner = target_tenant(by, tenant)
+        told = await registry.revoke(by, owner, model, grantee, clock.wall_s())
+        return answer(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
+
+    return routes
+
+
+def _secret(made: MadeKey) -> Response:
+    response = answer(made, status=201)
+    response.headers["cache-control"] = "no-store"
+    return response
+
+
+def _tenant(tenant: Tenant) -> TenantStatus:
+    return TenantStatus(
+        tenant=tenant.tenant,
+        state=str(tenant.state),
+        created_at_s=tenant.created_at_s,
+        models=tenant.models,
+        keys=tenant.keys,
+        limits=StatedLimits(**structs.asdict(tenant.limits)),
+    )
+
+
+def _key(key: Key, now_s: int) -> KeyStatus:
+    return KeyStatus(
+        key_id=key.key_id,
+        tenant=key.tenant,
+        name=key.name,
+        state=str(key.state(now_s)),
+        scopes=key.scopes,
+        models=key.models,
+        created_at_s=key.created_at_s,
+        expires_at_s=key.expires_at_s,
+        revoked_at_s=key.revoked_at_s,
+        last_used_at_s=key.last_used_at_s,
+        successor=key.successor,
+    )
+
+
+def _grant(model: Model, grantee: str) -> ModelGrant:
+    return ModelGrant(owner=model.tenant, model=model.model, grantee=grantee)

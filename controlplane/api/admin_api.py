@@ -1,0 +1,104 @@
+"""The admin API: an admin's view of one tenant, and the few things they change. The activator authenticates them.
+
+What one machine alone can say of a model is in `machine_api`.
+"""
+
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from controlplane.api.types.admin_types import (
+    Deleted,
+    DeletedModel,
+    Deploy,
+    Deployed,
+    Models,
+    ModelStatus,
+    Split,
+    Status,
+)
+from controlplane.audit.audit_rows import ActorOf
+from controlplane.clock import Clock
+from controlplane.db.nul_characters import read
+from controlplane.registry.registry import Registry
+from controlplane.scaling.changes import Changes
+from controlplane.scaling.interfaces import ReplicaBackend
+from controlplane.scaling.policy.scale_settings import ScaleChange, ScaleSettings
+from controlplane.status.model_status import model_status
+from kelvin.contracts.errors import Conflict, ModelNotFound, NotFound
+from kelvin.contracts.serving.control_messages import Scope, scope_allows
+from kelvin.contracts.serving.degradation_steps import Ladder
+from kelvin.ipc.http_bodies import answer
+from kelvin.ipc.openapi import route_docs
+from kelvin.ipc.principal import require_admin
+
+NO_MODEL: Final = (NotFound, ModelNotFound)  # of a name that is none, and of one that nobody has
+
+
+def router(registry: Registry, running: ReplicaBackend, changes: Changes, clock: Clock) -> APIRouter:
+    """Routes under `/admin/v1`. Each needs the scope `admin` and is about the caller's tenant only, except that
+    `/status` also shows the installation to operators.
+    """
+    routes = APIRouter(prefix="/admin/v1")
+    actor_of = ActorOf(Scope.ADMIN)
+    replicas, outcomes, decider = running.replicas, running.outcomes, running.decider
+
+    @routes.get("/models", **route_docs(Models))
+    async def models(request: Request) -> Response:
+        principal = require_admin(request)
+        found = registry.models(principal.tenant)
+        return answer(Models(models=tuple(model_status(model, replicas, outcomes) for model in found)))
+
+    @routes.get("/status", **route_docs(Status))
+    async def status(request: Request) -> Response:
+        principal = require_admin(request)
+        models = tuple(model_status(model, replicas, outcomes) for model in registry.models(principal.tenant))
+        if not scope_allows(principal.scopes, Scope.OPERATOR):
+            return answer(Status(processes=(), cache=None, device=None, models=models))
+        return answer(await running.status(models))
+
+    @routes.get("/models/{model}", **route_docs(ModelStatus, *NO_MODEL))
+    async def model(request: Request, model: str) -> Response:
+        principal = require_admin(request)
+        return answer(model_status(registry.model(principal.tenant, model), replicas, outcomes))
+
+    @routes.post("/models/{model}/deploy", **route_docs(Deployed, *NO_MODEL, Conflict, request_body=Deploy))
+    async def deploy(request: Request, model: str) -> Response:
+        principal = actor_of(request)
+        wanted = await read(request, Deploy)
+        version = await changes.deploy(principal, principal.tenant, model, wanted.version)
+        return answer(Deployed(model=model, version=version))
+
+    @routes.put("/models/{model}/split", **route_docs(Split, *NO_MODEL, Conflict, request_body=Split))
+    async def split(request: Request, model: str) -> Response:
+        principal = actor_of(request)
+        wanted = await read(request, Split)
+        return answer(Split(weights=await changes.split(principal, principal.tenant, model, wanted.weights)))
+
+    @routes.put("/models/{model}/ladder", **route_docs(Ladder, *NO_MODEL, Conflict, request_body=Ladder))
+    async def ladder(request: Request, model: str) -> Response:
+        principal = actor_of(request)
+        wanted = await read(request, Ladder)
+        return answer(await registry.set_ladder(principal, principal.tenant, model, wanted, clock.wall_s()))
+
+    @routes.delete("/models/{model}", **route_docs(DeletedModel, *NO_MODEL, Conflict))
+    async def delete_model(request: Request, model: str, force: bool = False) -> Response:
+        principal = actor_of(request)
+        keys = await changes.delete_model(principal, principal.tenant, model, force)
+        return answer(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
+
+    @routes.delete("/models/{model}/versions/{version}", **route_docs(Deleted, *NO_MODEL, Conflict))
+    async def delete(request: Request, model: str, version: str) -> Response:
+        principal = actor_of(request)
+        key = await registry.delete(principal, principal.tenant, model, version, clock.wall_s(), replicas.is_present)
+        if replicas.is_present(key):  # asked for while the row was being written
+            decider.stop((key,))
+        return answer(Deleted(model=key.model, version=key.version))
+
+    @routes.put("/models/{model}/scale", **route_docs(ScaleSettings, *NO_MODEL, request_body=ScaleChange))
+    async def scale(request: Request, model: str) -> Response:
+        principal = actor_of(request)
+        wanted = await read(request, ScaleChange)
+        return answer(await changes.scale(principal, principal.tenant, model, wanted.given()))
+
+    return routes

@@ -1,0 +1,85 @@
+"""The routes of the audit. An admin reads the own tenant's; an operator any, the installation's own as `?tenant=`."""
+
+import time
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from controlplane.audit.audit_entry_policy import AuditAction
+from controlplane.audit.audit_log import AuditLog
+from controlplane.audit.audit_rows import ALL_TENANTS, Actor, ActorOf, Event
+from controlplane.db.nul_characters import read
+from controlplane.ledger.policy.rating import PriceBook
+from controlplane.ledger_check.check_program import CheckRequest
+from controlplane.ledger_check.check_runner import CheckRunner
+from controlplane.registry.policy.access import target_tenant
+from kelvin.contracts.accounting.audit_reports import AuditReport, AuditWindows, Expired, SetWindows
+from kelvin.contracts.accounting.billing_reports import Examining
+from kelvin.contracts.errors import Conflict, NotFound
+from kelvin.contracts.serving.control_messages import Principal, Scope
+from kelvin.contracts.wire import Wire
+from kelvin.ipc.http_bodies import answer
+from kelvin.ipc.openapi import route_docs
+from kelvin.ipc.principal import require_admin, require_scope
+
+MAX_EVENTS: Final = 1000
+MAX_SEQUENCE: Final = (1 << 63) - 1  # what a column holds
+Operator = Annotated[Actor, Depends(ActorOf(Scope.OPERATOR))]
+TenantQuery = Annotated[str | None, Query(alias="tenant")]
+_operator_of: Final = require_scope(Scope.OPERATOR)
+
+
+class Audit(Wire, frozen=True):
+    """`GET /admin/v1/audit`."""
+
+    events: tuple[Event, ...]
+
+
+def router(trail: AuditLog, examiner: CheckRunner, book: PriceBook) -> APIRouter:
+    """Routes under `/admin/v1/audit`. How long entries are kept is the operators' to say."""
+    routes = APIRouter(prefix="/admin/v1/audit")
+
+    @routes.get("", **route_docs(Audit, NotFound, Conflict))
+    async def listed(
+        by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))],
+        tenant: TenantQuery = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
+        before: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
+    ) -> Response:
+        owner = target_tenant(by, tenant)
+        found = await trail.events(owner, by, limit, before)
+        await trail.record_access(by, owner, AuditAction.ACCESS_AUDIT)
+        return answer(Audit(events=tuple(found)))
+
+    @routes.get("/verify", **route_docs(AuditReport, NotFound, extra_responses={202: Examining}))
+    async def verify(
+        request: Request,
+        by: Annotated[Principal, Depends(require_admin)],
+        tenant: TenantQuery = None,
+        every: Annotated[bool, Query(alias="all")] = False,
+    ) -> Response:
+        if every:
+            _operator_of(request)
+        owner = ALL_TENANTS if every else target_tenant(by, tenant)
+        now_us = time.time_ns() // 1000
+        found = await examiner.answer(
+            CheckRequest(kind="audit", tenant=owner, month=None, live=None, now_us=now_us, book=book)
+        )
+        if isinstance(found, Examining):
+            return answer(found, 202)
+        return Response(found, media_type="application/json")
+
+    @routes.get("/windows", **route_docs(AuditWindows, NotFound))
+    async def windows(by: Annotated[Principal, Depends(require_admin)], tenant: TenantQuery = None) -> Response:
+        return answer(await trail.windows(target_tenant(by, tenant)))
+
+    @routes.put("/windows", **route_docs(AuditWindows, NotFound, request_body=SetWindows, scope=Scope.OPERATOR))
+    async def keep(by: Operator, request: Request, tenant: TenantQuery = None) -> Response:
+        wanted = await read(request, SetWindows)
+        return answer(await trail.keep(by, target_tenant(by, tenant), wanted.days))
+
+    @routes.post("/expire", **route_docs(Expired, NotFound, scope=Scope.OPERATOR))
+    async def expire(by: Operator, tenant: TenantQuery = None) -> Response:
+        return answer(Expired(entries=await trail.expire(by, tenant)))
+
+    return routes

@@ -1,0 +1,203 @@
+"""What the other processes of the installation call: the feed, reports, registrations, jobs, usage, backups.
+
+Plain routes rather than FastAPI's: a report that wakes a version at zero is on the path of its cold start.
+"""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from controlplane import dependencies
+from controlplane.backup.backups import Backups
+from controlplane.clock import Clock
+from controlplane.db.nul_characters import read
+from controlplane.ledger.usage_batches import read_batch
+from controlplane.ledger.usage_ledger import Ledger
+from controlplane.registry.feed_hub import FeedEnded, FeedHub, FellBehind
+from controlplane.registry.registry import Registry
+from controlplane.scaling.interfaces import ReplicaBackend
+from kelvin.contracts.accounting.usage import LifetimeRecord, RequestRecord
+from kelvin.contracts.errors import CapacityExceeded, InvalidRequest, Refused
+from kelvin.contracts.serving.control_messages import (
+    READER_HEADER,
+    LifetimeBatch,
+    NamedVersions,
+    RequestBatch,
+    RunningLifetimes,
+    Stats,
+    TimelineAnswer,
+    VersionRegistration,
+)
+from kelvin.ipc.engine_jobs import job_routes
+from kelvin.ipc.http_bodies import LARGE_BYTES, answer, empty_response, read_body
+from kelvin.process.race import disconnected
+
+LINE_WRITE_LIMIT_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
+_READER: Final = READER_HEADER.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class InternalServices:
+    """What the routes act on."""
+
+    feed: FeedHub
+    timeline_of: Callable[[str, str], Awaitable[TimelineAnswer]]  # tenant and request that ended; raises Refused
+    registry: Registry
+    running: ReplicaBackend
+    clock: Clock
+
+
+class FeedStream:
+    """`GET /internal/v1/feed` as a plain ASGI application: one line a write, for as long as the reader reads."""
+
+    def __init__(self, feed: FeedHub, write_s: float = LINE_WRITE_LIMIT_S) -> None:
+        self._feed = feed
+        self._write_s = write_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ends without a last chunk where the reader falls behind: its socket takes nothing, and it must start anew."""
+        headers = [(b"content-type", b"application/x-ndjson")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        leaving = asyncio.ensure_future(disconnected(receive))
+        streaming = asyncio.ensure_future(self._stream(send, _reader(scope)))
+        try:
+            await asyncio.wait((leaving, streaming), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            streaming.cancel()
+            await asyncio.wait((leaving, streaming))
+
+    async def _stream(self, send: Send, reader: str) -> None:
+        with self._feed.subscribe(reader) as subscription:
+            while True:
+                try:
+                    line = await subscription.take()
+                    async with asyncio.timeout(self._write_s):
+                        await send({"type": "http.response.body", "body": line, "more_body": True})
+                except (FellBehind, TimeoutError):
+                    return
+                except FeedEnded:
+                    await send({"type": "http.response.body", "body": b""})
+                    return
+                subscription.sent()
+
+
+def _reader(scope: Scope) -> str:
+    """The name that it gives itself; none for one that says nothing of it."""
+    given: Iterable[tuple[bytes, bytes]] = scope.get("headers", ())
+    return next((value.decode("latin-1")[:128] for name, value in given if name == _READER), "")
+
+
+def routes(internals: InternalServices) -> list[Route]:
+    """The hot one first: they are matched in order."""
+
+    async def stats(request: Request) -> Response:
+        internals.running.decider.observe(await read(request, Stats, LARGE_BYTES))
+        return empty_response()
+
+    async def versions(request: Request) -> Response:
+        registration = await read(request, VersionRegistration)
+        registered = await internals.registry.register(registration, internals.clock.wall_s())
+        is_taken_in = registered.is_new or registered.was_deleted
+        if (find_start_obstacle := internals.running.find_start_obstacle) is not None:
+            problem = await find_start_obstacle(registration.tenant)
+            registered = msgspec.structs.replace(registered, start_problem=problem)
+        return answer(registered, 201 if is_taken_in else 200)
+
+    async def named(request: Request) -> Response:
+        return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))
+
+    async def timeline(request: Request) -> Response:
+        return answer(await internals.timeline_of(_tenant(request), request.path_params["request_id"]))
+
+    async def healthz(_: Request) -> Response:
+        return Response("ok")
+
+    async def readyz(_: Request) -> Response:
+        return Response("ok") if await internals.running.ready() else Response("not ready", 503)
+
+    return [
+        Route("/internal/v1/stats", stats, methods=["POST"]),
+        Route("/internal/v1/feed", FeedStream(internals.feed), methods=["GET"]),
+        Route("/internal/v1/versions", versions, methods=["POST"]),
+        Route("/internal/v1/versions", named, methods=["GET"]),
+        *job_routes(internals.running.jobs),
+        Route("/internal/v1/requests/{request_id}/timeline", timeline, methods=["GET"]),
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+    ]
+
+
+def usage_routes(
+    ledger: Ledger,
+    on_requests: Callable[[tuple[RequestRecord, ...]], None],
+    on_lifetimes: Callable[[tuple[LifetimeRecord, ...]], None],
+    clock: Clock,
+) -> list[Route]:
+    """Where the ledger is handed records of requests and lifetimes, and where replicas of pods say how they have lived
+    so far. 204 means durable. Repeats are harmless. A batch is one transaction, and then `on_requests` or
+    `on_lifetimes`.
+    """
+
+    async def requests(request: Request) -> Response:
+        body = await read_body(request, LARGE_BYTES)
+        records, unreadable = read_batch(body, RequestRecord, clock.wall_s() * 1_000_000)
+        await ledger.append_requests(RequestBatch(records=records), unreadable)
+        on_requests(records)
+        return empty_response()
+
+    async def lifetimes(request: Request) -> Response:
+        body = await read_body(request, LARGE_BYTES)
+        records, unreadable = read_batch(body, LifetimeRecord, clock.wall_s() * 1_000_000)
+        await ledger.append_lifetimes(LifetimeBatch(records=records), unreadable)
+        on_lifetimes(records)
+        return empty_response()
+
+    async def lives(request: Request) -> Response:
+        await ledger.record_running_replicas(
+            await read(request, RunningLifetimes, LARGE_BYTES), clock.wall_s() * 1_000_000
+        )
+        return empty_response()
+
+    return [
+        Route("/internal/v1/usage/requests", requests, methods=["POST"]),
+        Route("/internal/v1/usage/lifetimes", lifetimes, methods=["POST"]),
+        Route("/internal/v1/usage/lives", lives, methods=["POST"]),
+    ]
+
+
+def backup_routes(backups: Backups) -> list[Route]:
+    """The backup as the command line takes it: from the socket alone, as it holds the installation's secrets.
+
+    An answer that is cut short is no backup: it lacks its index.
+    """
+
+    async def backup(_: Request) -> Response:
+        backups.check()
+        snapshot = await backups.begin()
+        pieces = backups.pieces(snapshot, backups.data)
+        try:
+            first = await asyncio.to_thread(next, pieces)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise Refused(CapacityExceeded("bytes on the disk of DATA, for a copy of kelvin.db", 1, 0)) from error
+        return StreamingResponse(chain((first,), pieces), media_type="application/x-tar")
+
+    return [Route("/internal/v1/backup", backup, methods=["GET"])]
+
+
+def _tenant(request: Request) -> str:
+    tenant = request.query_params.get("tenant")
+    if tenant is None:
+        raise Refused(InvalidRequest("tenant", "", "is required"))
+    return tenant

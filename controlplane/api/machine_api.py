@@ -1,0 +1,165 @@
+"""The admin API's routes about one machine: its processes, devices and cache, why a model is as warm as it is, restarts
+of a model's replicas, and all processes' metrics as one page, for a scraper that has a key and no way to the sockets.
+
+What is the whole installation's (its processes, its devices, its cache) is shown to operators alone; of `/status`
+`admin_api` sees to that.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from controlplane.api.types.admin_types import (
+    CacheCheck,
+    CacheStatus,
+    DeviceStatus,
+    ModelStatus,
+    PendingReplicas,
+    Renewal,
+    Status,
+)
+from controlplane.audit.audit_entry_policy import AuditAction, made
+from controlplane.audit.audit_log import AuditLog
+from controlplane.audit.audit_rows import ActorOf
+from controlplane.clock import Clock
+from controlplane.db.nul_characters import read
+from controlplane.knative.policy.pending_replicas import ANY_ZONE
+from controlplane.registry.registry import Registry
+from controlplane.scaling.kpa.autoscaler import Autoscaler
+from controlplane.scaling.local.replica_replacement import ReplicaReplacement
+from controlplane.scaling.local.standby_pool import StandbyPool
+from controlplane.scaling.policy.replica_lifecycle import SERVING, ReplicaState
+from controlplane.scaling.replicas import ReplicaTable
+from controlplane.scaling.start_outcomes import StartOutcomes
+from controlplane.scaling.warmth.start_forecasts import StartForecaster
+from controlplane.scaling.warmth.warmth_cost import WarmthCost
+from controlplane.status.idle_explanation import IdleModel, explain_idle
+from controlplane.status.model_status import memory, model_status, pool_status
+from controlplane.status.sibling_processes import Evict, SiblingProcesses, own_eviction
+from controlplane.status.start_explanation import Starts, forecast_starts
+from kelvin.contracts.errors import Conflict, ModelNotFound, NotFound
+from kelvin.contracts.serving.control_messages import Scope
+from kelvin.ipc.http_bodies import answer, empty_response
+from kelvin.ipc.openapi import route_docs
+from kelvin.ipc.principal import require_admin, require_scope
+from kelvin.telemetry.policy.exposition import CONTENT_TYPE, merge, render
+from kelvin.telemetry.policy.instruments import MetricFamily, MetricKind, by
+from kelvin.telemetry.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class MachineServices:
+    """What the routes look at."""
+
+    registry: Registry
+    table: ReplicaTable
+    outcomes: StartOutcomes
+    autoscaler: Autoscaler
+    peers: SiblingProcesses
+    forecasts: StartForecaster
+    economy: WarmthCost
+    clock: Clock
+    pool: StandbyPool
+    replacement: ReplicaReplacement
+
+
+async def machine_status(shown: MachineServices, models: tuple[ModelStatus, ...]) -> Status:
+    """The machine's processes, devices and cache, with these models."""
+    peers, table, pool = shown.peers, shown.table, shown.pool
+    processes, exits, cache, disk = await asyncio.gather(
+        peers.statuses(), peers.replica_exits(), peers.try_cache_status(), peers.disk()
+    )
+    await pool.footprints.refresh()  # after the zygote was asked: who it is, is known
+    device = DeviceStatus(
+        slots=table.slots,
+        held=table.held,
+        standbys=table.count(ReplicaState.STANDBY),
+        pools=(pool_status(pool),),
+        zygote=memory(pool.footprints.zygote),
+    )
+    # Nobody knows how long: a slot comes free when another version leaves it.
+    row = PendingReplicas(device=pool.state().device, zone=ANY_ZONE, spot="no", replicas=shown.autoscaler.pending)
+    return Status(
+        processes=processes,
+        cache=cache,
+        device=device,
+        models=models,
+        pending=(row,),
+        replica_exits=exits,
+        disk=disk,
+    )
+
+
+def router(shown: MachineServices, trail: AuditLog, telemetry: Telemetry) -> APIRouter:
+    """Routes under `/admin/v1`. `GET /cache`, `POST /cache/check` and `GET /metrics`, which shows the pages of all
+    processes, need the scope `operator`. The others need `admin` and are about the caller's tenant only.
+    """
+    routes = APIRouter(prefix="/admin/v1")
+    operator_of, actor_of = require_scope(Scope.OPERATOR), ActorOf(Scope.ADMIN)
+    registry, table, peers, replacement = shown.registry, shown.table, shown.peers, shown.replacement
+    turn = asyncio.Lock()  # no other restart begins between an entry and its own
+
+    @routes.get("/models/{model}/starts", **route_docs(Starts, NotFound, ModelNotFound))
+    async def starts(request: Request, model: str) -> Response:
+        principal = require_admin(request)
+        return answer(await forecast_starts(registry.model(principal.tenant, model), table, shown.forecasts))
+
+    @routes.get("/models/{model}/idle", **route_docs(IdleModel, NotFound, ModelNotFound))
+    async def idle(request: Request, model: str) -> Response:
+        found = registry.model(require_admin(request).tenant, model)
+        return answer(explain_idle(found, table, shown.autoscaler, shown.economy, shown.clock))
+
+    @routes.post("/models/{model}/stop", **route_docs(ModelStatus, NotFound, ModelNotFound, status=202))
+    async def stop(request: Request, model: str) -> Response:
+        principal = actor_of(request)
+        found = await registry.stop(principal, principal.tenant, model, shown.clock.wall_s())
+        shown.autoscaler.stop(tuple(version.key for version in found.versions))
+        return answer(model_status(found, table, shown.outcomes), status=202)
+
+    @routes.post("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound, Conflict, status=202))
+    async def restart(request: Request, model: str) -> Response:
+        by = actor_of(request)
+        found = registry.model(by.tenant, model)
+        async with turn:
+            replacement.check(found)  # what is refused has no entry
+            await trail.add_entry(by, by.tenant, AuditAction.MODEL_RESTARTED, model)
+            return answer(replacement.begin(found), status=202)
+
+    @routes.get("/models/{model}/restart", **route_docs(Renewal, NotFound, ModelNotFound))
+    async def restarted(request: Request, model: str) -> Response:
+        return answer(replacement.state(registry.model(require_admin(request).tenant, model)))
+
+    @routes.get("/cache", **route_docs(CacheStatus, scope=Scope.OPERATOR))
+    async def cache(request: Request) -> Response:
+        operator_of(request)
+        return Response(await peers.cache_state(), media_type="application/json")
+
+    @routes.post("/cache/evict", **route_docs(None, NotFound, Conflict, status=204, request_body=Evict))
+    async def evict(request: Request) -> Response:
+        principal = actor_of(request)
+        wanted = own_eviction(principal.tenant, await read(request, Evict))
+        changed = made(tier=wanted.tier, version=wanted.version)
+        async with trail.record_around(principal, principal.tenant, AuditAction.CACHE_EVICTED, "cache", changed):
+            await peers.evict(wanted)
+        return empty_response()
+
+    @routes.post("/cache/check", **route_docs(CacheCheck, scope=Scope.OPERATOR))
+    async def check(request: Request) -> Response:
+        operator_of(request)
+        return answer(await peers.check_cache())
+
+    @routes.get("/metrics", **route_docs(str, scope=Scope.OPERATOR))
+    async def metrics(request: Request) -> Response:
+        operator_of(request)
+        serving = (replica.runtime_id for replica in table if replica.state in SERVING)
+        found = await peers.metrics(serving)
+        heard = by((name, page is not None) for name, page in found.items() if name in peers.names)
+        up = render(
+            (MetricFamily("kelvin_up", "Whether a process answers.", MetricKind.GAUGE, ("peer",), heard),),
+            "controlplane",
+        )
+        pages = (up, telemetry.render_page(), *(page for page in found.values() if page is not None))
+        return Response(merge(pages), media_type=CONTENT_TYPE)
+
+    return routes

@@ -1,0 +1,154 @@
+"""The composition root of the control plane: what there is, in the order in which it lives and dies."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, closing
+from dataclasses import replace
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from controlplane.api import access_api, admin_api, audit_api, billing_api, internal_api
+from controlplane.api.internal_api import InternalServices
+from controlplane.api.roles_policy import RULES
+from controlplane.app.cluster_backend import connect_cluster, on_cluster, role_label
+from controlplane.app.control_plane_services import ControlPlaneServices, open_services, start_backups
+from controlplane.app.failover import lead
+from controlplane.app.health import Health, open_health
+from controlplane.app.machine_backend import one_machine
+from controlplane.app.settings import LISTEN, Settings
+from controlplane.backup.backups import Backups
+from controlplane.billing.price_book import read_price_book
+from controlplane.clock import Clock, SystemClock
+from controlplane.db.availability import open_when_available, watch_write_session
+from controlplane.db.nul_characters import reject_nul
+from controlplane.knative.apply.cluster import ClusterApi
+from controlplane.ledger.policy.rating import PriceBook
+from controlplane.ledger.running_replicas import watch_lost_replicas
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.scaling.changes import Changes
+from controlplane.scaling.interfaces import ReplicaBackend
+from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.roles import Role
+from kelvin.contracts.serving.control_messages import Scope
+from kelvin.contracts.serving.machine import Machine
+from kelvin.ipc.failure_responses import install_failure_handlers
+from kelvin.ipc.internal_server import open_internal_server
+from kelvin.ipc.openapi import add_description
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.ipc.standby_lock import acquire_standby_lock
+from kelvin.process.hardening import make_private
+from kelvin.telemetry.telemetry import describe_certificates, open_telemetry
+
+log = logging.getLogger(__name__)
+
+SOCKET = "control.sock"
+DRAIN_S = 2
+DECISION_LOCK_LIMIT_S = 10.0  # an activator that stands in lets go of its decision sooner
+
+
+async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = None) -> None:
+    """Be the control plane of `settings.data` until `stop`. Runtimes live on afterwards.
+
+    Adoption comes before the socket: the first snapshot of the feed already names what serves. Raises BadSetting.
+    """
+    clock = clock or SystemClock()
+    book = read_price_book(settings.price_book)
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(settings.data)
+    async with open_health(settings.peer_settings, stop) as health:
+        if settings.cluster is None:
+            await _serve(settings, book, stop, clock, health, None)
+            return
+        async with connect_cluster(settings.cluster, clock) as cluster:
+            serve = partial(_serve, settings, book, stop, clock, health, cluster)
+            role = role_label(settings.cluster, cluster, clock)
+            await lead(cluster, settings.cluster.namespace, health, clock, stop, serve, role)
+
+
+async def _serve(
+    settings: Settings, book: PriceBook, stop: asyncio.Event, clock: Clock, health: Health, cluster: ClusterApi | None
+) -> None:
+    async with AsyncExitStack() as stack:
+        telemetry = await stack.enter_async_context(open_telemetry("controlplane", settings.telemetry))
+        if (opened := await open_when_available(settings.database, stop, health.wait_for)) is None:
+            return
+        database = stack.enter_context(closing(opened))
+        database.on_fenced = stop.set  # whoever starts it again has it read anew what there is
+        directory = stack.enter_context(closing(SocketDirectory(settings.run)))
+        health.waiting_for = "what there is"
+        peer_settings = replace(settings.peer_settings, health=None)  # `health` has that port
+        inner = await stack.enter_async_context(
+            open_internal_server(directory, peer_settings, Role.CONTROLPLANE, LISTEN)
+        )
+        describe_certificates(telemetry.page, inner.ends)
+        stack.enter_context(
+            closing(await acquire_standby_lock(directory, DECISION_LOCK_LIMIT_S))
+        )  # no activator decides from now on
+        machine = None  # by which an activator that stands in starts replicas: on this machine alone
+        if cluster is None:
+            machine = Machine(settings.device_slots, settings.cores, settings.threads_cap, settings.kv_bytes)
+        services = await open_services(stack, settings, clock, book, telemetry, directory, database, machine)
+        if cluster is None or settings.cluster is None:
+            running = await one_machine(stack, services)
+        else:
+            health.waiting_for = "the cluster"
+            running = await on_cluster(stack, services, settings.cluster, cluster, inner.connector_factory, stop)
+            if stop.is_set():
+                return  # before all was seen: nobody is told that it is all
+        if settings.postgres is not None:
+            services.tasks.start_loop("writing session", lambda: watch_write_session(database, clock))
+        services.tasks.start_loop("spending", services.spending.run)
+        services.tasks.start_loop("audit", services.trail.run)
+        since_us = clock.monotonic_us()
+        services.tasks.start_loop(
+            "lives without an end", lambda: watch_lost_replicas(services.ledger.record_lost_replicas, clock, since_us)
+        )
+        services.tasks.start(_end_feed_on(services.feed, stop), "end of the feed")
+        app = telemetry.with_metrics_route(reject_nul(build_app(services, running, start_backups(services))))
+        log.info("ready", extra={"replicas": len(tuple(running.replicas)), "data": str(settings.data)})
+        with health.forward_to(app):
+            await inner.serve(app, directory.listen(SOCKET), RULES, stop, DRAIN_S)
+
+
+async def _end_feed_on(feed: FeedHub, stop: asyncio.Event) -> None:
+    """The feed never ends by itself, and the server would wait for it."""
+    await stop.wait()
+    feed.end()
+
+
+def build_app(services: ControlPlaneServices, running: ReplicaBackend, backups: Backups) -> ASGIApp:
+    """The routes as one application. Internal ones are matched first."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    install_failure_handlers(app)
+    registry, access, ledger, clock, trail = (
+        services.registry,
+        services.access,
+        services.ledger,
+        services.clock,
+        services.trail,
+    )
+    app.router.routes.extend(
+        internal_api.routes(InternalServices(services.feed, ledger.timeline_of, registry, running, clock))
+    )
+
+    def on_requests(records: tuple[RequestRecord, ...]) -> None:
+        running.record_answers(records)
+        services.spending.noted(records)
+
+    app.router.routes.extend(internal_api.usage_routes(ledger, on_requests, running.outcomes.record_exits, clock))
+    app.router.routes.extend(internal_api.backup_routes(backups))
+    app.router.routes.extend(access_api.internal_routes(access))
+    changes = Changes(registry, access.tenants, access.keys, running.replicas, running.decider, clock)
+    app.include_router(admin_api.router(registry, running, changes, clock))
+    for router in running.routers:
+        app.include_router(router)
+    app.include_router(access_api.grants_router(registry, access.tenants, clock, trail))
+    app.include_router(access_api.router(access, changes, clock, trail))
+    app.include_router(audit_api.router(trail, services.examiner, services.book))
+    app.include_router(
+        billing_api.router(ledger, services.book, services.examiner, live_runtimes=running.find_live_replicas)
+    )
+    add_description(app, "/admin/v1/openapi.json", "Kelvin: administration", Scope.BILLING_READ)
+    return app

@@ -1,0 +1,160 @@
+"""The versions of an installation run as Knative Services: they are written and watched here, and Knative decides."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from controlplane.api import cluster_api
+from controlplane.api.types.admin_types import ModelStatus, ProcessStatus, Status
+from controlplane.app.control_plane_services import ControlPlaneServices
+from controlplane.app.push_jobs import build_zygote_push_jobs
+from controlplane.app.role_label import RoleLabel
+from controlplane.clock import Clock
+from controlplane.knative.apply.cluster import ClusterApi, ClusterError
+from controlplane.knative.cluster_settings import SCALING, ClusterSettings
+from controlplane.knative.custom_resource_controller import CustomResourceController
+from controlplane.knative.custom_resource_stores import ModelResourceStore, TenantResourceStore
+from controlplane.knative.knative_controller import KnativeController
+from controlplane.knative.policy.knative_service import namespace_of
+from controlplane.knative.pools.pod_client import PodClient
+from controlplane.knative.pools.pool_controller import PoolController
+from controlplane.knative.services.pods import PodTable
+from controlplane.knative.services.service_renderer import ServiceRenderer
+from controlplane.scaling.changes import Changes
+from controlplane.scaling.interfaces import ReplicaBackend
+from controlplane.scaling.local.metrics import register_pending_metric
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.start_outcomes import StartOutcomes
+from controlplane.status.model_status import pending_replicas, pod_pools
+from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.ipc.connector import ConnectorFactory
+from kelvin.process.race import first
+from kelvin.telemetry.policy.instruments import MetricKind, by
+
+if TYPE_CHECKING:
+    from controlplane.knative.apply.kubernetes_client import KubernetesCluster
+
+log = logging.getLogger(__name__)
+
+REASONS: Final = ("Busy", "Conflict", "Denied", "Differs", "Foreign", "Invalid", "Missing", "Unreachable")
+BEHIND_REASONS: Final = ("failed", "refused", "starting", "unreadable", "waiting")
+STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
+
+
+@asynccontextmanager
+async def connect_cluster(settings: ClusterSettings, clock: Clock) -> "AsyncIterator[KubernetesCluster]":
+    """The cluster, until the block is left; whether it answers is not asked. Raises BadSetting."""
+    try:
+        from controlplane.knative.apply import kubernetes_client  # an extra, which no other installation has to have
+    except ImportError as error:
+        raise BadSetting(SCALING, "knative", "needs the extra `cluster`") from error
+    load = (
+        kubernetes_client.service_account_loader()
+        if settings.kubeconfig is None
+        else kubernetes_client.kubeconfig(settings.kubeconfig)
+    )
+    async with AsyncExitStack() as stack:
+        try:
+            cluster = await stack.enter_async_context(kubernetes_client.open_cluster(load, clock))
+        except ClusterError as error:
+            raise BadSetting(SCALING, "knative", f"no cluster to speak to: {error.api_failure.message}") from error
+        yield cluster
+
+
+def role_label(settings: ClusterSettings, cluster: "KubernetesCluster", clock: Clock) -> RoleLabel | None:
+    """Return the role label of this process's pod; None where it is in none that is known."""
+    return None if settings.pod is None else RoleLabel(cluster, settings.namespace, settings.pod, clock)
+
+
+async def on_cluster(
+    stack: AsyncExitStack,
+    services: ControlPlaneServices,
+    settings: ClusterSettings,
+    api: ClusterApi,
+    connector_factory: ConnectorFactory,
+    stop: asyncio.Event,
+) -> ReplicaBackend:
+    """Put the cluster's parts together. On return the feed has what runs already, unless `stop` is set."""
+    jobs = await build_zygote_push_jobs(stack, services)
+    pods = PodTable(
+        services.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.unpooled_devices
+    )
+    page = services.telemetry.page
+    page.read(
+        "kelvin_replicas", "Pods by state.", MetricKind.GAUGE, ("state",),
+        lambda: by((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
+    )  # fmt: skip
+    outcomes = StartOutcomes(services.registry, services.feed, services.tasks)
+    rendering = ServiceRenderer(
+        settings.pods, settings.namespace, services.settings.kv_bytes, settings.unpooled_devices
+    )
+    pools = PoolController(
+        api, settings.pools, settings.pods, services.settings.kv_bytes, PodClient(connector_factory),
+        services.registry, services.feed, outcomes, pods, services.clock, services.tasks,
+    )  # fmt: skip
+    page.read(
+        "kelvin_pool_pods", "Pods that wait or serve, by state.", MetricKind.GAUGE, ("pool", "state"), pools.counts
+    )
+
+    def has_no_minimum(tenant: str) -> bool:
+        return services.feed.is_suspended(tenant) or services.feed.is_spent(tenant)
+
+    plane = KnativeController(
+        api, services.registry, services.feed, outcomes, pods, rendering, services.clock, has_no_minimum, pools,
+        settings.overlap_s,
+    )  # fmt: skip
+    register_pending_metric(
+        page,
+        lambda: {
+            (row.node.device, row.node.zone, row.node.spot): row.replicas for row in plane.node_forecasts.pending()
+        },
+    )
+    page.read(
+        "kelvin_cluster_refused_objects", "What the cluster does not take or keep as it is wanted.", MetricKind.GAUGE,
+        ("reason",), lambda: by((reason, found[reason]) for found in (plane.refusals(),) for reason in REASONS),
+    )  # fmt: skip
+    page.read(
+        "kelvin_cluster_versions_behind", "Versions that run the image, or other settings of Kelvin's own, of before.",
+        MetricKind.GAUGE, ("reason",),
+        lambda: by((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
+        BEHIND_REASONS),
+    )  # fmt: skip
+    services.registry.on_changed = plane.tick
+    services.registry.meanwhile = plane.meanwhile
+    tenants = services.access.tenants
+    changes = Changes(services.registry, tenants, services.access.keys, pods, plane, services.clock)
+    declared = CustomResourceController(
+        api,
+        ModelResourceStore(changes),
+        TenantResourceStore(changes),
+        services.clock,
+        lambda tenant: namespace_of(tenant, settings.pods),
+        settings.namespace,
+    )
+    services.tasks.start_loop("cluster", plane.run)
+    services.tasks.start_loop("declarations", declared.run)
+    await first(plane.synced.wait(), stop.wait())
+
+    async def ready() -> bool:
+        return plane.synced.is_set()
+
+    async def status(models: tuple[ModelStatus, ...]) -> Status:
+        here = ProcessStatus(name="controlplane", healthy=True, ready=await ready())
+        now_s = services.clock.wall_s()
+        pending = tuple(pending_replicas(row, now_s) for row in plane.node_forecasts.pending())
+        return Status(
+            processes=(here,), cache=None, device=None, models=models, pending=pending, pools=pod_pools(pools.counts())
+        )
+
+    router = cluster_api.router(services.telemetry)
+    # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.
+    return ReplicaBackend(
+        pods, outcomes, plane, jobs, ready, status, _ignore_requests, None, (router,), plane.find_start_obstacle
+    )
+
+
+def _ignore_requests(records: tuple[RequestRecord, ...]) -> None:
+    """Do nothing: on a cluster no time to the first token is foretold, so none is learned."""

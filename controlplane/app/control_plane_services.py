@@ -1,0 +1,132 @@
+"""What a control plane has whoever runs its versions: books, names, keys, the trail of who did what, and the feed."""
+
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane.api.access_api import AccessStores
+from controlplane.app.settings import Settings
+from controlplane.audit.audit_log import AuditLog
+from controlplane.backup.backup_directory import SETTING
+from controlplane.backup.backup_schedule import BackupLoop, open_backups
+from controlplane.backup.backups import Backups, remove_draft_copies
+from controlplane.billing.spending_feed import SpendingFeed
+from controlplane.clock import Clock
+from controlplane.db.database import Database
+from controlplane.db.json_columns import UnreadableColumn
+from controlplane.ledger.closed_months import currencies
+from controlplane.ledger.ledger_journal import LedgerJournal, OlderDatabase
+from controlplane.ledger.policy.rating import PriceBook
+from controlplane.ledger.usage_ledger import Ledger
+from controlplane.ledger_check.check_runner import CheckRunner
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.key_files import BadKeyFile
+from controlplane.registry.key_store import KeyStore
+from controlplane.registry.registry import Registry
+from controlplane.registry.tenant_store import TenantStore
+from controlplane.tasks import Tasks
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.machine import Machine
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.telemetry.policy.instruments import MetricKind
+from kelvin.telemetry.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlaneServices:
+    """All of it, open. `tasks` are entered by who runs the versions, once what they use is open; left, they end."""
+
+    settings: Settings
+    clock: Clock
+    telemetry: Telemetry
+    directory: SocketDirectory
+    database: Database
+    journal: LedgerJournal | None
+    book: PriceBook
+    ledger: Ledger
+    feed: FeedHub
+    examiner: CheckRunner
+    registry: Registry
+    access: AccessStores
+    trail: AuditLog
+    spending: SpendingFeed
+    tasks: Tasks
+
+
+async def open_services(
+    stack: AsyncExitStack,
+    settings: Settings,
+    clock: Clock,
+    book: PriceBook,
+    telemetry: Telemetry,
+    directory: SocketDirectory,
+    database: Database,
+    machine: Machine | None,
+) -> ControlPlaneServices:
+    """Everything that is stored is in memory and in the feed on return. Raises BadSetting."""
+    journal = await open_backups(stack, settings.data, settings.backup)
+    ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
+    try:
+        await ledger.write_due_marks()
+    except Refused:
+        pass  # a place that is full or away: the next transaction does it before anything else
+    except OlderDatabase as older:
+        restore = f"kelvin restore {settings.backup} --data {settings.data} --replace"
+        rule = f"{older}. A copy of it must not be put back by hand: run `{restore}`, or begin anew with another place"
+        raise BadSetting(SETTING, str(settings.backup), rule) from older
+    telemetry.page.read(
+        "kelvin_ledger_kept_aside_total",
+        "Usage records that the ledger could not enter, and keeps aside.",
+        MetricKind.COUNTER,
+        (),
+        lambda: {(): float(ledger.kept_aside)},
+    )
+    _check_currency(settings, book, await database.read(currencies))
+    examiner = CheckRunner(settings.database, settings.spools)
+    stack.push_async_callback(examiner.close)
+    registry = Registry(database, feed)
+    access = AccessStores(TenantStore(database, feed), KeyStore(database, feed))
+    trail = AuditLog(database, clock)
+    try:
+        await access.keys.bootstrap(settings.data, clock.wall_s())
+        await access.tenants.load(clock.wall_s())
+        await trail.record_prices(book)
+        await registry.load()
+    except BadKeyFile as bad:
+        raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
+    except UnreadableColumn as column:
+        rule = f"{column}: use the newer program that wrote it again, or restore the database as it was before"
+        is_file = isinstance(settings.database, Path)
+        where = ("KELVIN_DATA", settings.data) if is_file else ("KELVIN_DATABASE", settings.database)
+        raise BadSetting(where[0], str(where[1]), rule) from column
+    spending = SpendingFeed(database, book, feed, clock)
+    await spending.publish_spending()
+    access.tenants.on_limits_changed = spending.on_budget_changed
+    return ControlPlaneServices(
+        settings, clock, telemetry, directory, database, journal, book, ledger, feed, examiner, registry, access, trail,
+        spending, Tasks(),
+    )  # fmt: skip
+
+
+def start_backups(services: ControlPlaneServices) -> Backups:
+    """Sweep what an earlier control plane left half done, and begin to back up where that is wanted."""
+    settings = services.settings
+    remove_draft_copies(settings.data)
+    backups = Backups(settings.data, services.database, services.journal)
+    if settings.backup is not None and services.journal is not None:
+        keeping = BackupLoop(
+            backups, services.database, services.journal, settings.backup,
+            every_s=settings.backup_s, keep_days=settings.backup_days, clock=services.clock,
+        )  # fmt: skip
+        services.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
+        services.tasks.start_loop("backups", keeping.run)
+    return backups
+
+
+def _check_currency(settings: Settings, book: PriceBook, closed: Collection[str]) -> None:
+    """What comes late for a closed month is on a bill of an open one, at the prices of then. Raises BadSetting."""
+    if other := sorted(set(closed) - {book.currency}):
+        rule = f"its currency is {book.currency}, and there are closed months in {', '.join(other)}"
+        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book or "(the installed one)"), rule)

@@ -1,0 +1,299 @@
+"""The audit: who changed what of a tenant or of the installation, by which request, and when.
+
+Entries are added in the change's own transaction, by `record` alone; the database takes none back and changes none.
+When an entry's window is over its words go: its digest stays, and with it the chain. That they go is an entry itself,
+written first: the database refuses to empty an entry that none of these covers, and `verify_audit` finds one that was
+emptied without. What is the installation's own is the tenant's "".
+"""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from fastapi import Request
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+
+from controlplane.audit.audit_entry_policy import (
+    DAY_S,
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    AuditAction,
+    AuditEntry,
+    AuditWindow,
+    Changed,
+    EntryBody,
+    Value,
+    chained_values,
+    min_days,
+    verify,
+    window_of,
+)
+from controlplane.db import schema
+from controlplane.db.chained_log import AUDIT, ChainWriter, OnProgress
+from controlplane.db.database import UNREADABLE, distinct_texts, refuse_unreadable, stream_rows, unreadable
+from kelvin.contracts.accounting.audit_reports import AuditChain, AuditReport
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.redaction import redact
+from kelvin.contracts.serving.control_messages import Principal, Scope, scope_allows
+from kelvin.contracts.wire import BadJson, Decoder, Wire, decoder
+from kelvin.ipc.principal import require_scope
+
+ALL_TENANTS: Final = "*"  # no tenant's name
+_BODY_FIELDS: Final = tuple(EntryBody.__dataclass_fields__)
+_ROWS: Final = 2_000
+
+
+class Actor(Principal, frozen=True, omit_defaults=True):
+    """Who asks for a change, and the id of that request."""
+
+    request_id: str = ""
+
+
+INSTALLATION_ACTOR: Final = Actor(key_id="", tenant="", scopes=())  # what no key asked for
+
+
+class ActorOf:
+    """A dependency of every route that changes something: the caller, whose key must allow `scope`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._holder = require_scope(scope)
+
+    def __call__(self, request: Request) -> Actor:
+        """Raises as `require_scope`."""
+        who = self._holder(request)
+        return Actor(
+            key_id=who.key_id,
+            tenant=who.tenant,
+            scopes=who.scopes,
+            models=who.models,
+            request_id=request.headers.get("x-request-id", "")[:64],
+        )
+
+
+class Event(Wire, frozen=True):
+    """One entry, as it is told. `actor` is the id of the key that asked, or what that is to the reader."""
+
+    sequence: int
+    at_s: int
+    tenant: str
+    actor: str
+    action: str
+    subject: str  # a key's id, the tenant, a model, or what else was changed
+    detail: str
+    changed: dict[str, tuple[Value, Value]]  # a field's name -> what it was, what it is
+    request_id: str
+    window: str
+    link: int  # its number in the tenant's chain
+    chain: str
+    expired: bool  # its words are gone; a digest is left
+
+
+def record(
+    connection: Connection,
+    by: Actor,
+    now_s: int,
+    tenant: str,
+    action: AuditAction,
+    subject: str,
+    detail: str = "",
+    changed: Changed | None = None,
+) -> None:
+    """Add an entry to the tenant's chain; it stands or falls with the transaction. What is kept for no time is not
+    written. Never give it a secret, nor anything of a request to a model.
+    """
+    window = window_of(action)
+    if window is AuditWindow.ACCESS and window_days(connection, tenant)[window] == 0:
+        return
+    body = EntryBody(
+        actor_tenant=by.tenant,
+        actor=by.key_id,
+        action=str(action),
+        subject=redact(subject),
+        detail=redact(detail),
+        changed=redact(msgspec.json.encode(changed or {}, order="deterministic").decode()),
+        request_id=by.request_id,
+        salt=secrets.token_hex(16),
+    )
+    table, name = schema.audit, (tenant,)
+    last = connection.execute(select(func.coalesce(func.max(table.c.sequence), 0))).scalar_one()
+    chains, digest = ChainWriter(connection, AUDIT), body.digest()
+    place = chains.add(name, chained_values(chains.next_link(name), now_s, window, digest))
+    values = {
+        "sequence": last + 1,
+        "tenant": tenant,
+        "at_s": now_s,
+        "window_name": str(window),
+        "digest": digest,
+        **place._asdict(),
+        **{field: getattr(body, field) for field in _BODY_FIELDS},
+    }
+    connection.execute(insert(table).values(values))
+    chains.write()
+
+
+def events(connection: Connection, tenant: str, reader: Principal, limit: int, before: int | None) -> list[Event]:
+    """The tenant's latest entries before a sequence number, the newest first.
+
+    Keys and requests of another tenant than the reader's are named to operators alone. Raises Refused(Conflict) if an
+    entry can't be read.
+    """
+    table = schema.audit
+    wanted = select(table).where(table.c.tenant == tenant).order_by(table.c.sequence.desc()).limit(limit)
+    if before is not None:
+        wanted = wanted.where(table.c.sequence < before)
+    with refuse_unreadable("the audit", "kelvin audit verify"):
+        return [_event(row, reader) for row in connection.execute(wanted).mappings()]
+
+
+def _event(row: RowMapping, reader: Principal) -> Event:
+    expired = row["expired_at_s"] is not None
+    named = row["actor_tenant"] == reader.tenant or scope_allows(reader.scopes, Scope.OPERATOR)
+    return Event(
+        sequence=row["sequence"],
+        at_s=row["at_s"],
+        tenant=row["tenant"],
+        actor="" if expired else _actor(row["actor"], named=named),
+        action=row["action"],
+        subject=row["subject"],
+        detail=row["detail"],
+        changed=_CHANGED.decode(row["changed"] or "{}"),
+        request_id=row["request_id"] if named else "",
+        window=row["window_name"],
+        link=row["link"],
+        chain=row["chain"],
+        expired=expired,
+    )
+
+
+_CHANGED: Final[Decoder[Any]] = decoder(dict[str, tuple[Value, Value]])
+
+
+def _actor(key_id: str, *, named: bool) -> str:
+    if not key_id:
+        return "installation"
+    return key_id if named else "operator"
+
+
+def window_days(connection: Connection, tenant: str) -> dict[AuditWindow, int]:
+    """Return for how many days entries are kept, by window: the tenant's own, else the installation's, else ours.
+
+    Windows of a newer program are left out.
+    """
+    table = schema.audit_windows
+    found = dict(DEFAULT_DAYS)
+    for owner in dict.fromkeys(("", tenant)):
+        rows = connection.execute(select(table.c.window_name, table.c.days).where(table.c.tenant == owner))
+        found |= {AuditWindow(row.window_name): row.days for row in rows if row.window_name in DEFAULT_DAYS}
+    return found
+
+
+def set_window_days(connection: Connection, tenant: str, days: dict[str, int | None]) -> None:
+    """Set windows of a tenant, or (as "") of every tenant without. None is the installation's again (of the
+    installation: ours). Raises Refused(InvalidRequest).
+    """
+    table = schema.audit_windows
+    for name, value in days.items():
+        if name not in DEFAULT_DAYS:
+            raise Refused(InvalidRequest("windows", f"'{name[:63]}'", f"must be some of {', '.join(DEFAULT_DAYS)}"))
+        window = AuditWindow(name)
+        if value is not None and not min_days(window) <= value <= MAX_DAYS:
+            rule = f"must be {min_days(window)} to {MAX_DAYS} days"
+            raise Refused(InvalidRequest(f"windows.{window}", str(value), rule))
+        connection.execute(delete(table).where(table.c.tenant == tenant, table.c.window_name == str(window)))
+        if value is not None:
+            connection.execute(insert(table).values(tenant=tenant, window_name=str(window), days=value))
+
+
+def expire(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
+    """Empty the tenant's entries that are older than their window. Return how many."""
+    return sum(
+        _expire(connection, by, tenant, window, days, now_s) for window, days in window_days(connection, tenant).items()
+    )
+
+
+def _expire(connection: Connection, by: Actor, tenant: str, window: AuditWindow, days: int, now_s: int) -> int:
+    table = schema.audit
+    before_s = now_s - days * DAY_S if days else now_s + 1
+    old = (
+        table.c.tenant == tenant,
+        table.c.window_name == str(window),
+        table.c.expired_at_s.is_(None),
+        table.c.at_s < before_s,
+    )
+    count = int(connection.execute(select(func.count()).select_from(table).where(*old)).scalar_one())
+    if count:
+        told = {"before_s": (None, before_s), "days": (None, days), "entries": (None, count)}
+        record(connection, by, now_s, tenant, AuditAction.AUDIT_EXPIRED, str(window), changed=told)
+        connection.execute(update(table).where(*old).values(expired_at_s=now_s, **dict.fromkeys(_BODY_FIELDS, "")))
+    return count
+
+
+def audited_tenants(connection: Connection) -> list[str]:
+    """Return every tenant of which there is a trail, deleted ones and the installation's own ("") included."""
+    names = (distinct_texts(connection, table.c.tenant) for table in (schema.audit, schema.audit_chains))
+    return sorted({tenant for each in names for tenant in each})
+
+
+def count_entries(connection: Connection, tenant: str) -> int:
+    """Return about how many rows `verify_audit` reads."""
+    count = select(func.count()).select_from(schema.audit)
+    return int(
+        connection.execute(
+            count if tenant == ALL_TENANTS else count.where(schema.audit.c.tenant == tenant)
+        ).scalar_one()
+    )
+
+
+def verify_audit(connection: Connection, tenant: str, on_progress: OnProgress = lambda rows: None) -> AuditReport:
+    """Recompute the tenant's chain, or every one that there is, from its rows."""
+    tenants = audited_tenants(connection) if tenant == ALL_TENANTS else [tenant]
+    found = tuple(verify_chain(connection, each, on_progress) for each in tenants)
+    return AuditReport(sound=all(each.difference is None for each in found), chains=found)
+
+
+def verify_chain(connection: Connection, tenant: str, on_progress: OnProgress = lambda rows: None) -> AuditChain:
+    """Recompute the tenant's chain up to the first difference."""
+    written, expired_before_s, problem = None, dict[str, int](), None
+    try:
+        written, expired_before_s = AUDIT.end_of(connection, (tenant,)), _expired_before_s(connection, tenant)
+    except UNREADABLE as error:
+        problem = unreadable(error)
+    found = verify(tenant, _entries(connection, tenant, on_progress), written, expired_before_s)
+    return AuditChain(
+        tenant=tenant,
+        links=found.links,
+        chain=found.chain,
+        expired=found.expired,
+        difference=problem or found.difference,
+    )
+
+
+def _expired_before_s(connection: Connection, tenant: str) -> dict[str, int]:
+    """Return by window before which second entries were let go. An entry that was forged may say anything: one that
+    can't be read lets nothing go, and its link says that it was changed.
+    """
+    c = schema.audit.c
+    query = select(c.subject, c.changed).where(c.tenant == tenant, c.action == str(AuditAction.AUDIT_EXPIRED))
+    found: dict[str, int] = {}
+    for subject, changed in connection.execute(query):
+        with suppress(BadJson, KeyError):
+            _, before_s = decoder(dict[str, tuple[None, int]]).decode(changed)["before_s"]
+            found[subject] = max(found.get(subject, 0), before_s)
+    return found
+
+
+def _entries(connection: Connection, tenant: str, on_progress: OnProgress) -> Iterator[AuditEntry | str]:
+    """Yield the entries up to the first one that can't be read, and for that one the reason as a text."""
+    c = schema.audit.c
+    words = [c[field] for field in _BODY_FIELDS]
+    query = select(c.link, c.at_s, c.window_name, c.digest, c.chain, c.expired_at_s, *words)
+    rows = stream_rows(connection, query.where(c.tenant == tenant).order_by(c.link), _ROWS)
+    try:
+        for number, (link, at_s, window, digest, chain, expired_at_s, *body) in enumerate(rows, 1):
+            yield AuditEntry(link, at_s, window, digest, chain, EntryBody(*body) if expired_at_s is None else None)
+            if number % _ROWS == 0:
+                on_progress(_ROWS)
+    except UNREADABLE as error:
+        yield unreadable(error)

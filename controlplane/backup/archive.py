@@ -1,0 +1,172 @@
+"""The bytes of a backup: a plain tar of regular files that any tar lists, and that is read again more strictly.
+
+The last two members are `index.json`, which has size and SHA-256 of every other, and `index.sha256`, its own digest.
+Headers are a function of name and size, padding is zero, nothing follows the end: no bit can change unseen, and a file
+that was cut has no index. A digest is no signature: who can write the file can write another one.
+"""
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from kelvin.contracts.accounting.backup_reports import BACKUP_FORMAT, BackupIndex, BackupMember
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.wire import decode, encode
+
+INDEX: Final = "index.json"
+SEAL: Final = "index.sha256"
+_BLOCK: Final = tarfile.BLOCKSIZE
+_PIECE: Final = 1 << 20
+_END: Final = bytes(2 * _BLOCK)
+_MAX_INDEX_BYTES: Final = 64 << 20  # an index, at most
+
+
+class BadBackup(Exception):
+    """The file is no whole backup, or not as it was written; the text says what is wrong with it."""
+
+
+def _header(name: str, size: int) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, 0o600
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK)
+
+
+@dataclass(slots=True)
+class ArchiveWriter:
+    """An archive as it is being made: every piece goes out as it comes; `members` grows."""
+
+    members: list[BackupMember] = field(default_factory=list)
+
+    def file(self, name: str, source: BinaryIO, size: int) -> Iterator[bytes]:
+        """A member of exactly `size` bytes of `source`. Raises BadBackup where there are fewer."""
+        yield _header(name, size)
+        digest, left = hashlib.sha256(), size
+        while left:
+            piece = source.read(min(_PIECE, left))
+            if not piece:
+                raise BadBackup(f"{name} ended {left} bytes early")
+            digest.update(piece)
+            left -= len(piece)
+            yield piece
+        yield _padding(size)
+        self.members.append(BackupMember(name=name, size=size, sha256=digest.hexdigest()))
+
+    def content(self, name: str, content: bytes) -> Iterator[bytes]:
+        """A member from memory."""
+        yield _header(name, len(content)) + content + _padding(len(content))
+        self.members.append(BackupMember(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest()))
+
+    def end(self, index: BackupIndex) -> Iterator[bytes]:
+        """The index, its seal, and the end."""
+        raw = encode(index)
+        yield from self.content(INDEX, raw)
+        yield from self.content(SEAL, hashlib.sha256(raw).hexdigest().encode())
+        yield _END
+
+
+def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
+    """Write the members to the files that `into` names, and compare everything. Raises BadBackup.
+
+    `into` is all that may be in an archive; what is there is overwritten. On an error the files are worth nothing.
+    """
+    found: list[BackupMember] = []
+    raw = seal = None
+    while seal is None:
+        name, size = _read_header(archive)
+        if name in (INDEX, SEAL):
+            if size > _MAX_INDEX_BYTES or (name == SEAL) != (raw is not None):
+                raise BadBackup(f"{name} is out of place")
+            content = _read(archive, size, name)
+            _skip_padding(archive, size, name)
+            if name == INDEX:
+                raw = content
+            else:
+                seal = content
+            continue
+        if name not in into or raw is not None or any(member.name == name for member in found):
+            raise BadBackup(f"it holds {name!r}, which no backup does at that place")
+        found.append(_write(archive, name, size, into[name]))
+    if archive.read(len(_END) + 1) != _END:
+        raise BadBackup("its end is not where it should be")
+    assert raw is not None
+    if hashlib.sha256(raw).hexdigest().encode() != seal:
+        raise BadBackup("its index is not what was written")
+    index = _decode_index(raw)
+    for member, said in zip(found, index.members, strict=False):
+        if member != said:
+            raise BadBackup(f"{said.name} is not what was written")
+    if len(found) != len(index.members):
+        raise BadBackup("a file is missing, or one too many")
+    return index
+
+
+def read_index(archive: BinaryIO) -> BackupIndex:
+    """Return the index of a backup without checking its other files. Raises BadBackup, OSError."""
+    while True:
+        name, size = _read_header(archive)
+        if name == INDEX:
+            if size > _MAX_INDEX_BYTES:
+                raise BadBackup(f"{name} is out of place")
+            return _decode_index(_read(archive, size, name))
+        archive.seek(size + len(_padding(size)), os.SEEK_CUR)
+
+
+def _decode_index(raw: bytes) -> BackupIndex:
+    try:
+        index = decode(raw, BackupIndex, what="index of the backup")
+    except Refused as refused:
+        raise BadBackup(refused.failure.message) from refused
+    if index.format != BACKUP_FORMAT:
+        raise BadBackup(f"it has format {index.format}; this program reads {BACKUP_FORMAT}")
+    return index
+
+
+def _read_header(archive: BinaryIO) -> tuple[str, int]:
+    """Name and size of the next member."""
+    raw = archive.read(_BLOCK)
+    if len(raw) < _BLOCK:
+        raise BadBackup("it was cut short")
+    try:
+        entry = tarfile.TarInfo.frombuf(raw, "ascii", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError) as error:
+        raise BadBackup("it was cut short, or is no backup") from error
+    if entry.size < 0 or raw != _header(entry.name, entry.size):
+        raise BadBackup(f"the header of {entry.name[:80]!r} is not what was written")
+    return entry.name, entry.size
+
+
+def _write(archive: BinaryIO, name: str, size: int, path: Path) -> BackupMember:
+    digest, left = hashlib.sha256(), size
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        path.chmod(0o600)
+        while left:
+            piece = archive.read(min(_PIECE, left))
+            if not piece:
+                raise BadBackup(f"it was cut short in {name}")
+            digest.update(piece)
+            file.write(piece)
+            left -= len(piece)
+    _skip_padding(archive, size, name)
+    return BackupMember(name=name, size=size, sha256=digest.hexdigest())
+
+
+def _read(archive: BinaryIO, size: int, name: str) -> bytes:
+    content = archive.read(size)
+    if len(content) < size:
+        raise BadBackup(f"it was cut short in {name}")
+    return content
+
+
+def _skip_padding(archive: BinaryIO, size: int, name: str) -> None:
+    wanted = _padding(size)
+    if archive.read(len(wanted)) != wanted:
+        raise BadBackup(f"something was written behind {name}")

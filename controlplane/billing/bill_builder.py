@@ -1,0 +1,130 @@
+"""From a month's totals to its bill: every day at its own price, what came late for a closed month as an adjustment."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from controlplane.ledger.closed_months import closed_prices
+from controlplane.ledger.policy.month import DAY_US, month_of
+from controlplane.ledger.policy.rating import Bill, PriceBook, Prices
+from kelvin.contracts.accounting.billing_reports import Balance, BillingReport, DeviceUse
+
+
+class Pricing:
+    """What a day's use costs in a month's bill: by the book, or by that of the closed month that it came late for."""
+
+    def __init__(self, connection: Connection, book: PriceBook, tenant: str, month: str) -> None:
+        self._connection = connection
+        self._tenant = tenant
+        self._month = month
+        self._books: dict[str, PriceBook] = {month: book}
+        self.currency = book.currency
+
+    def of(self, day: int) -> tuple[str, Prices]:
+        """The month that is adjusted, or "", and the prices."""
+        own = month_of(day * DAY_US)
+        book = self._books.get(own)
+        if book is None:
+            book = self._books[own] = closed_prices(self._connection, self._tenant, own)
+        return "" if own == self._month else own, book.at(day * DAY_US)
+
+
+@dataclass(slots=True)
+class BillBuilder:
+    """Sums up totals."""
+
+    pricing: Pricing
+    bill: Bill = field(default_factory=Bill)
+    outcomes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    steps: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    tokens: tuple[int, int, int] = (0, 0, 0)
+    device: dict[str, list[int]] = field(default_factory=dict)
+
+    def add_totals(
+        self, requests: Iterable[Sequence[Any]], steps: Iterable[Sequence[Any]], devices: Iterable[Sequence[Any]]
+    ) -> None:
+        """Add all rows of a month's totals."""
+        for total in requests:
+            self.add_requests(*total)
+        for total in steps:
+            self.add_step(*total)
+        for total in devices:
+            self.add_device_time(*total)
+
+    def add_requests(
+        self, day: int, model: str, outcome: str, billable: bool, count: int, prompt: int, cached: int, completion: int
+    ) -> None:
+        """A row of request totals."""
+        adjusts, prices = self.pricing.of(day)
+        if not adjusts:
+            self.outcomes[outcome] += count
+            self.tokens = (self.tokens[0] + prompt, self.tokens[1] + cached, self.tokens[2] + completion)
+        if billable:
+            self.bill.add_requests(
+                prices,
+                model,
+                requests=count,
+                prompt_tokens=prompt,
+                cached_tokens=cached,
+                completion_tokens=completion,
+                adjusts=adjusts,
+            )
+
+    def add_step(self, day: int, step: str, count: int) -> None:
+        """A row of totals by a ladder's step. No money: what answered is charged as it is."""
+        adjusts, _ = self.pricing.of(day)
+        if not adjusts:
+            self.steps[step] += count
+
+    def add_device_time(
+        self, day: int, model: str, device_class: str, lives: int, restore_us: int, active_us: int, idle_us: int
+    ) -> None:
+        """A row of device totals."""
+        adjusts, prices = self.pricing.of(day)
+        if not adjusts:
+            use = self.device.setdefault(device_class, [0, 0, 0, 0])
+            added = (lives, restore_us, active_us, idle_us)
+            self.device[device_class] = [a + b for a, b in zip(use, added, strict=True)]
+        self.bill.add_device_time(
+            prices,
+            model,
+            device_class,
+            restore_us=restore_us,
+            active_us=active_us,
+            idle_us=idle_us,
+            adjusts=adjusts,
+        )
+
+    def report(
+        self,
+        tenant: str,
+        month: str,
+        balance: Balance,
+        open_runtimes: tuple[str, ...],
+        closed_at_us: int | None = None,
+    ) -> BillingReport:
+        """The bill."""
+        lines = self.bill.lines()
+        return BillingReport(
+            tenant=tenant,
+            month=month,
+            currency=self.pricing.currency,
+            requests={outcome: count for outcome, count in sorted(self.outcomes.items()) if count},
+            prompt_tokens=self.tokens[0],
+            cached_tokens=self.tokens[1],
+            completion_tokens=self.tokens[2],
+            device=tuple(_device_use(name, use) for name, use in sorted(self.device.items())),
+            lines=lines,
+            total_micros=sum(line.amount_micros for line in lines),
+            open_runtimes=open_runtimes,
+            balance=balance,
+            closed_at_us=closed_at_us,
+            degraded={step: count for step, count in sorted(self.steps.items()) if count},
+        )
+
+
+def _device_use(device_class: str, use: list[int]) -> DeviceUse:
+    return DeviceUse(device_class=device_class, lifetimes=use[0], restore_us=use[1], active_us=use[2], idle_us=use[3])

@@ -1,0 +1,132 @@
+"""A tenant's month out of the ledger: quantities, money, and what does not balance. One snapshot, bounded memory.
+
+All comes from totals that are kept with the records, so a month of any size gives a few rows; prices are `rating`'s,
+checks `accounts`'. A closed month's report is what it was when it was closed.
+"""
+
+from collections.abc import Collection, Iterable
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, Select, Table, bindparam, select
+
+from controlplane.billing.bill_builder import BillBuilder, Pricing
+from controlplane.db.database import check_row_types, refuse_unreadable
+from controlplane.db.ledger_schema import device_totals, request_totals, step_totals
+from controlplane.ledger.closed_months import closed_report, closing_digest, store_closing
+from controlplane.ledger.consistency_checks import (
+    ConsistencyChecks,
+    ExternalFacts,
+    OpenRuntime,
+    open_runtimes,
+    stop_at_unreadable,
+)
+from controlplane.ledger.policy.month import month_bounds_us
+from controlplane.ledger.policy.rating import PriceBook
+from kelvin.contracts.accounting.billing_reports import Balance, BillingReport, ClosingReport, Imbalance
+from kelvin.contracts.errors import Conflict, Refused
+
+MAX_PROBLEMS: Final = 200  # listed; the rest is counted
+MAX_OPEN_RUNTIMES: Final = 100
+CLOSING_DELAY_US: Final = 3_600_000_000  # records of the last minutes are on their way
+
+
+def billing_report(
+    connection: Connection,
+    book: PriceBook,
+    tenant: str,
+    month: str,
+    *,
+    live: Collection[str] | None,
+    now_us: int,
+) -> BillingReport:
+    """`live` are the runtimes that have not died, None where nobody knows; `now_us` is wall clock.
+
+    Raises Refused: InvalidRequest for a month that is none, Conflict if a row that the sums need can't be read.
+    """
+    month_bounds_us(month)
+    with refuse_unreadable(f"month {month}", "kelvin billing verify"):
+        return _report(connection, book, tenant, month, live=live, now_us=now_us)
+
+
+def _report(
+    connection: Connection, book: PriceBook, tenant: str, month: str, *, live: Collection[str] | None, now_us: int
+) -> BillingReport:
+    if (frozen := closed_report(connection, tenant, month)) is not None:
+        return frozen
+    sheet = _build_bill(connection, book, tenant, month)
+    open_ones = list(open_runtimes(connection, tenant, month))
+    accounts = ConsistencyChecks(connection, tenant, ExternalFacts(book, live, now_us))
+    balance = _balance(accounts, month, open_ones)
+    return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN_RUNTIMES]))
+
+
+def close_month(
+    connection: Connection, book: PriceBook, tenant: str, month: str, *, live: Collection[str] | None, now_us: int
+) -> ClosingReport:
+    """Freeze the prices and the bill of a month. What comes later is an adjustment of an open month. Idempotent.
+
+    Raises Refused: InvalidRequest for what is no month, Conflict for one not over.
+    """
+    _, end_us = month_bounds_us(month)
+    if now_us < end_us + CLOSING_DELAY_US:
+        raise Refused(Conflict("month", f"{month} can be closed an hour after its end"))
+    if closed_report(connection, tenant, month) is None:
+        report = billing_report(connection, book, tenant, month, live=live, now_us=now_us)
+        store_closing(connection, book, msgspec.structs.replace(report, closed_at_us=now_us))
+    frozen = closed_report(connection, tenant, month)
+    assert frozen is not None
+    return ClosingReport(report=frozen, chain=closing_digest(connection, tenant, month))
+
+
+def spent_micros(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:
+    """Return the total of `billing_report` without its checks. Raises Refused(InvalidRequest) for a malformed month."""
+    month_bounds_us(month)
+    if (frozen := closed_report(connection, tenant, month)) is not None:
+        return frozen.total_micros
+    return sum(line.amount_micros for line in _build_bill(connection, book, tenant, month).bill.lines())
+
+
+def _build_bill(connection: Connection, book: PriceBook, tenant: str, month: str) -> BillBuilder:
+    sheet = BillBuilder(Pricing(connection, book, tenant, month))
+    which = {"tenant": tenant, "month": month}
+    sheet.add_totals(
+        *(check_row_types(totals, connection.execute(totals, which)) for totals in (_REQUESTS, _STEPS, _DEVICES))
+    )
+    return sheet
+
+
+def _totals(table: Table) -> Select[Any]:
+    """Select all other columns of a tenant's month. Built once, because budgets run it for each tenant."""
+    rest = [column for column in table.c if column.name not in ("tenant", "month")]
+    return select(*rest).where(table.c.tenant == bindparam("tenant"), table.c.month == bindparam("month"))
+
+
+_REQUESTS: Final = _totals(request_totals)
+_STEPS: Final = _totals(step_totals)
+_DEVICES: Final = _totals(device_totals)
+
+
+def _balance(accounts: ConsistencyChecks, month: str, open_ones: Iterable[OpenRuntime]) -> Balance:
+    """All that fails, without its size."""
+    listed: list[Imbalance] = []
+    found = 0
+    parts = (
+        accounts.check_gaps(month),
+        accounts.check_lifetimes(month),
+        accounts.check_unrecorded_replicas(open_ones),
+        accounts.check_conflicts(month),
+    )
+    for each in chain.from_iterable(map(stop_at_unreadable, parts)):
+        if each.fails:
+            found += 1
+            if len(listed) < MAX_PROBLEMS:
+                listed.append(Imbalance(kind=each.kind, subject=each.subject, detail=each.detail))
+    return Balance(
+        balanced=found == 0,
+        lifetimes=accounts.compared["replicas"],
+        sources=accounts.compared["sources"],
+        problems=tuple(listed),
+        more=found - len(listed),
+    )

@@ -1,0 +1,80 @@
+"""What an API server's answer says of a call that came to nothing. Pure.
+
+https://kubernetes.io/docs/reference/using-api/api-concepts/ and what a 1.36 was seen to answer.
+"""
+
+import json
+from typing import Any, Final
+
+from controlplane.knative.apply.cluster import (
+    ApiFailure,
+    Busy,
+    Conflict,
+    Denied,
+    Expired,
+    FieldConflict,
+    Invalid,
+    Missing,
+    Unreachable,
+)
+from kelvin.contracts.wire import BadJson, decode_any
+
+MAX_MESSAGE_CHARS: Final = 400  # characters of a message that are kept
+MAX_RETRY_AFTER_S: Final = 300.0  # a server that asks for longer is asked again then
+
+_FAILURE_BY_STATUS: Final[dict[int, type[ApiFailure]]] = {
+    401: Denied,
+    403: Denied,
+    404: Missing,
+    409: Conflict,
+    410: Expired,
+}
+_TYPED: Final = (
+    "failed to create typed patch object"  # of an apply that names what its schema lacks: 500, without a reason
+)
+
+
+def failure_from_response(status: int, body: bytes, retry_after: str | None = None) -> ApiFailure:
+    """Of a status that is no success. `retry_after` is the header's value, in seconds; a date counts as none."""
+    told = _status(body)
+    message = one_line(told.get("message") or body.decode(errors="replace") or f"status {status}")
+    details = told.get("details") or {}
+    wait_s = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds"))
+    if status == 429 or (wait_s is not None and status >= 500):
+        return Busy(message, wait_s or 1.0)
+    if status == 409 and any(each.get("reason") == "FieldManagerConflict" for each in details.get("causes") or ()):
+        return FieldConflict(message)
+    if status in _FAILURE_BY_STATUS:
+        return _FAILURE_BY_STATUS[status](message)
+    if 400 <= status < 500 or _TYPED in message:
+        return Invalid(message)
+    return Unreachable(message)
+
+
+def failure_from_event(event: Any) -> ApiFailure:
+    """Of an ERROR event of a watch, whose object is a Status."""
+    told = event if isinstance(event, dict) else {}
+    code = told.get("code")
+    return failure_from_response(code if isinstance(code, int) else 500, json.dumps(told).encode())
+
+
+def one_line(text: str) -> str:
+    """What is kept of what somebody says: one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"
+
+
+def _status(body: bytes) -> dict[str, Any]:
+    try:
+        told = decode_any(body)
+    except BadJson:
+        return {}
+    return told if isinstance(told, dict) and told.get("kind") == "Status" else {}
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(seconds, MAX_RETRY_AFTER_S) if seconds > 0 else None

@@ -1,0 +1,295 @@
+"""Make the cluster's objects as they are wanted, and keep them so. `knative/policy/apply_steps.py` decides what to do
+to one.
+
+`run` lasts for as long as this process leads. It may be cancelled anywhere: the next leader goes on from what it sees.
+"""
+
+import asyncio
+import heapq
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+from controlplane.clock import Clock
+from controlplane.knative.apply.cluster import ApiFailure, Busy, ClusterApi, ClusterError, Json, Ref, Unreachable
+from controlplane.knative.apply.object_cache import ObjectCache
+from controlplane.knative.policy import apply_steps as policy
+from controlplane.knative.policy.apply_steps import (
+    FOREIGN,
+    Apply,
+    ApplyState,
+    Check,
+    DeleteObject,
+    Foreign,
+    Refusal,
+    Settled,
+    Wait,
+)
+from controlplane.knative.policy.object_labels import OURS_SELECTOR
+from kelvin.process.loops import isolated, record_error
+
+MAX_CONCURRENT_CALLS: Final = 8  # calls at once
+BATCH_SIZE: Final = 50  # looked at before others have their turn: some milliseconds
+OUTAGE_RETRY_MAX_S: Final = 16.0  # between two attempts at most, while calls fail: one object alone may be to blame
+SPACING_S: Final = 0.05  # between two applies that probably change nothing: a new leader has one for each object
+DEFECT_RETRY_S: Final = 30.0  # until an object is looked at again after an unexpected error
+_US: Final = 1_000_000
+_LOG = logging.getLogger("kelvin.cluster")
+
+
+class Applier:
+    """Wanted objects of one kind, the ones seen, and what is left to do. Objects of ours that are not wanted are
+    deleted. What another `installation` wrote is left to that. `on_changed` is called with each name whose object
+    changed.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        api_version: str,
+        kind: str,
+        clock: Clock,
+        installation: str,
+        *,
+        luck: Callable[[], float] = random.random,
+        on_changed: Callable[[Ref], None] | None = None,
+    ) -> None:
+        self._api, self._clock, self._luck, self._on_changed = api, clock, luck, on_changed
+        self._installation = installation
+        self._kind = (api_version, kind)
+        self._view = ObjectCache()
+        self._wanted: dict[Ref, Json] | None = None
+        self._wanted_with_digest: dict[Ref, Json] = {}  # the same, as they are written; made when they are looked at
+        self._states: dict[Ref, ApplyState] = {}
+        self._outage = ApplyState()  # of the cluster as a whole
+        self._queued: dict[Ref, None] = {}  # to be looked at, in their order
+        self._due: dict[Ref, float] = {}
+        self._heap: list[tuple[float, int, Ref]] = []
+        self._order = count()
+        self._busy: set[Ref] = set()
+        self._checked_at = 0.0  # when the last of the checks is due
+        self._changed = asyncio.Event()
+        self.synced = asyncio.Event()  # all that there is was seen once
+
+    def __repr__(self) -> str:
+        wanted = "none loaded" if self._wanted is None else len(self._wanted)
+        due = f"due={len(self._due)} timers={len(self._heap)}"
+        return f"<Applier wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
+
+    def want(self, objects: Iterable[Json]) -> None:
+        """Set all objects that are wanted from now on. Raises ValueError for one of another kind."""
+        rendered = {Ref.of(each): each for each in objects}
+        for ref in rendered:
+            if (ref.api_version, ref.kind) != self._kind:
+                msg = f"{ref.api_version} {ref.kind}: not the kind that is written"
+                raise ValueError(msg)
+        before, self._wanted = self._wanted, rendered
+        if before is None:
+            self._enqueue([*rendered, *self._view.objects])
+            return
+        others = [ref for ref, each in rendered.items() if before.get(ref) != each]
+        others += [ref for ref in before if ref not in rendered]
+        for ref in others:
+            self._wanted_with_digest.pop(ref, None)
+        self._enqueue(others)
+
+    def seen(self, ref: Ref) -> Json | None:
+        """The object as it was last seen."""
+        return self._view.objects.get(ref)
+
+    def refusals(self) -> Mapping[Ref, Refusal]:
+        """Return the objects that are not as they are wanted, and why."""
+        return {ref: each.refusal for ref, each in self._states.items() if each.refusal is not None}
+
+    async def run(self) -> None:
+        """Run until cancelled. Begins with what there is now, whatever was seen before."""
+        self._view = ObjectCache()
+        self._queued, self._due, self._heap, self._outage = {}, {}, [], ApplyState()
+        self._checked_at = 0.0
+        self._busy.clear()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch(), name=f"watch {self._kind[1]}")
+            permits = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
+            while True:
+                await permits.acquire()
+                ref = await self._wait_for_next()
+                self._busy.add(ref)
+                tasks.create_task(self._run_step(ref, permits), name=f"converge {ref}")
+
+    async def _watch(self) -> None:
+        async with aclosing(self._api.watch(*self._kind, labels=OURS_SELECTOR)) as changes:
+            async for change in changes:
+                first, refs = not self._view.synced, self._view.take(change)
+                self.synced.set()
+                if first and self._wanted is not None:
+                    refs |= self._wanted.keys()
+                self._enqueue(sorted(refs))
+                for ref in refs:
+                    self._notify_changed(ref)
+
+    def _notify_changed(self, ref: Ref) -> None:
+        if self._on_changed is not None:
+            with isolated(ref):
+                self._on_changed(ref)
+
+    def _enqueue(self, refs: Iterable[Ref]) -> None:
+        """Queue objects to be looked at. Ten thousand at once would take seconds, in which no lease is renewed."""
+        self._queued.update(dict.fromkeys(refs))
+        self._changed.set()
+
+    async def _process_queued(self) -> None:
+        """Look at all queued objects: note for each when something is due, if ever."""
+        while self._queued:
+            refs = [ref for ref, _ in zip(self._queued, range(BATCH_SIZE), strict=False)]
+            now = self._now()
+            for ref in refs:
+                del self._queued[ref]
+                try:
+                    self._schedule_step(ref, now)
+                except Exception as error:
+                    self._retry_after_defect(ref, error)
+            await asyncio.sleep(0)
+
+    def _schedule_step(self, ref: Ref, now: float) -> None:
+        match self._decide(ref, now):
+            case Settled(until):
+                self._clear_refusal(ref)
+                if until is None:
+                    self._due.pop(ref, None)
+                else:  # each change of its status comes by here: it is due as before
+                    self._schedule(ref, until)
+            case Check():
+                if ref not in self._due:
+                    self._checked_at = max(now, self._checked_at + SPACING_S)
+                    self._schedule(ref, self._checked_at)
+            case Wait(until):
+                self._schedule(ref, until)
+            case Foreign(owner):
+                self._due.pop(ref, None)
+                self._record_foreign(ref, owner)
+            case Apply() | DeleteObject():
+                self._schedule(ref, now)
+
+    def _retry_after_defect(self, ref: Ref, defect: Exception) -> None:
+        """Record an unexpected error about one object, and look at that object again later. The others go on."""
+        record_error(defect, ref)
+        self._schedule(ref, self._now() + DEFECT_RETRY_S)
+
+    def _decide(self, ref: Ref, now: float) -> policy.ApplyStep:
+        if self._wanted is None or not self._view.synced:
+            return Settled()
+        memory = self._states.get(ref, ApplyState())
+        return policy.decide(self._with_digest(ref), self.seen(ref), memory, now, self._installation)
+
+    def _with_digest(self, ref: Ref) -> Json | None:
+        held = self._wanted_with_digest.get(ref)
+        if held is None and self._wanted is not None and ref in self._wanted:
+            held = self._wanted_with_digest[ref] = policy.with_digest(self._wanted[ref], self._installation)
+        return held
+
+    def _record_foreign(self, ref: Ref, owner: str) -> None:
+        wanted, memory = self._with_digest(ref), self._states.get(ref, ApplyState())
+        refusal = Refusal(FOREIGN, f"it is of the installation in {owner}")
+        if (memory.refusal, memory.wanted_digest) != (refusal, policy.digest_of(wanted)):
+            self._states[ref] = policy.after_refusal(wanted, refusal, memory, self._now(), self._luck())
+            _LOG.warning("%s is left alone: %s", ref, refusal.message)
+
+    def _clear_refusal(self, ref: Ref) -> None:
+        """Drop the refusal of an object that is no longer wanted, or is as it should be by now."""
+        held = self._states.get(ref)
+        if held is None or self._wanted is None:
+            return
+        is_as_wanted = held.wanted_digest == policy.digest_of(self._with_digest(ref)) and self.seen(ref) is not None
+        # An object that is there but not wanted is being deleted, or belongs to another installation.
+        if ref not in self._wanted or (held.is_failing and is_as_wanted):
+            del self._states[ref]
+
+    def _schedule(self, ref: Ref, when: float) -> None:
+        if self._due.get(ref) != when:
+            self._due[ref] = when
+            heapq.heappush(self._heap, (when, next(self._order), ref))
+
+    async def _wait_for_next(self) -> Ref:
+        """Return the object that is due first. Waits until it is, and until the cluster may be called again."""
+        while True:
+            await self._process_queued()
+            now, wait_s = self._now(), None
+            while self._heap:
+                when, _, ref = self._heap[0]
+                late = max(when, self._outage.not_before) - now
+                current = self._due.get(ref) == when
+                if current and ref not in self._busy and late > 0:
+                    wait_s = late
+                    break
+                heapq.heappop(self._heap)
+                if current:
+                    del self._due[ref]
+                    if ref not in self._busy:  # who is busy is looked at again when it is done
+                        return ref
+            await self._wait_for_change(wait_s)
+
+    async def _wait_for_change(self, wait_s: float | None) -> None:
+        """Wait until an object is queued, or for `wait_s` seconds."""
+        self._changed.clear()
+        if wait_s is None:
+            await self._changed.wait()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            timer = tasks.create_task(self._clock.sleep(wait_s + 0.001))  # over, not on, the edge: clocks round
+            timer.add_done_callback(lambda _: self._changed.set())
+            await self._changed.wait()
+            timer.cancel()
+
+    async def _run_step(self, ref: Ref, permits: asyncio.Semaphore) -> None:
+        try:
+            await self._execute_step(ref)
+        except Exception as error:
+            self._retry_after_defect(ref, error)
+        else:
+            self._enqueue([ref])
+        finally:
+            self._busy.discard(ref)
+            permits.release()
+            self._changed.set()
+
+    async def _execute_step(self, ref: Ref) -> None:
+        wanted, memory = self._with_digest(ref), self._states.get(ref, ApplyState())
+        answer: Json | None = None
+        try:
+            match self._decide(ref, self._now()):
+                case Apply() | Check():
+                    assert wanted is not None
+                    with self._view.expecting_response(ref) as put:
+                        answer = await self._api.apply(wanted)
+                        put(answer)
+                case DeleteObject(uid):
+                    await self._api.delete(ref, uid=uid)
+                    self._view.mark_deleting(ref, uid)
+                case Wait() | Settled() | Foreign():
+                    return
+        except ClusterError as error:
+            self._record_refusal(ref, wanted, memory, error.api_failure)
+            return
+        self._outage = ApplyState()
+        self._states[ref] = policy.after_success(wanted, answer, memory, self._now(), self._luck())
+
+    def _record_refusal(self, ref: Ref, wanted: Json | None, memory: ApplyState, api_failure: ApiFailure) -> None:
+        now, refusal = self._now(), Refusal(api_failure.reason, api_failure.message)
+        not_before = now + api_failure.retry_after_s if isinstance(api_failure, Busy) else now
+        held = policy.after_refusal(wanted, refusal, memory, now, self._luck())
+        self._states[ref] = policy.delay_until(held, not_before)
+        if memory.refusal != refusal:
+            _LOG.warning("%s is refused: %s", ref, api_failure)
+        if (
+            isinstance(api_failure, Busy | Unreachable) and self._outage.not_before <= now
+        ):  # of those at once one counts
+            away = policy.after_refusal(None, refusal, self._outage, now, self._luck())
+            away = replace(away, not_before=min(away.not_before, now + OUTAGE_RETRY_MAX_S))
+            self._outage = policy.delay_until(away, not_before)
+
+    def _now(self) -> float:
+        return self._clock.monotonic_us() / _US

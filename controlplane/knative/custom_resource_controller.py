@@ -1,0 +1,314 @@
+"""Models and tenants as objects of the cluster: what they declare is done here, through the same stores as the admin
+API's; what holds is told in their statuses, and each version of a declared model has an object that mirrors it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from typing import Final
+
+from controlplane.audit.audit_rows import Actor
+from controlplane.clock import Clock
+from controlplane.knative.apply.applier import BATCH_SIZE, Applier
+from controlplane.knative.apply.cluster import ClusterApi, ClusterError, Json, Ref, timestamp
+from controlplane.knative.apply.object_cache import ObjectCache
+from controlplane.knative.custom_resource_stores import ModelResourceStore, TenantResourceStore
+from controlplane.knative.policy import custom_resources as policy
+from controlplane.knative.policy import object_labels
+from controlplane.knative.policy.custom_resources import TenantFacts, new_events
+from controlplane.knative.policy.knative_service import service_name
+from controlplane.registry.policy.domain import VersionKey
+from kelvin.contracts.backoff import should_log
+from kelvin.contracts.errors import Failure, InvalidRequest, ModelNotFound, NotFound, Refused
+from kelvin.process.loops import record_error
+
+log = logging.getLogger(__name__)
+
+RESYNC_S: Final = 2.0  # until what changed through the other door is told
+MAX_LOG_LINES: Final = 20  # that one look logs at most: a database that is away fails every object
+
+
+class CustomResourceController:
+    """All of them, while this process leads. `namespace_of` gives a tenant's."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        models: ModelResourceStore,
+        tenants: TenantResourceStore,
+        clock: Clock,
+        namespace_of: Callable[[str], str],
+        installation: str,
+        *,
+        period_s: float = RESYNC_S,
+    ) -> None:
+        self._api = api
+        self._models = models
+        self._tenants = tenants
+        self._clock = clock
+        self._namespace_of = namespace_of
+        self._period_s = period_s
+        self._caches = {policy.MODEL: ObjectCache(), policy.TENANT: ObjectCache()}
+        self._mirror = Applier(api, policy.API_VERSION, policy.MODEL_VERSION, clock, installation)
+        self._mirrored: dict[Ref, list[Json]] = {}  # objects of versions, by their model's object
+        self._changed = asyncio.Event()
+        self._failures: dict[object, int] = {}  # what was not seen to at the last look, and how often in a row
+        self._failing: dict[object, int] = {}  # the same at this look
+        self._lines = 0  # of the log, at this look
+
+    def __repr__(self) -> str:
+        counts = {kind: len(view.objects) for kind, view in self._caches.items()}
+        return f"<CustomResourceController {counts} failing={len(self._failures)}>"
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        self._caches = {kind: ObjectCache() for kind in self._caches}
+        async with asyncio.TaskGroup() as tasks:
+            for kind in self._caches:
+                tasks.create_task(self._watch(kind), name=f"watch {kind}")
+            tasks.create_task(self._mirror.run(), name="mirror versions")
+            while True:
+                self._changed.clear()
+                await self._reconcile_all()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_s):
+                        await self._changed.wait()
+
+    async def _watch(self, kind: str) -> None:
+        async with aclosing(self._api.watch(policy.API_VERSION, kind)) as changes:
+            async for change in changes:
+                self._caches[kind].take(change)
+                self._changed.set()
+
+    async def _reconcile_all(self) -> None:
+        """At every object once; what the cluster does not take is tried again."""
+        if not all(view.synced for view in self._caches.values()):
+            return
+        self._failing, self._lines = {}, 0
+        if tenants := tuple(self._caches[policy.TENANT].objects.values()):
+            with self._isolated("tenants"):
+                held = await self._tenants.every()
+                for number, obj in enumerate(tenants, 1):
+                    await _yield_every_batch(number)
+                    with self._isolated(Ref.of(obj)):
+                        await self._reconcile_tenant(obj, held.get(obj["metadata"]["name"]))
+        models = self._caches[policy.MODEL]
+        for number, obj in enumerate(tuple(models.objects.values()), 1):
+            await _yield_every_batch(number)
+            with self._isolated(Ref.of(obj)):
+                await self._reconcile_model(obj)
+        for number, (ref, obj) in enumerate(tuple(models.objects.items()), 1):  # those still there
+            await _yield_every_batch(number)
+            with self._isolated(ref):  # if one can't be read, its mirrors stay as they are
+                self._mirrored[ref] = self._render_versions(obj)
+        self._mirrored = {ref: each for ref, each in self._mirrored.items() if ref in models.objects}
+        mirrored = [wanted for each in self._mirrored.values() for wanted in each]
+        self._mirror.want(mirrored)
+        for number, wanted in enumerate(mirrored, 1):
+            await _yield_every_batch(number)
+            with self._isolated(Ref.of(wanted)):
+                await self._reconcile_version(wanted)
+        self._failures = self._failing
+
+    @contextmanager
+    def _isolated(self, what: object) -> Iterator[None]:
+        """What neither the cluster nor the database takes now is done at a later look; meanwhile nothing is told."""
+        try:
+            yield
+        except (ClusterError, Refused) as error:
+            failures = self._failures.get(what, 0) + 1
+            self._failing[what] = failures
+            if should_log(failures) and self._lines < MAX_LOG_LINES:
+                self._lines += 1
+                log.warning("%s was not seen to: %s", what, error, extra={"failures": failures})
+        except Exception as error:  # a defect in one object's affairs must not stop the others'
+            record_error(error, what)
+
+    # -- models --
+
+    async def _reconcile_model(self, obj: Json) -> None:
+        try:
+            spec = policy.model_spec(obj)
+            self._check_namespace(obj, spec.tenant)
+        except Refused as refused:
+            await self._write_conditions(
+                obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
+            )
+            return
+        name, by = obj["metadata"]["name"], _actor(obj, spec.tenant)
+        is_owned = spec.deletion_policy == "Delete"
+        if policy.is_going(obj):
+            await self._finalize(obj, (lambda: self._models.delete(by, spec.tenant, name)) if is_owned else None)
+            return
+        await self._set_finalizer(obj, is_owned)
+        facts, done = self._models.facts(spec.tenant, name), policy.applied_generation(obj)
+        if facts is None:
+            told = (policy.applied_condition(NotFound("model", name)), policy.model_ready_condition(None))
+            await self._write_conditions(obj, done, told, **policy.model_status(None))
+            return
+        drift = policy.model_drift(spec, facts)
+        done, failure = await self._apply_spec(obj, lambda: self._models.apply_spec(by, spec, name, drift))
+        facts = self._models.facts(spec.tenant, name) or facts
+        conditions = (
+            policy.applied_condition(failure),
+            policy.model_ready_condition(facts),
+            policy.in_sync_condition(policy.model_drift(spec, facts)),
+        )
+        await self._write_conditions(obj, done, conditions, **policy.model_status(facts))
+
+    def _check_namespace(self, obj: Json, tenant: str) -> None:
+        """Who may write into a tenant's namespace speaks for that tenant and no other."""
+        if self._namespace_of(tenant) != obj["metadata"].get("namespace"):
+            raise Refused(InvalidRequest("spec.tenant", repr(tenant[:80]), "must be the tenant of the namespace"))
+
+    # -- versions, which are only shown --
+
+    def _render_versions(self, obj: Json) -> list[Json]:
+        """The objects of a model's versions: the model's own, so that they go with it."""
+        try:
+            spec = policy.model_spec(obj)
+            self._check_namespace(obj, spec.tenant)
+        except Refused:
+            return []
+        keys = () if policy.is_going(obj) else self._models.versions(spec.tenant, obj["metadata"]["name"])
+        owner = {
+            "apiVersion": obj["apiVersion"],
+            "kind": obj["kind"],
+            "name": obj["metadata"]["name"],
+            "uid": obj["metadata"]["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+        return [_mirrored(key, obj["metadata"]["namespace"], owner) for key in keys]
+
+    async def _reconcile_version(self, wanted: Json) -> None:
+        seen = self._mirror.seen(Ref.of(wanted))
+        spec = wanted["spec"]
+        told = self._models.version(VersionKey(spec["tenant"], spec["model"], spec["version"]))
+        if seen is not None and told is not None:
+            await self._write_status(seen, told)
+
+    # -- tenants --
+
+    async def _reconcile_tenant(self, obj: Json, facts: TenantFacts | None) -> None:
+        try:
+            spec = policy.tenant_spec(obj)
+        except Refused as refused:
+            await self._write_conditions(
+                obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
+            )
+            return
+        name, by = obj["metadata"]["name"], _actor(obj, obj["metadata"]["name"])
+        is_owned = spec.deletion_policy == "Delete"
+        if policy.is_going(obj):
+            await self._finalize(obj, (lambda: self._tenants.delete(by, name)) if is_owned else None)
+            return
+        await self._set_finalizer(obj, is_owned)
+        done, failure = await self._apply_spec(obj, lambda: self._tenants.apply_spec(by, spec, name, facts))
+        if done != policy.applied_generation(obj) or failure is not None:
+            facts = (await self._tenants.every()).get(name)
+        conditions = [policy.applied_condition(failure), policy.tenant_ready_condition(facts)]
+        if facts is not None:
+            conditions.append(policy.in_sync_condition(policy.tenant_drift(spec, facts)))
+        await self._write_conditions(obj, done, conditions, models=0 if facts is None else facts.models)
+
+    # -- both --
+
+    async def _apply_spec(self, obj: Json, apply_spec: Callable[[], Awaitable[None]]) -> tuple[int, Failure | None]:
+        """The generation that is done now, and why not this one. Raises Refused for what may be taken in a moment."""
+        done = policy.applied_generation(obj)
+        if done == policy.generation_of(obj):
+            return done, None
+        try:
+            await apply_spec()
+        except Refused as refused:
+            if refused.failure.retryable:
+                raise
+            return done, refused.failure
+        return policy.generation_of(obj), None
+
+    async def _set_finalizer(self, obj: Json, wanted: bool) -> None:
+        """With a finalizer an object stays until what it is for is gone."""
+        if policy.has_finalizer(obj) is not wanted:
+            await self._write(self._api.apply, policy.finalizer_patch(obj, finalizer=wanted))
+
+    async def _finalize(self, obj: Json, delete: Callable[[], Awaitable[object]] | None) -> None:
+        """Let an object go that is being deleted. `delete` deletes what it is for; None where that stays. A refusal is
+        told until it is none.
+
+        The finalizer does not say which: it may be from before the spec said Retain.
+        """
+        if not policy.has_finalizer(obj):
+            return
+        try:
+            if delete is not None:
+                await delete()
+        except Refused as refused:
+            if refused.failure.retryable:
+                raise
+            if not _is_not_found(refused.failure):
+                await self._write_conditions(
+                    obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
+                )
+                return
+        await self._write(self._api.apply, policy.finalizer_patch(obj, finalizer=False))
+
+    async def _write_conditions(
+        self, obj: Json, done: int, conditions: Iterable[policy.Condition], **rest: object
+    ) -> None:
+        await self._write_status(obj, policy.status(obj, done, conditions, timestamp(self._clock.wall_s()), **rest))
+
+    async def _write_status(self, obj: Json, status: Mapping[str, object]) -> None:
+        # A status is written by name. Told of an object made anew meanwhile, it would say that its spec is done.
+        if obj.get("status") != status and self._is_there(obj):
+            await self._write(
+                self._api.apply_status, {**policy.finalizer_patch(obj, finalizer=False), "status": status}
+            )
+            for each in new_events(obj.get("status") or {}, status):
+                await self._api.record(obj, each.reason, each.message, warning=each.is_warning)
+
+    def _is_there(self, obj: Json) -> bool:
+        """Return whether the object is still there, as far as its watch has told, and not another one of its name."""
+        if (view := self._caches.get(obj["kind"])) is None:
+            return True
+        seen = view.objects.get(Ref.of(obj))
+        return seen is not None and seen["metadata"].get("uid") == obj["metadata"].get("uid")
+
+    async def _write(self, call: Callable[[Json], Awaitable[Json]], obj: Json) -> None:
+        """What it became is known at once; a mirror's is heard of by its watch."""
+        if (view := self._caches.get(obj["kind"])) is None:
+            await call(obj)
+            return
+        with view.expecting_response(Ref.of(obj)) as put:
+            put(await call(obj))
+
+
+async def _yield_every_batch(number: int) -> None:
+    """Give others their turn before every TOGETHER-th object. To look at thousands at once would hold the loop."""
+    if number % BATCH_SIZE == 0:
+        await asyncio.sleep(0)
+
+
+def _actor(obj: Json, tenant: str) -> Actor:
+    """No key asked for it: the trail names the object and its generation."""
+    about = obj["metadata"]
+    return Actor(key_id="", tenant=tenant, scopes=(), request_id=f"{about.get('uid', '')}.{policy.generation_of(obj)}")
+
+
+def _mirrored(key: VersionKey, namespace: str, owner: Json) -> Json:
+    return {
+        "apiVersion": policy.API_VERSION,
+        "kind": policy.MODEL_VERSION,
+        "metadata": {
+            "name": service_name(key.model, key.version),
+            "namespace": namespace,
+            "labels": {**object_labels.OURS, object_labels.MODEL: key.model},
+            "ownerReferences": [owner],
+        },
+        "spec": {"tenant": key.tenant, "model": key.model, "version": key.version},
+    }
+
+
+def _is_not_found(failure: Failure) -> bool:
+    return isinstance(failure, NotFound | ModelNotFound)

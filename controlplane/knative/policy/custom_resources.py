@@ -1,0 +1,287 @@
+"""What a cluster's objects declare of models and tenants, and what they are told in return. Pure.
+
+An object's `spec` is done once for each of its generations, so that the admin API and the objects are two doors to one
+state: who wrote last holds, and an object whose fields were changed elsewhere since says so (`InSync`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from kelvin.contracts.errors import Failure, InvalidRequest, Refused
+from kelvin.contracts.patches import Patch, patch_of
+from kelvin.contracts.serving.control_messages import TenantLimits
+from kelvin.contracts.wire import convert
+
+Json = dict[str, Any]
+
+GROUP: Final = "kelvin.dev"
+API_VERSION: Final = f"{GROUP}/v1alpha1"
+MODEL, MODEL_VERSION, TENANT = "Model", "ModelVersion", "Tenant"
+FINALIZER: Final = f"{GROUP}/deletion"
+
+READY, FAILED, REFUSED = "Ready", "Failed", "Refused"  # reasons of Events
+_EVENT_STATES: Final = {"ready": (READY, "it can be asked"), "faulty": (FAILED, "it is faulty")}  # of a ModelVersion
+
+_MAX_RULE: Final = 400
+_UNIT_NAMES: Final = {"_s": "Seconds"}  # units at the end of a name, as Kubernetes spells them
+
+DeletionPolicy = Literal["Retain", "Delete"]
+Weight = Annotated[int, Meta(ge=1, le=1000)]  # as the admin API takes them
+Prefix = Annotated[str, Meta(pattern="^[0-9a-f]{12,64}$")]
+
+
+def camel(name: str) -> str:
+    """`window_s` is `windowSeconds`, `store_bytes` is `storeBytes`."""
+    for end, unit in _UNIT_NAMES.items():
+        if name.endswith(end):
+            return camel(name[: -len(end)]) + unit
+    first, *rest = name.split("_")
+    return first + "".join(word.title() for word in rest)
+
+
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename=camel):
+    """Base of what is declared: what is left out is not the object's to say."""
+
+
+if TYPE_CHECKING:
+    Scale = Patch
+    Limits = Patch
+else:
+    # Bounds are checked when a generation is done, so that an object beyond them is still told what holds, and can go.
+    # A cluster has no sleeping replicas, and so nothing that the price of waiting decides.
+    _SPEC = {"bounded": False, "rename": camel}
+    Scale = patch_of(ScaleSettings, "Scale", "How the model scales.", without=("idle", "wait_price"), **_SPEC)
+    Limits = patch_of(TenantLimits, "Limits", "The tenant's own limits.", **_SPEC)
+
+
+class ModelSpec(_Spec, frozen=True):
+    """A model that is pushed, or will be. `prod` and the names of `split` are versions, or beginnings of theirs."""
+
+    tenant: str
+    prod: Prefix | None = None
+    split: dict[Prefix, Weight] = {}
+    scale: Scale = Scale()
+    deletion_policy: DeletionPolicy = "Retain"
+
+
+class TenantSpec(_Spec, frozen=True):
+    """A tenant, which is made where there is none of that name."""
+
+    suspended: bool | None = None
+    limits: Limits = Limits()
+    deletion_policy: DeletionPolicy = "Retain"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What holds of a model. `scale` is by the field names of `Scale`."""
+
+    prod: str
+    split: Mapping[str, int]
+    scale: Mapping[str, float | str | None]
+    is_servable: bool  # `prod` is, at zero too
+    versions: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFacts:
+    """What holds of a tenant. `limits` is by the field names of `Limits`."""
+
+    suspended: bool
+    limits: Mapping[str, object]
+    models: int
+
+
+S = TypeVar("S", bound=_Spec)
+
+
+def model_spec(obj: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec of a Model object. Raises Refused(InvalidRequest)."""
+    return _spec(obj, ModelSpec)
+
+
+def tenant_spec(obj: Mapping[str, Any]) -> TenantSpec:
+    """Return the spec of a Tenant object, which may be empty. Raises Refused(InvalidRequest)."""
+    return _spec(obj, TenantSpec)
+
+
+def _spec(obj: Mapping[str, Any], kind: type[S]) -> S:
+    try:
+        return convert(obj.get("spec") or {}, kind)
+    except msgspec.ValidationError as error:
+        raise Refused(InvalidRequest("spec", str(obj["metadata"]["name"]), str(error)[:_MAX_RULE])) from error
+
+
+def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
+    """Fields of the spec that do not hold, by their paths in the object."""
+    found = []
+    if spec.prod is not None and not facts.prod.startswith(spec.prod):
+        found.append("prod")
+    if spec.split and not _is_split(spec.split, facts.split):
+        found.append("split")
+    return (*found, *_differing_fields("scale", spec.scale.given(), facts.scale))
+
+
+def tenant_drift(spec: TenantSpec, facts: TenantFacts) -> tuple[str, ...]:
+    """Return the fields of the spec that do not hold, by their paths in the object."""
+    suspended = ("suspended",) if spec.suspended not in (None, facts.suspended) else ()
+    return (*suspended, *_differing_fields("limits", spec.limits.given(), facts.limits))
+
+
+def _differing_fields(within: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> Iterable[str]:
+    return (f"{within}.{camel(name)}" for name, value in wanted.items() if held.get(name) != value)
+
+
+def _is_split(wanted: Mapping[str, int], held: Mapping[str, int]) -> bool:
+    found = [[digest for digest in held if digest.startswith(prefix)] for prefix in wanted]
+    if len(held) != len(wanted) or any(len(digests) != 1 for digests in found):
+        return False
+    return all(held[digests[0]] == wanted[prefix] for prefix, digests in zip(wanted, found, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One of a status. `reason` is one word."""
+
+    type: str
+    is_true: bool
+    reason: str
+    message: str = ""
+
+
+def applied_condition(failure: Failure | None) -> Condition:
+    """Whether this generation was done."""
+    if failure is None:
+        return Condition("Applied", is_true=True, reason="Applied")
+    reason = "".join(word.title() for word in failure.code.split("_"))
+    return Condition("Applied", is_true=False, reason=reason, message=failure.message)
+
+
+def in_sync_condition(drift: Sequence[str]) -> Condition:
+    """Whether what the object says is what holds."""
+    if not drift:
+        return Condition("InSync", is_true=True, reason="InSync")
+    return Condition("InSync", is_true=False, reason="ChangedElsewhere", message=f"otherwise: {', '.join(drift)}")
+
+
+def model_ready_condition(facts: ModelFacts | None) -> Condition:
+    """Whether it can be asked; at zero it can."""
+    if facts is None:
+        return Condition("Ready", is_true=False, reason="NotPushed", message="no version of it was pushed yet")
+    if not facts.is_servable:
+        return Condition("Ready", is_true=False, reason="Faulty", message="its version prod is faulty")
+    return Condition("Ready", is_true=True, reason="Servable")
+
+
+def tenant_ready_condition(facts: TenantFacts | None) -> Condition:
+    """Whether its keys are good."""
+    if facts is None:
+        return Condition("Ready", is_true=False, reason="NotMade")
+    if facts.suspended:
+        return Condition("Ready", is_true=False, reason="Suspended", message="its keys are refused")
+    return Condition("Ready", is_true=True, reason="Active")
+
+
+def generation_of(obj: Mapping[str, Any]) -> int:
+    """Of its spec."""
+    return int(obj["metadata"].get("generation") or 0)
+
+
+def applied_generation(obj: Mapping[str, Any]) -> int:
+    """The last generation that was done, as its status says; 0 for none."""
+    return int((obj.get("status") or {}).get("appliedGeneration") or 0)
+
+
+def status(
+    obj: Mapping[str, Any], done: int, conditions: Iterable[Condition], now: str, **rest: object
+) -> dict[str, object]:
+    """Of the object, at `now` (RFC 3339). A condition that is as it was keeps its time."""
+    generation = generation_of(obj)
+    before = {each.get("type"): each for each in (obj.get("status") or {}).get("conditions") or ()}
+    told = []
+    for each in conditions:
+        word, held = "True" if each.is_true else "False", before.get(each.type) or {}
+        told.append(
+            {
+                "type": each.type,
+                "status": word,
+                "reason": each.reason,
+                "message": each.message,
+                "observedGeneration": generation,
+                "lastTransitionTime": held.get("lastTransitionTime") if held.get("status") == word else now,
+            }
+        )
+    return {**rest, "observedGeneration": generation, "appliedGeneration": done, "conditions": told}
+
+
+def model_status(facts: ModelFacts | None) -> dict[str, object]:
+    """What a status shows of it beside its conditions."""
+    if facts is None:
+        return {"versions": 0, "readyReplicas": 0}
+    return {"prod": facts.prod, "versions": facts.versions, "readyReplicas": facts.replicas}
+
+
+def is_going(obj: Mapping[str, Any]) -> bool:
+    """Whether its deletion was asked for."""
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def has_finalizer(obj: Mapping[str, Any]) -> bool:
+    """Whether it bears our finalizer."""
+    return FINALIZER in (obj["metadata"].get("finalizers") or ())
+
+
+def finalizer_patch(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
+    """What of an object is ours to apply: its finalizer, or no longer that. With its uid, an object that went meanwhile
+    is not made anew.
+    """
+    about = {name: obj["metadata"][name] for name in ("name", "namespace", "uid") if obj["metadata"].get(name)}
+    return {
+        "apiVersion": obj["apiVersion"],
+        "kind": obj["kind"],
+        "metadata": {**about, "finalizers": [FINALIZER]} if finalizer else about,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceEvent:
+    """An Event that is worth telling: the object is ready, has failed, or was refused."""
+
+    reason: str  # READY, FAILED or REFUSED
+    message: str
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether somebody should look."""
+        return self.reason != READY
+
+
+def new_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ResourceEvent, ...]:
+    """Return the Events of an object whose status was `before` (empty for none) and is `after` now.
+
+    A state that holds already is not told again. `scaling/knative/events.py` bounds how often the same is told.
+    """
+    known = set(_events_of(before))
+    return tuple(found for found in _events_of(after) if found not in known)
+
+
+def _events_of(status: Mapping[str, Any]) -> Iterator[ResourceEvent]:
+    if (of := _EVENT_STATES.get(str(status.get("state")))) is not None:
+        yield ResourceEvent(*of)
+    conditions = status.get("conditions") or ()
+    if any(each.get("reason") == "NotPushed" for each in conditions):  # it may be declared before; it is no refusal
+        return
+    for each in conditions:
+        match each.get("type"), each.get("status"), each.get("reason"):
+            case "Ready", "True", _:
+                yield ResourceEvent(READY, "it can be asked")
+            case "Ready", "False", "Faulty":
+                yield ResourceEvent(FAILED, str(each.get("message")))
+            case "Applied", "False", reason:
+                yield ResourceEvent(REFUSED, f"{reason}: {each.get('message')}")

@@ -1,0 +1,408 @@
+"""A version as a Knative Service: what makes an unmodified Knative run it, scaled as one machine would.
+
+Which fields a cluster takes is what the webhook of knative/serving (98e5ef9) was seen to answer. Some need a flag of
+its ConfigMap `config-features`; some, a grace for termination or hooks of a life among them, don't exist there.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final
+
+from controlplane.knative.policy.object_labels import MODEL, RENDERING, RUNTIME, STREAMS, TENANT, VERSION
+from controlplane.scaling.policy.kpa import TARGET_MIN
+from controlplane.scaling.policy.windows import AverageKind
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.names import require_dns_label
+
+PORT: Final = 8080
+DATA: Final = "/var/lib/kelvin"
+INNER_TLS_DIRECTORY: Final = "/etc/kelvin/inner"
+CACHE: Final = "/run/kelvin-cache"
+PROCESS_BYTES: Final = 1 << 30  # libraries, their imports, and what an answer takes
+SCRATCH_BYTES: Final = 1 << 30  # sockets, records, temporary files
+TIMEOUT_S: Final = 600  # Knative's default for the longest timeout of a revision (config-defaults)
+PULL_S: Final = 300  # for an image that no node has yet
+QUEUE_PROXY_WAIT_S: Final = (
+    30  # of a pod's time to end, in which queue-proxy waits for requests and we are told nothing yet
+)
+FINAL_FLUSH_S: Final = 25  # for what a process does beyond its drain: last frames, last records
+SLOWEST_BYTES_S: Final = 50 << 20  # a store that is slower than this is not waited for
+NODE_S: Final = 1800  # within which a start may end whose node has to come first, with its image
+TRUST: Final = "/etc/kelvin/trust"
+CACHE_NODE: Final = {"kelvin.dev/cache": "true"}  # the label of nodes that have a cache agent
+LABEL_CHARS: Final = 63
+EXTRA_CONCURRENCY: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
+MAX_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
+
+# An answer may begin before queue-proxy has seen its request's end, and is not cut for it (golang/go#40747).
+FULL_DUPLEX: Final = {"features.knative.dev/http-full-duplex": "Enabled"}
+
+AUTOSCALING: Final = "autoscaling.knative.dev"
+# Annotations of the template that say how a version is scaled, which operators and tenants decide.
+SCALE: Final = frozenset(
+    f"{AUTOSCALING}/{name}"
+    for name in (
+        "min-scale", "max-scale", "target", "window", "scale-to-zero-pod-retention-period",
+        "metric-aggregation-algorithm",
+    )
+)  # fmt: skip
+STORE_RULE: Final = "must be s3://BUCKET/PREFIX, which pods can reach; push to an S3 store and name that one here"
+IMAGE_RULE: Final = "must be an image's name, such as REGISTRY/NAME@sha256:DIGEST"
+DEVICE_RULE: Final = "must be nvidia.com/gpu, or another resource of nvidia.com/"
+ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # of config-autoscaler: a Revision may begin without a pod
+
+_Json = dict[str, Any]
+_NVIDIA: Final = "nvidia.com/"
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A field of the pod and the key of `config-features` that allows it."""
+
+    field: str
+    flag: str
+
+
+NODE_SELECTOR: Final = Feature("nodeSelector", "kubernetes.podspec-nodeselector")
+TOLERATIONS: Final = Feature("tolerations", "kubernetes.podspec-tolerations")
+PRIORITY: Final = Feature("priorityClassName", "kubernetes.podspec-priorityclassname")
+SPREAD: Final = Feature("topologySpreadConstraints", "kubernetes.podspec-topologyspreadconstraints")
+HOST_PATH: Final = Feature("hostPath", "kubernetes.podspec-volumes-hostpath")
+FEATURES: Final = (NODE_SELECTOR, TOLERATIONS, PRIORITY, SPREAD, HOST_PATH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodVersion:
+    """What is to run. Bytes are of the version's weights and of a replica's KV memory."""
+
+    tenant: str
+    model: str
+    version: str
+    weight_bytes: int
+    kv_bytes: int
+    max_streams: int
+    min_scale: int = 0
+    max_scale: int = 1
+    target: float | None = None  # concurrency of a replica; None: by its streams
+    window_s: float = 60.0
+    grace_s: float = 30.0
+    average: AverageKind = "linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlEndpoints:
+    """Where pods find the rest of Kelvin, and the secret in a tenant's namespace by which they are runtimes to it."""
+
+    url: str
+    snapshotter_url: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """Where it is to run. `device` is a resource of the nodes, `nvidia.com/gpu` or a slice of one, None: processors.
+
+    `features` are the keys of `config-features` that are on there, and `ZERO_INITIAL_SCALE` where that is. `timeout_s`
+    is the longest timeout that it takes.
+    """
+
+    image: str
+    store_url: str
+    namespace: str | None = None  # None: one for each tenant
+    cores: int = 1
+    device: str | None = None
+    device_class: str | None = None
+    features: frozenset[str] = frozenset()
+    timeout_s: int = TIMEOUT_S
+    secret: str | None = None  # whose keys are the environment of the store's client
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    priority_class: str | None = None
+    control: ControlEndpoints | None = None
+    cache: str | None = None  # a directory of the nodes: `kelvin cache` keeps a tenant's versions in DIR/TENANT
+    verify: str = "off"  # what becomes of a version that no trust root signed: KELVIN_VERIFY of its pods
+    trust: str | None = None  # a config map in a tenant's namespace that holds the trust roots
+    notice_s: int | None = None  # what a node is given from the word that it goes; None: as long as a pod
+
+
+def is_cluster_store(url: str) -> bool:
+    """Return whether pods can reach a store there. A file store is a directory of one machine."""
+    return url.startswith("s3://")
+
+
+def is_image(name: str) -> bool:
+    """Return whether an image's name has no character that none may have. A tag is as good as a digest here."""
+    return _IMAGE.fullmatch(name) is not None
+
+
+def service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
+    """The object, without a status. Raises `Refused(InvalidRequest)` where the cluster would refuse it."""
+    obj: _Json = {
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(version.model, version.version),
+            "namespace": namespace_of(version.tenant, cluster),
+            "labels": {**_labels(version), "networking.knative.dev/visibility": "cluster-local"},
+            "annotations": {VERSION: version.version, STREAMS: str(version.max_streams)},
+        },
+        "spec": {
+            "template": {
+                "metadata": {
+                    "labels": _labels(version),
+                    "annotations": {VERSION: version.version, **_scaling(version)},
+                },
+                "spec": pod_spec(version, cluster),
+            }
+        },
+    }
+    # On the Service alone: an annotation of the template would be a new Revision by itself.
+    obj["metadata"]["annotations"][RENDERING] = _digest(obj)
+    return obj
+
+
+def _digest(obj: _Json) -> str:
+    """Return the digest of a rendered Service without its scale: the same as long as Kelvin renders it the same."""
+    template = obj["spec"]["template"]
+    notes = {name: value for name, value in template["metadata"]["annotations"].items() if name not in SCALE}
+    whole = {**obj, "spec": {"template": {**template, "metadata": {**template["metadata"], "annotations": notes}}}}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def service_name(model: str, version: str) -> str:
+    """A DNS label that names the version within its tenant's namespace; a long model gives up its end."""
+    digits = version[:12]
+    return f"{model[: LABEL_CHARS - 1 - len(digits)].rstrip('-')}-{digits}"
+
+
+def namespace_of(tenant: str, cluster: ClusterSpec) -> str:
+    """A namespace for each tenant, unless the cluster names one. Raises `Refused`."""
+    return require_dns_label(f"kelvin-{tenant}" if cluster.namespace is None else cluster.namespace, "namespace")
+
+
+def memory_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
+    """What the pod may take: weights are counted to it, unless its node's cache agent holds them."""
+    return _private_weight_bytes(version, cluster) + version.kv_bytes + PROCESS_BYTES
+
+
+def _private_weight_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
+    """Of weights that its own cache agent keeps, in memory and on disk."""
+    return version.weight_bytes if cluster.cache is None else 0
+
+
+def start_limit_s(version: PodVersion) -> int:
+    """Within what a start ends, one way or the other: its image, its bytes, and as much again."""
+    return PULL_S + 2 * ceil(version.weight_bytes / SLOWEST_BYTES_S)
+
+
+def progress_deadline_s(version: PodVersion) -> int:
+    """Return after how many seconds Knative gives a revision up of which no pod is ready.
+
+    A start may begin with a node that has to be made. Knative's own 600 s, or what bytes alone take, would end it.
+    """
+    return max(NODE_S, start_limit_s(version))
+
+
+def drain_s(cluster: ClusterSpec) -> int:
+    """What a drain may take. A pod's time to end is its revision's timeout, counted from its deletion; what outlives
+    the drain is ended with an error and recorded, what outlives the pod is not. A node that may be taken away gives its
+    pods less, and they don't know why they end: a drain is never longer than that.
+    """
+    given_s = cluster.timeout_s if cluster.notice_s is None else min(cluster.timeout_s, cluster.notice_s)
+    return max(1, given_s - QUEUE_PROXY_WAIT_S - FINAL_FLUSH_S)
+
+
+def _labels(version: PodVersion) -> dict[str, str]:
+    return {
+        **RUNTIME,
+        TENANT: version.tenant,
+        MODEL: version.model,
+    }
+
+
+def _scaling(version: PodVersion) -> dict[str, str]:
+    """As one machine scales it: `scaled.scaling_spec`. What is not said is Knative's default there, too. Raises
+    `Refused(InvalidRequest)`.
+    """
+    if version.target is not None and version.target < TARGET_MIN:
+        rule = f"must be {TARGET_MIN} or more on a cluster"
+        raise Refused(InvalidRequest("target", format(version.target, "g"), rule))
+    told: dict[str, object] = {
+        "class": "kpa.autoscaling.knative.dev",
+        "metric": "concurrency",
+        "min-scale": version.min_scale,
+        "max-scale": version.max_scale,
+        "window": _whole_seconds("window_s", version.window_s),
+        "target-burst-capacity": -1,  # our activator is in the path always, and what it reports is all that counts
+        "scale-to-zero-pod-retention-period": _whole_seconds("grace_s", version.grace_s),
+    }
+    if version.average == "weighted":  # said then alone: where it is not, Knative's own is linear
+        told["metric-aggregation-algorithm"] = "weighted-exponential"
+    # Said always, and never over the streams: Knative itself would bound it by what queue-proxy lets through.
+    target = version.max_streams if version.target is None else min(version.target, version.max_streams)
+    told["target"] = format(target, "g")
+    return {
+        **{f"{AUTOSCALING}/{name}": str(value) for name, value in told.items()},
+        "serving.knative.dev/progress-deadline": f"{progress_deadline_s(version)}s",
+        **FULL_DUPLEX,
+    }
+
+
+def _whole_seconds(name: str, seconds: float) -> str:
+    if seconds != int(seconds):
+        raise Refused(InvalidRequest(name, format(seconds, "g"), "must be whole seconds on a cluster"))
+    return f"{int(seconds)}s"
+
+
+def pod_spec(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
+    """Of one that serves it. Raises `Refused(InvalidRequest)`."""
+    return {
+        "containerConcurrency": min(version.max_streams + EXTRA_CONCURRENCY, MAX_CONCURRENCY),
+        "timeoutSeconds": cluster.timeout_s,
+        "responseStartTimeoutSeconds": cluster.timeout_s,  # a long prompt is silent for long
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [_container(version, cluster)],
+        "volumes": [
+            {"name": "data", "emptyDir": {"sizeLimit": _amount(_disk_bytes(version, cluster))}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": _amount(SCRATCH_BYTES)}},
+            *(volume for volume, _, _ in _shared_volumes(version, cluster)),
+        ],
+        **_placement(version, cluster),
+    }
+
+
+def _container(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
+    command = ["runtime", version.version, "--tenant", version.tenant, "--model", version.model]
+    command += ["--threads", str(cluster.cores)]
+    if cluster.device_class is not None:
+        command += ["--device-class", cluster.device_class]
+    container = {
+        "name": "runtime",
+        "image": cluster.image,
+        "args": command,
+        "ports": [{"name": "http1", "containerPort": PORT}],
+        "env": [
+            {"name": "KELVIN_DATA", "value": DATA},
+            {"name": "KELVIN_STORE", "value": cluster.store_url},
+            {"name": "KELVIN_KV_BYTES", "value": str(version.kv_bytes)},
+            {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(drain_s(cluster))},
+            *([{"name": "KELVIN_VERIFY", "value": cluster.verify}] if cluster.verify != "off" else ()),
+            *(each for _, _, settings in _shared_volumes(version, cluster) for each in settings),
+        ],
+        "resources": _resources(version, cluster),
+        # With a port each: where none is given the webhook refuses a start-up probe.
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": PORT}, "periodSeconds": 1, "failureThreshold": 3},
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 10, "timeoutSeconds": 5},
+        # Imports come before its port: it is not asked whether it lives until it listens.
+        "startupProbe": {
+            "httpGet": {"path": "/healthz", "port": PORT},
+            "periodSeconds": 1,
+            "failureThreshold": start_limit_s(version),
+        },
+        "securityContext": {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": "data", "mountPath": DATA},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            *(mount for _, mount, _ in _shared_volumes(version, cluster)),
+        ],
+    }
+    if cluster.secret is not None:
+        # Where the service account is a role of the store's there is none.
+        container["envFrom"] = [{"secretRef": {"name": cluster.secret, "optional": True}}]
+    return container
+
+
+def _shared_volumes(version: PodVersion, cluster: ClusterSpec) -> Iterator[tuple[_Json, _Json, list[_Json]]]:
+    """What others keep for it: a volume, where it is mounted, and the settings that say so. All of it is read alone, so
+    that no pod can put another socket in the place of its agent's.
+    """
+    if (control := cluster.control) is not None:
+        volume = {"name": "inner", "secret": {"secretName": control.secret}}
+        told = {
+            "KELVIN_CONTROL": control.url,
+            "KELVIN_SNAPSHOTTER": control.snapshotter_url,
+            "KELVIN_INNER_TLS": INNER_TLS_DIRECTORY,
+        }
+        mount = {"name": "inner", "mountPath": INNER_TLS_DIRECTORY, "readOnly": True}
+        yield volume, mount, [{"name": name, "value": value} for name, value in told.items()]
+    if cluster.trust is not None:
+        # Not optional: a pod that finds no trust roots must not start as if it had been told of none.
+        volume = {"name": "trust", "configMap": {"name": cluster.trust}}
+        mount = {"name": "trust", "mountPath": TRUST, "readOnly": True}
+        yield volume, mount, [{"name": "KELVIN_TRUST_ROOTS", "value": TRUST}]
+    if cluster.cache is not None:
+        _allow(cluster, HOST_PATH, cluster.cache)
+        place = f"{cluster.cache}/{version.tenant}/run"
+        volume = {"name": "cache", "hostPath": {"path": place, "type": "Directory"}}
+        mount = {"name": "cache", "mountPath": CACHE, "readOnly": True}
+        yield volume, mount, [{"name": "KELVIN_CACHE_AGENT", "value": CACHE}]
+
+
+def _disk_bytes(version: PodVersion, cluster: ClusterSpec) -> int:
+    """A copy of the weights, unless its node has one, and what is kept beside it."""
+    return _private_weight_bytes(version, cluster) + SCRATCH_BYTES
+
+
+def _resources(version: PodVersion, cluster: ClusterSpec) -> dict[str, dict[str, str]]:
+    memory, disk = _amount(memory_bytes(version, cluster)), _amount(_disk_bytes(version, cluster) + SCRATCH_BYTES)
+    needed = {"cpu": _amount(cluster.cores), "memory": memory, "ephemeral-storage": disk}
+    limits = {"memory": memory, "ephemeral-storage": disk}  # a core that nobody wants may be taken
+    if cluster.device is not None:
+        if not cluster.device.startswith(_NVIDIA):
+            raise Refused(InvalidRequest("device", cluster.device, DEVICE_RULE))
+        limits[cluster.device] = needed[cluster.device] = "1"
+    return {"requests": needed, "limits": limits}
+
+
+def _amount(number: int) -> str:
+    """Return a quantity as Kubernetes itself writes it, so that a cluster keeps it as it is: 8000 as `8k`."""
+    for suffix in ("", "k", "M", "G", "T"):
+        if number == 0 or number % 1000:
+            return f"{number}{suffix}"
+        number //= 1000
+    return f"{number}P"
+
+
+def _placement(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
+    """What was asked for must be allowed; replicas are spread over zones where that is."""
+    asked: list[tuple[Feature, Any]] = []
+    # A pod that takes its weights from its node's agent starts on no other node.
+    nodes = {**cluster.node_selector, **(CACHE_NODE if cluster.cache is not None else {})}
+    if nodes:
+        asked.append((NODE_SELECTOR, nodes))
+    if cluster.tolerations:
+        asked.append((TOLERATIONS, [dict(each) for each in cluster.tolerations]))
+    if cluster.priority_class is not None:
+        asked.append((PRIORITY, cluster.priority_class))
+    for feature, value in asked:
+        _allow(cluster, feature, value)
+    placed = {feature.field: value for feature, value in asked}
+    if SPREAD.flag in cluster.features:
+        placed[SPREAD.field] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {MODEL: version.model, TENANT: version.tenant}},
+            }
+        ]
+    return placed
+
+
+def _allow(cluster: ClusterSpec, feature: Feature, value: object) -> None:
+    """Raises `Refused` where the cluster does not allow that field."""
+    if feature.flag not in cluster.features:
+        rule = f"needs {feature.flag} in config-features, which is not on"
+        raise Refused(InvalidRequest(feature.field, str(value)[:80], rule))

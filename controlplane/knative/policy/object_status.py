@@ -1,0 +1,197 @@
+"""What a cluster's objects say of versions: which revision serves one, which pods, and why none starts.
+
+Of a Knative Service, its Revisions, and the EndpointSlices of their private services, where every pod is with the port
+of its queue-proxy. Nothing of an object's messages is told further: they name pods, images and nodes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from controlplane.knative.policy.object_labels import MODEL, STREAMS, TENANT, VERSION, NamespacedName
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.policy.start_problem import crash_loop
+from kelvin.contracts.serving.control_messages import ReplicaRow, RevisionRow
+from kelvin.contracts.traffic_errors import StartFailed, StartReason
+
+Json = Mapping[str, Any]
+
+PRIVATE_SLICES: Final = "networking.internal.knative.dev/serviceType=Private"  # the selector of slices that name pods
+
+UNSCHEDULABLE: Final = "Unschedulable"  # a pod's, and its Revision's: no node has room for it
+
+_PORTS: Final = ("http", "http2")  # as Knative names the way in
+_DESCRIPTIONS: Final = {
+    "ContainerMissing": "its image is not to be had",
+    "ErrImagePull": "its image is not to be had",
+    "ImagePullBackOff": "its image is not to be had",
+    "InvalidImageName": "its image is not to be had",
+    "CreateContainerConfigError": "a secret or a config map that its pod needs is missing",
+    "FailedCreate": "the cluster takes no pod of it",
+    "ProgressDeadlineExceeded": "none was ready in time",
+    UNSCHEDULABLE: "no node has room for it",
+}
+_REASONS: Final[Mapping[str, StartReason]] = {
+    "ContainerMissing": "no_image",
+    "ErrImagePull": "no_image",
+    "ImagePullBackOff": "no_image",
+    "InvalidImageName": "no_image",
+    "CreateContainerConfigError": "missing_secret",
+    "FailedCreate": "refused_object",
+    UNSCHEDULABLE: "no_room",
+}
+CRASH_LOOP: Final = "CrashLoopBackOff"
+POD_PROBLEM_REASONS: Final = frozenset({CRASH_LOOP, *_REASONS} - {UNSCHEDULABLE, "FailedCreate", "ContainerMissing"})
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A Knative Service that was made for a version. Revisions are "" before there is one."""
+
+    of: VersionKey
+    max_streams: int
+    latest_created: str  # its latest revision
+    ready: str  # the latest of them that was ready
+    refused: str = ""  # why not even a revision could be made
+    is_going: bool = False  # it is being deleted, and its pods with it
+
+    @property
+    def serving(self) -> str:
+        """The revision that requests are for, or will be."""
+        return self.ready or self.latest_created
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionFailure:
+    """Why no replica of a revision came up: one word, and since when that is so."""
+
+    reason: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A replica, and where it is reached."""
+
+    name: str
+    url: str
+    is_ready: bool
+    is_leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePods:
+    """Those in one slice, and the Service whose they are."""
+
+    service: str
+    pods: tuple[Pod, ...]
+
+
+def parse_service(obj: Json) -> Service | None:
+    """None for one that does not say of which version it is."""
+    about = obj["metadata"]
+    labels, notes = about.get("labels") or {}, about.get("annotations") or {}
+    if not (labels.get(TENANT) and labels.get(MODEL) and notes.get(VERSION)):
+        return None
+    status = obj.get("status") or {}
+    latest_created = status.get("latestCreatedRevisionName") or ""
+    ready = condition(obj, "Ready")
+    refused = "" if latest_created or ready.get("status") != "False" else str(ready.get("reason") or "Unknown")
+    return Service(
+        VersionKey(labels[TENANT], labels[MODEL], notes[VERSION]),
+        _count(notes.get(STREAMS)),
+        latest_created,
+        status.get("latestReadyRevisionName") or "",
+        refused,
+        "deletionTimestamp" in about,
+    )
+
+
+def _count(note: object) -> int:
+    """What somebody else wrote there is put right; until then it is none."""
+    return int(note) if isinstance(note, str) and re.fullmatch(r"[0-9]{1,6}", note) else 0
+
+
+def parse_revision_failure(obj: Json) -> RevisionFailure | None:
+    """Why a Revision has failed; None where it has not."""
+    ready = condition(obj, "Ready")
+    if ready.get("status") != "False":
+        return None
+    return RevisionFailure(str(ready.get("reason") or "Unknown"), str(ready.get("lastTransitionTime") or ""))
+
+
+def parse_slice_pods(obj: Json) -> SlicePods | None:
+    """Of an EndpointSlice; None for one that is not of a Knative Service."""
+    service = (obj["metadata"].get("labels") or {}).get("serving.knative.dev/service")
+    if not service:
+        return None
+    ports = {each.get("name"): each.get("port") for each in obj.get("ports") or ()}
+    port = next((ports[name] for name in _PORTS if ports.get(name)), None)
+    found = () if port is None else tuple(_pods(obj.get("endpoints") or (), port))
+    return SlicePods(service, found)
+
+
+def condition(obj: Json, kind: str) -> Json:
+    """That condition of its status; empty where it has none."""
+    of = (obj.get("status") or {}).get("conditions") or ()
+    return next((each for each in of if each.get("type") == kind), {})
+
+
+def describe_reason(reason: str) -> str:
+    """Why none came up, for who waits."""
+    if (status := re.fullmatch(r"ExitCode([0-9]{1,3})", reason)) is not None:
+        return f"its process ended with {status[1]}"
+    return _DESCRIPTIONS.get(reason, "the cluster could not start it")
+
+
+def start_failure(reason: str, exit_status: int | None = None) -> StartFailed:
+    """Return the failure of a version of which none came up, by a word of the cluster's."""
+    if reason == CRASH_LOOP:
+        return crash_loop(exit_status)
+    if (status := re.fullmatch(r"ExitCode(\d{1,3})", reason)) is not None:
+        return StartFailed(describe_reason(reason), "crash_loop", exit_status_of(int(status[1])))
+    return StartFailed(describe_reason(reason), _REASONS.get(reason, "failed"))
+
+
+def exit_status_of(code: int) -> int:
+    """Return a container's exit code as `Popen.returncode` has it: above 128 it is a signal."""
+    return 128 - code if 128 < code < 255 else code
+
+
+def revision_row(service: Service, place: NamespacedName) -> RevisionRow | None:
+    """Where Knative's autoscaler hears of the version; None where there is no revision, or not for long."""
+    if service.is_going or not service.serving:
+        return None
+    of = service.of
+    return RevisionRow(tenant=of.tenant, model=of.model, version=of.version, namespace=place[0], name=service.serving)
+
+
+def replica_row(service: Service, pod: Pod) -> ReplicaRow:
+    """What activators are told of a pod."""
+    return ReplicaRow(
+        runtime_id=pod.name,
+        tenant=service.of.tenant,
+        model=service.of.model,
+        version=service.of.version,
+        address="",
+        max_streams=service.max_streams,
+        draining=pod.is_leaving or service.is_going,
+        restore=(),
+        url=pod.url,
+        unproven=not (pod.is_ready or pod.is_leaving or service.is_going),
+    )
+
+
+def _pods(endpoints: Any, port: int) -> Iterator[Pod]:
+    for each in endpoints:
+        target = each.get("targetRef") or {}
+        if target.get("kind") != "Pod" or not target.get("name") or not each.get("addresses"):
+            continue
+        is_so = each.get("conditions") or {}
+        address = each["addresses"][0]
+        host = f"[{address}]" if ":" in address else address
+        # What is not said of readiness is read as true (EndpointConditions, k8s.io/api/discovery/v1).
+        yield Pod(
+            target["name"], f"http://{host}:{port}", is_so.get("ready") is not False, is_so.get("terminating") is True
+        )

@@ -1,0 +1,303 @@
+"""Replicas that wait for a node: how many by what they ask of one, how long nodes took to come, and how long a start
+that waits for one still takes, as far as that is known. Pure but for its own state.
+
+All times are the cluster's own, as its objects have them: seconds since 1970. https://kubernetes.io/docs/reference/
+kubernetes-api/workload-resources/pod-v1/#PodStatus: `PodScheduled` is False with `Unschedulable` while no node has
+room, and True from the moment in which one was chosen.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
+
+from controlplane.knative.policy.object_labels import CAPACITY, NamespacedName
+from controlplane.knative.policy.object_status import (
+    CRASH_LOOP,
+    POD_PROBLEM_REASONS,
+    UNSCHEDULABLE,
+    Json,
+    condition,
+    exit_status_of,
+)
+from controlplane.scaling.policy.eta import RunningMean
+
+GUESS_S: Final = 180.0  # for a node to come, where none was seen to come
+START_GUESS_S: Final = 30.0  # on a node that has come, where none was seen: its image and its bytes
+OVERDUE_RATIO: Final = 0.5  # of a wait that is longer than others were, and so long again
+MAX_CLASSES: Final = 256
+MAX_STARTS: Final = 4096
+ANY_ZONE: Final = "any"  # zone
+CRASH_LOOP_RESTARTS: Final = 2  # restarts of a container that was never ready: one may be bad luck
+
+_ZONE: Final = "topology.kubernetes.io/zone"
+_DEVICES: Final = "nvidia.com/"
+# Labels and taints by which capacity is told that may be taken away: ours, Karpenter's, and those of three clouds.
+_SPOT: Final = {
+    CAPACITY: "spot",
+    "karpenter.sh/capacity-type": "spot",
+    "cloud.google.com/gke-spot": "true",
+    "kubernetes.azure.com/scalesetpriority": "spot",
+    "eks.amazonaws.com/capacityType": "SPOT",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeClass:
+    """What a pod asks of a node: `device` is `cpu`, `gpu` or a slice (`mig-1g.10gb`), `zone` one or `any`, `spot`
+    whether it is for such capacity alone (`only`), bears it (`may`), or does not (`no`).
+    """
+
+    device: str
+    zone: str
+    spot: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodProblem:
+    """Why a pod does not become ready, in a word of the cluster's, and how its process ended last, if it did."""
+
+    reason: str
+    exit_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """A pod of a Knative Service. None of what has not been so."""
+
+    service: str
+    node: NodeClass
+    unschedulable_since_s: float | None = None  # no node has room for it
+    placed_s: float | None = None
+    ready_s: float | None = None
+    is_leaving: bool = False
+    problem: PodProblem | None = None
+    is_container_waiting: bool = False  # the kubelet has yet to start one of its containers
+    has_become_unready: bool = False  # it was ready before, and is not now
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Replicas of one class that wait for a node: the first of them since `since_s`; a wait is `node_s` in all, as
+    `measured` of them were (0: a guess).
+    """
+
+    node: NodeClass
+    replicas: int
+    since_s: float | None
+    node_s: float
+    measured: int
+
+
+@dataclass(slots=True)
+class PodWaits:
+    """All pods of versions. Each call takes one in, None where it is gone."""
+
+    _pods: dict[NamespacedName, ObservedPod] = field(default_factory=dict)
+    _of: dict[NamespacedName, dict[NamespacedName, None]] = field(default_factory=dict)  # pods, by Service
+    _waited: OrderedDict[NodeClass, RunningMean] = field(default_factory=OrderedDict)
+    _starts: OrderedDict[NamespacedName, RunningMean] = field(
+        default_factory=OrderedDict
+    )  # of a Service, from its node to ready
+    _start: RunningMean = field(default_factory=lambda: RunningMean(START_GUESS_S))  # of any
+
+    def __repr__(self) -> str:
+        return f"<PodWaits pods={len(self._pods)} pending={sum(row.replicas for row in self.pending())}>"
+
+    def pod(self, place: NamespacedName, found: ObservedPod | None) -> NamespacedName | None:
+        """The Service whose start it says something new of: it waits for a node, or waits no more."""
+        before = self._pods.pop(place, None)
+        if before is not None:
+            self._forget(place, before)
+            if found is not None and before.ready_s is not None:
+                # Its start is over, even if it is not ready now.
+                found = replace(found, ready_s=before.ready_s, has_become_unready=found.ready_s is None)
+        if found is not None:
+            self._pods[place] = found
+            self._of.setdefault((place[0], found.service), {})[place] = None
+            self._learn(place, before, found)
+        waited, waits = (each is not None and _is_waiting(each) for each in (before, found))
+        if waited == waits:
+            return None
+        of = found or before
+        assert of is not None
+        return place[0], of.service
+
+    def forget(self) -> None:
+        """All pods, but not how long nodes took."""
+        self._pods.clear()
+        self._of.clear()
+
+    def pending(self) -> tuple[Pending, ...]:
+        """By class. One for which something waited lately has a row of none."""
+        since: dict[NodeClass, list[float]] = {node: [] for node in self._waited}
+        for seen in self._pods.values():
+            if _is_waiting(seen) and seen.unschedulable_since_s is not None:
+                since.setdefault(seen.node, []).append(seen.unschedulable_since_s)
+        return tuple(
+            Pending(node, len(each), min(each, default=None), *self._node(node)) for node, each in sorted(since.items())
+        )
+
+    def services(self) -> Iterator[NamespacedName]:
+        """Those of which a pod waits for a node."""
+        for service, places in self._of.items():
+            if any(_is_waiting(self._pods[place]) for place in places):
+                yield service
+
+    def service_of(self, place: NamespacedName) -> NamespacedName | None:
+        """Return the Service of a pod; None where there is no such pod."""
+        seen = self._pods.get(place)
+        return None if seen is None else (place[0], seen.service)
+
+    def services_with_problem(self) -> Iterator[NamespacedName]:
+        """Return the Services of which a pod is in trouble."""
+        for service in self._of:
+            if self.problem(service) is not None:
+                yield service
+
+    def problem(self, service: NamespacedName) -> PodProblem | None:
+        """Return why none of its pods is ready; None where one is, or nothing is in the way."""
+        pods = [self._pods[place] for place in self._of.get(service, ())]
+        if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_become_unready) for seen in pods):
+            return None
+        if any(map(_is_waiting, pods)):
+            return PodProblem(UNSCHEDULABLE)
+        # Restarts of a pod that was ready may be long ago. Its trouble counts only while the kubelet holds a container.
+        held = (
+            seen for seen in pods if not seen.is_leaving and (seen.is_container_waiting or not seen.has_become_unready)
+        )
+        return next((seen.problem for seen in held if seen.problem is not None), None)
+
+    def forecast_ready_s(self, service: NamespacedName, now_s: float) -> float | None:
+        """Until the first of its pods is ready: the wait for a node, and what a start takes on it. None where one was
+        ready, or none is awaited.
+        """
+        start_s = self._starts.get(service, self._start).value
+        left = []
+        for place in self._of.get(service, ()):
+            seen = self._pods[place]
+            if seen.is_leaving:
+                continue
+            if seen.ready_s is not None:
+                return None
+            if seen.placed_s is not None:
+                left.append(max(0.0, start_s - _since_s(seen.placed_s, now_s)))
+            elif seen.unschedulable_since_s is not None:
+                node_s, _ = self._node(seen.node)
+                left.append(_remaining_s(node_s, _since_s(seen.unschedulable_since_s, now_s)) + start_s)
+        return min(left, default=None)
+
+    def check_integrity(self) -> None:
+        """Assert that the index is of those that are there, and bounded what is remembered."""
+        indexed = {(service, place) for service, places in self._of.items() for place in places}
+        assert indexed == {((place[0], seen.service), place) for place, seen in self._pods.items()}
+        assert all(self._of.values())
+        assert len(self._waited) <= MAX_CLASSES
+        assert len(self._starts) <= MAX_STARTS
+
+    def _node(self, node: NodeClass) -> tuple[float, int]:
+        """A wait for such a node in all, and of how many."""
+        mean = self._waited.get(node)
+        return (GUESS_S, 0) if mean is None else (mean.value, mean.count)
+
+    def _learn(self, place: NamespacedName, before: ObservedPod | None, now: ObservedPod) -> None:
+        if before is None or now.placed_s is None:
+            return
+        if before.placed_s is None and before.unschedulable_since_s is not None:
+            _add(self._waited, now.node, now.placed_s - before.unschedulable_since_s, MAX_CLASSES)
+        if before.ready_s is None and now.ready_s is not None:
+            start_s = now.ready_s - now.placed_s
+            _add(self._starts, (place[0], now.service), start_s, MAX_STARTS)
+            self._start = self._start.with_sample(max(0.0, start_s))
+
+    def _forget(self, place: NamespacedName, seen: ObservedPod) -> None:
+        service = place[0], seen.service
+        del self._of[service][place]
+        if not self._of[service]:
+            del self._of[service]
+
+
+def parse_pod(obj: Json) -> ObservedPod | None:
+    """Of a Pod; None for one that is no replica's."""
+    about, spec = obj["metadata"], obj.get("spec") or {}
+    service = (about.get("labels") or {}).get("serving.knative.dev/service")
+    if not service:
+        return None
+    scheduled, ready = condition(obj, "PodScheduled"), condition(obj, "Ready")
+    is_waiting = scheduled.get("status") == "False" and scheduled.get("reason") == UNSCHEDULABLE
+    return ObservedPod(
+        service,
+        node_of(spec),
+        unschedulable_since_s=_condition_time_s(scheduled, about) if is_waiting else None,
+        placed_s=_condition_time_s(scheduled, about) if scheduled.get("status") == "True" else None,
+        ready_s=_condition_time_s(ready, about) if ready.get("status") == "True" else None,
+        is_leaving="deletionTimestamp" in about,
+        problem=_parse_problem(obj),
+        is_container_waiting=any((each.get("state") or {}).get("waiting") for each in _containers(obj)),
+    )
+
+
+def _containers(obj: Json) -> Iterable[Json]:
+    return (obj.get("status") or {}).get("containerStatuses") or ()
+
+
+def _parse_problem(obj: Json) -> PodProblem | None:
+    """https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus: containerStatuses."""
+    for status in _containers(obj):
+        reason = ((status.get("state") or {}).get("waiting") or {}).get("reason")
+        ended = (status.get("lastState") or {}).get("terminated") or {}
+        # Between two attempts it waits, during one it runs: it is the same loop.
+        if reason == CRASH_LOOP or (
+            ended and not status.get("ready") and status.get("restartCount", 0) >= CRASH_LOOP_RESTARTS
+        ):
+            code = ended.get("exitCode")
+            return PodProblem(CRASH_LOOP, exit_status_of(code) if isinstance(code, int) else None)
+        if reason in POD_PROBLEM_REASONS:
+            return PodProblem(reason)
+    return None
+
+
+def node_of(spec: Mapping[str, Any]) -> NodeClass:
+    """What a pod's spec asks of a node, as we write it: by resources, node selector and tolerations."""
+    asked = {
+        name
+        for container in spec.get("containers") or ()
+        for name in ((container.get("resources") or {}).get("limits") or {})
+        if name.startswith(_DEVICES)
+    }
+    chosen = spec.get("nodeSelector") or {}
+    borne = {each.get("key") for each in spec.get("tolerations") or ()}
+    is_only = any(chosen.get(key) == value for key, value in _SPOT.items())
+    spot = "only" if is_only else "may" if borne & _SPOT.keys() else "no"
+    return NodeClass(min(asked, default="cpu").removeprefix(_DEVICES), chosen.get(_ZONE) or ANY_ZONE, spot)
+
+
+def _is_waiting(seen: ObservedPod) -> bool:
+    return seen.unschedulable_since_s is not None and not seen.is_leaving
+
+
+def _since_s(then_s: float, now_s: float) -> float:
+    """Seconds since a time of the cluster's clock. Our own clock may be behind: what is yet to come was just now."""
+    return max(0.0, now_s - then_s)
+
+
+def _remaining_s(node_s: float, waited_s: float) -> float:
+    """Of a wait of so long. One that is longer than others were says that those say little of it."""
+    return node_s - waited_s if waited_s < node_s else OVERDUE_RATIO * waited_s
+
+
+def _add(means: OrderedDict[Any, RunningMean], key: Any, seconds: float, most: int) -> None:
+    mean = means.pop(key, None) or RunningMean(0.0)
+    means[key] = mean.with_sample(max(0.0, seconds))
+    while len(means) > most:
+        means.popitem(last=False)
+
+
+def _condition_time_s(of: Json, about: Json) -> float | None:
+    """Since when a condition is so; where it does not say, since there was the object."""
+    for said in (of.get("lastTransitionTime"), about.get("creationTimestamp")):
+        with suppress(ValueError):
+            return datetime.fromisoformat(str(said)).timestamp()
+    return None

@@ -1,0 +1,214 @@
+"""Decide which Services get the wanted rendering now: the wanted image and the other fields that Kelvin chooses.
+
+A new rendering makes Knative start a new Revision, so it is rolled out in waves. A change of scale is not part of it:
+it is written at once, with the rendering that the Service has. Every decision follows from the cluster's objects, so a
+control plane that takes over continues the roll-out.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from controlplane.knative.policy.knative_service import AUTOSCALING, SCALE
+from controlplane.knative.policy.object_labels import APPLIED, ATTEMPT, RENDERING, NamespacedName
+from controlplane.knative.policy.object_status import condition
+from kelvin.contracts.backoff import ExponentialBackoff
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.wire import Wire
+
+Json = Mapping[str, Any]
+
+WAVE_SIZE: Final = 5  # Services whose new Revision may be starting at the same time
+FAILURE_PAUSES: Final = ExponentialBackoff(600.0, 21_600.0)  # after a new Revision failed, until the next one is tried
+INITIAL_SCALE: Final = f"{AUTOSCALING}/initial-scale"
+
+
+class RolloutStage(StrEnum):
+    """How far a Service is with the wanted rendering."""
+
+    WAITING = "waiting"  # it has another rendering, and its turn has not come
+    WRITING = "writing"  # its turn has come, and it still has another rendering
+    REFUSED = "refused"  # as WRITING, but the cluster does not take the wanted rendering
+    STARTING = "starting"  # Knative has not said yet what became of its newest Revision
+    READY = "ready"
+    FAILED = "failed"  # its newest Revision never was ready; an older one serves
+    NEUTRAL = "neutral"  # it has the rendering and tells nothing about it: it is new, or failed after it was ready
+
+
+OUTDATED: Final = frozenset({RolloutStage.WAITING, RolloutStage.WRITING, RolloutStage.REFUSED})
+
+
+class ImageBehind(Wire, frozen=True):
+    """Why a version on a cluster still runs an earlier image, or earlier settings of Kelvin's own, and since when the
+    leader knows.
+
+    `reason` is `waiting` (for its turn), `starting`, `failed` (its new revision), `refused` (by the cluster), or
+    `unreadable` (its Service).
+    """
+
+    reason: str
+    message: str
+    since_s: int  # Unix time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRollout:
+    """The facts about one Service that decide when its turn comes."""
+
+    place: NamespacedName
+    stage: RolloutStage
+    is_sound: bool = True  # its newest Revision is ready, whatever its rendering
+    was_ready: bool = True  # some Revision of it was ready once
+    is_awake: bool = False  # it has pods, or keeps some
+    is_proof: bool = False  # its newest Revision started a pod: being ready, it proves the rendering
+    attempts: int = 0  # Revisions that were made for the wanted rendering
+    failed_at_s: float | None = None  # Unix time, in FAILED and REFUSED
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it speaks against the rendering. A Service that never was ready does not."""
+        return self.failed_at_s is not None and self.was_ready
+
+
+def admit_next_wave(services: Iterable[ServiceRollout], now_s: float) -> tuple[tuple[NamespacedName, ...], bool]:
+    """Return the Services whose turn comes now, and whether the rendering is proven: a pod became ready with it.
+
+    1. After a failure, no Service until a pause is over. The pause doubles with each failed attempt.
+    2. While the rendering is not proven, one Service at a time: the canary.
+    3. Then `WAVE_SIZE` at a time, less one for each failure, and at least one.
+
+    Services that were not tried yet come first, then sound ones, then those with pods.
+    """
+    every = tuple(services)
+    is_proven = any(each.stage is RolloutStage.READY and each.is_proof for each in every)
+    failed = [each for each in every if each.is_failure]
+    # (1)
+    if failed:
+        since_s = max(min(each.failed_at_s or 0.0, now_s) for each in failed)
+        if now_s < since_s + FAILURE_PAUSES.after(sum(max(1, each.attempts) for each in failed)):
+            return (), is_proven
+    # (2) and (3)
+    limit = max(1, WAVE_SIZE - len(failed)) if is_proven else 1
+    room = limit - sum(each.stage in (RolloutStage.WRITING, RolloutStage.STARTING) for each in every)
+    if room <= 0:
+        return (), is_proven
+    candidates = (each for each in every if each.stage in (RolloutStage.WAITING, RolloutStage.FAILED))
+    chosen = heapq.nsmallest(
+        room, candidates, key=lambda each: (each.attempts, not each.is_sound, not each.is_awake, each.place)
+    )
+    return tuple(each.place for each in chosen), is_proven
+
+
+def parse_service_rollout(
+    wanted: Json, seen: Json, *, is_awake: bool, is_admitted: bool, refused_at_s: float | None, now_s: float
+) -> ServiceRollout:
+    """Return the facts of one Service.
+
+    `is_admitted`: its turn has come. `refused_at_s`: since when the cluster refuses the wanted rendering, else None.
+    """
+    newest, status = _newest_revision_stage(seen), seen.get("status") or {}
+    ready = status.get("latestReadyRevisionName")
+    failed_at_s = None
+    if rendering_of(seen) != rendering_of(wanted):
+        stage = RolloutStage.WAITING
+        if is_admitted:
+            stage, failed_at_s = RolloutStage.WRITING if refused_at_s is None else RolloutStage.REFUSED, refused_at_s
+    elif newest is RolloutStage.FAILED and ready and ready != status.get("latestCreatedRevisionName"):
+        stage, failed_at_s = newest, _since_s(condition(seen, "ConfigurationsReady"), now_s)
+    elif newest is RolloutStage.FAILED or (newest is RolloutStage.STARTING and seen["metadata"].get("generation") == 1):
+        stage = RolloutStage.NEUTRAL
+    else:
+        stage = newest
+    return ServiceRollout(
+        place=(seen["metadata"].get("namespace") or "", seen["metadata"]["name"]),
+        stage=stage,
+        is_sound=newest is RolloutStage.READY,
+        was_ready=bool(ready),
+        is_awake=is_awake,
+        is_proof=template_annotations(seen).get(INITIAL_SCALE) != "0",
+        attempts=0 if stage in OUTDATED else attempts_of(seen),
+        failed_at_s=failed_at_s,
+    )
+
+
+def _newest_revision_stage(seen: Json) -> RolloutStage:
+    """Return what became of the newest Revision: STARTING, READY or FAILED."""
+    status = seen.get("status") or {}
+    if status.get("observedGeneration") != seen["metadata"].get("generation"):
+        return RolloutStage.STARTING
+    match condition(seen, "ConfigurationsReady").get("status"):
+        case "True":
+            return RolloutStage.READY
+        case "False":
+            return RolloutStage.FAILED
+    return RolloutStage.STARTING
+
+
+def _since_s(of: Json, now_s: float) -> float:
+    """Return when a condition changed last, in Unix time; `now_s` where it does not say."""
+    try:
+        return datetime.fromisoformat(str(of.get("lastTransitionTime"))).timestamp()
+    except (ValueError, OverflowError):
+        return now_s
+
+
+def rendering_of(obj: Json) -> str | None:
+    """Return the digest of a Service's rendering; None if the build that wrote it noted none."""
+    noted = (obj["metadata"].get("annotations") or {}).get(RENDERING)
+    return None if noted is None else str(noted)
+
+
+def template_annotations(obj: Json) -> Mapping[str, str]:
+    """Return the annotations of a Service's template."""
+    template = (obj.get("spec") or {}).get("template") or {}
+    return (template.get("metadata") or {}).get("annotations") or {}
+
+
+def scale_annotations(obj: Json) -> dict[str, str]:
+    """Return the annotations of a Service's template that say how it is scaled."""
+    return {name: value for name, value in template_annotations(obj).items() if name in SCALE}
+
+
+def attempts_of(seen: Json) -> int:
+    """Return how many Revisions were made for a Service's rendering."""
+    return parse_whole_number(str(template_annotations(seen).get(ATTEMPT, ""))) or 1
+
+
+def with_template_annotations(obj: Json, annotations: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return a copy of a Service with these annotations set in its template. None removes an annotation."""
+    spec = obj.get("spec") or {}
+    template = spec.get("template") or {}
+    merged = {name: value for name, value in {**template_annotations(obj), **annotations}.items() if value is not None}
+    about = {**(template.get("metadata") or {}), "annotations": merged}
+    return {**obj, "spec": {**spec, "template": {**template, "metadata": about}}}
+
+
+def hold_rendering(part: dict[str, Any], wanted: Json, initial_scale: str | None) -> dict[str, Any]:
+    """Return a Service as it was last applied (`part`, see `owned_part`), with the wanted scale.
+
+    If the scale is the same, `part` is returned as it is, with its stamp.
+    """
+    scale = scale_annotations(wanted)
+    if scale_annotations(part) == scale:
+        return part
+    found = with_template_annotations(part, {**dict.fromkeys(SCALE), **scale, INITIAL_SCALE: initial_scale})
+    about = found["metadata"]
+    annotations = {name: value for name, value in (about.get("annotations") or {}).items() if name != APPLIED}
+    return {**found, "metadata": {**about, "annotations": annotations}}
+
+
+def keep_annotations(wanted: dict[str, Any], seen: Json, initial_scale: str | None) -> dict[str, Any]:
+    """Return the wanted Service with the annotations that were chosen when its rendering was written.
+
+    Other annotations would make Knative start another Revision. `initial_scale` counts only if the scale changes.
+    """
+    noted, attempts = template_annotations(seen), attempts_of(seen)
+    if scale_annotations(seen) == scale_annotations(wanted):
+        initial_scale = "0" if noted.get(INITIAL_SCALE) == "0" else None
+    attempt = str(attempts) if attempts > 1 else None
+    if initial_scale is None and attempt is None:
+        return wanted
+    return with_template_annotations(wanted, {INITIAL_SCALE: initial_scale, ATTEMPT: attempt})

@@ -1,0 +1,160 @@
+"""Keep what is seen of a cluster, and decide what of it is news to activators. Pure but for its own state.
+
+Objects come in any order, and any number of times. A pod is news once its Service is known, and again whenever it has
+changed. A failed start is news once each time it happens, and not while another replica serves.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from controlplane.knative.policy.object_labels import NamespacedName
+from controlplane.knative.policy.object_status import RevisionFailure, Service, SlicePods, replica_row, revision_row
+from controlplane.registry.policy.domain import VersionKey
+from kelvin.contracts.serving.control_messages import ReplicaRow, RevisionRow
+
+VersionName = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedChanges:
+    """What activators have not been told yet. `failed` names versions of which no replica came up, and why."""
+
+    revisions: tuple[RevisionRow, ...] = ()
+    removed_revisions: tuple[VersionName, ...] = ()
+    replicas: tuple[ReplicaRow, ...] = ()
+    removed_replicas: tuple[str, ...] = ()
+    failed: tuple[tuple[VersionKey, RevisionFailure], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.revisions or self.removed_revisions or self.replicas or self.removed_replicas or self.failed)
+
+
+@dataclass(slots=True)
+class _Published:
+    """What activators were told of one Service."""
+
+    revision: RevisionRow | None = None
+    replicas: dict[str, ReplicaRow] = field(default_factory=dict)
+    failed: tuple[str, RevisionFailure] | None = None
+
+
+class WatchCache:
+    """All Services, revisions that failed, and pods. Each call takes one object in, None where it is gone."""
+
+    def __init__(self) -> None:
+        self._services: dict[NamespacedName, Service] = {}
+        self._failed: dict[NamespacedName, RevisionFailure] = {}
+        self._slices: dict[NamespacedName, SlicePods] = {}
+        self._slices_of: dict[NamespacedName, dict[NamespacedName, None]] = {}
+        self._service_of: dict[NamespacedName, NamespacedName] = {}  # by revision
+        self._told: dict[NamespacedName, _Published] = {}
+
+    def __repr__(self) -> str:
+        return f"<WatchCache services={len(self._services)} slices={len(self._slices)} failed={len(self._failed)}>"
+
+    def service_at(self, place: NamespacedName) -> Service | None:
+        """Return the Service of a version that is at `place`, else None."""
+        return self._services.get(place)
+
+    def failure_of(self, revision: NamespacedName) -> RevisionFailure | None:
+        """Return why that Revision failed; None if it did not."""
+        return self._failed.get(revision)
+
+    def service(self, place: NamespacedName, found: Service | None) -> FeedChanges:
+        """Take in a version's Knative Service; None if there is none at `place` any more."""
+        before = self._services.pop(place, None)
+        if before is not None:
+            self._service_of.pop((place[0], before.serving), None)
+        if found is not None:
+            self._services[place] = found
+            self._service_of[place[0], found.serving] = place
+        return self._update(place)
+
+    def revision(self, place: NamespacedName, failed: RevisionFailure | None) -> FeedChanges:
+        """Take in a Revision's failure; None if it has not failed, or is gone."""
+        if failed is None:
+            self._failed.pop(place, None)
+        else:
+            self._failed[place] = failed
+        service = self._service_of.get(place)
+        return FeedChanges() if service is None else self._update(service)
+
+    def slice(self, place: NamespacedName, found: SlicePods | None) -> FeedChanges:
+        """Take in the pods of an EndpointSlice; None if it is gone."""
+        before = self._slices.pop(place, None)
+        if before is not None:
+            owner = (place[0], before.service)
+            del self._slices_of[owner][place]
+            if not self._slices_of[owner]:
+                del self._slices_of[owner]
+        if found is not None:
+            self._slices[place] = found
+            self._slices_of.setdefault((place[0], found.service), {})[place] = None
+        owners = {(place[0], each.service) for each in (before, found) if each is not None}
+        return _merge(self._update(owner) for owner in sorted(owners))
+
+    def places(self) -> tuple[NamespacedName, ...]:
+        """Return where Services of versions are."""
+        return tuple(self._services)
+
+    def check_integrity(self) -> None:
+        """Assert that indexes agree and that nothing is told of what is not there."""
+        assert {place for ids in self._slices_of.values() for place in ids} == set(self._slices)
+        assert all(self._slices_of.values())
+        for place, told in self._told.items():
+            assert place in self._services, "a Service that is gone is still told of"
+            assert told.revision is not None or told.replicas or told.failed, "an empty row stays"
+
+    def _update(self, place: NamespacedName) -> FeedChanges:
+        service, told = self._services.get(place), self._told.get(place, _Published())
+        revision = None if service is None else revision_row(service, place)
+        replicas = {} if service is None else self._replicas(place, service)
+        failed = None if service is None else self._failure(place, service)
+        news = FeedChanges(
+            revisions=() if revision is None or revision == told.revision else (revision,),
+            removed_revisions=tuple(
+                _name(row) for row in (told.revision,) if row and (not revision or _name(revision) != _name(row))
+            ),
+            replicas=tuple(row for name, row in replicas.items() if told.replicas.get(name) != row),
+            removed_replicas=tuple(name for name in told.replicas if name not in replicas),
+            failed=() if service is None or failed is None or failed == told.failed else ((service.of, failed[1]),),
+        )
+        if revision is None and not replicas and failed is None:
+            self._told.pop(place, None)
+        else:
+            self._told[place] = _Published(revision, replicas, failed)
+        return news
+
+    def _replicas(self, place: NamespacedName, service: Service) -> dict[str, ReplicaRow]:
+        found: dict[str, ReplicaRow] = {}
+        for slice_place in sorted(self._slices_of.get(place, ())):
+            for pod in self._slices[slice_place].pods:
+                found.setdefault(pod.name, replica_row(service, pod))  # of two addresses of a pod one is enough
+        return found
+
+    def _failure(self, place: NamespacedName, service: Service) -> tuple[str, RevisionFailure] | None:
+        if service.is_going:
+            return None
+        if service.refused:
+            return "", RevisionFailure(service.refused, "")
+        found = self._failed.get((place[0], service.serving))
+        told = self._told.get(place)
+        if found is None or (told is not None and told.failed == (service.serving, found)):
+            return None if found is None else (service.serving, found)
+        serves = any(not (row.unproven or row.draining) for row in self._replicas(place, service).values())
+        return None if serves else (service.serving, found)
+
+
+def _merge(every: Iterable[FeedChanges]) -> FeedChanges:
+    found = tuple(every)
+    return FeedChanges(
+        revisions=tuple(row for each in found for row in each.revisions),
+        removed_revisions=tuple(row for each in found for row in each.removed_revisions),
+        replicas=tuple(row for each in found for row in each.replicas),
+        removed_replicas=tuple(row for each in found for row in each.removed_replicas),
+        failed=tuple(row for each in found for row in each.failed),
+    )
+
+
+def _name(row: RevisionRow) -> VersionName:
+    return row.tenant, row.model, row.version

@@ -1,0 +1,40 @@
+"""What a pod that waits is told over mutual TLS, and what it says of itself. See `runtime/api/control_api.py`."""
+
+from typing import Final, TypeVar
+
+from controlplane import dependencies
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest, BindResponse, RuntimeReport
+from kelvin.contracts.roles import Role
+from kelvin.ipc.connector import ConnectorFactory
+from kelvin.ipc.service_client import ServiceClient
+
+T = TypeVar("T")
+
+RESTORE_S: Final = dependencies.RESTORE.timeout_s
+CALL_S: Final = dependencies.POOL.timeout_s
+
+
+class PodClient:
+    """Each call is a connection of its own: between two pods' lives there is nobody at the other end."""
+
+    def __init__(self, connector_factory: ConnectorFactory) -> None:
+        self._ways = connector_factory
+
+    async def bind(self, url: str, take: BindPodRequest) -> BindResponse:
+        """Returns when it serves. The same again is harmless. Raises Refused."""
+        return await self._call(url, "POST", "/control/bind", BindResponse, take, RESTORE_S)
+
+    async def release(self, url: str, take: BindPodRequest) -> None:
+        """It drains, ends and waits anew: returns before that. Raises Refused."""
+        await self._call(url, "POST", "/control/release", type(None), take, CALL_S)
+
+    async def state(self, url: str) -> RuntimeReport:
+        """Raises Refused."""
+        return await self._call(url, "GET", "/control/state", RuntimeReport, None, CALL_S)
+
+    async def _call(self, url: str, method: str, path: str, kind: type[T], body: object, timeout_s: float) -> T:
+        client = ServiceClient.from_connector(self._ways.to(url, Role.RUNTIME), "the pod", limit=1)
+        try:
+            return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
+        finally:
+            await client.close()

@@ -1,0 +1,302 @@
+"""Replicas of versions on pods that wait: the autoscaler's actuator where a pool has room for a version.
+
+`apply` decides and marks at once; what can wait is done beside it. What a pod says of itself counts over what is
+remembered: so a bind that was cut, or that another control plane began, is found and gone on with.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.clock import Clock
+from controlplane.knative.policy.knative_service import NODE_S
+from controlplane.knative.policy.pod_placement import choose_pod
+from controlplane.knative.pools.pod_client import PodClient
+from controlplane.knative.pools.pool_pods import PodState, PoolPod, PoolPods
+from controlplane.knative.services.pods import PodTable
+from controlplane.registry.feed_hub import DRAIN_DELIVERY_LIMIT_S, FeedHub
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.policy.breakeven import Level
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.replicas import Replica, ReplicaListener
+from controlplane.tasks import Tasks
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest, BindResponse, RuntimeReport, RuntimeState
+from kelvin.contracts.errors import Failure, Internal, Refused, Unavailable
+from kelvin.contracts.serving.control_messages import Feed, ReplicaRow, RestoreFailure
+from kelvin.contracts.timeline import StageSpan
+from kelvin.contracts.traffic_errors import StartFailed
+from kelvin.process.loops import notify
+
+log = logging.getLogger(__name__)
+
+POD_WAIT_S: Final = float(NODE_S)  # for a pod, where none waits: a node may have to come first
+MAX_ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
+_HELD: Final = (PodState.BINDING, PodState.BOUND)
+
+
+@dataclass(eq=False, slots=True)
+class _Start:
+    key: VersionKey
+    take: BindPodRequest
+    deadline_us: int
+    attempts: int = 0
+
+
+class PoolActuator:
+    """`slots` is how many pods there may be at most. `build_take` says what a pod is told of a version, None where it
+    may not be on one.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        pods: PoolPods,
+        calls: PodClient,
+        build_take: Callable[[VersionKey], BindPodRequest | None],
+        feed: FeedHub,
+        table: PodTable,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self._slots = slots
+        self._pods = pods
+        self._calls = calls
+        self._build_take = build_take
+        self._feed = feed
+        self._table = table
+        self._clock = clock
+        self._tasks = tasks
+        self._starts: list[_Start] = []
+        self._listeners: list[ReplicaListener] = []
+
+    def __repr__(self) -> str:
+        return f"<PoolActuator starts={len(self._starts)} {self._pods.count_taken()}>"
+
+    def add_listener(self, listener: ReplicaListener) -> None:
+        """Tell it what becomes of replicas from now on."""
+        self._listeners.append(listener)
+
+    # -- as the autoscaler's actuator --
+
+    @property
+    def slots(self) -> int:
+        """The number of pods that all pools together may have. The cluster may have room for fewer."""
+        return self._slots
+
+    def ready(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, PodState.BOUND))
+
+    def live(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, *_HELD)) + len(self._starts_of(key))
+
+    def started_count(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, *_HELD))
+
+    def process_count(self, key: VersionKey) -> int:
+        return len(self._pods.of(key, *PodState)) + len(self._starts_of(key))
+
+    def active_versions(self) -> tuple[VersionKey, ...]:
+        return tuple(sorted(self._pods.keys() | {start.key for start in self._starts}))
+
+    def has_room(self) -> bool:
+        """Return whether another pod is free or may be made. If the cluster can't make it, the start fails in time."""
+        return sum(self._pods.count_taken().values()) + len(self._starts) < self._slots
+
+    def leaving(self) -> int:
+        return sum(pod.state is PodState.LEAVING and not pod.is_ending for pod in self._pods)
+
+    def sleep(self, key: VersionKey, level: Level) -> None:
+        """Nothing sleeps on a cluster (`wanted.Rendering.check`)."""
+
+    def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
+        """Have `replicas` of the version. Idempotent; accepted on return, not done."""
+        live = self.live(key)
+        for _ in range(replicas - live):
+            if (take := self._build_take(key)) is None:
+                break
+            self._starts.append(self._start(key, take))
+        surplus = live - replicas
+        for start in self._starts_of(key)[::-1][: max(0, surplus)]:
+            self._starts.remove(start)
+            surplus -= 1
+        for pod in self._pods.of(key, *_HELD)[::-1][: max(0, surplus)]:  # the youngest: others have warm caches
+            self.release(pod)
+        self.assign_pods()
+
+    def _start(self, key: VersionKey, take: BindPodRequest) -> _Start:
+        return _Start(key, take, self._now() + int(POD_WAIT_S * 1e6))
+
+    def _starts_of(self, key: VersionKey) -> list[_Start]:
+        return [start for start in self._starts if start.key == key]
+
+    # -- starts --
+
+    def waiting(self) -> Collection[BindPodRequest]:
+        """What is asked for and has no pod yet."""
+        return [start.take for start in self._starts]
+
+    def assign_pods(self) -> None:
+        """Give pods that wait to starts, in their order; a start that has waited for too long fails."""
+        now_us = self._clock.monotonic_us()
+        for start in tuple(self._starts):
+            if (free_pod := choose_pod(start.take.weight_bytes, self._pods.free_pods())) is not None:
+                self._starts.remove(start)
+                self._bind_to(self._pods.parked(free_pod), start)
+            elif now_us >= start.deadline_us:
+                self._starts.remove(start)
+                self._fail(start.key, StartFailed("no pod was there in time", "no_room"))
+
+    def _bind_to(self, pod: PoolPod, start: _Start) -> None:
+        """Mark it before anything else can run."""
+        pod.state, pod.key, pod.take, pod.since_us = PodState.BINDING, start.key, start.take, self._now()
+        log.info("a pod takes a version", extra={"version": str(start.key), "pod": pod.name})
+        self._tasks.start(self._bind(pod, start), f"bind {start.key}")
+
+    async def _bind(self, pod: PoolPod, start: _Start) -> None:
+        try:
+            bound = await self._calls.bind(pod.control_url, start.take)
+        except Refused as refused:
+            self._handle_failed_bind(pod, start, refused.failure)
+        except Exception:
+            log.exception("a bind failed in a way of ours", extra={"version": str(start.key)})
+            self._handle_failed_bind(pod, start, Internal())
+        else:
+            if pod.is_ending:
+                self._handle_failed_bind(pod, start, Unavailable("the pod"))
+            elif self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key:
+                self._serve(pod, start, bound)
+
+    def _handle_failed_bind(self, pod: PoolPod, start: _Start, failure: Failure) -> None:
+        was_ours = self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key
+        if was_ours:
+            self._reset(pod)
+        start.attempts += 1
+        why = {"version": str(start.key), "why": failure.message, "attempt": start.attempts}
+        log.warning("a bind failed", extra=why)
+        was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"
+        if not was_ours:
+            return  # it was to leave, or is gone: the autoscaler makes up for it
+        if was_lost and start.attempts < MAX_ATTEMPTS:
+            self._starts.insert(0, start)
+            self.assign_pods()
+        else:
+            self._fail(start.key, failure)
+
+    def _serve(self, pod: PoolPod, start: _Start, bound: BindResponse) -> None:
+        pod.state, pod.runtime_id, pod.max_streams = PodState.BOUND, bound.runtime_id, bound.max_streams
+        self._publish(pod, bound.spans)
+        (replica,) = [each for each in self._table.of(start.key) if each.runtime_id == pod.runtime_id]
+        log.info("a replica is ready", extra={"version": str(pod.key), "runtime_id": pod.runtime_id, "pod": pod.name})
+        notify(self._listeners, lambda listener: listener.ready(replica))
+
+    def _publish(self, pod: PoolPod, restore: tuple[StageSpan, ...] = ()) -> int:
+        """Activators, and whoever asks what runs. The feed's revision that says so."""
+        assert pod.key is not None
+        row = ReplicaRow(
+            runtime_id=pod.runtime_id,
+            tenant=pod.key.tenant,
+            model=pod.key.model,
+            version=pod.key.version,
+            address="",
+            max_streams=pod.max_streams,
+            draining=pod.state is PodState.LEAVING,
+            restore=restore,
+            url=pod.url,
+        )
+        self._table.put(row)
+        return self._feed.publish(Feed(replicas=(row,)))
+
+    def _fail(self, key: VersionKey, failure: Failure) -> None:
+        notify(self._listeners, lambda listener: listener.failed(key, failure))
+        if self.live(key) == 0:  # last: a request that fails copies the start problem into its timeline
+            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
+
+    # -- ends --
+
+    def release(self, pod: PoolPod) -> None:
+        """Have it finish what it has, and wait for another version."""
+        was_told, pod.state = pod.state is PodState.BOUND, PodState.LEAVING
+        revision = self._publish(pod) if was_told else 0
+        self._tasks.start(self._release(pod, revision), f"release {pod.name}")
+
+    async def _release(self, pod: PoolPod, revision: int) -> None:
+        if revision and not await self._feed.wait_until_delivered(revision, DRAIN_DELIVERY_LIMIT_S):
+            log.warning("an activator may not know of a drain", extra={"pod": pod.name})
+        try:
+            if pod.take is not None:
+                await self._calls.release(pod.control_url, pod.take)
+        except Refused as refused:  # whoever looks at it next tells it again
+            log.warning("a pod was not released", extra={"pod": pod.name, "why": refused.failure.message})
+
+    def on_terminating(self, pod: PoolPod) -> None:
+        """The cluster ends it: it drains by itself."""
+        if pod.is_ending:
+            return
+        pod.is_ending = True
+        if pod.state is PodState.BOUND:
+            pod.state = PodState.LEAVING
+            self._publish(pod)
+
+    def on_deleted(self, pod: PoolPod) -> None:
+        """There is no such pod any more."""
+        self._pods.drop(pod)
+        self._lose_replica(pod)
+
+    def _lose_replica(self, pod: PoolPod) -> None:
+        """What it had is over."""
+        key, was, runtime_id = pod.key, pod.state, pod.runtime_id
+        self._reset(pod)
+        if key is None or not runtime_id:
+            return
+        self._feed.publish(Feed(removed_replicas=(runtime_id,)))
+        self._table.remove(runtime_id)
+        state = ReplicaState.READY if was is PodState.BOUND else ReplicaState.DRAINING
+        replica = Replica(runtime_id, state, self._now(), key=key)
+        notify(self._listeners, lambda listener: listener.lost(replica))
+
+    def _reset(self, pod: PoolPod) -> None:
+        pod.state, pod.key, pod.take, pod.runtime_id = PodState.UNKNOWN, None, None, ""
+        pod.since_us = self._now()
+
+    # -- what pods say --
+
+    def on_report(self, pod: PoolPod, report: RuntimeReport) -> None:
+        """A pod was asked. One that has another life than it had is begun with anew; one that has a version which
+        nobody gave it here has it from a control plane before us.
+        """
+        if not self._pods.has(pod):
+            return
+        if pod.runtime_id and report.runtime_id != pod.runtime_id:
+            self._lose_replica(pod)
+        if pod.is_ending:
+            return
+        match report.state:
+            case RuntimeState.STANDBY if pod.state in (PodState.UNKNOWN, PodState.LEAVING):
+                if pod.state is PodState.LEAVING:
+                    self._reset(pod)  # it was told to let go before it had begun
+                pod.state = PodState.PARKED
+            case RuntimeState.RESTORING | RuntimeState.READY:
+                self._adopt(pod, report)
+            case _:
+                pass
+        self.assign_pods()
+
+    def _adopt(self, pod: PoolPod, report: RuntimeReport) -> None:
+        if report.tenant is None or report.model is None or report.version is None:
+            return
+        key = VersionKey(report.tenant, report.model, report.version)
+        if pod.state is PodState.LEAVING:
+            self._tasks.start(self._release(pod, 0), f"release {pod.name}")
+        elif pod.state in (PodState.UNKNOWN, PodState.PARKED):
+            if (take := self._build_take(key)) is not None:
+                self._bind_to(pod, self._start(key, take))  # it answers as it did, or will
+            else:
+                unwanted = BindPodRequest(
+                    tenant=key.tenant, model=key.model, version=key.version, device_class="", store="", weight_bytes=0
+                )
+                pod.state, pod.key, pod.take = PodState.LEAVING, key, unwanted
+                self._tasks.start(self._release(pod, 0), f"release {pod.name}")
+
+    def _now(self) -> int:
+        return self._clock.monotonic_us()

@@ -1,0 +1,347 @@
+"""Pods that wait for versions, on a cluster: has the Services that keep them, finds and asks them, and has the
+autoscaler of one machine decide about the versions that run on them.
+
+How many pods there are Knative decides, by what activators report for us (`placement.pool_concurrency`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+from msgspec import structs
+
+from controlplane.clock import Clock
+from controlplane.knative.apply.cluster import ClusterApi, ClusterError, Json
+from controlplane.knative.policy.knative_service import ClusterSpec
+from controlplane.knative.policy.object_labels import NamespacedName
+from controlplane.knative.policy.object_status import SlicePods
+from controlplane.knative.policy.pod_placement import PoolingRule, PoolSpec, pool_concurrency, pool_for
+from controlplane.knative.policy.pool_service import (
+    BOUND_DELETION_COST,
+    DELETION_COST,
+    LISTEN_PORT,
+    device_class_of,
+    pool_place,
+    pool_service,
+)
+from controlplane.knative.pools.pod_client import PodClient
+from controlplane.knative.pools.pool_actuator import PoolActuator
+from controlplane.knative.pools.pool_pods import PodState, PoolPod, PoolPods
+from controlplane.knative.services.pods import PodTable
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.scaling.kpa.autoscaler import Autoscaler, VersionLookup
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from controlplane.scaling.policy.start_problem import problem_from_failure
+from controlplane.scaling.start_outcomes import StartOutcomes
+from controlplane.tasks import Tasks
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest
+from kelvin.contracts.backoff import should_log
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.control_messages import Feed, PoolRow, Stats
+from kelvin.contracts.traffic_errors import StartFailed
+from kelvin.process.loops import Loops
+
+log = logging.getLogger(__name__)
+
+TICK_INTERVAL_S: Final = 1.0
+IDLE_PROBE_TICKS: Final = 5  # between two looks at a pod that does what it is known to do
+MAX_CONCURRENT_PROBES: Final = 16  # pods that are asked at once
+ADOPTION_S: Final = 8.0  # for what runs to be found, before activators are told what there is
+NO_POD: Final = problem_from_failure(StartFailed("it waits for a pod that is free; none is", "no_room"))
+_KNOWN: Final = (PodState.PARKED, PodState.BOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Kinds of pods, whose versions may be on them, and the port at which they take orders."""
+
+    pools: tuple[PoolSpec, ...] = ()
+    sharing: PoolingRule = field(default_factory=PoolingRule)
+    port: int = LISTEN_PORT
+
+
+class PooledModels:
+    """The part of the models whose versions are on pods of pools, as the autoscaler asks for them."""
+
+    def __init__(self, models: VersionLookup, settings: PoolSettings) -> None:
+        self._models = models
+        self._settings = settings
+
+    def find(self, key: VersionKey) -> tuple[Model, Version] | None:
+        """Return None also for what has a Service of its own. `idle` is zero, whatever one machine stored before."""
+        found = self._models.find(key)
+        if found is None or found[1].is_deleted or not self.is_pooled(*found):
+            return None
+        model, version = found
+        return replace(model, scale=structs.replace(model.scale, idle="zero")), version
+
+    def every_model(self) -> tuple[Model, ...]:
+        """Those that share pods, if a version of theirs fits one."""
+        is_pooled = self._settings.sharing.is_pooled
+        return tuple(model for model in self._models.every_model() if is_pooled(model.tenant, model.model))
+
+    async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
+        """See `autoscaler.VersionLookup`."""
+        await self._models.resume(key, stopped_at_s)
+
+    def is_pooled(self, model: Model, version: Version) -> bool:
+        """Whether there may be such pods for it."""
+        if not self._settings.sharing.is_pooled(model.tenant, model.model):
+            return False
+        return pool_for(version.registration.total_bytes, self._settings.pools) is not None
+
+
+class PoolController:
+    """One per installation, of whoever leads. Without pools it has no pods and no versions."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        settings: PoolSettings,
+        cluster: ClusterSpec,
+        kv_bytes: int,
+        calls: PodClient,
+        models: VersionLookup,
+        feed: FeedHub,
+        outcomes: StartOutcomes,
+        table: PodTable,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self._api = api
+        self._settings = settings
+        self._cluster = cluster
+        self._calls = calls
+        self._feed = feed
+        self._outcomes = outcomes
+        self._explained: set[VersionKey] = set()  # versions that are recorded as waiting for a pod
+        self._clock = clock
+        self._specs = {pool_place(each, cluster): each for each in settings.pools}
+        self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
+        self._revisions: dict[NamespacedName, str] = {}
+        self._slices: dict[NamespacedName, tuple[NamespacedName, SlicePods]] = {}
+        self._knows_slices = False  # whether all of them were seen
+        self._rows: tuple[PoolRow, ...] = ()
+        self._probe_permits = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
+        self.pooled_models = PooledModels(models, settings)
+        self.pods = PoolPods()
+        self._tasks = tasks
+        most = sum(each.most for each in settings.pools)
+        self._actuator = PoolActuator(most, self.pods, calls, self._build_take, feed, table, clock, tasks)
+        # Nothing is kept warm for its price: on a cluster the last replica goes to zero, or stays.
+        self._autoscaler = Autoscaler(self.pooled_models, self._actuator, clock, tasks, lambda *_: (), feed)
+        self._autoscaler.on_slot_shortage_changed = partial(outcomes.set_slot_shortage, NO_POD)
+        self._actuator.add_listener(self._autoscaler)
+        self._actuator.add_listener(outcomes)
+
+    def __repr__(self) -> str:
+        return f"<PoolController {len(self._specs)} {self._actuator!r}>"
+
+    # -- what is wanted and seen, for the plane --
+
+    def begin(self) -> None:
+        """All that there is will be seen again. What was told stands until then."""
+        self._slices.clear()
+        self._knows_slices = False
+
+    def objects(self) -> list[Json]:
+        """Return the Services. An operator creates their namespace."""
+        return self._objects
+
+    def places(self) -> Iterable[NamespacedName]:
+        """Return where the Services are."""
+        return self._specs.keys()
+
+    def service(self, assign_pods: NamespacedName, obj: Json | None) -> bool:
+        """A Knative Service as it is now; whether it is one of ours."""
+        if assign_pods not in self._specs:
+            return False
+        status = {} if obj is None else obj.get("status") or {}
+        revision = status.get("latestReadyRevisionName") or status.get("latestCreatedRevisionName") or ""
+        if revision:
+            self._revisions[assign_pods] = revision
+        else:
+            self._revisions.pop(assign_pods, None)
+        return True
+
+    def slice(self, assign_pods: NamespacedName, found: SlicePods | None) -> None:
+        """An EndpointSlice; None where it is gone. Others' are no matter."""
+        before = self._slices.pop(assign_pods, None)
+        owner = (assign_pods[0], found.service) if found is not None else None
+        if found is not None and owner in self._specs:
+            self._slices[assign_pods] = owner, found
+        if not self._knows_slices:
+            return  # a slice that was not seen yet may have more pods
+        for whose in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
+            self._update_pods(whose)
+
+    def _update_pods(self, owner: NamespacedName) -> None:
+        spec, namespace = self._specs[owner], owner[0]
+        pods = [pod for whose, found in self._slices.values() if whose == owner for pod in found.pods]
+        every, there = {pod.name: pod for pod in pods}, {(pod.name, pod.url) for pod in pods}
+        for known in self.pods:
+            # After its node has booted again a pod has its name still, and another address.
+            if (known.namespace, known.pool) == (namespace, spec.name) and (known.name, known.url) not in there:
+                self._actuator.on_deleted(known)
+        for pod in every.values():
+            known_pod = self.pods.at((namespace, pod.name))
+            if known_pod is None:
+                control_url = f"https://{urlsplit(pod.url).netloc.rpartition(':')[0]}:{self._settings.port}"
+                known_pod = PoolPod(
+                    pod.name, namespace, spec.name, spec.weight_bytes, pod.url, control_url, self._clock.monotonic_us()
+                )
+                self.pods.add(known_pod)
+            if pod.is_leaving:
+                self._actuator.on_terminating(known_pod)
+
+    def counts(self) -> dict[tuple[str, ...], float]:
+        """Pods by pool and state, and how many of each pool are wanted."""
+        found: dict[tuple[str, ...], float] = {(name, "wanted"): count for name, count in self._wanted().items()}
+        for pod in self.pods:
+            found[pod.pool, pod.state] = found.get((pod.pool, pod.state), 0) + 1
+        return found
+
+    # -- as the decider, of what shares pods --
+
+    def observe(self, stats: Stats) -> None:
+        """See `running.Decider`."""
+        self._autoscaler.observe(stats)
+
+    def tick(self) -> None:
+        """See `running.Decider`."""
+        self._autoscaler.tick()
+
+    def stop(self, keys: tuple[VersionKey, ...]) -> None:
+        """See `running.Decider`. Versions with a Service of their own are passed over."""
+        self._autoscaler.stop(
+            tuple(key for key in keys if self._actuator.process_count(key) or self.pooled_models.find(key))
+        )
+
+    def check_scale(self, model: Model, scale: ScaleSettings) -> None:
+        """As `Minimums.check`, if a version of `model` may be on a pod of a pool."""
+        if any(self.pooled_models.is_pooled(model, each) for each in model.live_versions):
+            self._autoscaler.check_scale(model, scale)
+
+    def _build_take(self, key: VersionKey) -> BindPodRequest | None:
+        found = self.pooled_models.find(key)
+        if found is None or self._feed.is_suspended(key.tenant):
+            return None
+        return BindPodRequest(
+            tenant=key.tenant,
+            model=key.model,
+            version=key.version,
+            device_class=device_class_of(self._cluster),
+            store=self._cluster.store_url,
+            weight_bytes=found[1].registration.total_bytes,
+        )
+
+    # -- loops --
+
+    async def adopt(self) -> None:
+        """What runs already is found, and told, or ADOPTION_S are over. All slices are known by then."""
+        self._knows_slices = True
+        for owner in self._specs:
+            self._update_pods(owner)
+        deadline_us = self._clock.monotonic_us() + int(ADOPTION_S * 1e6)
+        looks = [asyncio.create_task(self._probe(pod), name=f"look at {pod.name}") for pod in self.pods]
+        try:
+            while self._clock.monotonic_us() < deadline_us and (
+                not all(look.done() for look in looks) or any(pod.state is PodState.BINDING for pod in self.pods)
+            ):
+                await self._clock.sleep(0.05)
+        finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with Loops() as loops:
+            loops.start("pool autoscaler", self._autoscaler.run)
+            loops.start("pool pods", self._tick_forever)
+            await loops.wait()
+
+    async def _tick_forever(self) -> None:
+        """Who answers late holds up nobody else, and no report."""
+        beat = 0
+        while True:
+            every = beat % IDLE_PROBE_TICKS == 0
+            for pod in self.pods:
+                if every or pod.state not in _KNOWN or pod.written_deletion_cost != _deletion_cost(pod):
+                    self._tasks.start(self._probe(pod), f"look at {pod.name}")
+            self._actuator.assign_pods()
+            self._explain()
+            self._publish_pool_rows()
+            await self._clock.sleep(TICK_INTERVAL_S)
+            beat += 1
+
+    async def _probe(self, pod: PoolPod) -> None:
+        """Ask what it does, and have its cost be what it is worth; unless somebody does already."""
+        if pod.is_probing:
+            return
+        pod.is_probing = True
+        try:
+            async with self._probe_permits:
+                with suppress(Refused):  # it is between two lives, or not up yet
+                    self._actuator.on_report(pod, await self._calls.state(pod.control_url))
+                await self._write_deletion_cost(pod)
+        finally:
+            pod.is_probing = False
+
+    async def _write_deletion_cost(self, pod: PoolPod) -> None:
+        """Where there are to be fewer, those that wait go first (KEP-2255)."""
+        written_deletion_cost = _deletion_cost(pod)
+        if pod.written_deletion_cost == written_deletion_cost or pod.is_ending:
+            return
+        about = {"name": pod.name, "namespace": pod.namespace, "annotations": {DELETION_COST: written_deletion_cost}}
+        try:
+            await self._api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
+        except ClusterError as error:
+            pod.refusals += 1
+            if should_log(pod.refusals):
+                why = {"pod": pod.name, "why": str(error), "failures": pod.refusals}
+                log.warning("what a pod is worth is not written", extra=why)
+        else:
+            pod.written_deletion_cost, pod.refusals = written_deletion_cost, 0
+
+    def _explain(self) -> None:
+        """Record for each version without a pod that it waits for one."""
+        is_pooled = self._actuator.waiting()
+        waiting = {VersionKey(take.tenant, take.model, take.version) for take in is_pooled}
+        waiting = {key for key in waiting if not self._actuator.started_count(key)}
+        for key in sorted(waiting):
+            self._outcomes.set_problem(key, NO_POD)
+        for key in sorted(self._explained - waiting):
+            self._outcomes.clear_problem(key, NO_POD.reason)
+        self._explained = waiting
+
+    def _publish_pool_rows(self) -> None:
+        """To activators, who tell Knative's autoscaler, each its share."""
+        counts = self._wanted()
+        readers = max(1, self._feed.readers)
+        rows = tuple(
+            PoolRow(namespace=assign_pods[0], name=revision, share=wanted / readers, wanted=wanted)
+            for assign_pods, revision in sorted(self._revisions.items())
+            for wanted in (counts[self._specs[assign_pods].name],)
+        )
+        if rows and rows != self._rows:
+            self._rows = rows
+            self._feed.publish(Feed(pools=rows))
+
+    def _wanted(self) -> dict[str, int]:
+        asked: dict[str, int] = {}
+        for take in self._actuator.waiting():
+            if (spec := pool_for(take.weight_bytes, self._settings.pools)) is not None:
+                asked[spec.name] = asked.get(spec.name, 0) + 1
+        return pool_concurrency(self._settings.pools, self.pods.count_taken(), asked)
+
+
+def _deletion_cost(pod: PoolPod) -> str:
+    """To those that it serves."""
+    return "0" if pod.key is None else BOUND_DELETION_COST

@@ -1,0 +1,86 @@
+"""The pods that run versions, as the routes ask about what runs. Writers: `version_status.py`, `pool_actuator.py`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from controlplane.clock import Clock
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.policy.replica_lifecycle import LIVE, SERVING, ReplicaState
+from controlplane.scaling.replicas import Replica
+from kelvin.contracts.serving.control_messages import ReplicaRow
+
+
+class PodTable:
+    """All pods, by name and by version. `device_class` is what their seconds are billed as. `slots` is how many devices
+    all of them may use together; None is no limit.
+    """
+
+    def __init__(self, clock: Clock, device_class: str, slots: int | None = None) -> None:
+        self.slots = slots
+        self._clock = clock
+        self._device_class = device_class
+        self._pods: dict[str, Replica] = {}
+        self._by_key: dict[VersionKey, dict[str, None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<PodTable pods={len(self._pods)} versions={len(self._by_key)}>"
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(tuple(self._pods.values()))
+
+    def of(self, key: VersionKey) -> tuple[Replica, ...]:
+        """Pods of a version in any state, the one that was seen first before others."""
+        return tuple(self._pods[name] for name in self._by_key.get(key, ()))
+
+    def active_versions(self) -> tuple[VersionKey, ...]:
+        """Return the versions that have a pod."""
+        return tuple(self._by_key)
+
+    def ready(self, key: VersionKey) -> int:
+        """Those that the cluster calls ready."""
+        return sum(pod.state in SERVING for pod in self.of(key))
+
+    def live(self, key: VersionKey) -> int:
+        """Those that are ready or will be."""
+        return sum(pod.state in LIVE for pod in self.of(key))
+
+    def sleepers(self, key: VersionKey) -> tuple[Replica, ...]:
+        """None: a pod runs, or is not there."""
+        return ()
+
+    def is_present(self, key: VersionKey) -> bool:
+        """Never in the way: pods leave with the Service of their version."""
+        return False
+
+    def put(self, row: ReplicaRow) -> Replica | None:
+        """A pod as it is now; the replica where it is ready and was not before."""
+        key = VersionKey(row.tenant, row.model, row.version)
+        state = _state(row)
+        before = self._pods.get(row.runtime_id)
+        if before is not None and before.key != key:
+            self.remove(row.runtime_id)
+            before = None
+        if before is None:
+            pod = Replica(row.runtime_id, state, self._clock.monotonic_us(), key=key, device_class=self._device_class)
+        else:
+            pod = before if before.state is state else replace(before, state=state, since_us=self._clock.monotonic_us())
+        pod = replace(pod, max_streams=row.max_streams, url=row.url)
+        self._pods[row.runtime_id] = pod
+        self._by_key.setdefault(key, {})[row.runtime_id] = None
+        is_new = state is ReplicaState.READY and (before is None or before.state is not state)
+        return pod if is_new else None
+
+    def remove(self, name: str) -> None:
+        """It is gone. One that is unknown is fine."""
+        pod = self._pods.pop(name, None)
+        if pod is not None and pod.key is not None:
+            names = self._by_key[pod.key]
+            del names[name]
+            if not names:
+                del self._by_key[pod.key]
+
+
+def _state(row: ReplicaRow) -> ReplicaState:
+    if row.draining:
+        return ReplicaState.DRAINING
+    return ReplicaState.RESTORING if row.unproven else ReplicaState.READY

@@ -1,0 +1,136 @@
+"""Choose the versions of the registry that have a Knative Service, and render it. `applier.py` writes the Services."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from controlplane.knative.apply.cluster import Json
+from controlplane.knative.policy.knative_service import ClusterSpec, PodVersion, namespace_of, service, service_name
+from controlplane.knative.policy.object_labels import NamespacedName
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.scaling.policy.device_share import DeviceClaim, divide_devices
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from kelvin.contracts.errors import Conflict, Failure, Internal, InvalidRequest, Refused
+from kelvin.process.loops import record_error
+
+log = logging.getLogger(__name__)
+
+
+def namespaced_service_name(key: VersionKey, cluster: ClusterSpec) -> NamespacedName:
+    """Where the version's Service is. Raises Refused(InvalidRequest)."""
+    return namespace_of(key.tenant, cluster), service_name(key.model, key.version)
+
+
+def versions_with_service(
+    models: Iterable[Model],
+    is_there: Callable[[VersionKey], bool],
+    is_ready: Callable[[VersionKey], bool],
+    has_ready_pod: Callable[[VersionKey], bool],
+    is_takeover_over: Callable[[Model], bool],
+) -> Iterator[tuple[Model, Version]]:
+    """Yield the versions that are to have a Service: those that a name or a split names, and some old versions.
+
+    An old version keeps its Service
+
+    1. until every named version was ready once;
+    2. then, while it has pods, as long as it answers in the place of a named version, so that it ends what it began;
+    3. while it has pods and a control plane that took over has not settled in: activators that have not reconnected
+       may still send requests to it.
+    """
+    for model in models:
+        named = [version for version in model.live_versions if version.registration.version in model.named]
+        yield from ((model, version) for version in named)
+        is_settled = all(is_ready(version.key) for version in named)
+        for version in model.live_versions:
+            if version not in named and is_there(version.key):
+                answers = version.registration.version in model.meanwhile.values() or not is_takeover_over(model)
+                if not is_settled or (answers and has_ready_pod(version.key)):
+                    yield model, version
+
+
+def device_claims(every: Iterable[tuple[Model, Version]]) -> Iterator[DeviceClaim[VersionKey]]:
+    """What each may take of the devices: the oldest model first, and of a model the version that came first."""
+
+    def age_order(each: tuple[Model, Version]) -> tuple[int, str, str, int]:
+        model, version = each
+        return model.created_at_s, model.tenant, model.model, model.versions.index(version)
+
+    for model, version in sorted(every, key=age_order):
+        leaving = version.registration.version not in model.named
+        yield DeviceClaim(version.key, model.scale.min, model.scale.max, leaving)
+
+
+@dataclass(slots=True)
+class ServiceRenderer:
+    """Renders Services, each once for the same facts. `own` is the namespace in which Kelvin itself runs, `devices` how
+    many there are for all of them, where that is a bound.
+    """
+
+    cluster: ClusterSpec
+    own: str
+    kv_bytes: int
+    devices: int | None = None
+    places: dict[NamespacedName, VersionKey] = field(default_factory=dict)  # of what was rendered last
+    _last_rendered: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
+
+    def objects(
+        self, every: Iterable[tuple[Model, Version]], has_no_minimum: Callable[[str], bool]
+    ) -> tuple[list[Json], dict[VersionKey, Failure]]:
+        """Return the Services, and the reasons for versions that can't have one."""
+        found: dict[VersionKey, tuple[PodVersion, Json]] = {}
+        places: dict[NamespacedName, VersionKey] = {}
+        failed: dict[VersionKey, Failure] = {}
+        every = tuple(every)
+        parts = {} if self.devices is None else divide_devices(self.devices, device_claims(every))
+        for model, version in every:
+            key = version.key
+            try:
+                pod = self._pod(model, version, has_no_minimum(key.tenant), parts.get(key, model.scale.max))
+                found[key] = self._render(key, pod)
+                holder = places.setdefault(namespaced_service_name(key, self.cluster), key)
+                if holder != key:
+                    del found[key]
+                    raise Refused(Conflict("its Service", "another version has the same name within its namespace"))
+            except Refused as refused:
+                failed[key] = refused.failure
+            except Exception as error:  # a defect in one version's affairs must not stop the others'
+                record_error(error, key)
+                failed[key] = Internal()
+        self._last_rendered, self.places = found, places
+        return [each for _, each in found.values()], failed
+
+    def check(self, model: Model, scale: ScaleSettings) -> None:
+        """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
+        if scale.idle != "zero":
+            raise Refused(InvalidRequest("idle", scale.idle, "must be zero on a cluster; `min` keeps replicas"))
+        if self.devices is not None and scale.min > self.devices:
+            rule = f"must be {self.devices} or less: there are no more devices"
+            raise Refused(InvalidRequest("min", str(scale.min), rule))
+        for version in model.versions[-1:]:
+            pod = self._pod(replace(model, scale=scale), version, has_no_minimum=False, most=scale.max)
+            service(pod, self.cluster)
+
+    def _render(self, key: VersionKey, pod: PodVersion) -> tuple[PodVersion, Json]:
+        known = self._last_rendered.get(key)
+        if known is not None and known[0] == pod:
+            return known
+        if namespace_of(key.tenant, self.cluster) == self.own:
+            raise Refused(Conflict("the tenant's namespace", "is the one in which Kelvin itself runs"))
+        return pod, service(pod, self.cluster)
+
+    def _pod(self, model: Model, version: Version, has_no_minimum: bool, most: int) -> PodVersion:
+        of, scale = version.registration, model.scale
+        return PodVersion(
+            tenant=of.tenant,
+            model=of.model,
+            version=of.version,
+            weight_bytes=of.total_bytes,
+            kv_bytes=self.kv_bytes,
+            max_streams=of.limits.max_streams,
+            min_scale=0 if has_no_minimum else scale.min,
+            max_scale=most,
+            target=scale.target,
+            window_s=scale.window_s,
+            grace_s=scale.grace_s,
+            average=scale.average,
+        )

@@ -1,0 +1,167 @@
+"""Take in what is seen of versions on a cluster: tell activators, keep the table of pods, record outcomes of starts.
+
+`knative/policy/watch_cache.py` decides what is news. `knative_controller.py` decides which Services there should be.
+"""
+
+import logging
+from contextlib import suppress
+from math import inf
+
+from controlplane.clock import Clock
+from controlplane.knative.apply.cluster import ClusterApi, Json
+from controlplane.knative.policy.knative_service import ClusterSpec
+from controlplane.knative.policy.object_labels import NamespacedName
+from controlplane.knative.policy.object_status import (
+    UNSCHEDULABLE,
+    RevisionFailure,
+    Service,
+    SlicePods,
+    parse_revision_failure,
+    parse_service,
+    start_failure,
+)
+from controlplane.knative.policy.pending_replicas import PodProblem
+from controlplane.knative.policy.watch_cache import FeedChanges, WatchCache
+from controlplane.knative.services.node_forecasts import NodeForecasts
+from controlplane.knative.services.pods import PodTable
+from controlplane.knative.services.service_renderer import namespaced_service_name
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.policy.start_problem import problem_from_failure
+from controlplane.scaling.start_outcomes import StartOutcomes
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.serving.control_messages import Feed, RestoreFailure
+
+log = logging.getLogger(__name__)
+
+
+class VersionStatusPublisher:
+    """Services, Revisions and pods of versions, and since when each Service has been ready. Use it from one loop."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        feed: FeedHub,
+        outcomes: StartOutcomes,
+        pods: PodTable,
+        cluster: ClusterSpec,
+        clock: Clock,
+    ) -> None:
+        self._feed = feed
+        self._outcomes = outcomes
+        self._pods = pods
+        self._cluster = cluster
+        self._clock = clock
+        self._watch_cache = WatchCache()
+        self._ready_since_s: dict[
+            NamespacedName, float
+        ] = {}  # Services that are ready, and since when, as far as was seen
+        self.node_forecasts = NodeForecasts(api, self._watch_cache.service_at, self._record_problem, feed, clock)
+
+    def __repr__(self) -> str:
+        return f"<VersionStatusPublisher {self._watch_cache!r}>"
+
+    def places(self) -> tuple[NamespacedName, ...]:
+        """Return where Services of versions were seen last."""
+        return self._watch_cache.places()
+
+    # -- what there is
+
+    def find(self, key: VersionKey) -> Service | None:
+        """Return the version's own Service, unless that is being deleted."""
+        with suppress(Refused):
+            found = self._watch_cache.service_at(namespaced_service_name(key, self._cluster))
+            if found is not None and not found.is_going and found.of == key:
+                return found
+        return None
+
+    def ready_since_s(self, key: VersionKey) -> float | None:
+        """Return since when the version's Service has been ready; None for one that never was."""
+        found = self.find(key)
+        if found is None or not found.ready:
+            return None
+        return self._ready_since_s.get(namespaced_service_name(key, self._cluster), self._now_s())
+
+    def failure_of(self, revision: NamespacedName) -> RevisionFailure | None:
+        """Return why that Revision failed; None where it did not."""
+        return self._watch_cache.failure_of(revision)
+
+    # -- what comes in. None is an object that is gone
+
+    def service(
+        self, place: NamespacedName, obj: Json | None, *, is_new: bool
+    ) -> tuple[Service | None, Service | None]:
+        """Take a Knative Service in. Return the version's Service that was at `place` before, and the one there now.
+
+        `is_new`: it was created after this process began to watch. For an older one it is not known since when it has
+        been ready, so it counts as ready since long ago.
+        """
+        before = self._watch_cache.service_at(place)
+        found = None if obj is None else self._if_ours(place, parse_service(obj))
+        self._publish(self._watch_cache.service(place, found))
+        if found is None or not found.ready:
+            self._ready_since_s.pop(place, None)
+        else:
+            self._ready_since_s.setdefault(place, self._now_s() if is_new else -inf)
+        return before, found
+
+    def revision(self, place: NamespacedName, obj: Json | None) -> None:
+        """Take a Revision in."""
+        self._publish(self._watch_cache.revision(place, None if obj is None else parse_revision_failure(obj)))
+
+    def slice(self, place: NamespacedName, found: SlicePods | None) -> None:
+        """Take the pods of an EndpointSlice in."""
+        self._publish(self._watch_cache.slice(place, found))
+
+    def fail(self, key: VersionKey, failure: Failure) -> None:
+        """Fail the requests that wait for a version which can't have its Service."""
+        log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
+        self._feed.publish(Feed(failures=(self._failure(key, failure),)))
+
+    def _if_ours(self, place: NamespacedName, found: Service | None) -> Service | None:
+        """Return the Service if it is at the place where we would write it, else None. Otherwise anybody who may make a
+        Service in some namespace could have another tenant's requests sent to their own pods.
+        """
+        with suppress(Refused):
+            if found is not None and place == namespaced_service_name(found.of, self._cluster):
+                return found
+        return None
+
+    def _publish(self, news: FeedChanges) -> None:
+        if not news:
+            return
+        # Without a node a version still waits: `NodeForecasts` says for how long. Its Revision fails if none comes in
+        # time.
+        failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.node_forecasts.is_known]
+        failures = tuple(self._failure(key, start_failure(why.reason)) for key, why in failed)
+        for key, why in failed:
+            log.warning("no replica came up", extra={"version": str(key), "why": why.reason})
+        self._feed.publish(
+            Feed(
+                revisions=news.revisions,
+                removed_revisions=news.removed_revisions,
+                replicas=news.replicas,
+                removed_replicas=news.removed_replicas,
+                failures=failures,
+            )
+        )
+        for row in news.replicas:
+            if (pod := self._pods.put(row)) is not None:
+                self._outcomes.ready(pod)
+        for name in news.removed_replicas:
+            self._pods.remove(name)
+
+    def _record_problem(self, service: Service, now: PodProblem | None, before: PodProblem | None) -> None:
+        """Record why pods of a version are not ready. It does not count as a failed start: they may still start."""
+        key = service.of
+        if now is not None:
+            self._outcomes.set_problem(key, problem_from_failure(start_failure(now.reason, now.exit_status)))
+        elif before is not None:
+            self._outcomes.clear_problem(key, start_failure(before.reason, before.exit_status).reason)
+
+    def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
+        self._outcomes.failed(key, failure)
+        return RestoreFailure.of(key.tenant, key.version, failure)
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_us() / 1e6

@@ -1,0 +1,5 @@
+"""Check a whole ledger: verify its chains, recompute its totals and bills, compare the accounts of a tenant.
+
+It changes nothing. A check reads every row, so it runs in a process of its own. Begin with `check_runner.py`, which
+starts `check_program.py`.
+"""

@@ -1,0 +1,127 @@
+"""`python -m controlplane.ledger_check.check_program DATABASE [PASSWORD_FILE] SPOOLS`: read all rows of a tenant in a
+process of its own.
+
+So no other request to the control plane waits for the read, and its memory is given back at its end. An `CheckRequest`
+comes on standard input. Lines of JSON go out: `CheckProgress` now and then, at the end `CheckResult` or `CheckFailure`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from sqlalchemy.exc import DBAPIError
+
+from controlplane.audit.audit_rows import count_entries as audit_links
+from controlplane.audit.audit_rows import verify_audit
+from controlplane.db.database import disposing, failure_of, reading_engine, snapshot
+from controlplane.db.postgres_url import PostgresUrl, parse_database_arguments
+from controlplane.ledger.consistency_checks import ExternalFacts
+from controlplane.ledger.policy.discrepancies import SpoolPosition
+from controlplane.ledger.policy.rating import PriceBook
+from controlplane.ledger_check.ledger_verification import count_entries, list_months, verify_ledger
+from controlplane.ledger_check.usage_audit import reconcile
+from kelvin.contracts.accounting.audit_reports import AuditReport
+from kelvin.contracts.accounting.billing_reports import ReconcileReport, VerifyReport
+from kelvin.contracts.problem import WireFailure, to_wire
+from kelvin.contracts.wire import Wire, decode, encode
+from kelvin.spool.leftover_recovery import list_spools
+
+NICENESS: Final = 10
+PROGRESS_INTERVAL_S: Final = 0.2
+
+
+class CheckRequest(Wire, frozen=True):
+    """What to read, and what to compare it with."""
+
+    kind: Literal["verify", "reconcile", "audit"]
+    tenant: str
+    month: str | None
+    live: tuple[str, ...] | None
+    now_us: int
+    book: PriceBook
+
+
+class CheckProgress(Wire, frozen=True, tag="read"):
+    """Progress: rows read so far, of about how many."""
+
+    rows: int
+    of: int
+
+
+class CheckResult(Wire, frozen=True, tag="report"):
+    """The last line: the body of the route's answer."""
+
+    answer: msgspec.Raw
+
+
+class CheckFailure(Wire, frozen=True, tag="failed"):
+    """The last line if there is no report, for example because the database is away."""
+
+    failure: WireFailure
+
+
+class _ProgressWriter:
+    """Writes progress, a few times a second."""
+
+    def __init__(self, of: int) -> None:
+        self._expected_rows = of
+        self._rows = 0
+        self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
+
+    def __call__(self, rows: int) -> None:
+        self._rows += rows
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + PROGRESS_INTERVAL_S
+            _write(CheckProgress(rows=self._rows, of=max(self._expected_rows, self._rows)))
+
+
+def examine(
+    order: CheckRequest, database: Path | PostgresUrl, spools: Path
+) -> VerifyReport | ReconcileReport | AuditReport:
+    """Carry the order out over one snapshot of the database."""
+    with disposing(reading_engine(database)) as engine, snapshot(engine) as connection:
+        if order.kind == "audit":
+            return verify_audit(connection, order.tenant, _ProgressWriter(audit_links(connection, order.tenant)))
+        months = [order.month] if order.month is not None else list_months(connection, order.tenant)
+        on_progress = _ProgressWriter(count_entries(connection, order.tenant, months))
+        if order.kind == "verify":
+            return verify_ledger(connection, order.tenant, order.month, on_progress)
+        external_facts = ExternalFacts(order.book, order.live, order.now_us, _spool_positions(spools))
+        return reconcile(connection, order.tenant, order.month, external_facts, on_progress)
+
+
+def _spool_positions(spools: Path) -> Mapping[str, SpoolPosition]:
+    """Return what each source's spool holds."""
+    return {source: SpoolPosition(*positions) for source, positions in list_spools(spools)}
+
+
+def _write(line: CheckProgress | CheckResult | CheckFailure) -> None:
+    """Write a line to its end. Raises BrokenPipeError if the control plane has gone."""
+    rest = memoryview(encode(line) + b"\n")
+    while rest:
+        rest = rest[os.write(sys.stdout.fileno(), rest) :]
+
+
+def main() -> None:
+    """Read the order and carry it out. Ends early once the control plane no longer reads the output."""
+    os.nice(NICENESS)
+    order = decode(sys.stdin.buffer.read(), CheckRequest, what="order")
+    try:
+        *database, spools = sys.argv[1:]
+        _write(
+            CheckResult(answer=msgspec.Raw(encode(examine(order, parse_database_arguments(database), Path(spools)))))
+        )
+    except BrokenPipeError:
+        sys.exit(1)
+    except DBAPIError as error:
+        if (failure := failure_of(error)) is None:
+            raise
+        _write(CheckFailure(failure=to_wire(failure)))
+
+
+if __name__ == "__main__":
+    main()

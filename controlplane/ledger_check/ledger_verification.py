@@ -1,0 +1,334 @@
+"""Recompute a ledger's chains, charges, totals and closed bills from its rows, and report the first difference.
+
+Nothing that is kept beside the rows is trusted. Rows are streamed; what is kept meanwhile is a
+`RecomputedTotals`. Of each chain the first difference is named: after it, nothing holds. `verify_all_chains` is over
+every chain that there is, the audit's too.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+
+from msgspec import UNSET, structs
+from sqlalchemy import Column, Connection, Row, Table, func, select, union
+
+from controlplane.audit.audit_rows import ALL_TENANTS, verify_audit
+from controlplane.billing.bill_builder import BillBuilder, Pricing
+from controlplane.db import schema
+from controlplane.db.chained_log import LEDGER, OnProgress
+from controlplane.db.database import check_row_types, distinct_texts, stream_rows
+from controlplane.db.hash_chain_policy import ChainReader, RowKind
+from controlplane.db.ledger_schema import (
+    CLOSING_VALUES,
+    CONFLICT_VALUES,
+    LIFETIME_VALUES,
+    REQUEST_VALUES,
+    chains,
+    closings,
+    conflicts,
+    device_totals,
+    digested_marks,
+    lifetime_records,
+    owned_by,
+    request_records,
+    request_totals,
+    step_totals,
+)
+from controlplane.ledger.closed_months import ClosedMonths, prices_of
+from controlplane.ledger.consistency_checks import stop_at_unreadable
+from controlplane.ledger.policy.discrepancies import Discrepancy, DiscrepancyKind
+from controlplane.ledger.policy.month import is_month
+from controlplane.ledger.policy.rating import is_charged
+from controlplane.ledger.request_rows import known_requests, mark_all_charged, requests_with_same_key
+from controlplane.ledger_check.recomputed_totals import COUNTED_COLUMNS, RecomputedTotals, RuntimeTotals
+from kelvin.contracts.accounting.audit_reports import AuditChain
+from kelvin.contracts.accounting.backup_reports import RestoredChain
+from kelvin.contracts.accounting.billing_reports import BillingReport, ChainReport, LedgerDifference, VerifyReport
+from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin
+from kelvin.contracts.wire import decoder
+
+_ROWS: Final = 2_000
+_MARK_COLUMNS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once", "degraded"))
+_STREAMS: Final[Sequence[tuple[RowKind, Table, Sequence[Column[Any]], Sequence[Column[Any]]]]] = (
+    (RowKind.REQUEST, request_records, REQUEST_VALUES, _MARK_COLUMNS),
+    (RowKind.LIFETIME, lifetime_records, LIFETIME_VALUES, ()),
+    (RowKind.CONFLICT, conflicts, CONFLICT_VALUES, ()),
+    (RowKind.CLOSING, closings, CLOSING_VALUES, ()),
+)
+_SUBJECT_COLUMN: Final = {RowKind.REQUEST: "request_id", RowKind.LIFETIME: "runtime_id", RowKind.CONFLICT: "subject"}
+# A row of a stream is its link, its digest, what that digest covers, and marks.
+_LINK, _CHAIN = 0, 1
+_CHAINED_SLICE: Final = {kind: slice(2, 2 + len(values)) for kind, _, values, _ in _STREAMS}
+_DIGESTED_MARKS_SLICE: Final = slice(
+    -2, None
+)  # of a request: the last of its marks, in its digest where set; the others are not
+_REQUEST_NAMES: Final = ("link", "chain", *(column.name for column in (*REQUEST_VALUES, *_MARK_COLUMNS)))
+_counted_columns: Final = itemgetter(*(_REQUEST_NAMES.index(name) for name in COUNTED_COLUMNS))
+_charge_columns: Final = itemgetter(
+    *(_REQUEST_NAMES.index(name) for name in ("request_id", "origin", "outcome", "completion_tokens"))
+)
+_mark_columns: Final = itemgetter(*(_REQUEST_NAMES.index(column.name) for column in _MARK_COLUMNS))
+_COUNTED_COLUMNS: Final = tuple(request_records.c[name] for name in COUNTED_COLUMNS)
+_REQUEST_ID, _RUNTIME_ID = COUNTED_COLUMNS.index("request_id"), COUNTED_COLUMNS.index("runtime_id")
+
+ChainRow = tuple[int, RowKind, Row[Any]]
+
+
+def list_months(connection: Connection, tenant: str) -> list[str]:
+    """Return every month that has a row or a chain, also one with rows and no chain, or a chain and no rows.
+
+    What a row has that is no month is left out; `verify_ledger` names it.
+    """
+    return [name for name in _list_month_names(connection, tenant) if is_month(name)]
+
+
+def _list_month_names(connection: Connection, tenant: str) -> list[str]:
+    """Return what the tenant's rows have for a month."""
+    records = (request_records, lifetime_records, conflicts, closings, chains)
+    tables = (*records, request_totals, step_totals, device_totals)
+    parts = [select(table.c.month).where(owned_by(table, tenant)).distinct() for table in tables]
+    return distinct_texts(connection, union(*parts).subquery().c.month)
+
+
+def count_entries(connection: Connection, tenant: str, months: Sequence[str]) -> int:
+    """Return about how many rows there are to read."""
+    c = chains.c
+    query = select(func.coalesce(func.sum(c.links), 0)).where(c.tenant == tenant, c.month.in_(months))
+    return int(connection.execute(query).scalar_one())
+
+
+def verify_ledger(
+    connection: Connection, tenant: str, month: str | None, on_progress: OnProgress = lambda rows: None
+) -> VerifyReport:
+    """Check one month, or all months and the totals by replica."""
+    there = [] if month is not None else _list_month_names(connection, tenant)
+    months, others = [each for each in there if is_month(each)], [each for each in there if not is_month(each)]
+    months = months if month is None else [month]
+    runtimes = RuntimeTotals(connection, tenant) if month is None else None
+    found = tuple(verify_month(connection, tenant, each, runtimes, on_progress) for each in months)
+    found += tuple(_report_malformed_month(tenant, each) for each in others)
+    sound = not any(each.differences for each in found)
+    # A month that is not sound was not read to its end: of its replicas nothing more can be said.
+    replicas = _first_difference("", stop_at_unreadable(runtimes.findings())) if runtimes is not None and sound else ()
+    return VerifyReport(tenant=tenant, sound=sound and not replicas, months=found, replicas=replicas)
+
+
+def verify_month(
+    connection: Connection,
+    tenant: str,
+    month: str,
+    runtimes: RuntimeTotals | None = None,
+    on_progress: OnProgress = lambda rows: None,
+) -> ChainReport:
+    """Recompute a tenant's month ("" is the platform's own) from its rows."""
+    rows = MonthVerification(connection, tenant, month, runtimes, on_progress)
+    differences = _first_difference(month, rows.findings())
+    return ChainReport(
+        month=month,
+        links=rows.chain.links,
+        chain=rows.chain.end.hex(),
+        closed=rows.closing is not None,
+        differences=differences,
+    )
+
+
+def _report_malformed_month(tenant: str, name: str) -> ChainReport:
+    wrong = LedgerDifference(month=name, subject="rows", detail=f"their month is {name!r}, which is none")
+    return ChainReport(
+        month=name, links=0, chain=LEDGER.genesis((tenant, name)).hex(), closed=False, differences=(wrong,)
+    )
+
+
+def _first_difference(month: str, findings: Iterator[Discrepancy]) -> tuple[LedgerDifference, ...]:
+    return tuple(
+        LedgerDifference(month=month, subject=each.subject, detail=each.detail)
+        for each in itertools.islice(findings, 1)
+    )
+
+
+class MonthVerification:
+    """One pass over the rows of a tenant's month: for all that they tell (`findings`), or for the sums alone."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        tenant: str,
+        month: str,
+        runtimes: RuntimeTotals | None,
+        on_progress: OnProgress = lambda rows: None,
+    ) -> None:
+        self._connection = connection
+        self._tenant = tenant
+        self._month = month
+        self._on_progress = on_progress
+        self._recomputed = RecomputedTotals(connection, tenant, month, runtimes)
+        self.chain = ChainReader(LEDGER.genesis((tenant, month)))
+        self.closing: Mapping[str, Any] | None = None
+        self.rows = 0  # that were read
+
+    def findings(self) -> Iterator[Discrepancy]:
+        """What is wrong, in the order: links, end of the chain, totals, the closed bill. After a wrong link nothing
+        holds, and nothing is looked at.
+
+        A row may have been changed to anything, also to what no column of ours holds: that it can't be read is a
+        finding. Some rows are read before their own link is checked, such as other records of a request.
+        """
+        yield from stop_at_unreadable(self._findings())
+
+    def _findings(self) -> Iterator[Discrepancy]:
+        name = self._tenant, self._month
+        written = LEDGER.end_of(self._connection, name) or (0, LEDGER.genesis(name).hex())
+        closed_months = ClosedMonths(self._connection, {self._tenant})
+        streams = [
+            self._stream(kind, table, (table.c.chain, *values, *marks)) for kind, table, values, marks in _STREAMS
+        ]
+        for link, kind, row in self._read(heapq.merge(*streams, key=itemgetter(_LINK))):
+            if (finding := self._check(link, kind, row, closed_months)) is not None:
+                yield finding
+                return
+            if kind is RowKind.CLOSING:
+                self.closing = _named(CLOSING_VALUES, row[_CHAINED_SLICE[kind]])
+            elif kind is not RowKind.CONFLICT:
+                self._count(kind, _counted_columns(row) if kind is RowKind.REQUEST else row[_CHAINED_SLICE[kind]])
+        if (problem := self.chain.check_end(*written)) is not None:
+            yield Discrepancy(DiscrepancyKind.ROW_WRONG, "end", problem)
+            return
+        yield from self._recomputed.findings()
+        if self.closing is not None:
+            yield from self._check_bill(self.closing)
+
+    def totals(self, each_request: Callable[[str, str | None], None]) -> Iterator[Discrepancy]:
+        """The totals that the rows don't make, whatever the chain is like. `each_request` gets a record's request and
+        replica.
+        """
+        requests = self._stream(RowKind.REQUEST, request_records, _COUNTED_COLUMNS, is_typed=True)
+        lives = self._stream(RowKind.LIFETIME, lifetime_records, LIFETIME_VALUES, is_typed=True)
+        for _, kind, row in self._read(itertools.chain(requests, lives)):
+            figures = row[1:]
+            self._count(kind, figures)
+            if kind is RowKind.REQUEST:
+                each_request(figures[_REQUEST_ID], figures[_RUNTIME_ID])
+        yield from self._recomputed.findings()
+
+    def _read(self, links: Iterable[ChainRow]) -> Iterator[ChainRow]:
+        for each in links:
+            yield each
+            self.rows += 1
+            if self.rows % _ROWS == 0:
+                self._on_progress(_ROWS)
+
+    def _stream(
+        self, kind: RowKind, table: Table, columns: Sequence[Column[Any]], *, is_typed: bool = False
+    ) -> Iterator[ChainRow]:
+        query = (
+            select(table.c.link, *columns)
+            .where(owned_by(table, self._tenant), table.c.month == self._month)
+            .order_by(table.c.link)
+        )
+        rows = stream_rows(self._connection, query, _ROWS)
+        for row in check_row_types(query, rows) if is_typed else rows:
+            yield row[_LINK], kind, row
+
+    def _count(self, kind: RowKind, figures: Sequence[Any]) -> None:
+        if kind is RowKind.REQUEST:
+            self._recomputed.add_request(*figures)
+        else:
+            self._recomputed.add_lifetime(LifetimeRecord(**_named(LIFETIME_VALUES, figures)))
+
+    def _check(self, link: int, kind: RowKind, row: Row[Any], closed_months: ClosedMonths) -> Discrepancy | None:
+        problem = self.chain.check_link(link)
+        if problem is None and self.closing is not None:
+            problem = f"link {link} was added after the month was closed"
+        if problem is None:
+            marks = digested_marks(*row[_DIGESTED_MARKS_SLICE]) if kind is RowKind.REQUEST else ()
+            problem = self.chain.advance(link, (kind, *row[_CHAINED_SLICE[kind]], *marks), row[_CHAIN])
+        if problem is not None:
+            return self._row_discrepancy(kind, row, problem)
+        return self._check_charge(row, closed_months) if kind is RowKind.REQUEST else None
+
+    def _check_charge(self, row: Row[Any], closed_months: ClosedMonths) -> Discrepancy | None:
+        """Whether it is charged follows from all records of its request, and of those that are one with it; of an
+        activator's alone there is one, and it is."""
+        request_id, origin, outcome, tokens = _charge_columns(row)
+        stands, billable, replaces, once, _ = _mark_columns(row)
+        if billable is not is_charged(outcome, tokens):
+            return self._row_discrepancy(
+                RowKind.REQUEST, row, f"billable is {billable}; its outcome and tokens say otherwise"
+            )
+        if origin == RecordOrigin.ORPHAN or replaces is not None or not stands or once is not None:
+            name = self._tenant, request_id
+            known = known_requests(self._connection, [name])
+            known |= requests_with_same_key(self._connection, known)
+            if mark_all_charged(known, closed_months)[name] != known[name]:
+                return self._row_discrepancy(
+                    RowKind.REQUEST, row, "which record of this request is charged is not what its records say"
+                )
+        return None
+
+    def _check_bill(self, closing: Mapping[str, Any]) -> Iterator[Discrepancy]:
+        """The bill that was frozen against the one that the rows make at the frozen prices."""
+        report = decoder(BillingReport).decode(closing["report"])
+        sheet = BillBuilder(Pricing(self._connection, prices_of(closing["prices"]), self._tenant, self._month))
+        sheet.add_totals(*self._recomputed.rows())
+        wanted = sheet.report(self._tenant, self._month, report.balance, report.open_runtimes, report.closed_at_us)
+        if report.degraded is UNSET:
+            wanted = structs.replace(wanted, degraded=UNSET)
+        if report != wanted:
+            part = next(name for name in report.__struct_fields__ if getattr(report, name) != getattr(wanted, name))
+            detail = f"the closed bill's {part} is not what the rows make at its prices"
+            yield Discrepancy(DiscrepancyKind.BILL_WRONG, "closing", detail)
+
+    def _row_discrepancy(self, kind: RowKind, row: Row[Any], detail: str) -> Discrepancy:
+        name = self._month if kind is RowKind.CLOSING else row._mapping[_SUBJECT_COLUMN[kind]]
+        return Discrepancy(DiscrepancyKind.ROW_WRONG, f"{kind} {name}", detail)
+
+
+def _named(columns: Sequence[Column[Any]], values: Sequence[Any]) -> dict[str, Any]:
+    return {column.name: value for column, value in zip(columns, values, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class ChainVerification:
+    """Every chain, recomputed from its rows."""
+
+    ledger: tuple[RestoredChain, ...]
+    audits: tuple[AuditChain, ...]
+
+    @property
+    def fault(self) -> str | None:
+        """The first that does not hold, in words; None where all do."""
+        for month in self.ledger:
+            if month.difference is not None:
+                return f"the ledger of {month.tenant} {month.month} is not sound: {month.difference}"
+        for audit in self.audits:
+            if audit.difference is not None:
+                return f"the audit of {audit.tenant or 'the installation'} is not sound: {audit.difference}"
+        return None
+
+
+def verify_all_chains(connection: Connection) -> ChainVerification:
+    """Recompute all, in one transaction. Reads every row."""
+    return ChainVerification(_verify_every_month(connection), verify_audit(connection, ALL_TENANTS).chains)
+
+
+def _verify_every_month(connection: Connection) -> tuple[RestoredChain, ...]:
+    """Every month of every tenant; "" is the platform's own."""
+    owners = {*distinct_texts(connection, schema.tenants.c.tenant), *distinct_texts(connection, chains.c.tenant), ""}
+    found = []
+    for tenant in sorted(owners):
+        report = verify_ledger(connection, tenant, None)
+        for month in report.months:
+            difference = next((f"{each.subject}: {each.detail}" for each in month.differences), None)
+            found.append(
+                RestoredChain(
+                    tenant=tenant, month=month.month, links=month.links, chain=month.chain, difference=difference
+                )
+            )
+        found += [
+            RestoredChain(tenant=tenant, month="", links=0, chain="", difference=f"{each.subject}: {each.detail}")
+            for each in report.replicas
+        ]
+    return tuple(found)

@@ -1,0 +1,382 @@
+"""Turn reports of concurrency into replicas: observe, decide, apply. The decisions are in `scaling/policy/kpa.py` and
+`scaling/policy/scale_to_zero.py`.
+
+Every version in use is looked at each tick, and one at zero at once when it is requested. Versions that nobody uses
+cost nothing. The loop converges: a replica that died is missed at the next look, and replaced.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from controlplane.clock import Clock
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.scaling.kpa.minimums import Minimums
+from controlplane.scaling.kpa.takeover import Takeover
+from controlplane.scaling.kpa.version_scaler import VersionScaler
+from controlplane.scaling.policy.breakeven import IdleGaps, Level, LevelChange
+from controlplane.scaling.policy.kpa import TICK_S
+from controlplane.scaling.policy.reclaim import MIN_IDLE_S, SlotHolder, choose_victim
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from controlplane.scaling.replicas import Replica
+from controlplane.tasks import Tasks
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.serving.control_messages import ConcurrencyStat, Stats
+from kelvin.process.loops import isolated
+
+log = logging.getLogger(__name__)
+
+_US: Final = 1_000_000
+
+
+class Actuator(Protocol):
+    """Starts and ends replicas. All calls return at once."""
+
+    @property
+    def slots(self) -> int | None:
+        """The number of device slots; None if it has no bound."""
+        ...
+
+    def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
+        """Have that many replicas of the version. Idempotent. Accepted on return, not done."""
+
+    def sleep(self, key: VersionKey, level: Level) -> None:
+        """Have the version's only replica asleep. Idempotent; one level at a time: asked again, it sleeps deeper."""
+
+    def ready(self, key: VersionKey) -> int: ...
+
+    def live(self, key: VersionKey) -> int: ...
+
+    def started_count(self, key: VersionKey) -> int:
+        """Return how many of `live` have a process already."""
+        ...
+
+    def process_count(self, key: VersionKey) -> int: ...
+
+    def active_versions(self) -> tuple[VersionKey, ...]: ...
+
+    def has_room(self) -> bool: ...
+
+    def leaving(self) -> int: ...
+
+
+class VersionLookup(Protocol):
+    """Models and versions, from memory."""
+
+    def find(self, key: VersionKey) -> tuple[Model, Version] | None: ...
+
+    def every_model(self) -> tuple[Model, ...]: ...
+
+    async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
+        """Record that a version that was stopped at `stopped_at_s` is requested again. Raises Refused."""
+        ...
+
+
+PlanLevels = Callable[[Model, Version], Sequence[LevelChange]]  # when the version's last replica goes to which level
+
+
+class Autoscaler:
+    """Scales all versions of an installation. Also the actuator's listener: failures and deaths change what may start.
+
+    Three facts keep a version from running, each with its own owner:
+
+    - Suspended: its tenant may not run anything. Owner: the tenants' table.
+    - Stopped: an operator stopped it. Its minimum does not hold until it is requested again. Owner: the registry.
+    - Taken away: its replicas made room for another version. Owner: `VersionScaler`, in memory only.
+
+    After a takeover the load is unknown. So no replica is removed for a stable window. By break-even, or to make room
+    for a requested version, none is removed until every activator has reported. Starts go on at once.
+    """
+
+    def __init__(
+        self,
+        versions: VersionLookup,
+        actuator: Actuator,
+        clock: Clock,
+        tasks: Tasks,
+        level_changes: PlanLevels,
+        feed: FeedHub,
+    ) -> None:
+        self.idle_gaps: IdleGaps[VersionKey] = IdleGaps()
+        self._versions = versions
+        self._actuator = actuator
+        self._steps = level_changes
+        self._clock = clock
+        self._tasks = tasks
+        self._feed = feed
+        self._takeover = Takeover(feed.reader_names)
+        self._minimums = Minimums(versions.every_model, actuator, feed)
+        self._resuming: set[VersionKey] = set()
+        self._scalers: dict[VersionKey, VersionScaler] = {}
+        self._waiting_for_slot: dict[VersionKey, None] = {}  # in order of asking
+        self._missing_replicas: dict[VersionKey, int] = {}  # replicas that are wanted and have no slot
+        self._scheduled_retries: set[VersionKey] = set()
+        self.on_start_waiting: Callable[[VersionKey], None] = lambda _: None  # a start waits for a device slot
+        self.on_slot_shortage_changed: Callable[[VersionKey, bool], None] = lambda *_: None  # True: no slot is free
+
+    def __repr__(self) -> str:
+        return f"<Autoscaler versions={len(self._scalers)} awaiting_room={len(self._waiting_for_slot)}>"
+
+    @property
+    def pending(self) -> int:
+        """Replicas that are wanted and have no device slot."""
+        return sum(self._missing_replicas.values())
+
+    def observe(self, stats: Stats) -> None:
+        """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
+        self._takeover.record_report(stats.activator, self._now_s())
+        for stat in stats.stats:
+            key = VersionKey(stat.tenant, stat.model, stat.version)
+            with isolated(key):
+                self._observe(key, stat)
+
+    def tick(self) -> None:
+        """Look at every version that is in use or has a minimum."""
+        for key in (*self._actuator.active_versions(), *(key for key, _ in self._minimums.list_all())):
+            with isolated(key):
+                self._ensure_scaler(key)
+        self._minimums.apply_bounds(self._tenants_at_zero())
+        for scaled in tuple(self._scalers.values()):
+            with isolated(scaled.key):
+                self._evaluate(scaled)
+            with isolated(scaled.key):
+                if not self._actuator.process_count(scaled.key) and scaled.is_forgettable(self._now_s()):
+                    self._cancel_slot_wait(scaled.key)
+                    del self._scalers[scaled.key]
+
+    def stop(self, keys: tuple[VersionKey, ...]) -> None:
+        """Scale versions to zero now. The registry and the tenants decide whether they may start again."""
+        for key in keys:
+            with isolated(key):
+                self._scale_to_zero(self._ensure_scaler(key))
+
+    def check_scale(self, model: Model, scale: ScaleSettings) -> None:
+        """See `Minimums.check`."""
+        self._minimums.check(model, scale)
+
+    def least(self, model: Model, version: Version) -> int:
+        """See `Minimums.least`."""
+        return self._minimums.least(model, version)
+
+    async def run(self) -> None:
+        """Tick until cancelled, on a fixed beat. A missed beat is skipped."""
+        self._takeover.begin(self._now_s())
+        due_us = self._clock.monotonic_us()
+        while True:
+            self.tick()
+            due_us = max(due_us + int(TICK_S * _US), self._clock.monotonic_us())
+            await self._clock.sleep((due_us - self._clock.monotonic_us()) / _US)
+
+    # -- what the actuator tells --
+
+    def ready(self, replica: Replica) -> None:
+        """Record that a replica serves, so no caller waits at zero."""
+        if replica.key is not None:
+            self._ensure_scaler(replica.key).requested_us = None
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        """Record that a start failed. The next one waits for a new request, whatever the reason was."""
+        scaled = self._ensure_scaler(key)
+        scaled.requested_us = None
+        scaled.record_failed_start(self._now_s(), at_zero=self._actuator.live(key) == 0)
+
+    def lost(self, replica: Replica) -> None:
+        """Replace a replica that died, and give its slot to a version that waits for one."""
+        if replica.key is not None and (scaled := self._scalers.get(replica.key)) is not None:
+            scaled.record_exit(self._now_s(), served=replica.state is ReplicaState.READY)
+            if replica.state is ReplicaState.READY:
+                with isolated(scaled.key):
+                    self._evaluate(scaled)
+        self.assign_free_slots()
+
+    def assign_free_slots(self) -> None:
+        """Give a slot that may have come free to the version that has waited longest."""
+        for key in tuple(self._waiting_for_slot):
+            if not self._actuator.has_room():
+                break
+            del self._waiting_for_slot[key]
+            with isolated(key):
+                self._evaluate(self._ensure_scaler(key))
+
+    def check_integrity(self) -> None:
+        """Assert that every version's windows add up, and that versions that wait for room are known."""
+        for scaled in self._scalers.values():
+            scaled.check_integrity()
+        assert set(self._waiting_for_slot) <= set(self._scalers)
+        assert set(self._missing_replicas) <= set(self._scalers)
+
+    # -- deciding --
+
+    def _observe(self, key: VersionKey, stat: ConcurrencyStat) -> None:
+        found = self._versions.find(key)
+        if found is None or self._feed.is_suspended(key.tenant):
+            return  # as Knative's collector drops reports about unknown revisions
+        scaled = self._ensure_scaler(key)
+        process_count = self._actuator.process_count(key)
+        asks = scaled.record(stat.concurrency, stat.requests, process_count, self._now_s())
+        if asks:
+            self.idle_gaps.record_request(key, self._now_s())
+            if found[1].stopped_at_s is not None:
+                self._resume(key, found[1].stopped_at_s)
+        if asks and self._actuator.live(key) == 0:
+            if scaled.requested_us is None:
+                scaled.requested_us = self._clock.monotonic_us()
+            self._evaluate(scaled)
+
+    def _evaluate(self, scaled: VersionScaler) -> None:
+        found, key = self._versions.find(scaled.key), scaled.key
+        now_us = self._clock.monotonic_us()
+        if found is None or self._feed.is_suspended(key.tenant):
+            self._cancel_slot_wait(key)
+            self._actuator.apply(key, 0, now_us)
+            return
+        model, version = found
+        live, now = self._actuator.live(key), now_us / _US
+        ready = self._actuator.ready(key)
+        # Idle replicas of a tenant with a spent budget end. A version with running requests is reported each second.
+        is_idle = now - scaled.last_request_s >= MIN_IDLE_S and self._takeover.is_known_idle(model, now)
+        if is_idle and self._feed.is_spent(key.tenant) and self._actuator.process_count(key):
+            self._scale_to_zero(scaled)
+            return
+        want = scaled.decide(
+            model,
+            version,
+            least=self._minimums.least(model, version),
+            ready=ready,
+            live=live,
+            level_changes=lambda: self._steps(model, version),
+            now=now,
+        )
+        if isinstance(want, Level):
+            self._cancel_slot_wait(key)  # the callers have gone
+            if self._takeover.is_known_idle(model, now):
+                if want is Level.ZERO:
+                    self._actuator.apply(key, 0, now_us)
+                else:
+                    self._actuator.sleep(key, want)
+            return
+        if want is None:
+            return
+        if want < live and not self._takeover.is_window_over(model, now):
+            want = max(want, self._actuator.started_count(key))
+        if want > live and not scaled.may_start(now, least=self._minimums.least(model, version)):
+            self._evaluate_later(scaled, now)
+            if key in self._missing_replicas and live == 0:
+                return  # still no device slot
+            want = live
+        is_requested = scaled.requested_us is not None
+        if want > live == 0 and not self._actuator.has_room():
+            self._record_slot_shortage(key, want)
+            if self._make_room(key, now, is_requested=is_requested):
+                if key not in self._waiting_for_slot:
+                    self.on_start_waiting(key)
+                self._waiting_for_slot[key] = None
+                return
+            self._waiting_for_slot.pop(key, None)
+            if is_requested:
+                self._actuator.apply(key, want, now_us)  # tells waiting requests that there is no room
+                scaled.record_slot_refusal(now)
+            return
+        self._cancel_slot_wait(key)
+        self._actuator.apply(key, want, now_us if scaled.requested_us is None else scaled.requested_us)
+        live = self._actuator.live(key)
+        if want > live:
+            self._missing_replicas[key] = want - live
+            # Its minimum is a promise: room for each of those replicas is made, one at a time.
+            if live < self._minimums.least(model, version) and self._make_room(key, now, is_requested=False):
+                self._waiting_for_slot[key] = None
+
+    def _record_slot_shortage(self, key: VersionKey, want: int) -> None:
+        self._missing_replicas[key] = want
+        self.on_slot_shortage_changed(key, True)
+
+    def _cancel_slot_wait(self, key: VersionKey) -> None:
+        """The version no longer waits for a device slot."""
+        self._waiting_for_slot.pop(key, None)
+        if self._missing_replicas.pop(key, None) is not None:
+            self.on_slot_shortage_changed(key, False)
+
+    def _evaluate_later(self, scaled: VersionScaler, now: float) -> None:
+        """Somebody asked too soon after a failure: look again as soon as a start may be tried."""
+        key, retry_in_s = scaled.key, scaled.retry_in_s(now)
+        if scaled.requested_us is None or retry_in_s == 0.0 or key in self._scheduled_retries:
+            return
+
+        async def look() -> None:
+            try:
+                await self._clock.sleep(retry_in_s + 0.001)  # over, not on, the edge: clocks round
+            finally:
+                self._scheduled_retries.discard(key)
+            self._evaluate(self._ensure_scaler(key))
+
+        self._scheduled_retries.add(key)
+        self._tasks.start(look(), f"look again at {key}")
+
+    def _make_room(self, key: VersionKey, now: float, *, is_requested: bool) -> bool:
+        """Return whether a slot will come free for `key`: a replica is ending, or an idle one is ended for it."""
+        others = len(self._waiting_for_slot) - (key in self._waiting_for_slot)
+        if self._actuator.leaving() > others:
+            return True
+        if is_requested:
+            self._minimums.apply_bounds({key.tenant} | self._tenants_at_zero())
+        # For a minimum without requests, end other tenants' replicas only up to the tenant's share. Otherwise it would
+        # take back at once the slots that it gave up for another tenant's requests.
+        may_take_others = is_requested or self._minimums.is_below_share(key.tenant)
+        # Of those alone that serve: thousands may want a slot at once, and each comes by here.
+        holders = (
+            SlotHolder(each, ready, self._actuator.live(each), self._minimums.least(*found), scaled.last_request_s)
+            for each in self._actuator.active_versions()
+            if (may_take_others or each.tenant == key.tenant)
+            and (scaled := self._scalers.get(each)) is not None
+            and (ready := self._actuator.ready(each))
+            and (found := self._versions.find(each)) is not None
+            and self._takeover.is_known_idle(found[0], now)
+        )
+        victim = choose_victim(holders, now)
+        if victim is None:
+            return False
+        left = self._actuator.live(victim) - 1
+        self._cancel_slot_wait(victim)
+        self._scalers[victim].reset_demand(now, left)
+        self._actuator.apply(victim, left, self._clock.monotonic_us())
+        return True
+
+    def _tenants_at_zero(self) -> set[str]:
+        """Return the tenants that wait for a version's first device slot, not for more of a minimum."""
+        return {key.tenant for key in self._waiting_for_slot if self._actuator.live(key) == 0}
+
+    def _scale_to_zero(self, scaled: VersionScaler) -> None:
+        """Scale the version to zero. New requests start it again if it may run."""
+        self._cancel_slot_wait(scaled.key)
+        scaled.reset_demand(self._now_s(), left=0)
+        self._actuator.apply(scaled.key, 0, self._clock.monotonic_us())
+
+    def _resume(self, key: VersionKey, stopped_at_s: int) -> None:
+        """Record that this stop is over. If that fails, the next report tries again."""
+
+        async def record() -> None:
+            try:
+                await self._versions.resume(key, stopped_at_s)
+            except Refused as refused:
+                log.warning("the end of a stop is not recorded", extra={"version": str(key), "why": str(refused)})
+            finally:
+                self._resuming.discard(key)
+
+        if key not in self._resuming:
+            self._resuming.add(key)
+            self._tasks.start(record(), f"resume {key}")
+
+    def _ensure_scaler(self, key: VersionKey) -> VersionScaler:
+        scaled = self._scalers.get(key)
+        if scaled is None:
+            found = self._versions.find(key)
+            window_s = found[0].scale.window_s if found is not None else 60.0
+            scaled = self._scalers[key] = VersionScaler(key, window_s, self._actuator.ready(key), self._now_s())
+            if found is not None and found[1].stopped_at_s is not None:
+                scaled.reset_demand(self._now_s(), left=0)  # replicas that still finish their streams are no demand
+        return scaled
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_us() / _US

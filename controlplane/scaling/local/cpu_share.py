@@ -1,0 +1,25 @@
+"""The threads and the KV memory that a replica gets on this machine. The replica table limits their number."""
+
+from pathlib import Path
+
+from kelvin.contracts.serving.machine import available_bytes, kv_bytes_for, threads_for
+
+
+class CpuShare:
+    """The CPU of this machine, shared by its replicas."""
+
+    def __init__(self, cores: int, threads_cap: int, kv_bytes: int) -> None:
+        self._cores = cores
+        self._threads_cap = threads_cap
+        self._kv_bytes = kv_bytes
+
+    def __repr__(self) -> str:
+        return f"<CpuShare cores={self._cores} threads<={self._threads_cap} kv={self._kv_bytes >> 20} MiB>"
+
+    def threads(self, replicas: int) -> int:
+        """Compute threads of one of `replicas`."""
+        return threads_for(self._cores, replicas, self._threads_cap)
+
+    def kv_bytes(self) -> int:
+        """KV memory for one more replica, by what the kernel says is available now (a few microseconds in procfs)."""
+        return kv_bytes_for(self._kv_bytes, available_bytes(Path("/proc/meminfo").read_text()))

@@ -1,0 +1,60 @@
+"""End a replica: tell activators, then its runtime, and end the process once it is empty or out of time.
+
+`end_damaged_replica` ends a replica whose memory was found wrong. It tells the runtime first, and kills it if it can't
+be told.
+"""
+
+import logging
+from contextlib import suppress
+from typing import Final
+
+from controlplane.registry.feed_hub import DRAIN_DELIVERY_LIMIT_S, FeedHub
+from controlplane.scaling.local.fleet import Fleet
+from controlplane.scaling.local.runtime_process import RuntimeProcess
+from kelvin.contracts.errors import Refused
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.1
+EXIT_GRACE_S: Final = 1.0
+
+
+async def drained(
+    fleet: Fleet, feed: FeedHub, process: RuntimeProcess, revision: int, drain_s: float, term_s: float
+) -> None:
+    """See a draining replica to its end. `revision` is the feed's that says it drains. After `drain_s` it is told to
+    end, and killed after `term_s` more.
+
+    One that is silent may compute a long prompt on a loaded core, so it is asked again: ended now, it would have less
+    time for its streams than `drain_s`. If it hangs, the supervisor's watchdog kills it.
+    """
+    if not await feed.wait_until_delivered(revision, DRAIN_DELIVERY_LIMIT_S):
+        log.warning("an activator may not know of a drain", extra={"runtime_id": process.runtime_id})
+    limit_us = fleet.clock.monotonic_us() + int(drain_s * 1e6)
+    is_draining = False
+    while fleet.clock.monotonic_us() < limit_us and not process.is_gone:
+        with suppress(Refused):
+            if not is_draining:
+                await process.drain()
+                is_draining = True
+            report = await process.report()
+            if report.running + report.waiting == 0:
+                break
+        await fleet.clock.sleep(POLL_S)
+    fleet.end(process, term_s)
+
+
+async def end_damaged_replica(
+    fleet: Fleet, feed: FeedHub, process: RuntimeProcess, revision: int, drain_s: float, term_s: float
+) -> None:
+    """Tell a replica that its memory was found wrong, before activators know. Its requests end with an error, unless it
+    computes over a copy on a device: then it drains as any other.
+    """
+    try:
+        await process.report_damage()
+    except Refused as refused:
+        if not await process.gone(EXIT_GRACE_S):
+            log.error("a damaged replica is killed", extra={"runtime_id": process.runtime_id, "why": str(refused)})
+        fleet.end(process, term_s=0.0)
+        return
+    await drained(fleet, feed, process, revision, drain_s, term_s)

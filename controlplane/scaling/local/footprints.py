@@ -1,0 +1,98 @@
+"""What the zygote and its parked standbys cost in memory, as the kernel counts it (proc(5), `smaps_rollup`).
+
+Runtimes are their versions' cost and not looked at. The kernel walks a process's page tables for each answer, one to
+three milliseconds here: it is asked in a thread, and not for every question.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from controlplane.scaling.local.fleet import Fleet
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.policy.standby_sizing import ASSUMED_BYTES
+
+CACHE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """`pss_bytes`: its own memory, and of each page that it shares the part that falls to it. `private_bytes`: its own
+    alone, what its end gives back."""
+
+    pss_bytes: int = 0
+    private_bytes: int = 0
+
+
+def footprint_of(rollup: str) -> Footprint:
+    """Return the footprint that the text of `smaps_rollup` gives. Raises ValueError if a line is missing."""
+    found = {name: rest for name, _, rest in (line.partition(":") for line in rollup.splitlines())}
+    try:
+        pss, clean, dirty = (int(found[name].split()[0]) * 1024 for name in ("Pss", "Private_Clean", "Private_Dirty"))
+    except KeyError as missing:
+        raise ValueError(f"smaps_rollup has no {missing.args[0]}") from None
+    return Footprint(pss, clean + dirty)
+
+
+def sum_footprints(footprints: Iterable[Footprint]) -> Footprint:
+    """Return the sum. A page that several share counts once in `pss_bytes`, because each has its part of it."""
+    found = tuple(footprints)
+    return Footprint(sum(each.pss_bytes for each in found), sum(each.private_bytes for each in found))
+
+
+class Footprints:
+    """The last answers. A process that ends meanwhile is left out; none is known before the first `refresh`."""
+
+    def __init__(self, fleet: Fleet, zygote_pid: Callable[[], int | None], proc: Path = Path("/proc")) -> None:
+        self._fleet = fleet
+        self._zygote_pid = zygote_pid
+        self._proc = proc
+        self._measured_us = -int(CACHE_S * 1e6)
+        self._standbys: dict[str, Footprint] = {}
+        self.zygote = Footprint()
+
+    def __repr__(self) -> str:
+        standbys = self.standbys
+        return f"<Footprints zygote={self.zygote.pss_bytes >> 20} MiB standbys={standbys.pss_bytes >> 20} MiB>"
+
+    @property
+    def standbys(self) -> Footprint:
+        """The sum over all standbys that were parked."""
+        return sum_footprints(self._standbys.values())
+
+    @property
+    def standby_bytes(self) -> int:
+        """The mean of the standbys' own memory, or an assumed value until one was measured."""
+        if not self._standbys:
+            return ASSUMED_BYTES
+        return self.standbys.private_bytes // len(self._standbys)
+
+    async def refresh(self) -> None:
+        """Measure again, unless the same standbys were measured within CACHE_S."""
+        now_us = self._fleet.clock.monotonic_us()
+        parked = {each.runtime_id: each.pid for each in self._fleet.table if each.state is ReplicaState.STANDBY}
+        if now_us - self._measured_us < CACHE_S * 1e6 and parked.keys() == self._standbys.keys():
+            return
+        self._measured_us = now_us
+        zygote = self._zygote_pid()
+        pids = [*parked.values(), *(() if zygote is None else (zygote,))]
+        found = await asyncio.to_thread(self._read, pids)
+        # Who is known to live after the answer had its number all the time: no stranger's memory is taken for its own.
+        self._standbys = {
+            runtime_id: found[pid]
+            for runtime_id, pid in parked.items()
+            if pid in found and runtime_id in self._fleet.table and self._fleet[runtime_id].is_alive()
+        }
+        self.zygote = Footprint() if zygote is None else found.get(zygote, Footprint())
+
+    def _read(self, pids: Iterable[int]) -> dict[int, Footprint]:
+        """Measure processes. Blocking."""
+        found = {}
+        for pid in pids:
+            try:
+                found[pid] = footprint_of((self._proc / str(pid) / "smaps_rollup").read_text())
+            except (OSError, ValueError):  # it is gone; or this kernel does not tell us
+                continue
+        return found

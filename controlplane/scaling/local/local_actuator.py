@@ -1,0 +1,433 @@
+"""The actuator of one machine: makes as many replicas of a version as are wanted, out of parked standbys.
+
+`apply` is on the path of a cold start: it decides and marks at once, does the rest in the background, and touches no
+disk before a standby was asked to bind the version. `autoscaler.py` decides how many replicas there should be,
+`drain.py` ends one, and `adopter.py` takes over what an earlier control plane left.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from controlplane import dependencies
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.local.cpu_share import CpuShare
+from controlplane.scaling.local.drain import drained, end_damaged_replica
+from controlplane.scaling.local.fleet import Fleet
+from controlplane.scaling.local.replica_sleeper import ReplicaSleeper
+from controlplane.scaling.local.runtime_process import RuntimeProcess
+from controlplane.scaling.local.standby_pool import StandbyPool
+from controlplane.scaling.policy.breakeven import Level
+from controlplane.scaling.policy.replacement_steps import ReplacementStep
+from controlplane.scaling.policy.replica_lifecycle import SLEEPING, ReplicaEvent, ReplicaState
+from controlplane.scaling.policy.scale_down import VersionReplica, choose_replicas_to_keep, plan_scale_down
+from controlplane.scaling.policy.standby_sizing import READY_HOLDS_CORES_S
+from controlplane.scaling.policy.start_problem import crash_loop
+from controlplane.scaling.replicas import NoSlot, Replica, ReplicaListener, Start, replica_row
+from kelvin.contracts.artifacts.runtime_control import BindRequest, BindResponse
+from kelvin.contracts.errors import Failure, Internal, Refused, Unavailable
+from kelvin.contracts.serving.control_messages import Feed, RestoreFailure
+from kelvin.contracts.timeline import Stage, StageSpan
+from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded
+from kelvin.ipc.forked_process import KILL_S
+from kelvin.process.loops import notify
+
+log = logging.getLogger(__name__)
+
+STANDBY_WAIT_S: Final = 20.0  # for a standby, where none is parked
+RESTORE_S: Final = dependencies.RESTORE.timeout_s
+MAX_ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
+EXIT_WAIT_S: Final = 5.0  # for the slot of a lost process to come free
+WAKE: Final = 0  # instead of a start's number
+
+EndReplica = Callable[[Fleet, FeedHub, RuntimeProcess, int, float, float], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingStart:
+    """A start under way, and when it was decided."""
+
+    start: Start
+    decided_us: int
+
+
+class StartListener(Protocol):
+    """Callback on a start that was accepted. Called from the event loop, on the path of a cold start."""
+
+    def __call__(self, key: VersionKey, requested_us: int, /, *, parked: bool, wake_level: Level | None) -> None: ...
+
+
+class LocalActuator:
+    """Replicas of versions on this machine."""
+
+    def __init__(
+        self, fleet: Fleet, pool: StandbyPool, feed: FeedHub, device: CpuShare, drain_s: float, term_s: float
+    ) -> None:
+        """`drain_s`: for a replica to finish what it has. `term_s`: from then on, before it is killed."""
+        self._fleet = fleet
+        self._table = fleet.table
+        self._pool = pool
+        self._feed = feed
+        self._cpu_share = device
+        self._drain_s = drain_s
+        self._term_s = term_s
+        self._sleeper = ReplicaSleeper(fleet, feed, device)
+        self._waking: dict[str, _PendingStart] = {}  # wakes of runtimes that sleep or are falling asleep
+        self._failed_attempts: dict[VersionKey, int] = {}  # in a row, by version
+        self._listeners: list[ReplicaListener] = []
+        self._start_listeners: list[StartListener] = []
+        self.on_start_waiting: Callable[[VersionKey], None] = lambda _: None  # a start waits for a standby
+        fleet.add_exit_listener(self._handle_exit)
+
+    def __repr__(self) -> str:
+        return f"<LocalActuator {self._table!r}>"
+
+    def add_listener(self, listener: ReplicaListener) -> None:
+        """Tell `listener` what becomes of replicas from now on."""
+        self._listeners.append(listener)
+
+    def add_start_listener(self, starting: StartListener) -> None:
+        """Tell `starting` of each start that is accepted from now on."""
+        self._start_listeners.append(starting)
+
+    def on_slot_freed(self, roomy: Callable[[], None]) -> None:
+        """Tell `roomy` of each device slot that a replica gives back without dying."""
+        self._sleeper.on_slot_freed(roomy)
+
+    @property
+    def drain_max_s(self) -> float:
+        """Seconds from the order to drain a replica until it is dead, at the very most."""
+        return self._drain_s + self._term_s + KILL_S + 10.0
+
+    @property
+    def slots(self) -> int:
+        """Device slots of this machine."""
+        return self._table.slots
+
+    def ready(self, key: VersionKey) -> int:
+        """Replicas that take requests."""
+        return self._table.ready(key)
+
+    def live(self, key: VersionKey) -> int:
+        """Replicas that take requests or are on their way there."""
+        return self._table.live(key)
+
+    def started_count(self, key: VersionKey) -> int:
+        """How many of `live` have a process already."""
+        return self._table.live(key) - len(self._table.starts_of(key))
+
+    def process_count(self, key: VersionKey) -> int:
+        """Processes of the version in any state, and starts."""
+        return len(self._table.of(key)) + len(self._table.starts_of(key))
+
+    def active_versions(self) -> tuple[VersionKey, ...]:
+        """Versions that have a process or a start."""
+        return self._table.keys()
+
+    def leaving(self) -> int:
+        """Slots that come free by themselves: their replicas drain or end."""
+        return self._table.leaving()
+
+    def has_room(self) -> bool:
+        """Whether a device slot is free."""
+        return self._table.held < self._table.slots
+
+    def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
+        """Have `replicas` of the version. Idempotent; returns when accepted, not when ready.
+
+        `requested_us` is when whoever waits for it asked, the zero of the restore's spans.
+        """
+        for _ in range(replicas - self._table.live(key)):
+            if not self._begin(key, requested_us):
+                # No start was tried, so none failed: only waiting requests are told.
+                self._fail_waiting_requests(key, Overloaded("this machine", self._table.slots, 1.0, "device slots"))
+                break
+        self._release_surplus(key, replicas)
+        if replicas == 0:
+            self._failed_attempts.pop(key, None)
+
+    def replace(self, runtime_id: str, step: ReplacementStep) -> None:
+        """Carry out a step that begins or ends a replica: see `policy/replacement.py`.
+
+        BESIDE and AFTER need a replica that is ready. The version has as many replicas as before throughout. BESIDE
+        raises NoSlot if no slot is free; then nothing has changed.
+        """
+        process, key = self._fleet[runtime_id], self._table[runtime_id].key
+        match step:
+            case ReplacementStep.BESIDE | ReplacementStep.AFTER:
+                assert key is not None
+                assert self._table[runtime_id].state is ReplicaState.READY
+                log.info("a replica is replaced", extra={"runtime_id": runtime_id, "version": str(key), "how": step})
+                if step is ReplacementStep.BESIDE:
+                    start = self._table.begin(key, self._now())
+                    self._table.move(runtime_id, ReplicaEvent.RELIEVE, self._now())
+                    self._take_standby(start)
+                else:
+                    self.drain(process)
+                    start = self._table.begin(key, self._now(), after=runtime_id)
+                    self._fleet.tasks.start(self._start_in_freed_slot(process, start), f"follow {runtime_id}")
+            case ReplacementStep.CONDEMN:
+                self._begin_drain(process, end_damaged_replica)
+            case ReplacementStep.END:
+                self._fleet.end(process)
+
+    async def _start_in_freed_slot(self, process: RuntimeProcess, start: Start) -> None:
+        """Give the slot of a process that drains to the start that comes after it."""
+        is_gone = await process.gone(self.drain_max_s)
+        if not self._table.is_pending(start):
+            return
+        if is_gone:
+            self._take_standby(start)
+        else:
+            self._table.abandon(start)
+            self.fail(start.key, Unavailable("the device slot of the replica before"))
+
+    def _members(self, key: VersionKey) -> list[VersionReplica]:
+        return [VersionReplica(each.runtime_id, each.state, each.since_us) for each in self._table.of(key)]
+
+    def _without_successor(self, key: VersionKey) -> tuple[str, ...]:
+        """Relieved replicas for which no new one is on its way."""
+        return choose_replicas_to_keep(len(self._table.starts_of(key)), self._members(key))
+
+    def _release_surplus(self, key: VersionKey, wanted: int) -> None:
+        """Give up starts, and drain or end replicas, that are over `wanted`."""
+        starts = self._table.starts_of(key)
+        leaving = plan_scale_down(len(starts), self._members(key), wanted)
+        for start in starts[len(starts) - leaving.starts :]:
+            self._table.abandon(start)
+        for runtime_id in leaving.drained:
+            self.drain(self._fleet[runtime_id])
+        for runtime_id in leaving.ended:
+            self._fleet.end(self._fleet[runtime_id])
+
+    def sleep(self, key: VersionKey, level: Level) -> None:
+        """Put the version's only replica to sleep, one level at a time. Idempotent. Does nothing if others serve as
+        well, or it sleeps as deeply already.
+        """
+        serving = [replica for replica in self._table.of(key) if replica.state is ReplicaState.READY]
+        if len(serving) == self._table.live(key) == 1:
+            process = self._fleet[serving[0].runtime_id]
+            revision = self._sleeper.begin_sleep(serving[0])
+            self._fleet.tasks.start(self._put_to_sleep(process, revision), f"sleep {process.runtime_id}")
+        elif level is Level.ASLEEP2:
+            for sleeper in self._sleepers_with_weights(key):
+                self._sleeper.release_weights(sleeper)
+
+    async def _put_to_sleep(self, process: RuntimeProcess, revision: int) -> None:
+        match await self._sleeper.finish_sleep(process, revision):
+            case ReplicaState.READY:
+                self.announce(self._table[process.runtime_id])
+            case ReplicaState.RESTORING:
+                self._resume(process)
+            case ReplicaState.DOZING:
+                self.drain(process)
+
+    def _sleepers_with_weights(self, key: VersionKey | None = None) -> list[Replica]:
+        """Sleeping replicas that keep their weights in memory, the one that has slept longest first."""
+        return [replica for replica in self._table.sleepers(key) if replica.state is ReplicaState.ASLEEP]
+
+    def serve(
+        self,
+        process: RuntimeProcess,
+        max_streams: int,
+        spans: tuple[StageSpan, ...],
+        bytes_by_tier: Mapping[str, int] = MappingProxyType({}),
+        url: str = "",
+    ) -> None:
+        """Mark a restored replica as ready; tell activators and listeners. Ignores one that is leaving."""
+        if process.is_leaving:
+            return
+        learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
+        replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
+        self._feed.publish(Feed(replicas=(replica_row(replica),)))
+        assert replica.key is not None
+        self._release_surplus(replica.key, self._table.live(replica.key))
+        took_us = max((span.after_us for span in spans), default=0)
+        seen = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
+        log.info("a replica is ready", extra=seen)
+        self.announce(replica)
+
+    def announce(self, replica: Replica) -> None:
+        """Tell listeners of a replica that serves."""
+        assert replica.key is not None
+        self._failed_attempts.pop(replica.key, None)
+        self._waking.pop(replica.runtime_id, None)
+        notify(self._listeners, lambda listener: listener.ready(replica))
+
+    def fail(self, key: VersionKey, failure: Failure) -> None:
+        """Record a failed start. Waiting requests are failed only if no other replica serves or is on its way."""
+        self._failed_attempts.pop(key, None)
+        for runtime_id in self._without_successor(key):
+            self._table.move(runtime_id, ReplicaEvent.KEPT, self._now())
+            log.warning("a replica stays: none took its place", extra={"runtime_id": runtime_id})
+        notify(self._listeners, lambda listener: listener.failed(key, failure))
+        self._fail_waiting_requests(
+            key, failure
+        )  # last: a request that fails copies the start problem into its timeline
+
+    def _fail_waiting_requests(self, key: VersionKey, failure: Failure) -> None:
+        if self._table.live(key) == 0:
+            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
+
+    def drain(self, process: RuntimeProcess) -> None:
+        """Let a replica that serves finish what it has, and end it."""
+        self._begin_drain(process, drained)
+
+    def _begin_drain(self, process: RuntimeProcess, end_replica: EndReplica) -> None:
+        replica = self._table[process.runtime_id]
+        if replica.state is not ReplicaState.DRAINING:
+            replica = self._table.move(process.runtime_id, ReplicaEvent.DRAIN, self._now())
+        revision = self._feed.publish(Feed(replicas=(replica_row(replica),)))
+        work = end_replica(self._fleet, self._feed, process, revision, self._drain_s, self._term_s)
+        self._fleet.tasks.start(work, f"drain {process.runtime_id}")
+
+    def _begin(self, key: VersionKey, requested_us: int) -> bool:
+        """Start or wake a replica. Return False if no device slot is free."""
+        try:
+            if self._try_wake(key, requested_us):
+                return True
+            self._take_standby(self._table.begin(key, requested_us))
+        except NoSlot:
+            return False
+        return True
+
+    def _take_standby(self, start: Start) -> None:
+        """Have a start that has its slot take a standby."""
+        key = start.key
+        asked = _PendingStart(start, self._now())
+        process = self._pool.try_take()
+        if process is not None:
+            self._restore_on(process, asked)
+            self._pool.balance()  # after the bind, in the order of tasks
+        else:
+            self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
+            self.on_start_waiting(key)
+        notify(
+            self._start_listeners,
+            lambda hear: hear(key, start.requested_us, parked=process is not None, wake_level=None),
+        )
+
+    def _try_wake(self, key: VersionKey, requested_us: int) -> bool:
+        """Wake a replica that sleeps or is falling asleep. Return False if there is none. Raises NoSlot."""
+        dozing = [replica for replica in self._table.of(key) if replica.state is ReplicaState.DOZING]
+        replica = next(iter((*self._table.sleepers(key), *dozing)), None)
+        if replica is None:
+            return False
+        self._table.wake(replica.runtime_id, self._now())
+        self._waking[replica.runtime_id] = _PendingStart(Start(WAKE, key, requested_us), self._now())
+        level = Level(replica.state) if replica.state in SLEEPING else Level.ASLEEP
+        notify(self._start_listeners, lambda hear: hear(key, requested_us, parked=True, wake_level=level))
+        if replica.state in SLEEPING:
+            self._resume(self._fleet[replica.runtime_id])
+        return True
+
+    def _resume(self, process: RuntimeProcess) -> None:
+        """Wake a replica that sleeps and was asked for."""
+        asked = self._waking.pop(process.runtime_id)
+        key = asked.start.key
+        log.info("a replica wakes", extra={"version": str(key), "runtime_id": process.runtime_id})
+        work = self._restore(process, lambda: self._sleeper.wake(process, key, RESTORE_S), asked)
+        self._fleet.tasks.start(work, f"wake {key}")
+
+    async def _await_standby(self, asked: _PendingStart) -> None:
+        try:
+            process = await self._pool.take(STANDBY_WAIT_S)
+        except Refused as refused:
+            if self._table.is_pending(asked.start):
+                self._table.abandon(asked.start)
+                self.fail(asked.start.key, refused.failure)
+            return
+        if self._table.is_pending(asked.start):
+            self._restore_on(process, asked)
+        else:
+            self._pool.put_back(process)
+
+    def _restore_on(self, process: RuntimeProcess, asked: _PendingStart) -> None:
+        """Mark the standby as taken before anything else can run, then call it."""
+        threads = self._cpu_share.threads(self._table.slots_sharing_threads)
+        key = asked.start.key
+        self._table.bind(asked.start, process.runtime_id, self._now(), f"cpu-{threads}")
+        log.info("a standby takes a version", extra={"version": str(key), "runtime_id": process.runtime_id})
+
+        async def bind() -> BindResponse:  # what fails here fails the restore, which gives the slot back
+            wanted = BindRequest(
+                tenant=key.tenant,
+                model=key.model,
+                version=key.version,
+                device_class=f"cpu-{threads}",
+                threads=threads,
+                kv_bytes=self._cpu_share.kv_bytes(),
+            )
+            return await process.bind(wanted, RESTORE_S)
+
+        self._fleet.tasks.start(self._restore(process, bind, asked), f"restore {key}")
+
+    async def _restore(
+        self, process: RuntimeProcess, bind: Callable[[], Awaitable[BindResponse]], asked: _PendingStart
+    ) -> None:
+        key, began_us, zero_us = asked.start.key, self._now(), asked.start.requested_us
+        try:
+            bound = await bind()
+            if process.is_gone:
+                raise Refused(Unavailable("the runtime"))
+        except Refused as refused:
+            await self._handle_failed_restore(process, asked, refused.failure, began_us)
+        except Exception:
+            log.exception("a restore failed in a way of ours", extra={"version": str(key)})
+            await self._handle_failed_restore(process, asked, Internal(), began_us)
+        else:
+            own = (StageSpan(Stage.DECIDED, asked.decided_us - zero_us), StageSpan(Stage.PROMOTED, began_us - zero_us))
+            shifted = (StageSpan(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
+            self.serve(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier, bound.url)
+        await self._fleet.clock.sleep(READY_HOLDS_CORES_S + 0.01)  # timers may be a moment early
+        self._pool.balance()
+
+    async def _handle_failed_restore(
+        self, process: RuntimeProcess, asked: _PendingStart, failure: Failure, began_us: int
+    ) -> None:
+        if process.is_ending:
+            return  # it was to end
+        key = asked.start.key
+        was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"  # dead, or not parked after all
+        was_lost |= asked.start.number == WAKE  # who did not wake says little of the version: another one tells
+        if self._now() - began_us >= RESTORE_S * 1e6:
+            failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
+        self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
+        # Taken back by `apply` where nothing of the version is wanted any more, at any await from here on.
+        attempt = self._failed_attempts[key] = self._failed_attempts.get(key, 0) + 1
+        if failure.code == Overloaded.code and (sleepers := self._sleepers_with_weights()):
+            # Memory that sleepers keep goes to whoever is asked for, the one that has slept for longest first.
+            was_lost = await self._evict_sleeper(self._fleet[sleepers[0].runtime_id])
+            attempt = 1
+            if key in self._failed_attempts:
+                self._failed_attempts[key] = attempt
+        log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
+        # What it depends on went away: as a rule the cache agent, which is restarted. The next start waits for it.
+        was_left = not was_lost and failure.code == Unavailable.code and attempt == 1
+        if not (was_lost or was_left) or attempt == MAX_ATTEMPTS:
+            self.fail(key, crash_loop() if was_lost else failure)
+            return
+        await process.gone(EXIT_WAIT_S)  # it holds its slot until then
+        is_wanted = key in self._failed_attempts and self._table.live(key) == 0
+        if (is_wanted or self._without_successor(key)) and not self._begin(key, asked.start.requested_us):
+            self.fail(key, failure)
+
+    async def _evict_sleeper(self, sleeper: RuntimeProcess) -> bool:
+        """End a sleeper; whether its memory is free now."""
+        log.info("a sleeper gives its memory up", extra={"runtime_id": sleeper.runtime_id})
+        self._fleet.end(sleeper)
+        return await sleeper.gone(EXIT_WAIT_S)
+
+    def _handle_exit(self, replica: Replica) -> None:
+        if replica.key is None:
+            return
+        self._waking.pop(replica.runtime_id, None)
+        if replica.max_streams:  # it was in the feed
+            self._feed.publish(Feed(removed_replicas=(replica.runtime_id,)))
+        notify(self._listeners, lambda listener: listener.lost(replica))
+
+    def _now(self) -> int:
+        return self._fleet.clock.monotonic_us()

@@ -1,0 +1,207 @@
+"""Replace running replicas: all of a model's when an operator orders it, and those whose memory was found wrong.
+
+`policy/replacement.py` decides the next step of each, `scaling/local/local_actuator.py` carries it out. The autoscaler
+decides how many replicas there are: a replacement changes which ones they are. An order is kept in memory. A control
+plane that dies takes it along, and the next one adopts every replica that lives, old or new.
+"""
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from controlplane.api.types.admin_types import Renewal
+from controlplane.registry.policy.domain import Model, VersionKey
+from controlplane.scaling.local.fleet import Fleet
+from controlplane.scaling.local.local_actuator import RESTORE_S, LocalActuator
+from controlplane.scaling.policy.replacement_steps import (
+    ReplacedReplica,
+    ReplacementStep,
+    choose_step_if_damaged,
+    next_replacement_step,
+)
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.replicas import Replica
+from kelvin.contracts.errors import Conflict, Failure, Refused
+from kelvin.process.loops import isolated
+from kelvin.telemetry.policy.instruments import MetricsPage
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.05
+DAMAGE_POLL_S: Final = 2.0
+NO_REPLACEMENT: Final = Renewal(order="", state="none", replicas=0, replaced=0)
+
+
+@dataclass(slots=True)
+class _ReplacementOrder:
+    """One order. `failures` are the last ones of starts, by version."""
+
+    name: str
+    model: str
+    old: dict[str, VersionKey]
+    replaced: int = 0
+    reason: str | None = None
+    is_over: bool = False
+    failures: dict[VersionKey, Failure] = field(default_factory=dict)
+
+    def as_answer(self) -> Renewal:
+        """As the API says it."""
+        counts = (len(self.old), self.replaced)
+        if not self.is_over:
+            return Renewal(self.name, "running", *counts)
+        return Renewal(self.name, "done" if self.reason is None else "failed", *counts, self.reason)
+
+
+class ReplicaReplacement:
+    """Orders to replace every replica of a model, one after another; one order at a time for each model.
+
+    Also the actuator's listener: why a start failed is the order's answer.
+    """
+
+    def __init__(self, fleet: Fleet, actuator: LocalActuator) -> None:
+        self._fleet = fleet
+        self._table = fleet.table
+        self._actuator = actuator
+        self._clock = fleet.clock
+        self._limit_s = 2 * (RESTORE_S + actuator.drain_max_s)  # for one replica
+        self._orders: dict[tuple[str, str], _ReplacementOrder] = {}  # the last of each model
+
+    def __repr__(self) -> str:
+        return f"<ReplicaReplacement running={sum(not order.is_over for order in self._orders.values())}>"
+
+    def state(self, model: Model) -> Renewal:
+        """How the model's last order goes, or went, under this control plane."""
+        order = self._orders.get((model.tenant, model.model))
+        return NO_REPLACEMENT if order is None else order.as_answer()
+
+    def check(self, model: Model) -> None:
+        """Raises Refused(Conflict) while an order for the model runs."""
+        last = self._orders.get((model.tenant, model.model))
+        if last is not None and not last.is_over:
+            so_far = f"{last.replaced} of {len(last.old)} replicas are replaced"
+            raise Refused(Conflict(f"model '{model.model}'", f"is being restarted already; {so_far}"))
+
+    def begin(self, model: Model) -> Renewal:
+        """Replace all that is there now. Raises as `check`."""
+        self.check(model)
+        old = {
+            replica.runtime_id: version.key
+            for version in model.versions
+            for replica in self._table.of(version.key)
+            if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING)
+        }
+        order = self._orders[model.tenant, model.model] = _ReplacementOrder(
+            f"o{secrets.token_hex(6)}", model.model, old
+        )
+        log.info("a restart is ordered", extra={"model": model.model, "order": order.name, "replicas": len(old)})
+        self._fleet.tasks.start(self._run(order), f"restart {model.model}", detached=True)
+        return order.as_answer()
+
+    def ready(self, replica: Replica) -> None:
+        """Seen in the table."""
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        """It may be why none took a place."""
+        for order in self._orders.values():
+            if not order.is_over and key in order.old.values():
+                order.failures[key] = failure
+
+    def lost(self, replica: Replica) -> None:
+        """Seen in the table."""
+
+    async def _run(self, order: _ReplacementOrder) -> None:
+        try:
+            for runtime_id, key in order.old.items():
+                await self._replace(order, runtime_id, key)
+                order.replaced += 1
+        except Refused as refused:
+            order.reason = refused.failure.message
+        except Exception:
+            order.reason = "internal error"
+            raise
+        finally:
+            order.is_over = True
+            log.info("a restart is over", extra={"model": order.model, "order": order.name, "why": order.reason})
+
+    async def _replace(self, order: _ReplacementOrder, runtime_id: str, key: VersionKey) -> None:
+        """Return once it is dead and another one serves. Raises Refused: why none does."""
+        began_us, ready_before = self._clock.monotonic_us(), 0
+        start_step: ReplacementStep | None = None
+        while True:
+            new, failure = self._count_new(order, key), order.failures.get(key)
+            old = ReplacedReplica(
+                state=self._table[runtime_id].state if runtime_id in self._table else None,
+                start_step=start_step,
+                has_room=self._actuator.has_room(),
+                coming=self._table.coming(key),
+                is_new_ready=new > ready_before,
+                failure=failure,
+            )
+            step = next_replacement_step(old, (self._clock.monotonic_us() - began_us) / 1e6, self._limit_s)
+            match step:
+                case ReplacementStep.OVER:
+                    return
+                case ReplacementStep.FAILED:
+                    raise Refused(failure or Conflict("the new replica", "was not ready; the one before it stays"))
+                case ReplacementStep.LATE:
+                    raise Refused(Conflict("a replica", f"was not replaced within {self._limit_s:.0f} s"))
+                case ReplacementStep.BESIDE | ReplacementStep.AFTER:
+                    order.failures.pop(key, None)
+                    start_step, ready_before = step, new
+            if step is not ReplacementStep.WAIT:
+                self._actuator.replace(runtime_id, step)
+            await self._clock.sleep(POLL_S)
+
+    def _count_new(self, order: _ReplacementOrder, key: VersionKey) -> int:
+        """Replicas that are ready and were not there when the order came."""
+        return sum(
+            each.state is ReplicaState.READY and each.runtime_id not in order.old for each in self._table.of(key)
+        )
+
+
+class DamageLoop:
+    """Sends away replicas whose memory was found wrong. The cache agent names their processes: `damaged` asks for the
+    process ids. Each replica is told and counted once.
+    """
+
+    def __init__(
+        self,
+        damaged: Callable[[], Awaitable[frozenset[int]]],
+        fleet: Fleet,
+        actuator: LocalActuator,
+        page: MetricsPage,
+    ) -> None:
+        self._damaged = damaged
+        self._fleet = fleet
+        self._actuator = actuator
+        self._handled_ids: set[str] = set()
+        self._counter = page.counter("kelvin_condemned_replicas_total", "Replicas whose memory was found wrong.", ())
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self._fleet.clock.sleep(DAMAGE_POLL_S)
+            await self.end_damaged()
+
+    async def end_damaged(self) -> None:
+        """Look once. A cache that does not answer is asked again at the next look."""
+        table = self._fleet.table
+        if all(choose_step_if_damaged(replica.state) is ReplacementStep.WAIT for replica in table):
+            return
+        try:
+            pids = await self._damaged()
+        except Refused:
+            return
+        self._handled_ids = {runtime_id for runtime_id in self._handled_ids if runtime_id in table}
+        for replica in table:
+            step = choose_step_if_damaged(replica.state)
+            if replica.pid not in pids or replica.runtime_id in self._handled_ids or step is ReplacementStep.WAIT:
+                continue
+            with isolated(replica.runtime_id):
+                self._actuator.replace(replica.runtime_id, step)
+                self._handled_ids.add(replica.runtime_id)
+                self._counter.add(())
+                seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
+                log.error("a replica has memory that was found wrong", extra=seen)

@@ -1,0 +1,60 @@
+"""Calls to one process of the fleet: bind, drain, sleep and others. The replica table knows which version it has."""
+
+from collections.abc import Callable
+from typing import Final
+
+from controlplane import dependencies
+from kelvin.contracts.artifacts.runtime_control import BindRequest, BindResponse
+from kelvin.ipc.forked_process import ForkedProcess
+from kelvin.ipc.socket_directory import SocketDirectory
+
+DRAIN_CALL_S: Final = dependencies.ORDERS.timeout_s
+
+
+class RuntimeProcess(ForkedProcess):
+    """A process of the fleet. `on_exit` is called once, on the event loop, when it is dead."""
+
+    report_s = dependencies.REPORTS.timeout_s
+
+    def __init__(
+        self,
+        directory: SocketDirectory,
+        runtime_id: str,
+        pid: int,
+        pidfd: int,
+        on_exit: Callable[["RuntimeProcess"], None],
+    ) -> None:
+        super().__init__(directory, runtime_id, pid, pidfd)
+        self._on_exit = on_exit
+
+    def _exited(self) -> None:
+        super()._exited()
+        self._on_exit(self)
+
+    async def bind(self, bind: BindRequest, timeout_s: float) -> BindResponse:
+        """Have it bind a version; return when it serves. Raises Refused: its failure, or Unavailable if it is lost."""
+        return await self._client.call("POST", "/control/bind", BindResponse, body=bind, timeout_s=timeout_s)
+
+    async def drain(self) -> None:
+        """Tell it to take nothing new. Raises Refused."""
+        async with self._client.open("POST", "/control/drain", timeout_s=DRAIN_CALL_S):
+            pass
+
+    async def report_damage(self) -> None:
+        """Tell it that its memory was found wrong. Raises Refused."""
+        async with self._client.open("POST", "/control/condemn", timeout_s=DRAIN_CALL_S):
+            pass
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Tell a replica without work to give back all but its weights. Raises Refused."""
+        async with self._client.open("POST", "/control/sleep", timeout_s=timeout_s):
+            pass
+
+    async def release_weights(self, timeout_s: float) -> None:
+        """Tell one that sleeps to give its weights back, too. Raises Refused."""
+        async with self._client.open("POST", "/control/drop", timeout_s=timeout_s):
+            pass
+
+    async def wake(self, bind: BindRequest, timeout_s: float) -> BindResponse:
+        """Have it wake; return when it serves again. Raises Refused."""
+        return await self._client.call("POST", "/control/wake", BindResponse, body=bind, timeout_s=timeout_s)

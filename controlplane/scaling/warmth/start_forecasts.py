@@ -1,0 +1,206 @@
+"""Says of each start when it will be over, and keeps how right that was. What is said is `policy/eta`'s.
+
+The agent is asked where the bytes are while the start is under way: no start waits for its forecast.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.clock import Clock
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.scaling.policy.breakeven import Level
+from controlplane.scaling.policy.eta import EstimateBasis, PastForecast, RestoreEstimate, RestoreHistory
+from controlplane.scaling.replicas import Replica
+from controlplane.tasks import Tasks
+from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.names import split_qualified_name
+from kelvin.contracts.serving.control_messages import Feed
+from kelvin.contracts.serving.start_forecast import Forecast, StartRow, TierPlacement
+from kelvin.contracts.timeline import Stage
+from kelvin.telemetry.policy.instruments import MetricsPage
+from kelvin.telemetry.policy.labels import OK, slowest_tier
+
+log = logging.getLogger(__name__)
+
+FindVersion = Callable[[VersionKey], tuple[Model, Version] | None]
+AskWhereabouts = Callable[[VersionKey], Awaitable[TierPlacement]]
+
+RATIOS: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+
+
+@dataclass(slots=True)
+class _PendingForecast:
+    """A start under way. `estimate` comes while it runs, or never."""
+
+    requested_us: int
+    parked: bool
+    wake_level: Level | None  # from which sleep; None: it starts
+    estimate: RestoreEstimate | None = None
+
+
+class StartForecaster:
+    """Listens to the actuator. Everything is one event loop's."""
+
+    def __init__(
+        self,
+        find: FindVersion,
+        ask_whereabouts: AskWhereabouts,
+        feed: FeedHub,
+        clock: Clock,
+        tasks: Tasks,
+        page: MetricsPage,
+    ) -> None:
+        self.history: RestoreHistory[VersionKey] = RestoreHistory()
+        self._find_version = find
+        self._ask_whereabouts = ask_whereabouts
+        self._feed = feed
+        self._clock = clock
+        self._tasks = tasks
+        self._pending_forecasts: dict[VersionKey, _PendingForecast] = {}
+        self._pending_idle_forecasts: dict[
+            VersionKey, int
+        ] = {}  # versions that may be at zero, of which the cache is asked
+        self._idle_forecast_number = 0
+        self._ratios = page.histogram(
+            "kelvin_eta_ratio", "What starts took, over what was said of them meanwhile.", ("tier",), RATIOS
+        )
+
+    def __repr__(self) -> str:
+        return f"<StartForecaster open={len(self._pending_forecasts)} {self.history!r}>"
+
+    def on_start_accepted(self, key: VersionKey, requested_us: int, *, parked: bool, wake_level: Level | None) -> None:
+        """A start was accepted: of a process, which is `parked` already or not, or of one that sleeps so deep."""
+        self._pending_idle_forecasts.pop(key, None)
+        start = self._pending_forecasts[key] = _PendingForecast(requested_us, parked, wake_level)
+        self._tasks.start(self._forecast(key, start), f"forecast of {key}")
+
+    def estimate(self, key: VersionKey, whereabouts: TierPlacement, *, parked: bool) -> RestoreEstimate:
+        """Of a start that would begin now."""
+        return self.history.estimate(key, _total_bytes(whereabouts), whereabouts.bytes_s, parked=parked)
+
+    def estimate_wake_s(self, key: VersionKey, total_bytes: int, level: Level) -> float:
+        """Mean seconds from asking for a replica that sleeps so deep until it is ready."""
+        history = self.history
+        restore = history.refill(key, total_bytes) if level is Level.ASLEEP2 else history.wake(key, total_bytes)
+        return restore.seconds
+
+    async def whereabouts(self, key: VersionKey) -> TierPlacement | None:
+        """As the agent says; None where it does not answer."""
+        try:
+            return await self._ask_whereabouts(key)
+        except Refused as refused:
+            log.info("where a version's bytes are is not known", extra={"version": str(key), "why": str(refused)})
+            return None
+
+    def ready(self, replica: Replica) -> None:
+        """See `Listener`. Starts that another control plane began are not this one's to learn from."""
+        assert replica.key is not None
+        self._pending_idle_forecasts.pop(replica.key, None)
+        start, found = self._pending_forecasts.pop(replica.key, None), self._find_version(replica.key)
+        if start is None or found is None or not replica.restore:
+            return
+        took_s = max(span.after_us for span in replica.restore) / 1e6
+        total, tier = found[1].registration.total_bytes, slowest_tier(dict(replica.bytes_by_tier))
+        if start.wake_level is not None:
+            # By what it did: it may have dropped its weights in the moment in which it was asked for.
+            if any(span.stage is Stage.LEASED for span in replica.restore):
+                self.history.record_deep_wake(replica.key, total, replica.restore, tier)
+            else:
+                self.history.record_wake(replica.key, total, took_s)
+            return
+        said = start.estimate
+        bytes_s = None if said is None else said.bytes_s
+        self.history.record_start(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s, tier=tier)
+        if said is not None:
+            miss = PastForecast(predicted_s=said.ready_s, actual_s=took_s, tier=tier)
+            self.history.record_forecast_error(replica.key, miss)
+            self._ratios.observe((tier,), miss.ratio)
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        """See `Listener`: nothing is learned of it."""
+        self._pending_forecasts.pop(key, None)
+
+    def lost(self, replica: Replica) -> None:
+        """See `Listener`. It may have been the last one: activators are told how long another start would take, so that
+        who has not the time is not kept waiting. Nothing is told of what was only guessed.
+        """
+        key = replica.key
+        if key is None or not self._has_history(key):
+            return
+        self._idle_forecast_number += 1
+        self._pending_idle_forecasts[key] = self._idle_forecast_number
+        self._tasks.start(self._publish_idle_forecast(key, self._idle_forecast_number), f"start of {key} some day")
+
+    def record_answers(self, records: tuple[RequestRecord, ...]) -> None:
+        """Requests that waited for a start tell how long its first batch took.
+
+        Of a whole answer the first byte leaves when all of it is computed, so the end of prefill counts. A prediction
+        has no such stage: its first batch is its answer. The first token of a stream leaves at once, so it counts.
+        """
+        for record in records:
+            if record.timeline is None or record.version is None or record.outcome != OK:
+                continue
+            at_us = {stamp.stage: stamp.at_us for stamp in record.timeline}
+            is_whole = not record.stream and Stage.PREFILLED in at_us
+            first = Stage.PREFILLED if is_whole else Stage.FIRST_TOKEN
+            if Stage.READY in at_us and first in at_us:
+                key = VersionKey(*split_qualified_name(record.tenant, record.model), record.version)
+                self.history.record_answers(key, (at_us[first] - at_us[Stage.READY]) / 1e6)
+
+    async def _forecast(self, key: VersionKey, start: _PendingForecast) -> None:
+        bytes_to_bring, tier = 0, None
+        if start.wake_level is not None:
+            found = self._find_version(key)
+            left_s = (
+                0.0 if found is None else self.estimate_wake_s(key, found[1].registration.total_bytes, start.wake_level)
+            )
+        else:
+            whereabouts = await self.whereabouts(key)
+            if whereabouts is None or self._pending_forecasts.get(key) is not start:
+                return  # too late to have been foretold
+            start.estimate = self.estimate(key, whereabouts, parked=start.parked)
+            bytes_to_bring = _total_bytes(whereabouts) - whereabouts.bytes_by_tier.get("host", 0)
+            tier = slowest_tier(whereabouts.bytes_by_tier)
+            left_s = start.estimate.ready_s - (self._clock.monotonic_us() - start.requested_us) / 1e6
+        row = Forecast(
+            tenant=key.tenant,
+            model=key.model,
+            version=key.version,
+            ready_in_ms=max(0, round(left_s * 1000)),
+            bytes_to_bring=bytes_to_bring,
+            tier=tier,
+        )
+        self._feed.publish(Feed(forecasts=(row,)))
+
+    def _has_history(self, key: VersionKey) -> bool:
+        found = self._find_version(key)
+        return found is not None and self.history.start(key, found[1].registration.total_bytes).seen > 0
+
+    async def _publish_idle_forecast(self, key: VersionKey, idle_forecast_number: int) -> None:
+        whereabouts = await self.whereabouts(key)
+        if self._pending_idle_forecasts.get(key) != idle_forecast_number:
+            return  # it is served or starts meanwhile, or was lost again
+        del self._pending_idle_forecasts[key]
+        if whereabouts is None or not _is_measured(whereabouts) or self._find_version(key) is None:
+            return
+        said = self.estimate(key, whereabouts, parked=True)
+        if said.known is EstimateBasis.GUESS:
+            return
+        row = StartRow(
+            tenant=key.tenant, model=key.model, version=key.version, start_ms=max(0, round(said.ready_s * 1000))
+        )
+        self._feed.publish(Feed(starts=(row,)))
+
+
+def _is_measured(whereabouts: TierPlacement) -> bool:
+    """Whether each tier that the bytes would come from is as quick as it was seen to be."""
+    tiers = [tier for tier, nbytes in whereabouts.bytes_by_tier.items() if nbytes and tier in whereabouts.rates]
+    return all(whereabouts.rates[tier].loads for tier in tiers)
+
+
+def _total_bytes(whereabouts: TierPlacement) -> int:
+    return sum(whereabouts.bytes_by_tier.values())

@@ -1,0 +1,86 @@
+"""What a level of warmth costs a version: by the price book, the price of memory, and what restores took."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.clock import Clock
+from controlplane.ledger.policy.rating import ANY_CLASS, PriceBook
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.scaling.policy.breakeven import Level, LevelChange, LevelPrice, plan_levels
+from controlplane.scaling.policy.eta import RestoreHistory, RestoreTime
+
+GIB: Final = 1 << 30
+PROCESS_BYTES: Final = 64 << 20  # of a replica beside weights and KV: what it does not share with the zygote
+
+
+@dataclass(frozen=True, slots=True)
+class WarmthPrices:
+    """A version's prices, in micro-units per second, and what was measured of it."""
+
+    idle: float  # of the device
+    restore: float  # of the device
+    memory: float  # of a GiB of host memory
+    wait: float  # of a caller who waits
+    warm_bytes: int
+    asleep_bytes: int
+    asleep2_bytes: int
+    start: RestoreTime
+    wake: RestoreTime
+    refill: RestoreTime  # of who sleeps without weights
+
+    @property
+    def level_prices(self) -> tuple[LevelPrice, ...]:
+        """From the warmest level to the coldest."""
+        per_s = self.wait + self.restore
+        return (
+            LevelPrice(Level.WARM, self.idle + self.memory * self.warm_bytes / GIB, 0.0),
+            LevelPrice(Level.ASLEEP, self.memory * self.asleep_bytes / GIB, self.wake.seconds * per_s),
+            LevelPrice(Level.ASLEEP2, self.memory * self.asleep2_bytes / GIB, self.refill.seconds * per_s),
+            LevelPrice(Level.ZERO, 0.0, self.start.seconds * per_s),
+        )
+
+
+class WarmthCost:
+    """Reads what others keep; holds nothing."""
+
+    def __init__(
+        self, book: PriceBook, history: RestoreHistory[VersionKey], clock: Clock, *, kv_bytes: int, memory_price: float
+    ) -> None:
+        self._book = book
+        self._history = history
+        self._clock = clock
+        self._kv_bytes = kv_bytes
+        self._memory_price = memory_price
+
+    def __repr__(self) -> str:
+        return f"<WarmthCost {self._book.currency} memory={self._memory_price:g}>"
+
+    @property
+    def currency(self) -> str:
+        """Of which all amounts are millionths."""
+        return self._book.currency
+
+    def find_prices(self, model: Model, version: Version, device_class: str = ANY_CLASS) -> WarmthPrices:
+        """At the prices of now."""
+        device = self._book.at(self._clock.wall_s() * 1_000_000).device_of(device_class)
+        total = version.registration.total_bytes
+        return WarmthPrices(
+            idle=device.idle,
+            restore=device.restore,
+            memory=self._memory_price,
+            wait=model.scale.wait_price,
+            warm_bytes=total + self._kv_bytes + PROCESS_BYTES,
+            asleep_bytes=total + PROCESS_BYTES,
+            asleep2_bytes=PROCESS_BYTES,
+            start=self._history.start(version.key, total),
+            wake=self._history.wake(version.key, total),
+            refill=self._history.refill(version.key, total),
+        )
+
+    def fetches(self, key: VersionKey) -> dict[str, RestoreTime]:
+        """What a version's own leases took, by the slowest tier that bytes came from."""
+        return self._history.fetches(key)
+
+    def level_changes(self, model: Model, version: Version) -> tuple[LevelChange, ...]:
+        """When the version's last replica goes where."""
+        return plan_levels(self.find_prices(model, version).level_prices)

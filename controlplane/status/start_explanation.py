@@ -1,0 +1,86 @@
+"""Why Kelvin expects what it expects of a model: the figures behind it, put together when they are asked for."""
+
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.scaling.policy.breakeven import Level
+from controlplane.scaling.policy.eta import PastForecast
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.replicas import Replica, ReplicaTable
+from controlplane.scaling.warmth.start_forecasts import StartForecaster
+from kelvin.contracts.serving.start_forecast import TierPlacement, TierRate
+from kelvin.contracts.wire import Wire
+
+
+class Expected(Wire, frozen=True):
+    """Seconds. `ready_s` is the larger of `process_s` and `bytes_s`, plus `lease_s` and `bind_s`; `first_token_s` adds
+    `answer_s`. `known` says whence the steps: its own starts (`version`), those of its `size`, or a `guess`.
+    """
+
+    known: str
+    process_s: float
+    bytes_s: float
+    lease_s: float
+    bind_s: float
+    answer_s: float
+    ready_s: float
+    first_token_s: float
+    bytes_by_tier: dict[str, int]
+    rates: dict[str, TierRate]
+
+
+class StartForecast(Wire, frozen=True):
+    """What a start of the version would take now (null while the cache does not answer), with so many standbys parked;
+    what waking it takes where it sleeps; and the forecasts of its last starts, the oldest first.
+    """
+
+    version: str
+    aliases: tuple[str, ...]
+    standbys: int
+    expected: Expected | None
+    wake_s: float | None
+    past: tuple[PastForecast, ...]
+
+
+class Starts(Wire, frozen=True):
+    """`GET /admin/v1/models/{model}/starts`: of each version that is not deleted."""
+
+    model: str
+    versions: tuple[StartForecast, ...]
+
+
+async def forecast_starts(model: Model, table: ReplicaTable, forecasts: StartForecaster) -> Starts:
+    """The agent is asked once per version."""
+    versions = tuple([await _start(model, each, table, forecasts) for each in model.live_versions])
+    return Starts(model=model.model, versions=versions)
+
+
+async def _start(model: Model, version: Version, table: ReplicaTable, forecasts: StartForecaster) -> StartForecast:
+    key, standbys = version.key, table.count(ReplicaState.STANDBY)
+    whereabouts = await forecasts.whereabouts(key)
+    return StartForecast(
+        version=key.version,
+        aliases=model.aliases_of(key.version),
+        standbys=standbys,
+        expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
+        wake_s=next((_wake_time_s(each, version, forecasts) for each in table.sleepers(key)), None),
+        past=forecasts.history.forecast_errors(key),
+    )
+
+
+def _wake_time_s(sleeper: Replica, version: Version, forecasts: StartForecaster) -> float:
+    return forecasts.estimate_wake_s(version.key, version.registration.total_bytes, Level(sleeper.state))
+
+
+def _expected(key: VersionKey, whereabouts: TierPlacement, forecasts: StartForecaster, *, parked: bool) -> Expected:
+    said = forecasts.estimate(key, whereabouts, parked=parked)
+    return Expected(
+        known=said.known,
+        process_s=said.process_s,
+        bytes_s=said.bytes_s,
+        lease_s=said.steps.lease_s,
+        bind_s=said.steps.bind_s,
+        answer_s=said.steps.answer_s,
+        ready_s=said.ready_s,
+        first_token_s=said.first_token_s,
+        bytes_by_tier=whereabouts.bytes_by_tier,
+        rates=whereabouts.rates,
+    )

@@ -1,0 +1,155 @@
+"""Retries around any store: each attempt has a time limit, each call a number of attempts, each pause jitter."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from kelvin.blobstore.blob_store import BlobStat, BlobStore, BlobUnavailable, Payload
+from kelvin.contracts.backoff import ExponentialBackoff
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudget:
+    """At most `attempts` tries. Each may take `attempt_s` seconds, and for its bytes the time that they take at
+    `slowest_bytes_per_s`. The pause after the nth failure is up to `base_s * 2^(n-1)` seconds, never above `cap_s`.
+    """
+
+    attempts: int = 4
+    attempt_s: float = 30.0
+    base_s: float = 0.05
+    cap_s: float = 2.0
+    slowest_bytes_per_s: float = float(1 << 20)
+
+    def limit_s(self, size: int) -> float:
+        """Return how many seconds one attempt that moves `size` bytes may take."""
+        return self.attempt_s + size / self.slowest_bytes_per_s
+
+    def pause_s(self, failed: int, chance: float) -> float:
+        """Return the pause after `failed` (1 or more) failures, in seconds. Full jitter: `chance` is in [0, 1)."""
+        return chance * ExponentialBackoff(self.base_s, self.cap_s).after(failed)
+
+
+DEFAULT_BUDGET: Final = RetryBudget()
+
+
+class Retry:
+    """Repeats a call that failed with `BlobUnavailable` or took too long, within a budget. Other errors are raised."""
+
+    def __init__(
+        self,
+        budget: RetryBudget = DEFAULT_BUDGET,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.budget = budget
+        self._sleep = sleep
+        self._chance = chance
+
+    def __repr__(self) -> str:
+        return f"<Retry attempts={self.budget.attempts}>"
+
+    async def __call__(
+        self, call: Callable[[], Awaitable[T]], size: int = 0, stat: Callable[[], Awaitable[BlobStat]] | None = None
+    ) -> T:
+        """Return the result of the first attempt that succeeds. `size` is how many bytes one attempt moves; where that
+        is not known before, `stat` says it after a failure.
+
+        Raises `BlobUnavailable` after the last attempt, also where it took too long.
+        """
+        failed = 0
+        while True:
+            try:
+                if failed and stat is not None:
+                    size = (await self.attempt(stat)).size
+                return await self.attempt(call, size)
+            except BlobUnavailable:
+                failed += 1
+                if failed >= self.budget.attempts:
+                    raise
+            await self.pause(failed)
+
+    async def pause(self, failed: int) -> None:
+        """After so many failed attempts in a row."""
+        await self._sleep(self.budget.pause_s(failed, self._chance()))
+
+    async def attempt(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:
+        """Call once, within the time of an attempt. Raises `BlobUnavailable` where it took too long."""
+        limit_s = self.budget.limit_s(size)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call()
+        except TimeoutError as error:
+            raise BlobUnavailable(f"no answer within {limit_s:g} s") from error
+
+
+class RetryingStore:
+    """A `Retry` around each call.
+
+    A put of an iterator is tried once, without a time limit, as its pieces are gone after the first attempt. A put
+    whose answer was lost may report False for an object that it made itself: names are digests, so nothing is wrong.
+    """
+
+    def __init__(
+        self,
+        inner: BlobStore,
+        budget: RetryBudget = DEFAULT_BUDGET,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._inner = inner
+        self._retry = Retry(budget, sleep=sleep, chance=chance)
+
+    def __repr__(self) -> str:
+        return f"<RetryingStore attempts={self._retry.budget.attempts} {self._inner!r}>"
+
+    async def put_if_absent(self, key: str, data: Payload) -> bool:
+        """See `BlobStore`."""
+        if not isinstance(data, bytes):
+            return await self._inner.put_if_absent(key, data)
+        return await self._retry(lambda: self._inner.put_if_absent(key, data), len(data))
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `BlobStore`."""
+        stat = (lambda: self._inner.stat(key)) if length is None else None
+        return await self._retry(lambda: self._inner.read(key, offset, length), max(0, length or 0), stat)
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """See `BlobStore`."""
+        await self._retry(lambda: self._inner.read_into(key, offset, into), into.nbytes)
+
+    async def stat(self, key: str) -> BlobStat:
+        """See `BlobStore`."""
+        return await self._retry(lambda: self._inner.stat(key))
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        """See `BlobStore`. A listing that breaks, or gives no key in time, starts again and skips what was already
+        handed out.
+        """
+        last: str | None = None
+        failed = 0
+        while True:
+            try:
+                keys = self._inner.list(prefix)
+                while (key := await self._next(keys)) is not None:
+                    if last is None or key > last:
+                        last, failed = key, 0  # progress renews the budget, or a long listing could not end
+                        yield key
+                return
+            except BlobUnavailable:
+                failed += 1
+                if failed >= self._retry.budget.attempts:
+                    raise
+            await self._retry.pause(failed)
+
+    async def _next(self, keys: AsyncIterator[str]) -> str | None:
+        return await self._retry.attempt(lambda: anext(keys, None))
+
+    async def delete(self, key: str) -> None:
+        """See `BlobStore`."""
+        await self._retry(lambda: self._inner.delete(key))

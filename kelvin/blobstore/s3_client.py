@@ -1,0 +1,178 @@
+"""The blocking half of the S3 store: boto3's client, one call at a time, its errors as the store's.
+
+The only module that imports boto3. Each call runs in a thread of the store's pool, and ends within the timeouts of its
+place. Reading bytes is `s3_reads`' work.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+from botocore.parsers import ResponseParserError
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobUnavailable, StoreFull
+from kelvin.blobstore.s3_location import S3Location
+
+_INSUFFICIENT_STORAGE: Final = 507  # RFC 4918, 11.5: MinIO says it of full disks (XMinioStorageFull)
+_FULL: Final = frozenset(
+    {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded"}
+)  # Ceph's and MinIO's quotas, with 403, 400
+_DEFAULT_REGION: Final = "us-east-1"  # what compatible endpoints take where nobody names one
+
+
+def make_client(place: S3Location) -> Any:
+    """A client over the usual credential chain. It opens nothing yet. Safe to use from many threads.
+
+    Raises `BlobUnavailable` where the chain itself is broken, as by a profile that there is not.
+    """
+    for name in ("boto3", "botocore", "urllib3"):
+        logging.getLogger(name).setLevel(logging.INFO)  # their debug lines hold session tokens
+    try:
+        session = boto3.session.Session(region_name=place.region)
+    except BotoCoreError as error:
+        raise BlobUnavailable(f"no client for S3: {error}") from error
+    region = session.region_name or _DEFAULT_REGION
+    config = Config(
+        connect_timeout=place.connect_s,
+        read_timeout=place.read_s,
+        max_pool_connections=place.connections,
+        tcp_keepalive=True,
+        # Tries are counted in one place, `retrying`: twice four tries would be sixteen, and nobody's budget.
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        s3={"addressing_style": "path" if place.path_style else "auto"},
+        # Content is checked by digests of ours, bodies sent by their signature; many compatible endpoints refuse the
+        # checksum trailers that newer SDKs add by default.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return session.client("s3", region_name=region, endpoint_url=place.endpoint, config=config)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of an object without reading it."""
+
+    size: int
+    etag: str
+    modified_s: float
+
+
+def error_of(error: ClientError) -> tuple[str, int]:
+    """The error's code and the answer's HTTP status. Of its text nothing is repeated: it may name who called."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return str(error.response.get("Error", {}).get("Code", "unknown")), int(status)
+
+
+@contextmanager
+def translated(key: str) -> Iterator[None]:
+    """What the client says, as the store's errors. Statuses with a meaning of their own are taken before."""
+    try:
+        yield
+    except ClientError as error:
+        code, status = error_of(error)
+        if code in ("NoSuchKey", "404"):
+            raise BlobNotFound(key) from None
+        if status == _INSUFFICIENT_STORAGE or code in _FULL:
+            raise StoreFull() from error
+        raise BlobUnavailable(f"S3 answered {code} ({status})") from error
+    except (BotoCoreError, OSError) as error:
+        raise BlobUnavailable(f"S3 did not answer: {type(error).__name__}") from error
+    except (ResponseParserError, KeyError) as error:
+        raise BlobUnavailable(f"S3 answered what can't be read: {type(error).__name__}") from error
+
+
+def head(client: Any, place: S3Location, key: str) -> Head:
+    """Raises `BlobNotFound` and `BlobUnavailable`."""
+    with translated(key):
+        answer = client.head_object(Bucket=place.bucket, Key=place.prefix + key)
+        return Head(int(answer["ContentLength"]), str(answer.get("ETag", "")), answer["LastModified"].timestamp())
+
+
+def put(client: Any, place: S3Location, key: str, data: bytes) -> bool:
+    """Put where nothing is. Raises `BlobUnavailable`, also for a put at the same time whose end is not known yet."""
+    try:
+        with translated(key):
+            client.put_object(Bucket=place.bucket, Key=place.prefix + key, Body=data, IfNoneMatch="*")
+    except BlobUnavailable as unavailable:
+        if is_refused_condition(unavailable):
+            return False
+        raise
+    return True
+
+
+def is_refused_condition(error: BlobUnavailable) -> bool:
+    """Whether `If-None-Match` or `If-Match` did not hold (412). A 409 is none: another put is under way, ask again."""
+    return status_of(error) == 412
+
+
+def status_of(error: BlobUnavailable) -> int:
+    """The HTTP status of the answer that it stands for; 0 where there was none."""
+    return error_of(error.__cause__)[1] if isinstance(error.__cause__, ClientError) else 0
+
+
+_HOPELESS: Final = {
+    "NoSuchBucket": "the bucket does not exist",
+    "InvalidBucketName": "the bucket's name is refused",
+    "AccessDenied": "these credentials may not do this with the bucket",
+    "AllAccessDisabled": "these credentials may not do this with the bucket",
+    "InvalidAccessKeyId": "the access key is unknown",
+    "SignatureDoesNotMatch": "the secret key is wrong",
+    "InvalidToken": "the session token is wrong",
+    "AuthorizationHeaderMalformed": "the region is wrong: name the bucket's with region=",
+    "PermanentRedirect": "the region is wrong: name the bucket's with region=",
+    "IllegalLocationConstraintException": "the region is wrong: name the bucket's with region=",
+    "NotImplemented": "this endpoint lacks conditional puts (If-None-Match), which Kelvin can't do without",
+}
+
+
+def why_hopeless(error: BlobUnavailable) -> str | None:
+    """What an operator has to mend before the same call can succeed; None for what may pass."""
+    cause = error.__cause__
+    if isinstance(cause, ClientError):
+        code, status = error_of(cause)
+        reason = _HOPELESS.get(code)
+        return f"{reason} (S3 answered {code}, {status})" if reason else None
+    if isinstance(cause, NoCredentialsError | PartialCredentialsError | ProfileNotFound):
+        return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
+    return None
+
+
+def delete(client: Any, place: S3Location, key: str) -> None:
+    """Whether it was there or not, and whatever the endpoint says of one that was not."""
+    with suppress(BlobNotFound), translated(key):
+        client.delete_object(Bucket=place.bucket, Key=place.prefix + key)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Keys with the place's prefix taken off; `next` is None on the last page."""
+
+    keys: tuple[str, ...]
+    next: str | None
+
+
+def list_page(client: Any, place: S3Location, prefix: str, token: str | None, page_keys: int) -> Page:
+    """One page of a listing, ascending. Raises `BlobUnavailable`."""
+    more = {} if token is None else {"ContinuationToken": token}
+    with translated(prefix):
+        answer = client.list_objects_v2(Bucket=place.bucket, Prefix=place.prefix + prefix, MaxKeys=page_keys, **more)
+    names = [str(row.get("Key", "")) for row in answer.get("Contents", ())]
+    following = answer.get("NextContinuationToken")
+    if any(not name.startswith(place.prefix + prefix) for name in names) or names != sorted(set(names)):
+        raise BlobUnavailable("S3 answered a listing that is not ascending keys of its prefix")
+    if answer.get("IsTruncated") and not following:
+        raise BlobUnavailable("S3 answered a listing that does not say how it goes on")
+    return Page(
+        tuple(name.removeprefix(place.prefix) for name in names), following if answer.get("IsTruncated") else None
+    )

@@ -1,0 +1,212 @@
+"""Objects in a bucket of S3, or of what speaks like it. `retrying_store.py` retries whole calls around it. Retried
+here are each request of a put of an iterator (`s3_upload.py`), and the rest of a read that was cut (`s3_reads.py`).
+
+Reads are ranged GETs side by side in the store's own threads, pinned to one ETag if the endpoint gives any. Puts are
+conditional, so that exactly one wins. A cancelled read or listing ends at once, any other call within the timeouts of
+the place.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from kelvin.blobstore.blob_store import (
+    BlobShort,
+    BlobStat,
+    BlobUnavailable,
+    Payload,
+    StoreFull,
+    check_key,
+    check_prefix,
+    check_range,
+    is_segment,
+)
+from kelvin.blobstore.retrying_store import Retry, RetryBudget
+from kelvin.blobstore.s3_client import delete, head, list_page, put, why_hopeless
+from kelvin.blobstore.s3_location import S3Location
+from kelvin.blobstore.s3_reads import CancelToken, RangeCalls, get_range, get_start
+from kelvin.blobstore.s3_upload import PART_BYTES, Uploads
+from kelvin.contracts.errors import Refused
+from kelvin.process.thread_calls import run_uncancellable
+
+T = TypeVar("T")
+
+# Half a chunk: a connection to S3 brings some 0.1 GB/s, so that one chunk comes over two.
+READ_BYTES: Final = 4 << 20
+_TAGS: Final = 4096
+_PAGE_KEYS: Final = 1000
+# No key of the protocol begins with a dot, so that the probe is nobody's object.
+_PROBE: Final = ".conditional-put"
+
+
+class S3Store:
+    """A `BlobStore` over a client from `make_client`, its own from now on: `close` ends threads and connections."""
+
+    def __init__(
+        self,
+        place: S3Location,
+        client: Any,
+        *,
+        retry: Retry | None = None,
+        part_bytes: int = PART_BYTES,
+        read_bytes: int = READ_BYTES,
+        page_keys: int = _PAGE_KEYS,
+    ) -> None:
+        self.place = place
+        self._client = client
+        self._threads = ThreadPoolExecutor(place.connections, "s3")
+        self._calls = RangeCalls(self._threads)
+        self.uploads = Uploads(self._client, place, self._threads, retry or Retry(), part_bytes)
+        self._read_bytes = read_bytes
+        self._page_keys = page_keys
+        self._tags: OrderedDict[str, str] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<S3Store {self.place}>"
+
+    async def close(self) -> None:
+        """Waits for calls under way."""
+        await run_uncancellable(None, self._threads.shutdown)
+        self._client.close()
+
+    async def put_if_absent(self, key: str, data: Payload) -> bool:
+        """See `BlobStore`."""
+        check_key(key)
+        if not isinstance(data, bytes):
+            return await self.uploads.put(key, data)
+        if len(data) > self.uploads.part_bytes:  # all of it can come again: tried as a whole by whoever calls
+            once = replace(self.uploads, retry=Retry(RetryBudget(attempts=1)))
+            return await once.put(key, _slices(data, self.uploads.part_bytes))
+        return await self._run(partial(put, self._client, self.place, key, data))
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `BlobStore`. Without a length one round trip brings a small object."""
+        check_key(key)
+        if length is not None and length > 0 and offset >= 0:
+            into = bytearray(length)
+            await self._read_into(key, offset, memoryview(into))
+            return bytes(into)
+        if length is None and offset >= 0:
+            try:
+                return await self._read_on(key, offset)
+            except BlobShort:  # nothing begins there: an empty rest, or none
+                pass
+        if check_range(key, (await self.stat(key)).size, offset, length):
+            raise BlobUnavailable("S3 answered that nothing begins where the object has bytes")
+        return b""
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """See `BlobStore`."""
+        check_key(key)
+        if not into.nbytes or offset < 0:
+            check_range(key, (await self.stat(key)).size, offset, into.nbytes)
+        await self._read_into(key, offset, into.cast("B"))
+
+    async def stat(self, key: str) -> BlobStat:
+        """See `BlobStore`."""
+        check_key(key)
+        found = await self._run(partial(head, self._client, self.place, key))
+        self._remember(key, found.etag)
+        return BlobStat(found.size, found.modified_s)
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        """See `BlobStore`. Objects of others, whose names are no keys, are left out."""
+        check_prefix(prefix)
+        token: str | None = None
+        last = ""
+        while True:
+            call = partial(list_page, self._client, self.place, prefix, token, self._page_keys)
+            (page,) = await self._calls.run([call], CancelToken())
+            if page.keys and page.keys[0] <= last:  # who lists again after a break relies on the order
+                raise BlobUnavailable("S3 answered pages of a listing that are not ascending")
+            if token is not None and page.next == token:
+                raise BlobUnavailable("S3 named the same next page of a listing twice")
+            last = page.keys[-1] if page.keys else last
+            for key in page.keys:
+                if all(map(is_segment, key.split("/"))):
+                    yield key
+            if (token := page.next) is None:
+                return
+
+    async def delete(self, key: str) -> None:
+        """See `BlobStore`."""
+        check_key(key)
+        self._tags.pop(key, None)
+        await self._run(partial(delete, self._client, self.place, key))
+
+    async def fault(self, *, writes: bool) -> str | None:
+        """What keeps this place from ever working, in words; None where nothing does. Whoever `writes` leaves one
+        empty object. Raises `BlobUnavailable` for what may pass.
+        """
+        try:
+            await self._run(partial(list_page, self._client, self.place, "", None, 1))
+            if not writes:
+                return None
+            try_put = partial(put, self._client, self.place, _PROBE, b"")
+            # The first put may be the first ever; the second finds something in any case.
+            if await self._run(try_put) and await self._run(try_put):
+                return "this endpoint overwrites objects in spite of If-None-Match, which Kelvin can't do without"
+        except StoreFull:
+            return None  # versions are read all the same, and each put says why it fails
+        except BlobUnavailable as unavailable:
+            if (hopeless := why_hopeless(unavailable)) is None:
+                raise
+            return hopeless
+        return None
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await run_uncancellable(self._threads, call)
+
+    async def _read_on(self, key: str, offset: int) -> bytes:
+        halt = CancelToken()
+        get = partial(get_start, self._client, self.place, key, offset, self._read_bytes, halt)
+        (found,) = await self._calls.run([get], halt)
+        self._remember(key, found.etag)
+        begun = len(found.data)
+        if offset + begun == found.size:
+            return bytes(found.data)
+        into = bytearray(found.size - offset)
+        into[:begun] = found.data
+        await self._read_into(key, offset + begun, memoryview(into)[begun:])
+        return bytes(into)
+
+    async def _read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """In ranges side by side, all of the same object: of the one whose ETag is known, or of the first answer's."""
+        starts = list(range(0, into.nbytes, self._read_bytes))
+        tag = self._tags.get(key)
+        try:
+            if tag is None and starts:
+                tag = (await self._ranges(key, offset, into, starts[:1], None))[0] or None
+                starts = starts[1:]
+            await self._ranges(key, offset, into, starts, tag)
+        except Refused:
+            self._tags.pop(key, None)  # it may be another object now: the next try reads that one
+            raise
+        if tag is not None:
+            self._remember(key, tag)
+
+    async def _ranges(
+        self, key: str, offset: int, into: memoryview, starts: Sequence[int], tag: str | None
+    ) -> Sequence[str]:
+        """The ETags of the ranges that begin at `starts`."""
+        halt = CancelToken()
+        calls = [
+            partial(get_range, self._client, self.place, key, offset + at, into[at : at + self._read_bytes], tag, halt)
+            for at in starts
+        ]
+        return await self._calls.run(calls, halt)
+
+    def _remember(self, key: str, tag: str) -> None:
+        if tag:
+            self._tags[key] = tag
+            self._tags.move_to_end(key)
+        if len(self._tags) > _TAGS:
+            self._tags.popitem(last=False)
+
+
+async def _slices(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]

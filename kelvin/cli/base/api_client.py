@@ -1,0 +1,211 @@
+"""The command line's way in: HTTPS to the activator with a key, errors as sentences and exit codes."""
+
+import os
+import ssl
+from contextlib import nullcontext
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import httpx
+import msgspec
+from rich.console import Console
+
+from kelvin.contracts.accounting.billing_reports import Examining
+from kelvin.contracts.errors import RemoteFailure
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.problem import from_problem
+from kelvin.contracts.redaction import redact
+from kelvin.contracts.wire import BadJson, decode, decode_any, decoder
+from kelvin.process.hardening import protect_memory
+from kelvin.supervisor.data_lock import naming
+from kelvin.supervisor.settings import DEFAULT_PORT
+
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, as the API answers it.")
+TIMEOUT_S: Final = 60.0
+REPORT_POLL_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
+
+
+class CommandFailed(click.ClickException):
+    """The installation can't be reached, or refused the call. Exit code 1. A key in the message loses its secret.
+
+    `status` is of the answer that refused it, where there was one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(redact(message))
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which installation a command speaks to: a data directory of this machine, or a URL with CA and key."""
+
+    data: Path
+    url: str | None = None
+    ca: Path | None = None
+    key: Path | None = None
+
+    def door(self, key_file: str = "admin.key") -> httpx.Client:
+        """Return a client of the installation. Raises CommandFailed if address, CA or key is missing or can't
+        be used.
+        """
+        protect_memory()
+        ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
+        try:
+            url = _checked_url(self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}"))
+            for path, what in ((ca, "CA"), (key, "key")):
+                if not path.exists():
+                    raise CommandFailed(f"{what} file {path} does not exist; {self._hint(what)}")
+            trusted, secret = _tls_context(ca), _read_key(key)
+        except OSError as error:
+            raise CommandFailed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
+        return httpx.Client(
+            base_url=url,
+            verify=trusted,
+            headers={"authorization": f"Bearer {secret}"},
+            timeout=TIMEOUT_S,
+            event_hooks={"response": [refuse]},
+            trust_env=False,
+        )
+
+    def _hint(self, what: str) -> str:
+        if self.url is None:
+            return "is `kelvin up` running with this data directory?"
+        return f"for another installation name its {what} file by --{what.lower()}"
+
+    def _read(self, name: str, default: str) -> str:
+        path = self.data / name
+        with naming(path):
+            return path.read_text("latin-1").strip() if path.exists() else default
+
+
+def _checked_url(url: str) -> httpx.URL:
+    try:
+        found = httpx.URL(url)
+        found.raw_host.decode().encode("idna")  # as the resolver does
+        if found.scheme in ("https", "http") and found.host and (found.port or 0) < 1 << 16:
+            return found
+    except (httpx.InvalidURL, UnicodeError):
+        pass
+    raise CommandFailed(f"{url!r} is no address of an installation; it must be https://HOST or https://HOST:PORT")
+
+
+def _tls_context(ca: Path) -> ssl.SSLContext:
+    try:
+        with naming(ca):
+            return ssl.create_default_context(cafile=str(ca))
+    except ssl.SSLError as error:
+        raise CommandFailed(f"CA file {ca} holds no certificate that can be read; it must be PEM") from error
+
+
+def _read_key(key: Path) -> str:
+    with naming(key):
+        text = key.read_text("latin-1").strip()
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise CommandFailed(f"key file {key} holds no API key; it must be one line, as `kelvin keys create` prints it")
+    return text
+
+
+def current_target() -> Target:
+    """The installation that the running command was pointed at."""
+    found = click.get_current_context().obj
+    assert isinstance(found, Target)
+    return found
+
+
+def tenant_query(tenant: str | None) -> dict[str, str]:
+    """Return the query that names a tenant: without one the key's own is meant."""
+    return {} if tenant is None else {"tenant": tenant}
+
+
+def refuse(answer: httpx.Response) -> None:
+    """Turn an error of the API into the sentence that it carries. A redirect is of something else, such as a proxy."""
+    if answer.is_success:
+        return
+    answer.read()
+    raise CommandFailed(failure_of_response(answer).message, answer.status_code)
+
+
+def decode_json_object(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object in a response. Raises CommandFailed if something else answered, such as a proxy."""
+    try:
+        found = decode_any(answer.content)
+    except BadJson:
+        found = None
+    if not isinstance(found, dict):
+        raise CommandFailed(f"{answer.url.copy_with(query=None)} answered with no JSON object: is the URL Kelvin's?")
+    return found
+
+
+def asked(method: str, path: str, **sent: Any) -> dict[str, Any]:
+    """Return the JSON object that the running command's installation answers. `sent` is what httpx takes beside.
+
+    Raises CommandFailed as `Target.door` and `decode_json_object` do, and for a refusal.
+    """
+    with current_target().door() as door:
+        return decode_json_object(door.request(method, path, **sent))
+
+
+def unreachable_error(error: httpx.TransportError) -> CommandFailed:
+    """Return the error of a call without an answer: the address, the reason, and what to do next."""
+    origin = str(error.request.url.copy_with(raw_path=b"/")).rstrip("/")
+    hint = (
+        "--ca names the file of the authority that signed its certificate"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error)
+        else "is `kelvin up` running, and is that its address (--url)?"
+    )
+    return CommandFailed(f"the installation can't be reached at {origin}: {error}; {hint}")
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str | int | None = None
+    param: str | None = None
+
+
+class _ForeignError(msgspec.Struct):
+    """What the door itself answers before another API is reached, or another server on the way: an error of OpenAI's
+    form, or problem details without a code of ours.
+    """
+
+    error: _Error | None = None
+    detail: str | None = None
+
+
+def failure_of_response(answer: httpx.Response) -> RemoteFailure:
+    """Return the failure in an answer other than success, whoever on the way wrote it. The body was read."""
+    status = answer.status_code
+    if status < 400:
+        url = answer.url.copy_with(query=None)
+        return RemoteFailure("unavailable", status, f"{url} answered {status}: is the URL Kelvin's?")
+    if (found := from_problem(answer.content)) is not None:
+        return found
+    passing = status in (429, 502, 503, 504)
+    after_s = parse_whole_number(answer.headers.get("retry-after", ""))
+    try:
+        said = decoder(_ForeignError).decode(answer.content)
+    except BadJson:
+        said = _ForeignError()
+    if said.error is None:
+        message = said.detail or f"the answer was {status}"
+        return RemoteFailure("unavailable", status, message, None, passing, after_s)
+    return RemoteFailure(
+        str(said.error.code or "error"), status, said.error.message, said.error.param, passing, after_s
+    )
+
+
+def poll_report(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
+    """Ask for a report until it is there: the installation reads its ledger or audit, however many rows that has.
+
+    Return its JSON. How far it is meanwhile is shown on a terminal. Raises what the door raises.
+    """
+    console = Console(stderr=True)
+    with console.status("reading") if console.is_terminal else nullcontext() as status:
+        while (answer := door.get(path, params=params, timeout=REPORT_POLL_S)).status_code == HTTPStatus.ACCEPTED:
+            seen = decode(answer.content, Examining, what="answer of the control plane")
+            if status is not None:
+                status.update(f"reading: {seen.rows:,} of {seen.of:,} rows")
+    return answer.content

@@ -1,0 +1,58 @@
+"""Make a command's options from a struct that states settings: see `kelvin/contracts/patches.py`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+import msgspec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as its struct states it. A number is `low` or more, or more than `above`, and `high` or less."""
+
+    name: str
+    sentence: str
+    kind: type
+    choices: tuple[str, ...] = ()
+    low: int | None = None
+    above: int | None = None
+    high: int | None = None
+
+
+def setting_options(
+    settings: type[msgspec.Struct],
+    option: Callable[[str], str],
+    kind_of: Callable[[Setting], click.ParamType[Any]],
+) -> Callable[[F], F]:
+    """Return a decorator that gives a command an option for each setting, with the setting's sentence as its help.
+
+    `option` names the option of a setting, and `kind_of` chooses how its value is read.
+    """
+
+    def decorated(command: F) -> F:
+        for each in reversed(list(_settings(settings))):
+            command = click.option(option(each.name), each.name, type=kind_of(each), help=each.sentence)(command)
+        return command
+
+    return decorated
+
+
+def _settings(settings: type[msgspec.Struct]) -> Iterator[Setting]:
+    for name, hint in get_type_hints(settings, include_extras=True).items():
+        # Each is Annotated[TYPE, Meta, ...], or that or None.
+        stated = hint if get_origin(hint) is Annotated else next(t for t in get_args(hint) if t is not NoneType)
+        kind, *metas = get_args(stated)
+        is_choice = get_origin(kind) is Literal
+
+        def said(of: str, metas: list[msgspec.Meta] = metas) -> Any:
+            return next((value for meta in metas if (value := getattr(meta, of)) is not None), None)
+
+        yield Setting(
+            name, said("description"), str if is_choice else kind, get_args(kind) if is_choice else (),
+            said("ge"), said("gt"), said("le"),
+        )  # fmt: skip

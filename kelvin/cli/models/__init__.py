@@ -1,0 +1,4 @@
+"""Commands about models and versions: list, deploy, split, scale, degrade, explain.
+
+Bytes of versions are in `artifacts`, manifests for a cluster in `operations`. Begin with `model_commands.py`.
+"""

@@ -1,0 +1,410 @@
+"""Commands about models: list, deploy, split, stop and delete them, grant calls, replace their replicas."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import click
+import httpx
+from rich.table import Table
+
+from kelvin.cli.base.api_client import (
+    CommandFailed,
+    asked,
+    current_target,
+    decode_json_object,
+    json_option,
+    tenant_query,
+)
+from kelvin.cli.base.tables import format_instant, print_json, print_table
+from kelvin.cli.models.degradation_commands import degradation_command
+from kelvin.cli.operations.render_commands import render_command
+from kelvin.contracts.names import parse_reference
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.doctor.disk_checks import judge_space
+from kelvin.doctor.finding_policy import FindingLevel, format_bytes
+from kelvin.process.exit_log import describe_exit
+
+POLL_S: Final = 0.2
+UNAVAILABLE_LIMIT_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
+
+
+@click.command("status")
+@json_option
+def status_command(as_json: bool) -> None:
+    """Show the installation's processes, to operators, and the models of the key's tenant."""
+    try:
+        found = asked("GET", "/admin/v1/status")
+    except CommandFailed as closed:
+        if closed.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+        raise CommandFailed(
+            f"{closed.message}: the activator answers, the control plane does not. It is started again by itself; "
+            "`kelvin logs controlplane` shows what happened",
+            closed.status,
+        ) from closed
+    if as_json:
+        print_json(found)
+        return
+    if found["processes"]:  # told to operators
+        processes = Table("process", "healthy", "ready", title="processes")
+        for row in found["processes"]:
+            processes.add_row(row["name"], _check_mark(row["healthy"]), _check_mark(row["ready"]))
+        print_table(processes)
+        for line in exit_lines(found["processes"], found.get("replica_exits")):
+            click.echo(line)
+        for line in disk_lines(found.get("disk")):
+            click.echo(line)
+        if found["device"] is not None:  # a cluster has them on its nodes
+            click.echo(cache_line(found["cache"]))
+            click.echo("\n".join(standby_lines(found["device"])))
+        for line in (*pool_lines(found["pools"]), *pending_lines(found["pending"])):
+            click.echo(line)
+    _print_models(found["models"])
+
+
+@click.group("models", invoke_without_command=True)
+@json_option
+@click.pass_context
+def models_command(context: click.Context, as_json: bool) -> None:
+    """List the models of the key's tenant, their aliases, and what runs of them, or do what COMMAND says."""
+    if context.invoked_subcommand is not None:
+        return
+    found = asked("GET", "/admin/v1/models")
+    if as_json:
+        print_json(found)
+        return
+    _print_models(found["models"])
+
+
+@models_command.command("delete")
+@click.argument("model")
+@click.option("--force", is_flag=True, help="Also one that an alias names, or that serves.")
+def delete_command(model: str, force: bool) -> None:
+    """Delete a model with all its versions. What its replicas are answering is finished; its usage stays in the ledger.
+
+    Its bytes stay until `kelvin collect --run` has found it so for the grace period.
+    """
+    gone = asked("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
+    freed = "`kelvin collect --run` frees their bytes after the grace period"
+    click.echo(f"deleted {model}, {len(gone['versions'])} versions; {freed}")
+
+
+for _command in (degradation_command, render_command):
+    models_command.add_command(_command)
+
+
+@models_command.command("split")
+@click.argument("model")
+@click.argument("weights", nargs=-1, metavar="[VERSION=WEIGHT]...")
+@json_option
+def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
+    """Share what is asked of a model among versions of it (12 or more hex digits), by weight: `A=90 B=10`. Who asks, by
+    session or key, has the same version each time. Without versions, or by a deploy, `prod` has it all again.
+    """
+    body = {"weights": read_weights(weights)}
+    answer = asked("PUT", f"/admin/v1/models/{model}/split", json=body)
+    if as_json:
+        print_json(answer)
+        return
+    click.echo("\n".join(split_lines(answer["weights"])) or f"{model}: all is prod's")
+
+
+def read_weights(given: Sequence[str]) -> dict[str, int]:
+    """Of VERSION=WEIGHT. Raises UsageError."""
+    found: dict[str, int] = {}
+    for each in given:
+        version, _, weight = each.partition("=")
+        number = parse_whole_number(weight)
+        if not version or number is None or version in found:
+            raise click.UsageError(f"{each}: must be VERSION=WEIGHT, a whole number, each version once")
+        found[version] = number
+    return found
+
+
+def split_lines(weights: Mapping[str, int]) -> Iterator[str]:
+    """Each version with its share, the largest first."""
+    total = sum(weights.values())
+    for version, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        yield f"{version[:12]} {weight} ({weight / total:.1%})"
+
+
+def disk_lines(disk: dict[str, Any] | None) -> Iterator[str]:
+    """Yield a line if the data directory's disk is full or almost full. On a cluster `disk` is None, and in an older
+    build.
+    """
+    if disk is not None:
+        found = judge_space(disk["free_bytes"], disk["total_bytes"], disk["free_inodes"])
+        if found.level is FindingLevel.FAIL:
+            yield f"disk of the data directory: {found.seen}: {found.cost}; `kelvin doctor` says what to do"
+
+
+def cache_line(cache: dict[str, Any] | None) -> str:
+    """What the weight cache found faulty since it started, and what became of it."""
+    if cache is None:
+        return "weight cache: does not answer"
+    faults = [
+        f"{tier} {what} {kind} {count}"
+        for what in ("chunk", "manifest", "attestation")
+        for tier, kinds in cache[f"{what}_faults"].items()
+        for kind, count in kinds.items()
+    ]
+    healed = sum((*cache["healed_chunks"].values(), *cache["healed_manifests"].values()))
+    refused = sum(cache["refused_chunks"].values())
+    unverified = cache["unverified_versions"]
+    doubts = f"; {unverified} loads of versions that nobody vouches for" if unverified else ""
+    examined = sum(cache["examined_chunks"].values())
+    pids = {pid for damage in cache["damaged"] for pid in damage["pids"]}
+    damaged = f"; {len(pids)} processes have wrong memory mapped, and are being replaced" if pids else ""
+    return (
+        f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}; "
+        f"{examined} hashed anew in {cache['sweeps']} passes{damaged}{doubts}"
+    )
+
+
+def standby_lines(device: dict[str, Any]) -> Iterator[str]:
+    """How many standbys there are and should be, why, how starts fared, and what all of it takes of memory."""
+    for pool in device["pools"]:
+        found = f"{pool['hits']} starts found one, {pool['misses']} did not"
+        yield f"standbys ({pool['device']}): {pool['parked']} parked, {pool['wanted']} wanted ({pool['why']}); {found}"
+        yield (
+            f"  {pool['starts_per_s']:.3g} taken per second, made up for in {pool['replaced_in_s']:.2g} s:"
+            f" {pool['probability']:.2%} find one (target {pool['target']:.4g})"
+        )
+        own, budget = format_bytes(pool["memory"]["private"]), format_bytes(pool["budget_bytes"])
+        shared, zygote = format_bytes(pool["memory"]["pss"]), format_bytes(device["zygote"]["pss"])
+        yield f"  memory: {own} of their own (budget {budget}), {shared} with their part of the zygote's; it: {zygote}"
+
+
+def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Replicas that are wanted and have no node, or no device slot, by what they ask for."""
+    for row in rows:
+        if not row["replicas"]:
+            continue
+        where = "" if row["zone"] == "any" else f" in {row['zone']}"
+        spot = {"only": ", on spot capacity alone", "may": ", on spot capacity, too"}.get(row["spot"], "")
+        waited = "" if row["waited_s"] is None else f": {row['waited_s']:.0f} s by now"
+        known = "expected" if row["measured"] else "guessed"
+        expected = "" if row["node_s"] is None else f", {row['node_s']:.0f} s {known} in all"
+        count = "1 replica" if row["replicas"] == 1 else f"{row['replicas']} replicas"
+        yield f"pending ({row['device']}{where}{spot}): {count}{waited}{expected}"
+
+
+def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Pods of a cluster that versions share, by what they do."""
+    for row in rows:
+        there = ", ".join(f"{count} {state}" for state, count in row["pods"].items())
+        yield f"pods that wait ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
+
+
+def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None = None) -> Iterator[str]:
+    """Say how often each process has ended since the installation began, when last, and how. `replicas` counts those
+    that were killed because they hung.
+    """
+    ended = [
+        (row["name"], row["exits"], row["last_exit_at_s"], row["last_exit"])
+        for row in processes
+        if row.get("last_exit")  # a control plane of an older build does not say
+    ]
+    if replicas is not None:
+        ended.append((replicas["name"], replicas["count"], replicas["last_at_s"], replicas["last"]))
+    for name, count, at_s, how in ended:
+        times = "once" if count == 1 else f"{count} times"
+        yield f"{name}: ended {times}, last {format_instant(at_s)} UTC: {how}"
+
+
+def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Say of each version why it does not start; else of a model of which nothing is ready how its last start went."""
+    for row in models:
+        # A control plane of an older build says nothing of problems.
+        versions = row.get("versions", ())
+        problems = {each["version"]: each["start_problem"] for each in versions if each.get("start_problem")}
+        for version, problem in problems.items():
+            yield f"{row['model']}@{version[:12]}: {problem['message']}"
+        last = row["last_restore"]
+        if not problems and row["state"] != "ready" and last is not None and last["failure"] is not None:
+            yield f"{row['model']}: its last start: {last['failure']}"
+
+
+def death_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each version whose replica ended unexpectedly: the last such replica, when and how it ended."""
+    for row in models:
+        for version in row.get("versions", ()):
+            if (death := version.get("last_death")) is not None:  # a control plane of an older build does not say
+                yield (
+                    f"{row['model']}@{version['version'][:12]}: replica {death['runtime_id']} ended unexpectedly,"
+                    f" {format_instant(death['at_s'])} UTC: {describe_exit(death['exit_status'])}"
+                )
+
+
+def _check_mark(good: bool) -> str:
+    return "yes" if good else "NO"
+
+
+def fallback_version_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each model of which a version was only just named, which one answers what that can't yet."""
+    for row in models:
+        for new, old in row.get("meanwhile", {}).items():  # a control plane of an older build says nothing of it
+            yield f"{row['model']}: {old[:12]} answers what {new[:12]} can't take yet"
+
+
+def outdated_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each version of a cluster that still runs the image of before, since when and why."""
+    for row in models:
+        for version in row.get("versions", ()):
+            if (behind := version.get("image_behind")) is not None:  # a control plane of an older build does not say
+                since = format_instant(behind["since_s"])
+                yield (
+                    f"{row['model']}@{version['version'][:12]}: image behind since {since} UTC"
+                    f" ({behind['reason']}): {behind['message']}"
+                )
+
+
+def _print_models(models: list[dict[str, Any]]) -> None:
+    print_table(_model_table(models))
+    for line in (
+        *failure_lines(models),
+        *death_lines(models),
+        *fallback_version_lines(models),
+        *outdated_lines(models),
+    ):
+        click.echo(line)
+
+
+def _model_table(models: list[dict[str, Any]]) -> Table:
+    table = Table("model", "prod", "versions", "state", "replicas", "min-max", "grants", title="models")
+    for row in models:
+        scale = row["scale"]
+        bounds = f"{scale['min']}-{scale['max']}"
+        shared = "\n".join(f"{version[:12]}={weight}" for version, weight in row["split"].items())  # as it was set
+        version = shared or row["aliases"].get("prod", "")[:12]
+        versions = sum(each["health"] != "deleted" for each in row["versions"])
+        grants = str(len(row["grantees"]) or "")
+        table.add_row(row["model"], version, str(versions), row["state"], str(row["replicas"]), bounds, grants)
+    return table
+
+
+@click.command("deploy")
+@click.argument("reference", metavar="M@VERSION")
+def deploy_command(reference: str) -> None:
+    """Move the alias `prod` of a model to one of its versions (12 or more hex digits)."""
+    model, digits = split_reference(reference)
+    answer = asked("POST", f"/admin/v1/models/{model}/deploy", json={"version": digits})
+    click.echo(f"{model}@prod -> {answer['version']}")
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Return the model, and digits of its version. Raises UsageError where the reference names no version by them."""
+    found = parse_reference(reference)
+    if found.version_prefix is None:
+        raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
+    return found.model, found.version_prefix
+
+
+@click.command("stop")
+@click.argument("model")
+def stop_command(model: str) -> None:
+    """Take a model to zero now; the next request starts it again."""
+    with current_target().door() as door:
+        door.post(f"/admin/v1/models/{model}/stop")
+    click.echo(f"{model}: stopping")
+
+
+_OWNER = click.option("--owner", help="Whose model it is; for operators. [default: the key's own tenant]")
+
+
+@models_command.command("grant")
+@click.argument("model")
+@click.argument("tenant")
+@_OWNER
+def grant_command(model: str, tenant: str, owner: str | None) -> None:
+    """Let another tenant call a model, all its versions. It calls it OWNER/MODEL, and pays for its own requests."""
+    _change_grant("PUT", model, tenant, owner, "may call")
+
+
+@models_command.command("revoke")
+@click.argument("model")
+@click.argument("tenant")
+@_OWNER
+def revoke_command(model: str, tenant: str, owner: str | None) -> None:
+    """No longer let another tenant call a model. What is being answered is finished."""
+    _change_grant("DELETE", model, tenant, owner, "may no longer call")
+
+
+@models_command.command("grants")
+@click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
+@json_option
+def grants_command(tenant: str | None, as_json: bool) -> None:
+    """List the tenant's models that others may call, and the models of others that the tenant may call."""
+    found = asked("GET", "/admin/v1/grants", params=tenant_query(tenant))
+    if as_json:
+        print_json(found)
+        return
+    table = Table("model", "may be called by", title="grants")
+    for row in (*found["given"], *found["had"]):
+        table.add_row(f"{row['owner']}/{row['model']}", row["grantee"])
+    print_table(table)
+
+
+def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
+    found = asked(method, f"/admin/v1/models/{model}/grants/{tenant}", params=tenant_query(owner))
+    late = "" if found["told"] else "; an activator has not taken it yet"
+    click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")
+
+
+@models_command.command("restart")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's last answer as it is, and no progress.")
+def restart_command(model: str, as_json: bool) -> None:
+    """Replace all replicas of a model by new ones, one after another, under load; returns when the old ones are gone.
+
+    A new one serves before the old one is drained, where a device slot is free; else callers wait in between. An
+    interrupted command leaves the order as it is.
+    """
+    path = f"/admin/v1/models/{model}/restart"
+    with current_target().door() as door:
+        ordered = found = decode_json_object(door.post(path))
+        shown = _print_progress(None, found, as_json)
+        while found["state"] == "running":
+            time.sleep(POLL_S)
+            found = _poll_replacement(door, path)
+            if found["order"] != ordered["order"]:
+                raise CommandFailed(
+                    f"{model}: the order ended with its control plane, {_replaced_count(shown)}; order it again"
+                )
+            shown = _print_progress(shown, found, as_json)
+    if as_json:
+        print_json(found)
+    if found["state"] == "failed":
+        raise CommandFailed(f"{model}: {found['reason']}; {_replaced_count(found)}")
+    if not as_json:
+        click.echo(f"{model}: restarted, {_replaced_count(found)}")
+
+
+def _poll_replacement(door: httpx.Client, path: str) -> dict[str, Any]:
+    """How it goes. Without a control plane it is asked again for a while. Raises CommandFailed."""
+    limit = time.monotonic() + UNAVAILABLE_LIMIT_S
+    while True:
+        try:
+            answer: dict[str, Any] = decode_json_object(door.get(path))
+        except (CommandFailed, httpx.TransportError) as error:
+            if (
+                getattr(error, "status", HTTPStatus.SERVICE_UNAVAILABLE) != HTTPStatus.SERVICE_UNAVAILABLE
+                or time.monotonic() > limit
+            ):
+                raise
+            time.sleep(POLL_S)
+        else:
+            return answer
+
+
+def _print_progress(before: dict[str, Any] | None, found: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    """Print how many replicas were replaced, if that changed."""
+    if not as_json and found["replaced"] and (before is None or found["replaced"] != before["replaced"]):
+        click.echo(_replaced_count(found))
+    return found
+
+
+def _replaced_count(found: dict[str, Any]) -> str:
+    return f"{found['replaced']} of {found['replicas']} replicas replaced"

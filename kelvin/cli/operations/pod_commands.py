@@ -1,0 +1,176 @@
+"""Parts of an installation by themselves, as pods run them: `kelvin runtime`, `kelvin cache` and `kelvin engine`."""
+
+import os
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from kelvin.cli.base.api_client import CommandFailed
+from kelvin.contracts.artifacts.runtime_control import BindRequest, ParkedSpec
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.names import DEVICE_CLASS_RULE, is_device_class, is_digest, require_dns_label
+from kelvin.supervisor.data_lock import AlreadyRunning
+from kelvin.supervisor.settings import agent_environment, load_engine, load_pod, require_data
+
+_NAME: Final = 40  # characters of the host's name that go into the runtime's
+
+
+def _version_option(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not is_digest(value):
+        raise click.BadParameter(f"{value[:80]!r}: must be 64 lowercase hexadecimal digits")
+    return value
+
+
+def dns_label_option(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """An option that is a DNS label."""
+    if value is None:
+        return None
+    try:
+        return require_dns_label(value, parameter.name or "")
+    except Refused as refused:
+        raise click.BadParameter(refused.failure.message) from refused
+
+
+def device_class_option(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """An option that is a device class."""
+    if value is not None and not is_device_class(value):
+        raise click.BadParameter(f"{value[:80]!r}: {DEVICE_CLASS_RULE}")
+    return value
+
+
+@click.command("runtime")
+@click.argument("version", required=False, callback=_version_option)
+@click.option("--tenant", callback=dns_label_option, help="Whose version it is.")
+@click.option("--model", callback=dns_label_option, help="The model's name, for messages and records.")
+@click.option(
+    "--standby",
+    metavar="CLASS",
+    callback=device_class_option,
+    help="In place of a version: wait, on this device class, to be told of one.",
+)
+@click.option("--weights", type=click.IntRange(0), help="With --standby: the largest version to take. [default: any]")
+@click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
+@click.option("--host", default="0.0.0.0", show_default=True, help="The address at which requests are taken.")  # noqa: S104
+@click.option("--port", type=click.IntRange(1, 65535), help="And the port. [default: $PORT, else 8080]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads. [default: one for each core]")
+@click.option(
+    "--device-class", callback=device_class_option, help="What its seconds are billed as. [default: cpu-THREADS]"
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Cache, sockets and records. [default: $KELVIN_DATA, else a directory that ends with it]",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="DATA/run of the node's `kelvin cache`. [default: $KELVIN_CACHE_AGENT, else an agent of its own]",
+)
+def runtime_command(
+    version: str | None,
+    tenant: str | None,
+    model: str | None,
+    standby: str | None,
+    weights: int | None,
+    store: str | None,
+    host: str,
+    port: int | None,
+    threads: int | None,
+    device_class: str | None,
+    data: Path | None,
+    cache: Path | None,
+) -> None:
+    """Restore VERSION (64 hexadecimal digits) from the store and serve it until SIGTERM; exit 0 after a drain.
+
+    With --standby wait instead, at $KELVIN_STANDBY_LISTEN, until the control plane binds a version to this process, and
+    again once that was released.
+    """
+    from kelvin.supervisor.pod_supervisor import run_pod
+
+    threads = threads or len(os.sched_getaffinity(0))
+    what: BindRequest | ParkedSpec
+    if standby is not None:
+        for name, value in (
+            ("VERSION", version),
+            ("--tenant", tenant),
+            ("--model", model),
+            ("--device-class", device_class),
+        ):
+            if value is not None:
+                raise click.UsageError(f"{name} and --standby: only one of them can be said")
+        what = ParkedSpec(device_class=standby, threads=threads, kv_bytes=0, store="", weight_bytes=weights or 0)
+    else:
+        if version is None or tenant is None or model is None:
+            raise click.UsageError("VERSION, --tenant and --model are needed, or --standby")
+        what = BindRequest(
+            tenant=tenant,
+            model=model,
+            version=version,
+            device_class=device_class or f"cpu-{threads}",
+            threads=threads,
+            kv_bytes=0,  # by what there is, see `load_pod`
+        )
+    with _data_directory(data) as place:
+        try:
+            status = run_pod(load_pod(place, what, _runtime_id(), host, store, port, cache))
+        except AlreadyRunning as error:
+            raise CommandFailed(str(error)) from error
+    sys.exit(128 - status if status < 0 else status)  # as a shell says that a signal ended it
+
+
+@contextmanager
+def _data_directory(chosen: Path | None) -> Iterator[Path]:
+    if (place := chosen or require_data()) is not None:
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="kelvin-runtime-") as scratch:
+        yield Path(scratch)
+
+
+def _runtime_id() -> str:
+    """The pod's name, by its host's, and something of this life: a container that starts again is another runtime."""
+    kept = "".join(each for each in socket.gethostname().lower() if each.isascii() and (each.isalnum() or each == "-"))
+    return f"{kept[:_NAME].strip('-') or 'runtime'}-{uuid.uuid4().hex[:8]}"
+
+
+@click.command("cache")
+@click.option("--tenant", required=True, callback=dns_label_option, help="Whose versions it lends, and nobody else's.")
+@click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What it keeps; runtimes find it by DATA/run.",
+)
+def cache_command(tenant: str, store: str | None, data: Path) -> None:
+    """Keep a tenant's versions on this node, for every `kelvin runtime --cache DATA/run`, until SIGTERM."""
+    environment = agent_environment(data, tenant, store)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "weightcache"], environment)  # noqa: S606
+
+
+@click.command("engine")
+@click.option(
+    "--store", metavar="URL", help="The snapshotter's: s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]"
+)
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What it keeps; the snapshotter finds it by $KELVIN_ENGINE, which is DATA/run.",
+)
+def engine_command(store: str | None, data: Path) -> None:
+    """Gate and seal what a snapshotter is pushed, until SIGTERM. Nothing is served."""
+    from kelvin.supervisor.engine_supervisor import run_engine
+
+    try:
+        status = run_engine(load_engine(data, store))
+    except AlreadyRunning as error:
+        raise CommandFailed(str(error)) from error
+    sys.exit(status)

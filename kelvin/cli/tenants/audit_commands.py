@@ -1,0 +1,126 @@
+"""`kelvin audit`: who changed what and when, whether all of that is still there, and for how long it is kept."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+from rich.table import Table
+
+from kelvin.cli.base.api_client import asked, current_target, json_option, poll_report, tenant_query
+from kelvin.cli.base.tables import format_instant, print_json, print_table
+from kelvin.contracts.accounting.audit_reports import AuditReport, AuditWindows, Expired
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.wire import decode
+
+UNSOUND_EXIT: Final = 2
+_PEER: Final = "answer of the control plane"
+_TENANT_OPTION = click.option(
+    "--tenant", help="Of another tenant, for operators; '' is the installation. [default: the key's own]"
+)
+_ALL_OPTION = click.option("--all", "every", is_flag=True, help="Of every tenant and the installation; for operators.")
+
+
+@click.group("audit")
+def audit_command() -> None:
+    """Who changed what of a tenant or of the installation, and when."""
+
+
+@audit_command.command("list")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The latest so many.")
+@_TENANT_OPTION
+@json_option
+def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
+    """Who made, changed and took away what, and when."""
+    found = asked("GET", "/admin/v1/audit", params={**tenant_query(tenant), "limit": str(limit)})
+    if as_json:
+        print_json(found)
+        return
+    table = Table("link", "at", "by", "what", "which", "", title="audit, UTC")
+    for row in found["events"]:
+        said = f"(expired: {row['window']})" if row["expired"] else row["detail"] or format_changes(row["changed"])
+        table.add_row(str(row["link"]), format_instant(row["at_s"]), row["actor"], row["action"], row["subject"], said)
+    print_table(table)
+
+
+@audit_command.command("verify")
+@_TENANT_OPTION
+@_ALL_OPTION
+def verify_command(tenant: str | None, every: bool) -> None:
+    """Recompute the chain from its entries.
+
+    Exits with code 2 where one was changed, removed, added or moved, or its words went before their time; the first
+    one is named. Note the digest elsewhere: who owns the database can make another chain, but not one that ends so.
+    """
+    with current_target().door() as door:
+        raw = poll_report(door, "/admin/v1/audit/verify", {"all": "true"} if every else tenant_query(tenant))
+    report = decode(raw, AuditReport, what=_PEER)
+    for chain in report.chains:
+        name = _name(chain.tenant)
+        click.echo(f"{name}: {chain.links:,} entries hold, {chain.expired:,} of them expired, chain {chain.chain}")
+        if chain.difference is not None:
+            click.echo(f"{name}: {chain.difference}", err=True)
+    if not report.sound:
+        click.get_current_context().exit(UNSOUND_EXIT)
+
+
+@audit_command.command("expire")
+@click.option("--tenant", help="Of this tenant; '' is the installation. [default: of all]")
+def expire_command(tenant: str | None) -> None:
+    """Let go now of what is older than its window; for operators. The installation does it every hour.
+
+    An entry's words go and its digest stays, so that the chain still holds.
+    """
+    with current_target().door() as door:
+        answer = door.post("/admin/v1/audit/expire", params=tenant_query(tenant))
+    found = decode(answer.content, Expired, what=_PEER).entries
+    for name, count in sorted(found.items()):
+        click.echo(f"{_name(name)}: {count:,} entries expired")
+    if not found:
+        click.echo("nothing is older than its window")
+
+
+@audit_command.command("windows")
+@click.option("--set", "wanted", metavar="WINDOW=DAYS", multiple=True, help="Keep so long, or `default`; repeat.")
+@_TENANT_OPTION
+def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
+    """For how many days what is kept; `--set` is for operators, and with `--tenant ''` for every tenant without."""
+    days_of, where = _parse_days(wanted), tenant_query(tenant)
+    with current_target().door() as door:
+        if days_of:
+            answer = door.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
+        else:
+            answer = door.get("/admin/v1/audit/windows", params=where)
+    for name, days in decode(answer.content, AuditWindows, what=_PEER).days.items():
+        click.echo(f"{name}: {days} days")
+
+
+def format_changes(fields: Mapping[str, Any]) -> str:
+    """What changed, for a line: `rpm none → 60`."""
+    return ", ".join(f"{name} {_value(was)} → {_value(now)}" for name, (was, now) in fields.items())
+
+
+def _value(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case str():
+            return value if len(value) < 64 else f"{value[:12]}…"  # a digest
+        case _:
+            return json.dumps(value)
+
+
+def _parse_days(wanted: tuple[str, ...]) -> dict[str, int | None]:
+    """Of WINDOW=DAYS. Raises UsageError."""
+    found: dict[str, int | None] = {}
+    for each in wanted:
+        name, _, days = each.partition("=")
+        number = parse_whole_number(days)
+        if (number is None and days != "default") or name in found:
+            raise click.UsageError(f"--set {each}: must be WINDOW=DAYS or WINDOW=default, each window once")
+        found[name] = number
+    return found
+
+
+def _name(tenant: str) -> str:
+    return tenant or "(the installation)"

@@ -1,0 +1,52 @@
+"""What a caller may use of what a version allows: its tenant's limits, told to the replica, which counts tokens. Pure.
+
+Travels as headers, each only where there is such a limit. What is asked beyond a limit is refused; beyond a cap, which
+a model's ladder sets for a request, it is cut short.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kelvin.contracts.numbers import MAX_LIMIT, parse_whole_number
+
+CONTEXT_TOKENS_HEADER: Final = "x-kelvin-context-tokens"
+OUTPUT_TOKENS_HEADER: Final = "x-kelvin-output-tokens"
+CAP_TOKENS_HEADER: Final = "x-kelvin-cap-tokens"
+TENANT_PHRASE: Final = "your tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """Tokens at most; None: as many as the version allows."""
+
+    context_tokens: int | None = None  # prompt and answer together; 2 or more
+    output_tokens: int | None = None
+    cap_tokens: int | None = None  # of an answer, whatever was asked for
+
+    def output(self, most: int, prompt_tokens: int = 1) -> int:
+        """Return how many of `most` answer tokens the limits allow after a prompt of so many tokens; 0 if none."""
+        if self.output_tokens is not None:
+            most = min(most, self.output_tokens)
+        return most if self.context_tokens is None else max(0, min(most, self.context_tokens - prompt_tokens))
+
+    def apply_cap(self, tokens: int) -> int:
+        """Return how many of so many answer tokens the cap leaves."""
+        return tokens if self.cap_tokens is None else min(tokens, self.cap_tokens)
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        """As the replica is told."""
+        if self.context_tokens is not None:
+            yield CONTEXT_TOKENS_HEADER, str(self.context_tokens)
+        if self.output_tokens is not None:
+            yield OUTPUT_TOKENS_HEADER, str(self.output_tokens)
+        if self.cap_tokens is not None:
+            yield CAP_TOKENS_HEADER, str(self.cap_tokens)
+
+
+NO_TOKEN_LIMITS: Final = TokenLimits()
+
+
+def read_tokens(written: str) -> int | None:
+    """Return the number in one of these headers; None where it is none."""
+    return parse_whole_number(written, len(str(MAX_LIMIT)))

@@ -1,0 +1,84 @@
+"""Ask `kelvin up` and each service whether it could start with these settings, the snapshotter whether the store
+answers, and the control plane whether its ledger keeps records aside.
+
+Services are run as programs, as `kelvin up` runs them, with `--check`: settings are read, and nothing is served.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.doctor.finding_policy import Finding, FindingLevel
+from kelvin.process.startup import BAD_SETTING_STATUS, CHECK, STORE_STATUS
+from kelvin.supervisor.settings import load_up
+
+CHECK_S: Final = 30.0
+SERVICES: Final = {  # by name: their modules
+    "activator": "activator",
+    "controlplane": "controlplane",
+    "snapshotter": "snapshotter",
+    "weightcache": "weightcache",
+    "zygote": "runtime.app.zygote",
+}
+FILTERS: Final = {"filters": "kelvin.filters"}  # where they are switched on
+_COST: Final = "`kelvin up` would not start"
+_MEND: Final = "the value that it names"
+
+
+def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """A finding for each refusal, and one for the store. All are asked at once, for CHECK_S at most."""
+    services = SERVICES | FILTERS if environment.get("KELVIN_FILTERS") == "on" else SERVICES
+    asked = [
+        (
+            name,
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", module, CHECK],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            ),
+        )
+        for name, module in services.items()
+    ]
+    limit = time.monotonic() + CHECK_S
+    is_certain = True  # that each takes its settings
+    try:
+        load_up(Path(), None, None, environment)
+    except BadSetting as bad:
+        is_certain = False
+        yield Finding("service", FindingLevel.FAIL, f"kelvin up: {bad}", _COST, _MEND)
+    for name, process in asked:
+        try:
+            _, said = process.communicate(timeout=max(0.1, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            is_certain = False
+            cost, mend = "whether `kelvin up` would start is not known", "run it again when the machine is less busy"
+            yield Finding("service", FindingLevel.WARN, f"{name}: no answer in {CHECK_S:.0f} s", cost, mend)
+            continue
+        last = (said.strip().splitlines() or [f"it ended with {process.returncode} and said nothing"])[-1]
+        if name == "snapshotter" and process.returncode in (0, STORE_STATUS):
+            yield _store_finding(process.returncode, last)
+        elif name == "controlplane" and process.returncode == 0 and said:
+            mend = "`kelvin billing reconcile` names each"
+            yield Finding("usage records", FindingLevel.WARN, last, "no bill has them", mend)
+        elif process.returncode != 0:
+            is_certain = False
+            mend = _MEND if process.returncode == BAD_SETTING_STATUS else ""
+            yield Finding("service", FindingLevel.FAIL, f"{name}: {last}", _COST, mend)
+    if is_certain:
+        yield Finding("services", FindingLevel.OK, "each takes these settings")
+
+
+def _store_finding(status: int, said: str) -> Finding:
+    if status == 0:
+        return Finding("store", FindingLevel.OK, "it can be used")
+    cost = "no start of a version that is not cached, no push; what runs serves on"
+    return Finding("store", FindingLevel.FAIL, said, cost, "its address, network and credentials")

@@ -1,0 +1,23 @@
+"""`python -m kelvin.filters`: the process that looks at texts."""
+
+from kelvin.filters.settings import from_environment
+from kelvin.process.log import configure_logging
+from kelvin.process.service_lifecycle import run_service
+from kelvin.process.settings import log_level
+from kelvin.process.startup import only_checks, refusing_bad_settings
+
+
+def main() -> None:
+    """Run until SIGTERM or the supervisor's end; exits with 2 for a bad setting."""
+    with refusing_bad_settings():
+        configure_logging("filters", log_level())
+        settings = from_environment()
+        if only_checks():
+            return
+        from kelvin.filters.app import serve  # a check needs none of it
+
+        run_service(lambda stop: serve(settings, stop), settings.lifeline_fd)
+
+
+if __name__ == "__main__":
+    main()

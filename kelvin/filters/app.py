@@ -1,0 +1,128 @@
+"""The composition root of the filters' process. It keeps nothing: whoever asks, asks with all that is undecided."""
+
+import asyncio
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+
+from kelvin.contracts.artifacts.filter_api import (
+    CHECK_PATH,
+    DEADLINE_HEADER,
+    ENTITIES,
+    FILTERS_SOCKET,
+    TENANT_HEADER,
+    Direction,
+    FilterRequest,
+    FilterResponse,
+    TextResult,
+)
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.filters.pii import unknown_region
+from kelvin.filters.scanner import Scanner
+from kelvin.filters.settings import FilterSettings
+from kelvin.ipc.failure_responses import install_failure_handlers
+from kelvin.ipc.http_bodies import LARGE_BYTES, answer, read
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.service_lifecycle import serve_until
+from kelvin.telemetry.policy.instruments import MetricsPage
+from kelvin.telemetry.telemetry import open_without_traces
+
+log = logging.getLogger(__name__)
+
+# How long a thread keeps the interpreter while another one waits for it: the loop only hands texts on.
+THREAD_SWITCH_S: Final = 0.001
+MAX_SCAN_S: Final = 10.0  # nobody of ours waits longer for an answer
+_FILTER: Final = "pii"
+
+
+class FilterMetrics:
+    """What the filters' page counts: verdicts by direction, what was found by entity. Neither has a caller's values."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self._verdicts = page.counter(
+            "kelvin_filter_verdicts_total", "Pieces of text that were looked at", ("filter", "direction", "verdict")
+        )
+        self._found = page.counter(
+            "kelvin_filter_found_total", "What was found in pieces of text", ("filter", "direction", "entity", "action")
+        )
+        self._unseen = page.counter(
+            "kelvin_filter_unseen_total", "Pieces that passed without being looked at, as their policy allows"
+        )
+
+    def unseen(self, texts: int) -> None:
+        """So many passed without being looked at."""
+        if texts:
+            self._unseen.add((), texts)
+
+    def looked(self, direction: Direction, looked: TextResult) -> None:
+        """One text was looked at."""
+        actions = {span.action for span in looked.spans}
+        verdict = "stop" if "stop" in actions else "redact" if actions else "allow"
+        self._verdicts.add((_FILTER, direction, verdict))
+        for span in looked.spans:
+            self._found.add((_FILTER, direction, span.label, span.action))
+
+
+async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
+    """Answer on the socket until `stop`."""
+    telemetry = open_without_traces("filters")
+    async with AsyncExitStack() as stack:
+        directory = SocketDirectory(settings.run)
+        stack.callback(directory.close)
+        sys.setswitchinterval(THREAD_SWITCH_S)
+        executor = ThreadPoolExecutor(1, "looking")
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        app = make_app(FilterMetrics(telemetry.page), Scanner(executor))
+        listener = stack.enter_context(directory.listen(FILTERS_SOCKET))
+        log.info("serving", extra={"socket": FILTERS_SOCKET})
+        await serve_until(telemetry.with_metrics_route(app), listener, stop)
+
+
+def make_app(meters: FilterMetrics, scanner: Scanner) -> FastAPI:
+    """One question is one POST; no text is logged or kept."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    install_failure_handlers(app)
+
+    @app.post(CHECK_PATH)
+    async def check(request: Request) -> Response:
+        question = await read(request, FilterRequest, LARGE_BYTES)
+        _check_rules_known(question)
+        looked = await scanner.scan(request.headers.get(TENANT_HEADER, ""), question, _remaining_s(request))
+        meters.unseen(question.unseen)
+        for found in looked:
+            meters.looked(question.direction, found)
+        return answer(FilterResponse(looked=looked))
+
+    @app.get("/healthz")
+    @app.get("/readyz")
+    async def healthy() -> Response:
+        return Response(status_code=200)
+
+    return app
+
+
+def _remaining_s(request: Request) -> float:
+    """Return for how many seconds the asker still waits, at most MAX_SCAN_S. An asker of an older build does not say.
+
+    Raises `Refused(InvalidRequest)`.
+    """
+    raw = request.headers.get(DEADLINE_HEADER)
+    if raw is None:
+        return MAX_SCAN_S
+    if (milliseconds := parse_whole_number(raw)) is None:
+        raise Refused(InvalidRequest(DEADLINE_HEADER, repr(raw[:20]), "must be whole milliseconds"))
+    return min(milliseconds / 1000, MAX_SCAN_S)
+
+
+def _check_rules_known(question: FilterRequest) -> None:
+    for rule in question.rules:
+        for entity in rule.actions:
+            if entity not in ENTITIES:
+                raise Refused(InvalidRequest("actions", repr(entity[:40]), f"must be one of {', '.join(ENTITIES)}"))
+        if (region := unknown_region(rule)) is not None:
+            raise Refused(InvalidRequest("phone_regions", repr(region[:40]), "must be a region with telephones"))

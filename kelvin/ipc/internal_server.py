@@ -1,0 +1,209 @@
+"""One process among the others: whom it reaches and who reaches it, on this host and, where settings say so, beyond.
+
+A process opens this once. Without settings it is the run directory and nothing else. Other hosts are served by the role
+in their certificate, within its rules.
+"""
+
+import asyncio
+import datetime
+import logging
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kelvin.contracts.errors import NotFound
+from kelvin.contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
+from kelvin.contracts.roles import Role, Rules, role_may_call
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.crypto.tls_identity import TlsIdentity, peer_role
+from kelvin.ipc.connector import ConnectorFactory
+from kelvin.ipc.health_port import serve_health
+from kelvin.ipc.peer_settings import HEALTH_VARIABLE, PeerSettings, listener_url, load_identity
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.ipc.tcp_listener import listen
+from kelvin.ipc.tls_acceptor import TlsAcceptor
+from kelvin.process.loops import Loops, ready_while_loops_work
+from kelvin.process.request_context import with_request_context
+from kelvin.process.service_lifecycle import DRAIN_S, InnerProtocol, Server, serve_until, uvicorn_config
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 4096
+MAX_LOGGED_REFUSALS: Final = 256  # refusals that are logged, each route and role once
+
+
+class RoleFilter:
+    """The application as one role sees it: a route that is not for it looks like none."""
+
+    def __init__(self, app: ASGIApp, rules: Rules, role: Role, logged_refusals: set[tuple[Role, str]]) -> None:
+        self._app = app
+        self._rules = rules
+        self._role = role
+        self._logged_refusals = logged_refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """HTTP only."""
+        path: str = scope["path"]
+        if role_may_call(self._rules, self._role, path):
+            await self._app(scope, receive, send)
+            return
+        if (key := (self._role, path[:80])) not in self._logged_refusals and len(
+            self._logged_refusals
+        ) < MAX_LOGGED_REFUSALS:
+            self._logged_refusals.add(key)
+            log.warning("a route is not for this role", extra={"role": str(self._role), "path": path[:80]})
+        failure = NotFound("route", path[:80])
+        headers = [(b"content-type", PROBLEM_CONTENT_TYPE.encode())]
+        await send({"type": "http.response.start", "status": failure.status, "headers": headers})
+        await send({"type": "http.response.body", "body": problem_details(failure)})
+
+
+async def serve_with_roles(
+    app: ASGIApp,
+    listener: socket.socket,
+    tls: ssl.SSLContext,
+    rules: Rules,
+    stop: asyncio.Event,
+    drain_s: int = DRAIN_S,
+) -> None:
+    """HTTP/1.1 over `tls`, a context of `TlsIdentity.server`, until `stop`; the rest is as with `serve_until`."""
+    await _Server(with_request_context(ready_while_loops_work(app)), listener, tls, rules, drain_s).serve_until(
+        stop, []
+    )
+
+
+class _Server(Server):
+    """Connections come from a greeter."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext, rules: Rules, drain_s: int) -> None:
+        super().__init__(uvicorn_config(app, drain_s))
+        logged_refusals: set[tuple[Role, str]] = set()
+        self.config.load()
+
+        def make() -> asyncio.Protocol:
+            return _Connection(self, rules, logged_refusals)
+
+        self._greeter = TlsAcceptor(
+            listener, tls, make,
+            is_full=lambda: len(self.server_state.connections) >= MAX_CONNECTIONS, refused=_refused,
+        )  # fmt: skip
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._greeter.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._greeter.close()
+        await super().shutdown(sockets)
+        await self._greeter.end()
+
+    async def cut(self, sockets: list[socket.socket]) -> None:
+        if self.started:
+            await self._greeter.close()
+        await super().cut(sockets)
+        await self._greeter.end()
+
+
+class _Connection(InnerProtocol):
+    """Knows who is at the other end before the first request."""
+
+    def __init__(self, server: _Server, rules: Rules, logged_refusals: set[tuple[Role, str]]) -> None:
+        super().__init__(config=server.config, server_state=server.server_state, app_state={})
+        self._rules = rules
+        self._logged_refusals = logged_refusals
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        role = peer_role(transport.get_extra_info("ssl_object"))
+        self.app = RoleFilter(self.app, self._rules, role, self._logged_refusals)
+
+
+def _refused(error: OSError | None) -> None:
+    why = "too many connections" if error is None else f"{type(error).__name__}: {error}"
+    log.warning("a connection was refused", extra={"why": why[:200]})
+
+
+class InternalServer:
+    """See `open_internal_server`."""
+
+    def __init__(
+        self,
+        connector_factory: ConnectorFactory,
+        identity: TlsIdentity | None,
+        listener: socket.socket | None,
+        health: socket.socket | None = None,
+    ) -> None:
+        self.connector_factory = connector_factory
+        self.identity = identity
+        self._listener = listener
+        self._health = health
+        self.url = "" if listener is None else listener_url(*listener.getsockname()[:2])  # where other hosts reach us
+
+    def __repr__(self) -> str:
+        return f"<InternalServer {self.url or 'here'} {self.identity or 'alone'}>"
+
+    def ends(self) -> dict[str, datetime.datetime]:
+        """Until when we are known to other hosts, as `inner`; nothing where we have no certificate."""
+        return {} if self.identity is None else {"inner": self.identity.ends}
+
+    async def serve(
+        self,
+        app: ASGIApp,
+        local_listener: socket.socket,
+        rules: Rules,
+        stop: asyncio.Event,
+        drain_s: int = DRAIN_S,
+        *,
+        remote_app: ASGIApp | None = None,
+    ) -> None:
+        """Serve `app` until `stop`, then drain for at most `drain_s` seconds.
+
+        This host gets all of it through `local_listener`. Other hosts get the routes that `rules` allow for their role,
+        of `remote_app` if it is given. The health port shows health and metrics to anybody.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            if self.identity is not None and self._listener is not None:
+                tls = self.identity.server()
+                tasks.create_task(serve_with_roles(remote_app or app, self._listener, tls, rules, stop, drain_s))
+            if self._health is not None:
+                tasks.create_task(serve_health(app, self._health, stop, drain_s))
+            await serve_until(app, local_listener, stop, drain_s)
+
+
+@asynccontextmanager
+async def open_internal_server(
+    directory: SocketDirectory, peer_settings: PeerSettings, role: Role, setting: str = "", *, pods: bool = False
+) -> AsyncIterator[InternalServer]:
+    """Open the sockets of a process, and follow the files of its certificate until the block is left.
+
+    It listens at once, and answers once `InternalServer.serve` runs. `setting` names the address in errors. With
+    `pods`, pods of a cluster are reached over plain HTTP. Raises BadSetting.
+    """
+    async with AsyncExitStack() as stack:
+        identity = listener = None
+        health = (
+            None
+            if peer_settings.health is None
+            else stack.enter_context(_listen(HEALTH_VARIABLE, *peer_settings.health))
+        )
+        if peer_settings.files is not None:
+            identity = load_identity(peer_settings.files, role)
+            listener = (
+                None if peer_settings.listen is None else stack.enter_context(_listen(setting, *peer_settings.listen))
+            )
+            loops = await stack.enter_async_context(Loops())
+            loops.start("identity", identity.reload_forever)
+        yield InternalServer(ConnectorFactory(directory, identity, pods=pods), identity, listener, health)
+
+
+def _listen(setting: str, host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except OSError as error:
+        rule = f"can't be listened on: {error.strerror or os.strerror(error.errno or 0)}"
+        raise BadSetting(setting, f"{host}:{port}", rule) from error

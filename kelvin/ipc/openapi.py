@@ -1,0 +1,132 @@
+"""What a service's routes take and answer, as OpenAPI 3.1: FastAPI's own document, with our contracts and failures.
+
+A route says beside itself what it answers, with `route_docs`; what any call may be refused for before it reaches its
+route is said here once. `build_document` puts both together, and leaves out no route.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+
+from kelvin.contracts.errors import (
+    BodyTooLarge,
+    Failure,
+    Forbidden,
+    Internal,
+    InvalidRequest,
+    TenantSuspended,
+    Unauthenticated,
+    Unavailable,
+)
+from kelvin.contracts.problem import PROBLEM_CONTENT_TYPE, Problem
+from kelvin.contracts.serving.control_messages import Scope
+from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded, TooManyFailures
+from kelvin.contracts.wire import encode
+from kelvin.ipc.principal import require_scope
+
+JSON: Final = "application/json"
+OCTETS: Final = "application/octet-stream"
+TEXT: Final = "text/plain"
+_SCHEMA_REF: Final = "#/components/schemas/{name}"
+_ANSWERS, _SCHEMAS = "x-answers", "x-schemas"  # of a route, until `build_document` has put them where they belong
+# By the activator, by the hop to the service, and by what reads keys and bodies there.
+_COMMON_FAILURES: Final[tuple[type[Failure], ...]] = (
+    InvalidRequest, Unauthenticated, Forbidden, TenantSuspended, BodyTooLarge, TooManyFailures, Internal, Overloaded,
+    Unavailable, DeadlineExceeded,
+)  # fmt: skip
+
+
+def route_docs(
+    kind: Any,
+    *refusals: type[Failure],
+    status: int = 200,
+    media_type: str = JSON,
+    extra_responses: Mapping[int, Any] | None = None,
+    request_body: Any = None,
+    scope: Scope = Scope.ADMIN,
+) -> dict[str, Any]:
+    """Arguments of a FastAPI route that answers with `kind` (None: with nothing) or is refused.
+
+    `bytes` and `str` are bodies of no JSON; `extra_responses` has answers of another status; `request_body` is the
+    request's body.
+    """
+    schemas: dict[str, Any] = {}
+    answers = {
+        str(each): {"description": _about(of), **_content(of, media_type, schemas)}
+        for each, of in {status: kind, **(extra_responses or {})}.items()
+    }
+    extra: dict[str, Any] = {
+        _ANSWERS: answers | _refusals(_COMMON_FAILURES + refusals, schemas),
+        _SCHEMAS: schemas,
+        "security": [{"key": [str(scope)]}],
+    }
+    if request_body is not None:
+        extra["requestBody"] = {"required": True, **_content(request_body, JSON, schemas)}
+    return {"openapi_extra": extra}
+
+
+def build_document(app: FastAPI, title: str) -> dict[str, Any]:
+    """The document of all routes that are in FastAPI's schema. Raises KeyError for one that is not described."""
+    found = get_openapi(title=title, version="1", routes=app.routes)
+    schemas: dict[str, Any] = {}
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            if _ANSWERS not in operation:
+                raise KeyError(f"{method.upper()} {path} is not described")
+            operation["responses"] = operation.pop(_ANSWERS)
+            for name, schema in operation.pop(_SCHEMAS).items():
+                if schemas.setdefault(name, schema) != schema:
+                    raise KeyError(f"two different schemas have the name {name}")
+    key = {"type": "http", "scheme": "bearer", "description": "A key, with the scope that is named."}
+    found["components"] = {"schemas": dict(sorted(schemas.items())), "securitySchemes": {"key": key}}
+    return found
+
+
+def add_description(app: FastAPI, path: str, title: str, scope: Scope) -> None:
+    """Serve the document of `app` at `path`, itself included. It is made when it is first asked for."""
+    allowed = require_scope(scope)
+    made: list[bytes] = []
+
+    @app.get(path, summary="This document", **route_docs(dict[str, Any], scope=scope))
+    async def openapi(request: Request) -> Response:
+        allowed(request)
+        if not made:
+            made.append(encode(build_document(app, title)))
+        return Response(made[0], media_type=JSON)
+
+
+def _content(kind: Any, media_type: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """The `content` of an answer or body that holds `kind`; what its schema refers to goes to `schemas`."""
+    if kind is None:
+        return {}
+    if kind is bytes:
+        return {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
+    if kind is str:
+        return {"content": {TEXT: {"schema": {"type": "string"}}}}
+    (schema,), components = msgspec.json.schema_components((kind,), ref_template=_SCHEMA_REF)
+    schemas.update(components)
+    return {"content": {media_type: {"schema": schema}}}
+
+
+def _refusals(kinds: tuple[type[Failure], ...], schemas: dict[str, Any]) -> dict[str, Any]:
+    """By status: problem details, with the codes that have it."""
+    schema = _content(Problem, JSON, schemas)["content"][JSON]["schema"]
+    found: dict[str, Any] = {}
+    for status in sorted({kind.status for kind in kinds}):
+        named = {kind.code: kind for kind in kinds if kind.status == status}
+        says = {"properties": {"status": {"const": status}, "code": {"enum": sorted(named)}}}
+        found[str(status)] = {
+            "description": " ".join(f"`{code}`: {_about(kind)}" for code, kind in sorted(named.items())),
+            "content": {PROBLEM_CONTENT_TYPE: {"schema": {"allOf": [schema, says]}}},
+        }
+    return found
+
+
+def _about(kind: Any) -> str:
+    """The first line of what is said of a type of ours."""
+    if isinstance(kind, type) and kind.__module__ != "builtins":
+        return (kind.__doc__ or "").strip().partition("\n")[0]
+    return "Done; nothing is said." if kind is None else "As its schema says."

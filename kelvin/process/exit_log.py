@@ -1,0 +1,61 @@
+"""Note how the processes of an installation ended. The supervisor writes the note, and the control plane shows it.
+
+It is a file in the run directory. Nothing is billed by it, and each start of the supervisor begins a new one.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from kelvin.contracts.wire import Wire, decode, encode
+from kelvin.process.atomic_file import write_atomic
+
+_FILE: Final = "exits.json"
+REPLICAS: Final = "replicas"  # the name under which replicas and standbys are noted that were killed because they hung
+
+
+class ProcessExits(Wire, frozen=True):
+    """How often a process ended since the supervisor started, and how it ended last."""
+
+    name: str
+    count: int
+    last_at_s: int  # Unix time
+    last: str  # such as `killed by signal 9: it did not answer for 18 s`
+
+
+class ExitLog:
+    """Writes the note. Creating it removes the note of an earlier supervisor."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / _FILE
+        self._exits: dict[str, ProcessExits] = {}
+        self._path.unlink(missing_ok=True)
+
+    def add(self, name: str, status: int, at_s: int, why: str | None = None) -> None:
+        """Note that a process ended. Raises OSError.
+
+        `status` is that of `Popen.returncode`; `why` is the reason if the supervisor killed the process. The file is
+        not synced: this runs on the supervisor's event loop, and after a power cut nobody needs the note.
+        """
+        how = describe_exit(status)
+        before = self._exits.get(name)
+        self._exits[name] = ProcessExits(
+            name=name,
+            count=1 if before is None else before.count + 1,
+            last_at_s=at_s,
+            last=how if why is None else f"{how}: {why}",
+        )
+        write_atomic(self._path, encode(tuple(self._exits.values())), 0o600, durable=False)
+
+
+def describe_exit(status: int) -> str:
+    """Describe how a process ended. `status` is that of `Popen.returncode`."""
+    return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def read_exits(run: Path) -> dict[str, ProcessExits]:
+    """Return how processes ended, by name; empty if no supervisor noted any. Raises OSError, Refused."""
+    try:
+        raw = (run / _FILE).read_bytes()
+    except FileNotFoundError:
+        return {}
+    return {each.name: each for each in decode(raw, tuple[ProcessExits, ...], what=_FILE)}

@@ -1,0 +1,54 @@
+"""Race awaitables: wait for the first, cancel the others, and leave nothing behind."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import Cancelled
+
+T = TypeVar("T")
+
+
+async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
+    """Wait until one of these is done, then cancel the others and wait for their ends. Cancelling the caller cancels
+    them all.
+
+    Return for each whether it ended by itself. Raises what one of them raised.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+    return tuple(not task.cancelled() for task in tasks)
+
+
+async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    """Return the result of `work`. If the client leaves first, cancel the work and raise `Refused(Cancelled)`.
+
+    The request must have been read whole. Without this a server goes on with work that nobody waits for.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refused(Cancelled())
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client of a request has left. Its body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

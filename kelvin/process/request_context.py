@@ -1,0 +1,73 @@
+"""For which request something is done: it goes with the context of tasks and threads, and in headers between processes.
+
+Whoever answers a request begins it here; every log line and every call to a sibling under it then carries its id.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar, Token
+from typing import Final
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kelvin.contracts.trace_context import TraceContext, parse
+
+REQUEST_ID: Final = "x-request-id"
+TRACEPARENT: Final = "traceparent"
+_NAMES: Final = (REQUEST_ID.encode(), b"x-kelvin-request-id")
+_TRACEPARENT: Final = TRACEPARENT.encode()
+_VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestContext(msgspec.Struct, frozen=True, gc=False):
+    """A request, and the trace of a caller who brought one."""
+
+    request_id: str
+    trace: TraceContext | None = None
+
+
+_current: ContextVar[RequestContext | None] = ContextVar("cause", default=None)
+
+
+def cause() -> RequestContext | None:
+    """The request that this task or thread works for."""
+    return _current.get()
+
+
+def begin(request_id: str, trace: TraceContext | None = None) -> Token[RequestContext | None]:
+    """Set the cause of the current context. An id with other than 1 to 128 visible ASCII characters clears it."""
+    return _current.set(RequestContext(request_id, trace) if _VALID_ID.fullmatch(request_id) else None)
+
+
+def headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return `given` and the headers that carry the current cause to another process. `given` wins."""
+    found = _current.get()
+    if found is None:
+        return dict(given or {})
+    own = {REQUEST_ID: found.request_id}
+    if found.trace is not None:
+        own[TRACEPARENT] = str(found.trace)
+    return {**own, **(given or {})}
+
+
+def with_request_context(app: ASGIApp) -> ASGIApp:
+    """The application, whose requests come from siblings of ours that may say for which request they ask."""
+
+    async def carried(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            _set_from_headers(scope["headers"])
+        await app(scope, receive, send)
+
+    return carried
+
+
+def _set_from_headers(given: Iterable[tuple[bytes, bytes]]) -> None:
+    request_id, trace = None, None
+    for name, value in given:
+        if name in _NAMES:
+            request_id = value.decode("latin-1")
+        elif name == _TRACEPARENT:
+            trace = parse(value)
+    if request_id is not None:
+        begin(request_id, trace)

@@ -1,0 +1,149 @@
+"""Run one asyncio service until it is told to stop: by a signal, or by the end of the supervisor (its lifeline)."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kelvin.process.loops import ready_while_loops_work
+from kelvin.process.procfs import is_orphaned
+from kelvin.process.request_context import with_request_context
+
+log = logging.getLogger(__name__)
+
+DRAIN_S: Final = 30
+ORPHAN_GRACE_S: Final = 2.0
+_FRAMING: Final = (b"content-length", b"transfer-encoding")
+GC_THRESHOLD: Final = 10_000  # objects: some requests at once hold more than the default of 700, none of them garbage
+
+
+class Stop(asyncio.Event):
+    """Set when a service must end. `orphaned`: its supervisor is gone, so it exits within ORPHAN_GRACE_S seconds."""
+
+    orphaned = False
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: the service has them, and uvicorn would raise signals again."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve as uvicorn does. If cancelled, close the port and cut all connections, which uvicorn does not."""
+        try:
+            await super().serve(sockets)
+        except asyncio.CancelledError:
+            await self.cut(sockets or [])
+            raise
+
+    async def serve_until(self, stop: asyncio.Event, sockets: list[socket.socket]) -> None:
+        """Serve, and drain from `stop` on."""
+
+        async def end() -> None:
+            await stop.wait()
+            self.should_exit = True
+
+        async with asyncio.TaskGroup() as tasks:
+            ender = tasks.create_task(end())
+            await self.serve(sockets)
+            ender.cancel()
+
+    async def cut(self, sockets: list[socket.socket]) -> None:
+        """End at once, whatever is under way."""
+        for each in (*getattr(self, "servers", ()), *sockets):  # there are none before it has begun
+            each.close()
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        if under_way := set(self.server_state.tasks):
+            for task in under_way:
+                task.cancel()
+            await asyncio.wait(under_way)
+
+
+class InnerProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1, but a message with a body must not ask for another protocol.
+
+    The parser ends such a message behind its head and reads the body as the next request. None of our clients sends it.
+    """
+
+    def on_headers_complete(self) -> None:
+        """Raise ValueError, which uvicorn answers with 400, and closes."""
+        if self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers):
+            raise ValueError("an upgrade with a body")
+        super().on_headers_complete()
+
+
+def uvicorn_config(app: ASGIApp, drain_s: int) -> uvicorn.Config:
+    """Return how each of our services speaks HTTP/1.1, with `drain_s` seconds for what is in flight at the end."""
+    return uvicorn.Config(
+        app,
+        http=InnerProtocol,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=drain_s,
+        ws="none",
+    )
+
+
+async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
+    """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
+    await Server(uvicorn_config(with_request_context(ready_while_loops_work(app)), drain_s)).serve_until(
+        stop, [listener]
+    )
+
+
+def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:
+    """Call `stop` on SIGTERM, on Ctrl-C and when the terminal hangs up (SIGHUP), so that each of them drains.
+
+    Under `nohup`, which ignores SIGHUP, it stays ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop)
+
+
+def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
+    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, SIGHUP, or when `lifeline_fd` reaches its end.
+
+    If the lifeline has ended already, `main` is not run: another installation may use the same directory by now.
+    """
+    if is_orphaned(lifeline_fd):
+        log.warning("the supervisor is gone; not starting")
+        return
+    gc.collect()
+    gc.set_threshold(GC_THRESHOLD)
+    gc.freeze()  # else a full collection goes through all that was imported, and takes 60-130 ms instead of 3
+    uvloop.run(_supervised(main, lifeline_fd))
+
+
+async def _supervised(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
+    stop, loop = Stop(), asyncio.get_running_loop()
+    stop_on_signals(loop, stop.set)
+    if lifeline_fd is not None:
+
+        def cut() -> None:
+            loop.remove_reader(lifeline_fd)
+            log.warning("the supervisor is gone; ending")
+            stop.orphaned = True
+            stop.set()
+            loop.call_later(ORPHAN_GRACE_S, os._exit, 1)  # nobody is left who could end a hung drain
+
+        loop.add_reader(lifeline_fd, cut)
+    await main(stop)

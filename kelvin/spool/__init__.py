@@ -1,0 +1,12 @@
+"""Durable hand-over of records: an append returns once its record is on disk, and is shipped until acknowledged.
+
+It does not know what records mean. Begin with `spool.py` (append), `shipper.py` (ship) and `leftover_recovery.py` (ship
+what a dead process left); `frame.py` has the format.
+"""
+
+from kelvin.spool.leftover_recovery import RecoveredSource, recover
+from kelvin.spool.shipper import Post, Shipper
+from kelvin.spool.source_directory import has_owner
+from kelvin.spool.spool import Spool
+
+__all__ = ["Post", "RecoveredSource", "Shipper", "Spool", "has_owner", "recover"]

@@ -1,0 +1,358 @@
+"""A group of child processes: how it is started, collected when it died, brought back, watched and ended.
+
+`installation_supervisor.py`, `pod_supervisor.py` and `engine_supervisor.py` have one group each, and say what its
+processes are and what a death means. What hangs is found by `watchdog.py`. Also runtimes that the zygote forked twice
+are collected: we are their subreaper (prctl(2)). The clock of a lifetime is read here, from the kernel's start time of
+the process, before it is reaped.
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Final
+
+from kelvin.process.loops import Loops
+from kelvin.process.procfs import born_ns
+from kelvin.process.startup import BAD_SETTING_STATUS
+from kelvin.supervisor.restart_policy import Restarts
+from kelvin.supervisor.watchdog import WatchedProcess
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0  # before deaths that could not be looked at are looked at again
+_PR_SET_CHILD_SUBREAPER: Final = 36
+POLL_S: Final = 0.02  # between two looks at what a process is about to do
+KILL_AFTER_S: Final = 5.0
+RESTART_POLL_S: Final = 0.2  # between two looks whether those that end are gone, where no signal tells of it
+
+
+@dataclass(frozen=True, slots=True)
+class ReapedChild:
+    """A child that is gone. `status` is as Popen.returncode.
+
+    `died_ns` (CLOCK_MONOTONIC) is when it was found dead; `lived_us` is the time from its fork until then.
+    """
+
+    pid: int
+    status: int
+    lived_us: int
+    died_ns: int
+    cpu_us: int
+    max_rss_kb: int
+
+
+def call_on_deaths(reap_dead: Callable[[], None]) -> None:
+    """Have the running event loop call `reap_dead` when children have died, and again after RETRY_S if that fails.
+
+    No second signal tells of a death that could not be looked at, as for want of a file descriptor.
+    """
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        try:
+            reap_dead()
+        except OSError as error:
+            log.warning("dead processes can't be collected; trying again", extra={"error": repr(error)})
+            loop.call_later(RETRY_S, call)
+
+    loop.add_signal_handler(signal.SIGCHLD, call)
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become our children instead of init's. Raises OSError where the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def reap_children() -> Iterator[ReapedChild]:
+    """Every child that has died since, each collected once."""
+    while True:
+        try:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if seen is None:
+            return
+        died_ns = time.monotonic_ns()
+        lived_us = max(0, died_ns - born_ns(seen.si_pid)) // 1000
+        pid, status, usage = os.wait4(seen.si_pid, 0)
+        yield ReapedChild(
+            pid,
+            os.waitstatus_to_exitcode(status),
+            lived_us,
+            died_ns,
+            int((usage.ru_utime + usage.ru_stime) * 1e6),
+            usage.ru_maxrss,
+        )
+
+
+def children() -> tuple[int, ...]:
+    """Process ids of all our children, those that were handed to us included."""
+    pids: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        # The thread may have ended since: what it had begun is another thread's then.
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/children") as listing:
+            pids.extend(int(pid) for pid in listing.read().split())
+    return tuple(pids)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A process of the installation. `socket` answers `/healthz` and `/readyz`; None is asked in its own way."""
+
+    name: str
+    module: str
+    socket: str | None
+    uses_store: bool = False
+    listens: bool = False  # on the socket of the front door, which the supervisor keeps open
+
+
+# In order of start; they are ended the other way round, the door first.
+CHILD_SPECS: Final = (
+    ChildSpec("zygote", "runtime.app.zygote", None),
+    ChildSpec("cache", "weightcache", "cache.sock", uses_store=True),
+    ChildSpec("controlplane", "controlplane", "control.sock"),
+    ChildSpec("snapshotter", "snapshotter", "snapshotter.sock", uses_store=True),
+    ChildSpec("activator", "activator", "activator.sock", listens=True),
+)
+
+FILTERS: Final = ChildSpec("filters", "kelvin.filters", "filters.sock")
+
+
+def specs_of(*, filters: bool) -> tuple[ChildSpec, ...]:
+    """The processes of an installation; the one of the filters where it runs any, which replicas need to their end."""
+    return (FILTERS, *CHILD_SPECS) if filters else CHILD_SPECS
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A running process of ours, or one that waits for its restart."""
+
+    spec: ChildSpec
+    process: subprocess.Popen[bytes] | None = None
+    born_s: float = 0.0
+    restarts: Restarts = field(default_factory=Restarts)
+    refused: bool = False  # it said that its settings are wrong
+    is_restarted: bool = True  # it comes back when it dies; otherwise it leaves its group then
+    restart: asyncio.Task[None] | None = None  # the last one
+
+    def __repr__(self) -> str:
+        pid = self.process.pid if self.process else "down"
+        return f"<Child {self.spec.name} pid={pid} deaths={self.restarts.deaths}>"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it lives."""
+        return self.process.pid if self.process else None
+
+    @property
+    def watched(self) -> WatchedProcess | None:
+        """The process for the watchdog to probe; None while it is down or ending."""
+        return (
+            WatchedProcess(self.spec.name, self.pid, self.spec.socket)
+            if self.pid is not None and self.is_restarted
+            else None
+        )
+
+    def start(self, logs: Path | None, environment: Mapping[str, str], *fds: int) -> None:
+        """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor.
+
+        Without a directory for its log it writes where we do. Raises OSError.
+        """
+        with _open_log(logs, self.spec.name) as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self.spec.module],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        self.born_s = time.monotonic()
+
+    def mark_reaped(self, status: int) -> None:
+        """The reaper collected it; Popen must not try again."""
+        assert self.process is not None
+        self.process.returncode = status
+        self.refused = status == BAD_SETTING_STATUS
+        self.process = None
+        self.restarts = self.restarts.after_death(time.monotonic() - self.born_s)
+
+    def signal(self, number: int) -> None:
+        """Harmless where it is down."""
+        if self.process is not None:
+            # Popen's own way looks whether it is dead, and would collect it behind the reaper. No other process gets
+            # its number before that has.
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+
+class ChildGroup:
+    """The children of one supervisor. What dies is started again, with back-off, until `stop_restarts`."""
+
+    def __init__(
+        self,
+        members: Iterable[Child],
+        spawn: Callable[[Child], None],
+        on_death: Callable[[ReapedChild, Child | None], None],
+    ) -> None:
+        """`spawn` starts a child's process. Raises OSError.
+
+        `on_death` gets every process that was reaped, and the child whose process it was: None for one that a child
+        forked and left to us. It may set `is_restarted` to False, so that the child does not come back.
+        """
+        self.members = list(members)  # in order of start
+        self.is_draining = False
+        self._spawn = spawn
+        self._on_death = on_death
+        self._loops = Loops()
+        self._deaths = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<ChildGroup {self.members}>"
+
+    def start_all(self) -> None:
+        """Start every child at once; each waits for what it needs by itself. Raises OSError."""
+        for child in tuple(self.members):
+            self.start(child)
+
+    def start(self, child: Child) -> None:
+        """Start a child of the group, or one that joins it. Raises OSError."""
+        self._spawn(child)
+        if child not in self.members:
+            self.members.append(child)
+
+    def reap_dead(self) -> None:
+        """Reap what died. Call it by `call_on_deaths`. Raises OSError."""
+        for reaped in reap_children():
+            child = next((each for each in self.members if each.pid == reaped.pid), None)
+            if child is not None:
+                child.mark_reaped(reaped.status)
+                log_exit(child, reaped.status, is_expected=self.is_draining or not child.is_restarted)
+            self._on_death(reaped, child)
+            if child is None:
+                continue
+            if not child.is_restarted:
+                self.members.remove(child)
+            elif not self.is_draining:
+                child.restart = self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
+        self._deaths.set()
+
+    def watched(self) -> list[WatchedProcess]:
+        """Return the children that should answer the watchdog."""
+        found = [] if self.is_draining else [child.watched for child in self.members]
+        return [watched for watched in found if watched is not None]
+
+    def stop_restarts(self) -> None:
+        """Start none of them again: the whole group is about to end."""
+        self.is_draining = True
+        for child in self.members:
+            _cancel_restart(child)
+
+    async def end(self, ending: Collection[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
+        """Signal these children, and kill them after `patience_s`. Return when they are gone, or the kernel holds one.
+
+        They do not come back by themselves, and leave the group as they die.
+        """
+        for child in ending:
+            child.is_restarted = False
+            _cancel_restart(child)
+        await self._end(lambda: [child.pid for child in ending if child.pid is not None], patience_s, number)
+
+    async def end_descendants(self, patience_s: float, spared: Collection[Child] = ()) -> None:
+        """End as `end` does what the children forked and left to us, and the children but for those that are spared."""
+
+        def living() -> list[int]:
+            kept = {child.pid for child in spared}
+            return [pid for pid in children() if pid not in kept]
+
+        await self._end(living, patience_s, signal.SIGTERM)
+
+    async def _end(self, living: Callable[[], list[int]], patience_s: float, number: int) -> None:
+        for each, limit_s in ((number, patience_s), (signal.SIGKILL, KILL_AFTER_S)):
+            for pid in living():
+                if each == signal.SIGKILL:
+                    name = next((child.spec.name for child in self.members if child.pid == pid), "forked")
+                    log.error("killed after its time to drain", extra={"child": name, "pid": pid})
+                with suppress(ProcessLookupError):
+                    os.kill(pid, each)
+            if await self._are_gone(living, limit_s):
+                return
+
+    async def _are_gone(self, living: Callable[[], list[int]], patience_s: float) -> bool:
+        limit_s = time.monotonic() + patience_s
+        while living():
+            left_s = limit_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._deaths.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, RESTART_POLL_S)):
+                    await self._deaths.wait()
+            with suppress(OSError):  # the next round tries again
+                self.reap_dead()
+        return True
+
+    async def _bring_back(self, child: Child) -> None:
+        """Start one that died, after the pause that its deaths ask for, unless nobody wants it any more.
+
+        A start that the system refuses (no memory, process, descriptor, or room for its log) counts as a death. No
+        signal tells of it, so it is tried again here.
+        """
+        await asyncio.sleep(child.restarts.delay_s)
+        while child.is_restarted and not self.is_draining:
+            try:
+                self.start(child)
+                return
+            except OSError as error:
+                child.restarts = child.restarts.after_death(0.0)
+                why = {"child": child.spec.name, "error": repr(error), "deaths": child.restarts.deaths}
+                log.warning("a process can't be started; trying again", extra=why)
+            await asyncio.sleep(child.restarts.delay_s)
+
+
+def _cancel_restart(child: Child) -> None:
+    if child.restart is not None:
+        child.restart.cancel()
+
+
+def log_exit(child: Child, status: int, *, is_expected: bool) -> None:
+    """Log that a process ended: as a warning, unless it was told to end and did so cleanly or by the signal itself."""
+    extra = {"child": child.spec.name, "status": status}
+    if is_expected and status in (0, -signal.SIGTERM):
+        log.info("a process ended", extra=extra)
+    else:
+        log.warning("a process died", extra=extra)
+
+
+@contextmanager
+def open_lifeline() -> Iterator[int]:
+    """Yield a descriptor for children to inherit. It reaches its end when this process does, and they end with us."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def _open_log(logs: Path | None, name: str) -> Iterator[IO[bytes] | None]:
+    if logs is None:
+        yield None
+        return
+    logs.mkdir(exist_ok=True)
+    with (logs / f"{name}.log").open("ab") as sink:
+        yield sink

@@ -1,0 +1,164 @@
+"""Counters, histograms and readings of one process. One thread writes and reads them.
+
+Cheap enough for every request: a look-up and an addition. `exposition` renders them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kelvin.telemetry.policy.labels import OTHER_VALUE
+
+MAX_SERIES: Final = 2048  # of one family, however its labels are bounded
+Labels = tuple[str, ...]
+
+
+class MetricKind(StrEnum):
+    """What a family's values mean."""
+
+    COUNTER = "counter"  # only grows while the process lives
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class HistogramState:
+    """A histogram's state. `counts` are of the intervals up to each bound, and of what lies above the last."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self, intervals: int) -> None:
+        self.counts = [0] * intervals
+        self.total = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """All series of one name. They are the instrument's own: render them before it changes."""
+
+    name: str
+    help: str
+    kind: MetricKind
+    labels: Labels
+    values: Mapping[Labels, float]
+    bounds: tuple[float, ...] = ()
+    spreads: Mapping[Labels, HistogramState] | None = None  # of a histogram, instead of values
+
+
+class Counter:
+    """Grows."""
+
+    def __init__(self, name: str, help: str, labels: Labels) -> None:
+        self._name, self._help, self._labels = name, help, labels
+        self._values: dict[Labels, float] = {}
+
+    def add(self, labels: Labels, amount: float = 1) -> None:
+        """`labels` are the values, in the order of the names."""
+        values = self._values
+        try:
+            values[labels] += amount
+        except KeyError:
+            labels = _bounded_labels(values, labels)
+            values[labels] = values.get(labels, 0) + amount
+
+    def family(self) -> MetricFamily:
+        """Return its series."""
+        return MetricFamily(self._name, self._help, MetricKind.COUNTER, self._labels, self._values)
+
+
+class Histogram:
+    """Counts observations by interval."""
+
+    def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
+        assert list(bounds) == sorted(set(bounds)), "bounds ascend"
+        self._name, self._help, self._labels, self._bounds = name, help, labels, bounds
+        self._series: dict[Labels, HistogramState] = {}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """A value on a bound belongs below it."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series.setdefault(
+                _bounded_labels(self._series, labels), HistogramState(len(self._bounds) + 1)
+            )
+        series.counts[bisect_left(self._bounds, value)] += 1
+        series.total += value
+
+    def family(self) -> MetricFamily:
+        """Return its series."""
+        return MetricFamily(self._name, self._help, MetricKind.HISTOGRAM, self._labels, {}, self._bounds, self._series)
+
+
+class CallbackMetric:
+    """Values that another keeps: asked for when the page is."""
+
+    def __init__(
+        self, name: str, help: str, kind: MetricKind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
+    ) -> None:
+        self._name, self._help, self._kind, self._labels, self._read = name, help, kind, labels, read
+
+    def family(self) -> MetricFamily:
+        """Read its series. Their labels are from closed sets, or the reader bounds them."""
+        return MetricFamily(self._name, self._help, self._kind, self._labels, self._read())
+
+
+class MetricsPage:
+    """The families of one process; `process` becomes a label of each series. Families keep their order."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self._instruments: dict[str, Counter | Histogram | CallbackMetric] = {}
+
+    def __repr__(self) -> str:
+        return f"<MetricsPage {self.process} families={len(self._instruments)}>"
+
+    def counter(self, name: str, help: str, labels: Labels = ()) -> Counter:
+        """Add a counter. Raises ValueError if the name is taken."""
+        made = Counter(name, help, labels)
+        self._put(name, made)
+        return made
+
+    def histogram(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> Histogram:
+        """Add a histogram. Raises ValueError if the name is taken."""
+        made = Histogram(name, help, labels, bounds)
+        self._put(name, made)
+        return made
+
+    def read(
+        self, name: str, help: str, kind: MetricKind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
+    ) -> None:
+        """Add values that are kept elsewhere and read for each page. Raises ValueError if the name is taken."""
+        self._put(name, CallbackMetric(name, help, kind, labels, read))
+
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        """One value without labels."""
+        self.read(name, help, MetricKind.GAUGE, (), lambda: {(): read()})
+
+    def families(self, failed: Callable[[Exception, str], None] | None = None) -> list[MetricFamily]:
+        """Return all that can be read now. `failed` is told of the error and the name of each other one; without it the
+        first error is raised.
+        """
+        found: list[MetricFamily] = []
+        for name, instrument in self._instruments.items():
+            try:
+                found.append(instrument.family())
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed(error, name)
+        return found
+
+    def _put(self, name: str, made: Counter | Histogram | CallbackMetric) -> None:
+        if name in self._instruments:
+            raise ValueError(f"{name} is taken")
+        self._instruments[name] = made
+
+
+def by(name_of: Iterable[tuple[str, float]]) -> dict[Labels, float]:
+    """Values under one label each."""
+    return {(name,): value for name, value in name_of}
+
+
+def _bounded_labels(present: Mapping[Labels, object], labels: Labels) -> Labels:
+    return labels if len(present) < MAX_SERIES else (OTHER_VALUE,) * len(labels)

@@ -1,0 +1,52 @@
+"""Values of labels: from closed sets, or capped. Whatever callers do, a family has a bounded number of series."""
+
+from typing import Final
+
+from kelvin.contracts import artifact_errors, errors, traffic_errors
+
+OTHER_VALUE: Final = "other"
+OK: Final = "ok"
+TIERS: Final = ("host", "nvme", "peer", "store")  # quickest first
+
+
+_MODULE_MEMBERS: Final = [
+    kind for module in (errors, artifact_errors, traffic_errors) for kind in vars(module).values()
+]
+_FAILURES: Final = [kind for kind in _MODULE_MEMBERS if isinstance(kind, type) and issubclass(kind, errors.Failure)]
+REPEAT_OUTCOMES: Final = ("joined", "replayed", "cached")  # answered out of what another request got
+OUTCOMES: Final = frozenset(
+    {OK, *REPEAT_OUTCOMES} | {kind.code for kind in _FAILURES if kind is not errors.RemoteFailure}
+)
+
+
+def outcome_of(code: str) -> str:
+    """A failure's code, or `ok`; what no process of ours says is `other`."""
+    return code if code in OUTCOMES else OTHER_VALUE
+
+
+def slowest_tier(bytes_by_tier: dict[str, int]) -> str:
+    """The tier that a restore had to reach down to; `other` where nothing is known, or something unknown."""
+    found = [tier for tier, nbytes in bytes_by_tier.items() if nbytes]
+    if not found or any(tier not in TIERS for tier in found):
+        return OTHER_VALUE
+    return max(found, key=TIERS.index)
+
+
+class LabelCap:
+    """The first `limit` values that were seen keep their names; all others share one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._named: set[tuple[str, ...]] = set()
+
+    def __repr__(self) -> str:
+        return f"<LabelCap {len(self._named)}/{self._limit}>"
+
+    def bounded(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """The values, or as many times `other`."""
+        if values in self._named:
+            return values
+        if len(self._named) < self._limit:
+            self._named.add(values)
+            return values
+        return (OTHER_VALUE,) * len(values)

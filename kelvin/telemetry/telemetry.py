@@ -1,0 +1,152 @@
+"""One process's telemetry: its page, and the sender of its traces where a collector is named.
+
+Composition roots open it: those that have traces by `open_telemetry`, the others by `open_without_traces`.
+"""
+
+import datetime
+import errno
+import importlib.metadata
+import os
+import resource
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kelvin.process.loops import PROCESS_HEALTH, record_error
+from kelvin.process.procfs import resident_bytes
+from kelvin.telemetry.policy.exposition import CONTENT_TYPE, render
+from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, by
+from kelvin.telemetry.policy.spans import RequestFacts, RestoreFacts, is_sampled_for_caller
+from kelvin.telemetry.settings import TelemetrySettings
+from kelvin.telemetry.trace_sender import TraceSender
+
+if TYPE_CHECKING:
+    from kelvin.telemetry.otlp import OtlpCollector
+
+CERTIFICATE_EXPIRY_METRIC: Final = "kelvin_certificate_expiration_timestamp_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Used on one event loop. `sender` is None where nothing leaves the machine."""
+
+    page: MetricsPage
+    sender: TraceSender | None
+    sample_ratio: float
+
+    def request(self, facts: RequestFacts) -> None:
+        """Send the request's trace if it is notable or in the sampled share. Never waits, never fails."""
+        if self.sender is not None and (
+            facts.is_always_sampled or is_sampled_for_caller(facts.trace_id, facts.caller, self.sample_ratio)
+        ):
+            self.sender.offer(facts)
+
+    def restore(self, facts: RestoreFacts) -> None:
+        """Send the trace of a restore. Never waits, never fails."""
+        if self.sender is not None:
+            self.sender.offer(facts)
+
+    def render_page(self) -> str:
+        """The page as Prometheus reads it. What can't be read now is left out, and logged."""
+        return render(self.page.families(record_error), self.page.process)
+
+    def with_metrics_route(self, app: ASGIApp) -> ASGIApp:
+        """The application with `GET /metrics` before it, for a socket of the installation's own."""
+
+        async def exposed(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["path"] == "/metrics" and scope["method"] == "GET":
+                body = self.render_page().encode()
+                headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": body})
+            else:
+                await app(scope, receive, send)
+
+        return exposed
+
+
+def open_without_traces(process: str) -> Telemetry:
+    """Return the telemetry of a process that serves its page and sends no traces."""
+    page = MetricsPage(process)
+    describe_process(page, None)
+    return Telemetry(page, None, 0.0)
+
+
+@asynccontextmanager
+async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIterator[Telemetry]:
+    """Open a process's telemetry. On leaving the block, send what is queued, for at most FLUSH_S seconds."""
+    if settings.endpoint is None:
+        yield open_without_traces(process)
+        return
+    endpoint, page = settings.endpoint, MetricsPage(process)
+
+    def connect() -> "OtlpCollector":
+        from kelvin.telemetry.otlp import (
+            OtlpCollector,  # in the thread: a third of a second, and nothing where it is off
+        )
+
+        version = importlib.metadata.version("kelvin-serving")
+        return OtlpCollector(endpoint, process, f"{process}-{secrets.token_hex(6)}", version)
+
+    sender = TraceSender(connect)
+    describe_process(page, sender)
+    sender.start()
+    try:
+        yield Telemetry(page, sender, settings.sample_ratio)
+    finally:
+        await sender.close()
+
+
+def describe_process(page: MetricsPage, sender: TraceSender | None) -> None:
+    """Add what every process says of itself: processor time, memory, descriptors, loops, what became of its telemetry.
+
+    Names are the Prometheus clients' customary ones.
+    """
+    page.read(
+        "process_cpu_seconds_total", "Processor time used.", MetricKind.COUNTER, (), lambda: {(): time.process_time()}
+    )
+    page.gauge("process_resident_memory_bytes", "Memory in use.", resident_bytes)
+    page.gauge("process_open_fds", "Open descriptors.", _open_fds)
+    errors = "Unexpected errors of background loops. Each was started again."
+    page.read(
+        "kelvin_loop_errors_total", errors, MetricKind.COUNTER, ("loop",), lambda: by(PROCESS_HEALTH.errors.items())
+    )
+    failing = "Background loops that keep failing. The process is not ready unless this is 0."
+    page.gauge("kelvin_loops_failing", failing, lambda: len(PROCESS_HEALTH.failing()))
+    if sender is not None:
+        told = "Traces by what became of them: sent, dropped here, not taken by the collector."
+        page.read(
+            "kelvin_traces_total",
+            told,
+            MetricKind.COUNTER,
+            ("result",),
+            lambda: by((("sent", sender.sent), ("dropped", sender.dropped), ("lost", sender.lost))),
+        )
+
+
+def describe_certificates(page: MetricsPage, ends: Callable[[], Mapping[str, datetime.datetime]]) -> None:
+    """Add when a process's certificates expire. `ends` is called for each page: the first expiry by use, such as
+    `inner`. The metric's name follows cert-manager's.
+    """
+    help = "Seconds since 1970 at which a certificate ends; of several, the first."
+    page.read(
+        CERTIFICATE_EXPIRY_METRIC,
+        help,
+        MetricKind.GAUGE,
+        ("of",),
+        lambda: {(of,): end.timestamp() for of, end in ends().items()},
+    )
+
+
+def _open_fds() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # all are open, and none is left to count them with

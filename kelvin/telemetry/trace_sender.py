@@ -1,0 +1,115 @@
+"""Hands traces to a collector from a thread of its own. Nobody waits: what doesn't fit is dropped, counted.
+
+Offering is an append; the thread looks twice a second. Batches are small: making one holds Python's lock, and the
+event loop should get it back soon.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from kelvin.contracts.backoff import should_log
+from kelvin.contracts.token_bucket import TokenBucket
+from kelvin.telemetry.policy.spans import RequestFacts, RestoreFacts
+
+if TYPE_CHECKING:
+    from kelvin.telemetry.otlp import OtlpCollector
+
+log = logging.getLogger(__name__)
+
+TraceFacts = RequestFacts | RestoreFacts
+QUEUE_LIMIT: Final = 2048
+BATCH: Final = 16
+POLL_INTERVAL_S: Final = 0.5
+TRACES_PER_S: Final = 100.0
+BURST: Final = 200.0
+FLUSH_S: Final = 1.0
+
+
+class TraceSender:
+    """`connect_collector` connects, in the thread: what it imports is slow to import. Open from `start` to `close`."""
+
+    def __init__(
+        self, connect_collector: Callable[[], "OtlpCollector"], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._make = connect_collector
+        self._clock = clock
+        self._bucket = TokenBucket()
+        self._traces: deque[TraceFacts] = deque()
+        self._collector: OtlpCollector | None = None
+        self._closing = threading.Event()
+        self._ended = threading.Event()
+        self.sent = 0
+        self.dropped = 0  # not taken in: too many
+        self._lost = 0
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<TraceSender waiting={len(self._traces)} sent={self.sent} dropped={self.dropped} lost={self.lost}>"
+
+    @property
+    def lost(self) -> int:
+        """Traces that the collector did not take, or that wait for a thread that has ended."""
+        return self._lost + (len(self._traces) if self._ended.is_set() else 0)
+
+    def start(self) -> None:
+        """Begin to send."""
+        threading.Thread(target=self._run, name="telemetry", daemon=True).start()
+
+    def offer(self, facts: TraceFacts) -> None:
+        """Send it some time, if there is room. Never waits."""
+        now_s, trace_s = self._clock(), 1 / TRACES_PER_S
+        if len(self._traces) >= QUEUE_LIMIT or self._bucket.wait_s(1, BURST, trace_s, now_s):
+            self.dropped += 1
+        else:
+            self._bucket.take(1, trace_s, now_s)
+            self._traces.append(facts)
+
+    async def close(self, within_s: float = FLUSH_S) -> bool:
+        """Send what is queued. Return whether the thread ended within `within_s` seconds; if not, it ends by itself.
+
+        If the collector could not be made, the thread ended before and nothing is sent.
+        """
+        self._closing.set()
+        if await asyncio.to_thread(self._ended.wait, within_s):
+            return True
+        if self._collector is not None:
+            self._collector.close()
+        log.warning("telemetry is left unsent", extra={"traces": len(self._traces)})
+        return False
+
+    def _run(self) -> None:
+        try:
+            collector = self._collector = self._make()
+            while not self._closing.wait(POLL_INTERVAL_S):
+                self._send(collector)
+            self._send(collector)
+            collector.close()
+        except Exception:
+            log.exception("telemetry ends; nothing more is sent")
+        finally:
+            self._ended.set()
+
+    def _send(self, collector: "OtlpCollector") -> None:
+        while self._traces:
+            batch = [self._traces.popleft() for _ in range(min(BATCH, len(self._traces)))]
+            if self._take(collector, batch):
+                self.sent += len(batch)
+            else:
+                self._lost += len(batch)
+
+    def _take(self, collector: "OtlpCollector", batch: Sequence[TraceFacts]) -> bool:
+        """Whether the collector took it. What can't be told at all is lost, and what comes after it is told."""
+        defect: Exception | None = None
+        try:
+            taken = collector.traces(batch)
+        except Exception as error:
+            taken, defect = False, error
+        self._failures = 0 if taken else self._failures + 1
+        if not taken and should_log(self._failures):
+            log.warning("the collector does not take telemetry", extra={"failures": self._failures}, exc_info=defect)
+        return taken

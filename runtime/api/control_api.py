@@ -1,0 +1,309 @@
+"""What a runtime answers besides inference requests: control routes, a pod's probes and orders, and metrics.
+
+Control routes are for the control plane of one machine: bind, sleep, drop, wake, jobs, state, drain, condemn, health. A
+pod has none, since whoever reaches its port could use them. A parked pod takes two orders, from the control plane
+alone: to bind a version, and to release it.
+
+Metrics are gauges of this replica, read when they are asked for, since they end with it. Other processes count.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar, cast
+
+from fastapi import FastAPI, Request, Response
+
+from kelvin.contracts.artifacts.runtime_control import (
+    BindPodRequest,
+    BindRequest,
+    BindResponse,
+    GateJob,
+    ParkedSpec,
+    RuntimeState,
+    SealJob,
+)
+from kelvin.contracts.errors import CapacityExceeded, Conflict, InvalidRequest, Refused, Unavailable
+from kelvin.contracts.traffic_errors import DeadlineExceeded
+from kelvin.devices.gpu_policy import DegradedGpu, GpuFacts, HealthyGpu, UnhealthyGpu, judge_gpu_health
+from kelvin.ipc.failure_responses import install_failure_handlers
+from kelvin.ipc.http_bodies import LARGE_BYTES, answer, read
+from kelvin.telemetry.policy.exposition import CONTENT_TYPE
+from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage, by
+from kelvin.telemetry.telemetry import open_without_traces
+from runtime.lifecycle.gpu_watch import GpuWatch
+from runtime.lifecycle.replica import Replica
+
+T = TypeVar("T")
+Values = dict[tuple[str, ...], float]
+_HEALTH: Final = {HealthyGpu: "healthy", DegradedGpu: "degraded", UnhealthyGpu: "unhealthy"}
+NETWORK_PROBE: Final = "k-network-probe"  # knative/serving, pkg/queue/health: the header of probes along the path
+QUEUE_PROBE: Final = "queue"  # what an activator asks for, and reads back
+ENGINE_HANGS: Final = "the engine hangs in a step"
+_STARTING_STATES: Final = (RuntimeState.STANDBY, RuntimeState.RESTORING)
+
+
+def build_control_app() -> FastAPI:
+    """The application without its replica, so that it can be made before a fork; see `attach_replica`."""
+    app = FastAPI(openapi_url=None)
+    install_failure_handlers(app)
+
+    @app.post("/control/bind")
+    async def bind(request: Request) -> Response:
+        return answer(await _replica(request).bind(await read(request, BindRequest)))
+
+    @app.post("/control/sleep")
+    async def sleep(request: Request) -> Response:
+        await _replica(request).sleep()
+        return Response(status_code=204)
+
+    @app.post("/control/drop")
+    async def drop(request: Request) -> Response:
+        await _replica(request).drop()
+        return Response(status_code=204)
+
+    @app.post("/control/wake")
+    async def wake(request: Request) -> Response:
+        return answer(await _replica(request).wake(await read(request, BindRequest)))
+
+    @app.post("/control/gate")
+    async def gate(request: Request) -> Response:
+        return answer(await _replica(request).gate(await read(request, GateJob, LARGE_BYTES)))
+
+    @app.post("/control/seal")
+    async def seal(request: Request) -> Response:
+        return answer(await _replica(request).seal(await read(request, SealJob)))
+
+    @app.get("/control/state")
+    async def state(request: Request) -> Response:
+        return answer(_replica(request).report())
+
+    @app.post("/control/drain")
+    async def drain(request: Request) -> Response:
+        _replica(request).drain()
+        return Response(status_code=202)
+
+    @app.post("/control/condemn")
+    async def condemn(request: Request) -> Response:
+        _replica(request).stop_for_damage()
+        return Response(status_code=202)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        return Response(render_metrics(_replica(request)), media_type=CONTENT_TYPE)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/readyz")
+    async def readyz(request: Request) -> Response:
+        return Response(status_code=200 if _replica(request).state is RuntimeState.READY else 503)
+
+    app.middleware_stack = app.build_middleware_stack()  # now, not in the first request of each child
+    return app
+
+
+def build_probe_app(step_s: float, gpus: GpuWatch | None = None, *, may_park: bool = False) -> FastAPI:
+    """Return the probes' application, before it has its replica: see `attach_replica`.
+
+    An engine without progress for `step_s` seconds hangs: `/healthz` is 503 then, so that the pod is replaced. With
+    `may_park` the pod counts as fine also while it waits for a version or restores one.
+    """
+    app = FastAPI(openapi_url=None)
+
+    def is_progressing(request: Request) -> bool:
+        return _replica(request).stalled_s < step_s
+
+    def is_ready(request: Request) -> bool:
+        return _replica(request).state is RuntimeState.READY and is_progressing(request)
+
+    def is_ready_or_parked(request: Request) -> bool:
+        return is_ready(request) or (may_park and _replica(request).state in _STARTING_STATES)
+
+    install_failure_handlers(app)
+
+    @app.get("/healthz")
+    async def healthz(request: Request) -> Response:
+        """200 while the engine moves; for a probe of Knative's activator, while it takes requests."""
+        asked = request.headers.get(NETWORK_PROBE)
+        if asked is None:
+            return Response() if is_progressing(request) else Response(ENGINE_HANGS, status_code=503)
+        if asked != QUEUE_PROBE:
+            return Response(f"{NETWORK_PROBE} must be {QUEUE_PROBE}", status_code=400)
+        return Response(QUEUE_PROBE, status_code=200 if is_ready(request) else 503)
+
+    @app.get("/readyz")
+    async def readyz(request: Request) -> Response:
+        """200 while it takes requests or, with `may_park`, waits for a version or restores one. The body is
+        its report.
+        """
+        status = 200 if is_ready_or_parked(request) else 503
+        return answer(_replica(request).report(), status)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        return Response(
+            render_metrics(_replica(request), () if gpus is None else gpus.last_facts), media_type=CONTENT_TYPE
+        )
+
+    return app
+
+
+class BindHandler:
+    """Orders to a parked pod. Its process binds one version, once. A second order for that version gets the same
+    answer; one for another version is refused, until a fresh process is parked.
+
+    A bind goes on after its caller has gone. It ends within `bind_timeout_s` seconds, with a ready or a failed replica.
+    """
+
+    def __init__(self, parked: ParkedSpec, replica: Replica, end: asyncio.Event, bind_timeout_s: float) -> None:
+        """`end` makes the process drain and end; the pod's supervisor starts a fresh one in its place."""
+        self._parked = parked
+        self._replica = replica
+        self._end = end
+        self._bind_timeout_s = bind_timeout_s
+        self._taken: BindPodRequest | None = None
+        self._binding: asyncio.Task[BindResponse] | None = None
+
+    def __repr__(self) -> str:
+        return f"<BindHandler {'parked' if self._taken is None else self._taken.version[:12]} {self._replica!r}>"
+
+    async def bind(self, take: BindPodRequest) -> BindResponse:
+        """Serve that version. Raises `Refused`: InvalidRequest or CapacityExceeded for what would not fit here,
+        Conflict for another one than is bound, Unavailable while the process ends. All of these change nothing. Any
+        other failure is why the process has failed.
+        """
+        if self._taken is None:
+            self._check(take)
+            if self._end.is_set():
+                raise Refused(Unavailable("this pod"))
+            self._taken = take
+            self._binding = asyncio.create_task(self._bind(take), name="bind")
+            self._binding.add_done_callback(_retrieve_exception)
+        elif not _is_same_version(self._taken, take):
+            raise Refused(Conflict("version", "another one is bound here; it must be released first"))
+        elif self._replica.failure is not None:
+            raise Refused(self._replica.failure)
+        elif self._replica.state is RuntimeState.DRAINING:
+            raise Refused(Unavailable("this pod"))
+        assert self._binding is not None
+        return await asyncio.shield(self._binding)
+
+    def release(self, take: BindPodRequest) -> bool:
+        """Have the process drain and end. False where nothing is bound. Raises `Refused(Conflict)` for another one."""
+        if self._taken is None:
+            return False
+        if not _is_same_version(self._taken, take):
+            raise Refused(Conflict("version", "another one is bound here"))
+        self._end.set()
+        return True
+
+    async def _bind(self, take: BindPodRequest) -> BindResponse:
+        parked = self._parked
+        bind = BindRequest(
+            tenant=take.tenant,
+            model=take.model,
+            version=take.version,
+            device_class=parked.device_class,
+            threads=parked.threads,
+            kv_bytes=parked.kv_bytes,
+        )
+        try:
+            async with asyncio.timeout(self._bind_timeout_s):
+                return await self._replica.bind(bind)
+        except TimeoutError:
+            failure = DeadlineExceeded(self._bind_timeout_s, "restoring the version")
+            self._replica.fail(failure)
+            raise Refused(failure) from None
+
+    def _check(self, take: BindPodRequest) -> None:
+        parked = self._parked
+        if take.device_class != parked.device_class:
+            raise Refused(InvalidRequest("device_class", take.device_class[:80], f"must be {parked.device_class} here"))
+        if take.store != parked.store:
+            raise Refused(InvalidRequest("store", take.store[:200], "must be the store that this pod reads"))
+        if parked.weight_bytes and take.weight_bytes > parked.weight_bytes:
+            raise Refused(CapacityExceeded("this pod", take.weight_bytes, parked.weight_bytes))
+
+
+def build_bind_api(orders: BindHandler, replica: Replica) -> FastAPI:
+    """The routes, for a listener that knows who asks."""
+    app = FastAPI(openapi_url=None)
+    install_failure_handlers(app)
+
+    @app.post("/control/bind")
+    async def bind(request: Request) -> Response:
+        return answer(await orders.bind(await read(request, BindPodRequest)))
+
+    @app.post("/control/release")
+    async def release(request: Request) -> Response:
+        return Response(status_code=202 if orders.release(await read(request, BindPodRequest)) else 204)
+
+    @app.get("/control/state")
+    async def state() -> Response:
+        return answer(replica.report())
+
+    return app
+
+
+def _is_same_version(one: BindPodRequest, other: BindPodRequest) -> bool:
+    """Return whether both are about one version. The other fields say what it needs."""
+    return (one.tenant, one.model, one.version) == (other.tenant, other.model, other.version)
+
+
+def _retrieve_exception(task: "asyncio.Task[BindResponse]") -> None:
+    """Retrieve the exception, since the caller may be gone. The replica has recorded it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def attach_replica(app: FastAPI, replica: Replica) -> None:
+    """From now on the application speaks for this replica."""
+    app.state.replica = replica
+
+
+def _replica(request: Request) -> Replica:
+    return cast(Replica, request.app.state.replica)
+
+
+def render_metrics(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:
+    """Return the metrics in Prometheus' text format. A caller adds replicas up, so no series names one."""
+    report = replica.report()
+    telemetry = open_without_traces("runtime")
+    blocks = (("free", report.kv_blocks_free), ("used", report.kv_blocks_total - report.kv_blocks_free))
+    telemetry.page.read("kelvin_kv_blocks", "KV blocks.", MetricKind.GAUGE, ("state",), lambda: by(blocks))
+    sequences = (("running", report.running), ("waiting", report.waiting))
+    telemetry.page.read("kelvin_sequences", "Requests in engines.", MetricKind.GAUGE, ("state",), lambda: by(sequences))
+    if gpus:
+        _add_gpu_metrics(telemetry.page, gpus)
+    return telemetry.render_page()
+
+
+def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
+    """Add the GPUs' series. A figure that a device doesn't report has none."""
+    states = {gpu.name: _HEALTH[type(judge_gpu_health(gpu))] for gpu in gpus}
+    health: Values = {
+        (gpu, state): float(state == found) for gpu, found in states.items() for state in _HEALTH.values()
+    }
+    memory: Values = {
+        (gpu.name, state): float(value)
+        for gpu in gpus
+        for state, value in (("used", gpu.memory_used_bytes), ("total", gpu.memory_total_bytes))
+        if value is not None
+    }
+    warmth = _known_values({gpu.name: gpu.temperature_c for gpu in gpus})
+    errors = _known_values({gpu.name: gpu.uncorrected for gpu in gpus})
+    xids = _known_values({gpu.name: len(gpu.xids) for gpu in gpus})
+    for name, what, labels, values in (
+        ("kelvin_gpu_health", "1 for the state that a GPU is in.", ("gpu", "state"), health),
+        ("kelvin_gpu_memory_bytes", "A GPU's memory.", ("gpu", "state"), memory),
+        ("kelvin_gpu_temperature_celsius", "How warm a GPU is.", ("gpu",), warmth),
+        ("kelvin_gpu_uncorrected_errors", "ECC errors since its driver was loaded.", ("gpu",), errors),
+        ("kelvin_gpu_xids", "Different XIDs since the start.", ("gpu",), xids),
+    ):
+        page.read(name, what, MetricKind.GAUGE, labels, partial(dict, values))
+
+
+def _known_values(values: Mapping[str, int | None]) -> Values:
+    return by((gpu, float(value)) for gpu, value in values.items() if value is not None)

@@ -1,0 +1,196 @@
+"""Carry one answer over one connection: frames, heartbeats, and the end, whoever brings it about.
+
+Nothing is committed before the engine took the request: until then a refusal keeps its true status.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Send
+
+from kelvin.contracts.errors import Failure, Internal, LimitExceeded, Refused
+from kelvin.contracts.problem import to_wire
+from kelvin.contracts.serving.stream_frames import (
+    CONTENT_TYPE,
+    MAX_PAYLOAD,
+    Counts,
+    Frame,
+    FrameKind,
+    StreamEnd,
+    encode_frame,
+    failed_frame,
+)
+from kelvin.contracts.timeline import Stage, StageSpan
+from kelvin.contracts.traffic_errors import Cancelled, DeadlineExceeded
+from kelvin.process.race import disconnected
+from runtime.dependencies import READER
+from runtime.drivers.event_stream import EventStream
+from runtime.drivers.interface import Failed, Finished
+from runtime.surface.answer_builder import AnswerBuilder, AnswerProgress
+
+log = logging.getLogger(__name__)
+
+COMMIT_DELAY_S: Final = 0.25  # how long the engine may take to say no before the 200 goes out
+HEARTBEAT_INTERVAL_S: Final = 1.0
+RELEASE_TIMEOUT_S: Final = 1.0  # for the engine to end a request that was cut: a step, as a rule
+WRITE_TIMEOUT_S: Final = READER.timeout_s  # how long one write may wait for the other side to read
+
+
+@dataclass(slots=True, eq=False)
+class ServedRequest:
+    """One request while it is answered: its stream, and what the activator said about it."""
+
+    request_id: str
+    stream: EventStream
+    began_us: int
+    tokenized_us: int
+    delivered_tokens: int = 0  # as acknowledged
+    committed: bool = False  # a 200 went out: a record must exist
+    ended: bool = False  # so did the last frame
+    disconnected: bool = False
+    deleted: bool = False
+    answered_elsewhere: bool = False  # another replica answered it
+    recorded: bool = False  # the activator's record is durable
+    unfiltered: bool = False  # some of prompt or answer passed its filters unseen
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def unrecorded(self) -> bool:
+        """Return whether a record must exist that nobody has confirmed."""
+        return self.committed and not self.recorded
+
+    @property
+    def connection_lost(self) -> bool:
+        """Return whether its connection ended without a word: its activator may be gone, or use another replica."""
+        return self.disconnected and not self.ended and not self.deleted
+
+    def delete(self) -> None:
+        """The activator wants no more, and lives to say so."""
+        self.deleted = True
+        self.stream.abandon(Cancelled())
+
+
+async def watch_connection(receive: Receive, served_request: ServedRequest) -> None:
+    """Cancel in the engine as soon as the other side is gone. The body must have been read."""
+    await disconnected(receive)
+    if not served_request.ended:
+        served_request.disconnected = True
+        served_request.stream.abandon(Cancelled())
+
+
+class Delivery:
+    """Writes one answer. Raises `Refused` where nothing was committed yet, else says it in a FAILED frame."""
+
+    def __init__(
+        self,
+        served_request: ServedRequest,
+        answer: AnswerBuilder,
+        send: Send,
+        on_commit: Callable[[], None],
+        fields: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
+        on_last: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`fields` returns more headers of the response. `on_last` is called before the last frame is written."""
+        self._served_request = served_request
+        self._answer = answer
+        self._send = send
+        self._on_commit = on_commit
+        self._fields = fields
+        self._on_last = on_last
+        self._prefilled_us: int | None = None
+        self._sent_at = time.monotonic()
+
+    async def run(self) -> None:
+        """From the engine's first word to the last frame. Raises TimeoutError where the other side stopped reading."""
+        try:
+            await self._run()
+        except Refused as refused:
+            await self._fail(refused.failure)
+        except TimeoutError:
+            raise
+        except Exception:
+            log.exception("answer", extra={"request_id": self._served_request.request_id})
+            await self._fail(Internal())
+
+    async def _run(self) -> None:
+        stream = self._served_request.stream
+        events = await stream.take(COMMIT_DELAY_S)
+        if events and isinstance(events[0], Failed):
+            raise Refused(events[0].failure)
+        while True:
+            if events and self._prefilled_us is None:
+                self._prefilled_us = now_us()
+            progress = self._answer.add_events(events)
+            if not isinstance(progress, AnswerProgress):  # a filter is asked
+                progress = await progress
+            self._served_request.counts = progress.counts
+            self._served_request.unfiltered = self._served_request.unfiltered or progress.unfiltered
+            if len(progress.data) > MAX_PAYLOAD:
+                raise Refused(LimitExceeded("answer", len(progress.data), MAX_PAYLOAD, "bytes"))
+            frames = b""
+            if progress.data:
+                frames = encode_frame(Frame(FrameKind.DATA, progress.counts, progress.data))
+            if progress.reason is not None:
+                if not isinstance(events[-1], Finished):
+                    stream.stop()  # a stop string: the engine knows nothing of those
+                unfiltered = self._served_request.unfiltered
+                end = msgspec.json.encode(
+                    StreamEnd(finish_reason=progress.reason, spans=self._spans(), unfiltered=unfiltered)
+                )
+                await self._write(frames + encode_frame(Frame(FrameKind.END, progress.counts, end)), last=True)
+                return
+            if progress.failure is not None:
+                await self._write(frames, last=False)
+                raise Refused(progress.failure)
+            if not frames and (not events or time.monotonic() - self._sent_at >= HEARTBEAT_INTERVAL_S):
+                frames = encode_frame(Frame(FrameKind.HEARTBEAT, progress.counts))
+            await self._write(frames, last=False)
+            events = await stream.take(HEARTBEAT_INTERVAL_S)
+
+    async def _fail(self, failure: Failure) -> None:
+        served_request = self._served_request
+        if served_request.stream.abandon_failure is None:
+            served_request.counts = self._answer.counts
+        else:
+            # Cut here: the engine computes until it releases the request, and the activator charges what was computed.
+            served_request.counts = await served_request.stream.final_cost(RELEASE_TIMEOUT_S) or served_request.counts
+        # Cut for its caller before anything was sent: the cost goes out in a 200, with which the request is counted.
+        is_cut = (served_request.deleted and not served_request.answered_elsewhere) or isinstance(
+            failure, DeadlineExceeded
+        )
+        is_charged = is_cut and not served_request.disconnected and served_request.counts.completion_tokens > 0
+        if not (served_request.committed or is_charged):
+            raise Refused(failure)
+        await self._write(failed_frame(to_wire(failure), self._served_request.counts), last=True)
+
+    async def _write(self, frames: bytes, *, last: bool) -> None:
+        if not frames:
+            return
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            if not self._served_request.committed:
+                self._served_request.committed = True
+                self._on_commit()
+                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._fields()]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._served_request.ended = last and not self._served_request.disconnected
+            if last:  # once it is read, the activator sends the next request
+                self._on_last()
+            await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
+        self._sent_at = time.monotonic()
+
+    def _spans(self) -> tuple[StageSpan, ...]:
+        began = self._served_request.began_us
+        spans = [StageSpan(Stage.TOKENIZED, self._served_request.tokenized_us - began)]
+        if self._prefilled_us is not None:
+            spans.append(StageSpan(Stage.PREFILLED, self._prefilled_us - began))
+        return tuple(spans)
+
+
+def now_us() -> int:
+    """Return monotonic microseconds, as `ServedRequest.began_us` has them."""
+    return time.monotonic_ns() // 1000

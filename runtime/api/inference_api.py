@@ -1,0 +1,375 @@
+"""The routes that serve: plain ASGI, for the activator alone, on the replica's own socket.
+
+Control routes are passed on to `control_api.py`. Statuses are the error table's.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kelvin.contracts.accounting.usage import Receipt, Receipts
+from kelvin.contracts.artifacts.kind_routes import ROUTES_BY_KIND, wrong_kind_failure
+from kelvin.contracts.artifacts.runtime_control import BindRequest
+from kelvin.contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
+from kelvin.contracts.names import qualified_model_name
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error
+from kelvin.contracts.serving.degradation_steps import RECORDED_STEP_HEADER
+from kelvin.contracts.serving.stream_frames import CREDIT_HEADER, ENCODED_TOKENS_HEADER, WANTS_HEADER, NoCredit
+from kelvin.contracts.serving.token_limits import (
+    CAP_TOKENS_HEADER,
+    CONTEXT_TOKENS_HEADER,
+    NO_TOKEN_LIMITS,
+    OUTPUT_TOKENS_HEADER,
+    TokenLimits,
+    read_tokens,
+)
+from kelvin.contracts.traffic_errors import Cancelled, DeadlineExceeded
+from kelvin.contracts.wire import decode
+from kelvin.process.race import run_until_disconnect
+from runtime.api.delivery import Delivery, ServedRequest, now_us, watch_connection
+from runtime.api.orphan_records import OrphanRecords, UnconfirmedRequest
+from runtime.drivers.event_stream import EventStreams
+from runtime.drivers.interface import Request
+from runtime.drivers.schedule_policy import OWNER_TENANT
+from runtime.lifecycle.credit_policy import Credits
+from runtime.lifecycle.replica import Replica
+from runtime.surface.serving import INLINE_CHARACTERS, ServedVersion
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID: Final = "x-kelvin-request-id"
+DEADLINE: Final = "x-kelvin-deadline-ms"
+KEY_ID: Final = "x-kelvin-key-id"
+ACTIVATOR: Final = "x-kelvin-source"
+IDEMPOTENCY: Final = "x-kelvin-once"
+GUEST_TENANT: Final = "x-kelvin-guest"
+RUNTIME: Final = b"x-kelvin-runtime"  # of an answer: whom its record is to name
+ANSWERED_ELSEWHERE: Final = "x-kelvin-elsewhere"  # with a DELETE: another replica has answered
+MAX_TIMEOUT_S: Final = 3600.0  # of a request that brings no deadline, too
+
+_REQUESTS: Final = "/v1/requests/"
+_RECEIPTS: Final = "/v1/receipts"
+_KINDS: Final = {path: kind for kind, paths in ROUTES_BY_KIND.items() for path in paths}
+_MAX_RECEIPTS_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """What the activator says beside the body."""
+
+    request_id: str
+    key_id: str
+    source: str  # the spool of the activator that asks
+    guest: str | None  # the caller's tenant, where it isn't the version's
+    timeout_s: float
+    deadline_s: float  # on the loop's clock
+    ceiling: TokenLimits  # of the caller, within the version's limits
+    began_us: int  # monotonic
+    started_at_us: int  # wall clock
+    once: str  # what the record is one with, or ""
+    degraded: str  # what its model's ladder gave up for it, or ""
+    # Requests that the activator would have here; None: it is of a build that knows no credit.
+    wanted_streams: int | None
+
+
+class CreditPermit:
+    """A request that counts against its activator's credit, from its construction to `leave`."""
+
+    def __init__(self, credits: Credits, call: RequestHeaders) -> None:
+        """Raises `Refused(NoCredit)` where the replica has as many as it takes."""
+        self._credits = credits
+        self._source = call.source
+        if call.wanted_streams is None:
+            credits.enter(call.source, time.monotonic())
+        elif not credits.try_enter(call.source, call.wanted_streams, time.monotonic()):
+            raise Refused(NoCredit(credits.streams, self.credit))
+        self._is_held = True
+
+    @property
+    def credit(self) -> int:
+        """How many requests the activator may have here now."""
+        return self._credits.credit_of(self._source, time.monotonic())
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._is_held:
+            self._is_held = False
+            self._credits.leave(self._source)
+
+
+class ServingApi:
+    """The ASGI application of one process."""
+
+    def __init__(self, replica: Replica, orphans: OrphanRecords, control: ASGIApp, *, in_pod: bool = False) -> None:
+        """`in_pod`: its activators are elsewhere, and know it by the name of its pod, which may live several times."""
+        self._replica = replica
+        self._orphans = orphans
+        self._control = control
+        self._in_pod = in_pod
+        self._fields = ((RUNTIME, replica.runtime_id.encode()),) if in_pod else ()
+        self._served_requests: dict[str, ServedRequest] = {}
+        self._preparing: dict[str, asyncio.Timeout] = {}  # requests that have no exchange yet, with what ends them
+
+    def __repr__(self) -> str:
+        return f"<ServingApi exchanges={len(self._served_requests)}>"
+
+    @property
+    def served_requests(self) -> int:
+        """Requests being answered."""
+        return len(self._served_requests)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """HTTP only."""
+        path, method = scope["path"], scope["method"]
+        if path not in _KINDS and not path.startswith("/v1/"):
+            await self._control(scope, receive, send)
+            return
+        request_id = _header(scope, REQUEST_ID)
+        try:
+            if path in _KINDS:
+                _require_method(method, "POST")
+                call = _read_headers(scope)
+                if self._in_pod or scope["scheme"] == "https":
+                    self._orphans.note_remote_activator(call.source)
+                await self._serve_request(call, path, receive, send)
+            elif path == _RECEIPTS:
+                _require_method(method, "POST")
+                for receipt in decode(await _read_body(receive, _MAX_RECEIPTS_BYTES), Receipts).receipts:
+                    self._record_receipt(receipt)
+                await _respond(send, 204)
+            elif path.startswith(_REQUESTS):
+                _require_method(method, "DELETE")
+                self._delete(path[len(_REQUESTS) :], answered_elsewhere=_header(scope, ANSWERED_ELSEWHERE) is not None)
+                await _respond(send, 204)
+            else:
+                raise Refused(NotFound("route", path[:80]))
+        except Refused as refused:
+            await _refuse(send, refused.failure, request_id, refused.encoded_tokens)
+        except Exception:
+            log.exception("request", extra={"request_id": request_id, "path": path})
+            await _refuse(send, Internal(), request_id)
+
+    async def _serve_request(self, call: RequestHeaders, path: str, receive: Receive, send: Send) -> None:
+        serving, _ = self._replica.serving()
+        if _KINDS[path] != serving.kind:
+            raise Refused(wrong_kind_failure(serving.bind.model, serving.kind))
+        permit = CreditPermit(self._replica.credits, call)
+        try:
+            await self._serve_with_permit(call, path, serving, permit, receive, send)
+        finally:
+            permit.leave()
+
+    async def _serve_with_permit(
+        self,
+        call: RequestHeaders,
+        path: str,
+        serving: ServedVersion,
+        permit: CreditPermit,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        limit = self._preparing[call.request_id] = asyncio.timeout_at(call.deadline_s)
+        try:
+            async with limit:
+                raw = await _read_body(receive, serving.limits.max_body_bytes)
+                created_s = call.started_at_us // 1_000_000
+                tenant = call.guest or OWNER_TENANT
+                preparing = serving.prepare(path, raw, call.request_id, created_s, call.ceiling, tenant)
+                # A long body waits for its turn, and its work is cancelled if the caller leaves. A short one is seldom
+                # worth a watcher.
+                prepared = await (
+                    run_until_disconnect(receive, preparing) if len(raw) > INLINE_CHARACTERS else preparing
+                )
+            if asyncio.get_running_loop().time() >= _limit_at_s(limit):  # nothing above had to wait
+                raise TimeoutError
+        except TimeoutError:
+            if _limit_at_s(limit) < call.deadline_s:
+                raise Refused(Cancelled()) from None
+            raise Refused(DeadlineExceeded(call.timeout_s, "reading, filtering or encoding the request")) from None
+        finally:
+            if self._preparing.get(call.request_id) is limit:  # a retry may have taken the name
+                del self._preparing[call.request_id]
+        # A drain or a failure may have come while the body did.
+        serving, streams = self._replica.serving()
+        with self._hold_request(call, streams, prepared.request, serving.bind, prepared.stream) as served_request:
+            count = self._replica.meter.count_request
+            served_request.unfiltered = prepared.unfiltered
+
+            def fields() -> tuple[tuple[bytes, bytes], ...]:
+                return (*self._fields, (CREDIT_HEADER.encode(), str(permit.credit).encode()))
+
+            delivery = Delivery(served_request, prepared.answer, send, count, fields, permit.leave)
+            watcher = asyncio.create_task(watch_connection(receive, served_request), name=f"watch-{call.request_id}")
+            expired = DeadlineExceeded(call.timeout_s, "generating")
+            timer = asyncio.get_running_loop().call_at(call.deadline_s, served_request.stream.abandon, expired)
+            try:
+                await delivery.run()
+            except TimeoutError:
+                # The server closes a connection whose answer is cut.
+                log.warning("the activator stopped reading", extra={"request_id": call.request_id})
+            finally:
+                timer.cancel()
+                watcher.cancel()
+                await asyncio.gather(watcher, return_exceptions=True)
+
+    @contextmanager
+    def _hold_request(
+        self, call: RequestHeaders, streams: EventStreams, request: Request, bind: BindRequest, stream: bool
+    ) -> Iterator[ServedRequest]:
+        """From the engine's acceptance to the last byte; left, the engine is let go of, and the account is kept."""
+        served_request = ServedRequest(call.request_id, streams.open(request), call.began_us, now_us())
+        self._served_requests[call.request_id] = served_request
+        try:
+            yield served_request
+        finally:
+            served_request.stream.stop()
+            log.debug("a request ended", extra={"completion_tokens": served_request.counts.completion_tokens})
+            if self._served_requests.get(call.request_id) is served_request:  # a retry may have taken the name
+                del self._served_requests[call.request_id]
+            if served_request.unrecorded:
+                self._orphans.keep(
+                    self._unconfirmed_request(call, served_request, bind, stream),
+                    connection_lost=served_request.connection_lost,
+                )
+                if served_request.answered_elsewhere:
+                    self._orphans.record_answered_elsewhere(call.request_id)
+
+    def _unconfirmed_request(
+        self, call: RequestHeaders, served_request: ServedRequest, bind: BindRequest, stream: bool
+    ) -> UnconfirmedRequest:
+        tenant = call.guest or bind.tenant
+        return UnconfirmedRequest(
+            request_id=call.request_id,
+            activator=call.source,
+            tenant=tenant,
+            model=qualified_model_name(tenant, bind.tenant, bind.model),
+            version=bind.version,
+            key_id=call.key_id,
+            runtime_id=self._replica.runtime_id,
+            started_at_us=call.started_at_us,
+            ended_at_us=time.time_ns() // 1000,
+            stream=stream,
+            counts=served_request.counts,
+            delivered_tokens=min(served_request.delivered_tokens, served_request.counts.completion_tokens),
+            once=call.once,
+            degraded=call.degraded,
+        )
+
+    def _delete(self, request_id: str, *, answered_elsewhere: bool) -> None:
+        if answered_elsewhere:
+            self._orphans.record_answered_elsewhere(request_id)
+        else:
+            self._orphans.leave_to_activator(request_id)
+        if (limit := self._preparing.get(request_id)) is not None and not limit.expired():
+            # It has nothing in the engine yet. Its time is over now, not at its deadline.
+            limit.reschedule(asyncio.get_running_loop().time())
+        if (served_request := self._served_requests.get(request_id)) is not None:
+            served_request.answered_elsewhere = served_request.answered_elsewhere or answered_elsewhere
+            served_request.delete()
+
+    def _record_receipt(self, receipt: Receipt) -> None:
+        """Take in a receipt. It may come before the last frame is sent, or after all is over."""
+        self._orphans.take(receipt)
+        if (served_request := self._served_requests.get(receipt.request_id)) is not None:
+            served_request.delivered_tokens = max(served_request.delivered_tokens, receipt.completion_tokens)
+            served_request.recorded = served_request.recorded or receipt.recorded
+
+
+def _limit_at_s(limit: asyncio.Timeout) -> float:
+    due_s = limit.when()
+    assert due_s is not None, "every request has a deadline"
+    return due_s
+
+
+def _read_headers(scope: Scope) -> RequestHeaders:
+    request_id = _header(scope, REQUEST_ID)
+    if not request_id:
+        raise Refused(InvalidRequest(REQUEST_ID, "(missing)", "is required"))
+    raw = _header(scope, DEADLINE)
+    milliseconds = None if raw is None else parse_whole_number(raw)
+    if raw is not None and milliseconds is None:
+        raise Refused(InvalidRequest(DEADLINE, raw[:20], "must be a whole number of milliseconds"))
+    timeout_s = MAX_TIMEOUT_S if milliseconds is None else min(milliseconds / 1000, MAX_TIMEOUT_S)
+    return RequestHeaders(
+        request_id=request_id,
+        key_id=_header(scope, KEY_ID) or "",
+        source=_header(scope, ACTIVATOR) or "",
+        guest=_header(scope, GUEST_TENANT),
+        timeout_s=timeout_s,
+        deadline_s=asyncio.get_running_loop().time() + timeout_s,
+        ceiling=_read_ceiling(scope),
+        began_us=now_us(),
+        started_at_us=time.time_ns() // 1000,
+        once=_header(scope, IDEMPOTENCY) or "",
+        degraded=_header(scope, RECORDED_STEP_HEADER) or "",
+        wanted_streams=_read_wanted_streams(scope),
+    )
+
+
+def _read_ceiling(scope: Scope) -> TokenLimits:
+    found = tuple(
+        _read_tokens(scope, name) for name in (CONTEXT_TOKENS_HEADER, OUTPUT_TOKENS_HEADER, CAP_TOKENS_HEADER)
+    )
+    return NO_TOKEN_LIMITS if found == (None, None, None) else TokenLimits(*found)
+
+
+def _read_tokens(scope: Scope, name: str) -> int | None:
+    raw = _header(scope, name)
+    tokens = None if raw is None else read_tokens(raw)
+    if raw is not None and tokens is None:
+        raise Refused(InvalidRequest(name, raw[:20], "must be a whole number of tokens"))
+    return tokens
+
+
+def _read_wanted_streams(scope: Scope) -> int | None:
+    raw = _header(scope, WANTS_HEADER)
+    return None if raw is None else max(1, parse_whole_number(raw, 9) or 1)
+
+
+def _header(scope: Scope, name: str) -> str | None:
+    wanted = name.encode()
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), None)
+
+
+def _require_method(method: str, wanted: str) -> None:
+    if method != wanted:
+        raise Refused(MethodNotAllowed(method, (wanted,)))
+
+
+async def _read_body(receive: Receive, limit_bytes: int) -> bytes:
+    """Raises `Refused`: BodyTooLarge, or Cancelled where the connection ends before it."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(Cancelled())
+        body += message.get("body", b"")
+        if len(body) > limit_bytes:
+            raise Refused(BodyTooLarge(limit_bytes))
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _refuse(send: Send, failure: Failure, request_id: str | None, encoded_tokens: int = 0) -> None:
+    headers = headers_of(failure)
+    if encoded_tokens:
+        headers[ENCODED_TOKENS_HEADER] = str(encoded_tokens)
+    if isinstance(failure, NoCredit):
+        headers[CREDIT_HEADER] = str(failure.credit)
+    await _respond(send, failure.status, openai_error(failure, request_id), headers)
+
+
+async def _respond(send: Send, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+    lines = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    if body:
+        lines.append((b"content-type", OPENAI_CONTENT_TYPE.encode()))
+        lines.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,275 @@
+"""Requests whose activator went away: their records are written here, so that what was delivered is still charged.
+So are those of requests that another replica answered before us, as cancelled and with nothing delivered.
+
+Every request whose answer was begun is kept here from the moment it leaves the engine until its activator's record is
+durable. One that is sent here again has one account, its last one. Whether an activator lives is told by the lock on
+its spool, of one on another host by when it last asked for something. Where both write, the activator's stands.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from msgspec import UNSET
+
+from kelvin.contracts.accounting.usage import Receipt, RecordOrigin, RequestRecord
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.stream_frames import Counts
+from kelvin.contracts.traffic_errors import Cancelled
+from kelvin.contracts.wire import encode
+from kelvin.process.loops import Loops
+from kelvin.spool import Shipper, Spool, has_owner
+from kelvin.spool.shipper import Post
+
+log = logging.getLogger(__name__)
+
+DELETE_GRACE_S: Final = 1.0  # a DELETE on another connection may come after the end of this one
+ORPHAN_POLL_S: Final = 0.05  # between two looks for the dead, short since this replica may be the next to die
+MAX_KEPT: Final = 4096
+REMOTE_TIMEOUT_S: Final = 60.0  # after its last request an activator on another host counts as gone
+MAX_REMOTE_ACTIVATORS: Final = 256
+
+# Makes a record durable. Its argument makes the record of its sequence number, which is returned.
+Append = Callable[[Callable[[int], bytes]], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class UnconfirmedRequest:
+    """A request that has left the engine. `activator` names the spool of whoever owes its record, "" where unknown."""
+
+    request_id: str
+    activator: str
+    tenant: str
+    model: str
+    version: str
+    key_id: str
+    runtime_id: str
+    started_at_us: int
+    ended_at_us: int
+    stream: bool
+    counts: Counts
+    delivered_tokens: int  # the last count that the activator acknowledged
+    once: str = ""  # as the activator would have recorded it; "" for none
+    degraded: str = ""  # as the activator would have recorded it
+
+    def with_delivered(self, tokens: int) -> "UnconfirmedRequest":
+        """Return the account with a later acknowledgement. The count never goes down."""
+        return replace(self, delivered_tokens=max(self.delivered_tokens, min(tokens, self.counts.completion_tokens)))
+
+    def answered_elsewhere(self) -> "UnconfirmedRequest":
+        """Return the account of a request that another replica answered: it charges nothing."""
+        return replace(self, delivered_tokens=0, once="")
+
+    def record(self, source: str, sequence: int) -> RequestRecord:
+        """What is charged: tokens that were acknowledged, not those that were made."""
+        return RequestRecord(
+            request_id=self.request_id,
+            origin=RecordOrigin.ORPHAN,
+            source=source,
+            sequence=sequence,
+            tenant=self.tenant,
+            model=self.model,
+            version=self.version,
+            key_id=self.key_id,
+            runtime_id=self.runtime_id,
+            started_at_us=self.started_at_us,
+            ended_at_us=self.ended_at_us,
+            queued_us=0,
+            outcome=Cancelled.code,
+            status=Cancelled.status,
+            stream=self.stream,
+            prompt_tokens=self.counts.prompt_tokens,
+            cached_tokens=self.counts.cached_tokens,
+            completion_tokens=self.delivered_tokens,
+            device_us=self.counts.device_us,
+            once=self.once or UNSET,
+            degraded=self.degraded or UNSET,
+        )
+
+
+@dataclass(slots=True)
+class _PendingRecord:
+    account: UnconfirmedRequest
+    lost_at_s: float | None  # on the loop's clock: its connection ended with nothing said
+
+
+class OrphanRecords:
+    """Keeps the account of each request that has left the engine, until its activator says that the record is durable.
+
+    Where the activator is dead, or broke off with nothing said, the record is written here. Bounded: over MAX_KEPT the
+    oldest is written at once. A record too many does no harm: in the ledger the activator's stands.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        append: Append,
+        is_activator_alive: Callable[[str], bool],
+        grace_s: float = DELETE_GRACE_S,
+        remote_timeout_s: float = REMOTE_TIMEOUT_S,
+    ) -> None:
+        """`append` writes a record where it is durable. `is_activator_alive(activator)` returns whether that
+        activator lives.
+        """
+        self._source = source
+        self._is_activator_alive = is_activator_alive
+        self._grace_s = grace_s
+        self._poll_s = min(grace_s, ORPHAN_POLL_S)
+        self._remote_timeout_s = remote_timeout_s
+        self._append_record = append
+        self._pending: dict[str, _PendingRecord] = {}
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._dead_activators: frozenset[str] = frozenset()  # at the last look
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._writing: set[asyncio.Task[None]] = set()
+        # Activators on other hosts, the one that was heard last at the end.
+        self._remote_activators: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<OrphanRecords kept={len(self._pending)} writing={len(self._writing)}>"
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def keep(self, account: UnconfirmedRequest, *, connection_lost: bool) -> None:
+        """Keep the account of a request that has left the engine and whose record nobody has confirmed."""
+        previous = self._pending.pop(account.request_id, None)
+        if previous is None and len(self._pending) >= MAX_KEPT:
+            self._write(next(iter(self._pending)), why="too many requests without a record")
+        loop = asyncio.get_running_loop()
+        self._pending[account.request_id] = _PendingRecord(account, loop.time() if connection_lost else None)
+        self._empty.clear()
+        self._poll_timer = self._poll_timer or loop.call_later(self._poll_s, self._poll_activators)
+
+    def note_remote_activator(self, activator: str) -> None:
+        """Note an activator on another host, where its spool is."""
+        self._remote_activators.pop(activator, None)
+        self._remote_activators[activator] = asyncio.get_running_loop().time()
+        if len(self._remote_activators) > MAX_REMOTE_ACTIVATORS:
+            del self._remote_activators[next(iter(self._remote_activators))]
+
+    def leave_to_activator(self, request_id: str) -> None:
+        """Leave the record to the request's activator, which lives."""
+        if (kept := self._pending.get(request_id)) is not None:
+            kept.lost_at_s = None
+
+    def record_answered_elsewhere(self, request_id: str) -> None:
+        """Record at once what was counted here, because the activator's record will name another replica."""
+        if (kept := self._pending.get(request_id)) is not None:
+            kept.account = kept.account.answered_elsewhere()
+            self._write(request_id, logging.DEBUG, "answered elsewhere")
+
+    def take(self, receipt: Receipt) -> None:
+        """Take in a late acknowledgement, or the word that the record is durable."""
+        if receipt.recorded:
+            if self._pending.pop(receipt.request_id, None) is not None:
+                self._stop_polling()
+        elif (kept := self._pending.get(receipt.request_id)) is not None:
+            kept.account = kept.account.with_delivered(receipt.completion_tokens)
+
+    async def wait_until_empty(self, patience_s: float) -> None:
+        """Wait until nothing is kept, for at most `patience_s`: the last chance of activators before a replica ends."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._empty.wait()
+
+    async def flush(self) -> None:
+        """Write what is kept, and return when all of it is durable or given up."""
+        for request_id in list(self._pending):
+            self._write(request_id, why="the replica ends")
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    def _poll_activators(self) -> None:
+        """Write the records that no activator will write. Repeats while anything is kept.
+
+        An account of a dead activator waits for one more look, because its last acknowledgements may still be on their
+        way.
+        """
+        self._poll_timer = None
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() - self._grace_s
+        activators = {kept.account.activator for kept in self._pending.values()}
+        dead = frozenset(activator for activator in activators if not self._is_alive(activator))
+        still_dead, self._dead_activators = dead & self._dead_activators, dead
+        for request_id, kept in list(self._pending.items()):
+            left = kept.lost_at_s is not None and kept.lost_at_s <= due_s
+            if left or kept.account.activator in still_dead:
+                self._write(request_id)
+        if self._pending:
+            self._poll_timer = loop.call_later(self._poll_s, self._poll_activators)
+
+    def _is_alive(self, activator: str) -> bool:
+        if (heard_s := self._remote_activators.get(activator)) is not None:
+            return asyncio.get_running_loop().time() - heard_s < self._remote_timeout_s
+        try:
+            return bool(activator) and self._is_activator_alive(activator)
+        except OSError as error:  # out of descriptors, say: look again
+            log.warning("an activator can't be looked for", extra={"error": repr(error)})
+            return True
+
+    def _stop_polling(self) -> None:
+        if not self._pending:
+            self._empty.set()
+            if self._poll_timer is not None:
+                self._poll_timer.cancel()
+                self._poll_timer = None
+
+    def _write(self, request_id: str, level: int = logging.WARNING, why: str = "activator lost") -> None:
+        account = self._pending.pop(request_id).account
+        self._stop_polling()
+        task = asyncio.get_running_loop().create_task(self._append(account, level, why), name=f"orphan-{request_id}")
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _append(self, account: UnconfirmedRequest, level: int, why: str) -> None:
+        try:
+            await self._append_record(lambda sequence: encode(account.record(self._source, sequence)))
+            log.log(level, why, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
+        except (Refused, OSError) as error:
+            # The request stays counted in the meter page: reconciliation names it.
+            log.error("record lost", extra={"request_id": account.request_id, "error": repr(error)})
+
+
+class SpooledRecords:
+    """Records in a spool that is opened with the first record, and shipped from then on."""
+
+    def __init__(self, directory: Path, source: str, post: Post) -> None:
+        self._directory = directory
+        self._source = source
+        self._post = post
+        self._spool: Spool | None = None
+        self._opening = asyncio.Lock()
+        self._loops = Loops()
+
+    async def append(self, make: Callable[[int], bytes], /) -> int:
+        """As `Spool.append`. Also raises OSError if the directory can't be made."""
+        async with self._opening:
+            if self._spool is None:
+                self._spool = await asyncio.to_thread(Spool.open, self._directory, self._source)
+                self._loops.start("shipper", Shipper(self._spool, self._post).run)
+        return await self._spool.append(make)
+
+    async def close(self) -> None:
+        """Close the spool. A later recovery ships what is left."""
+        await self._loops.close()
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.close)
+
+
+@asynccontextmanager
+async def open_orphan_records(directory: Path, source: str, post: Post) -> AsyncIterator[OrphanRecords]:
+    """Orphans over a spool of their own, beside those of the activators; left, everything kept is durable."""
+    records = SpooledRecords(directory, source, post)
+    orphans = OrphanRecords(source, records.append, partial(has_owner, directory))
+    try:
+        yield orphans
+    finally:
+        await orphans.flush()
+        await records.close()

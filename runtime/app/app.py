@@ -1,0 +1,272 @@
+"""The composition root of a standby and of the runtime that it may become: what is made of what, and in which order."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import torch
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from kelvin.contracts.artifacts.filter_api import FILTERS_SOCKET
+from kelvin.contracts.artifacts.push_api import KeepSeal
+from kelvin.contracts.artifacts.runtime_control import BindRequest, GateFacts, GateJob, Pod, SealAttestation, SealJob
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.roles import Role, Rules
+from kelvin.contracts.serving.control_messages import batch_of
+from kelvin.ipc.connector import Connector
+from kelvin.ipc.engine_jobs import GATE_BYTES, seal_bytes
+from kelvin.ipc.internal_server import open_internal_server
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.loops import Loops
+from kelvin.spool.shipper import Post
+from runtime.api.control_api import BindHandler, attach_replica, build_bind_api
+from runtime.api.inference_api import ServingApi
+from runtime.api.orphan_records import OrphanRecords, open_orphan_records
+from runtime.app.process_memory import SPARE_BYTES, limit_memory
+from runtime.app.roles_policy import BIND_API_RULES, RULES
+from runtime.app.settings import LISTEN, STANDBY_LISTEN, RuntimeSettings
+from runtime.app.warmup import WarmUp
+from runtime.dependencies import LEDGER, SEALS
+from runtime.lifecycle import sealing_jobs
+from runtime.lifecycle.gpu_watch import GpuWatch
+from runtime.lifecycle.meter_writer import MeterWriter
+from runtime.lifecycle.replica import Replica, ReplicaOperations
+from runtime.lifecycle.version_restore import restore
+from runtime.lifecycle.weights import AcquireLease, Weights, engine_fingerprint, resolve_device
+from runtime.predictor.onnx_session import installed_fingerprint
+from runtime.surface.filter_pipeline import FilterClient
+from runtime.surface.serving import EngineCallbacks, ServedVersion
+from weightcache.client import lease as client
+from weightcache.client.device_copy import Lanes, checksum_in, copy_to_device, tensors
+
+log = logging.getLogger(__name__)
+
+_USAGE: Final = "/internal/v1/usage/requests"
+_POST_TIMEOUT_S: Final = LEDGER.timeout_s
+_WARM_UP_DELAY_S: Final = 0.25  # a standby that was forked for a waiting request is bound by then
+_LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
+_LAST_RECEIPTS_S: Final = 1.0  # for activators to say that they recorded it; less than the lifeline's grace
+_SEAL_POLL_S: Final = 0.5
+_SEAL_PAUSES_S: Final = (1.0, 5.0, 25.0)  # between tries
+_SEAL_S: Final = SEALS.timeout_s
+UploadSeal = Callable[[KeepSeal], Awaitable[None]]
+
+
+async def serve(
+    runtime_id: str,
+    settings: RuntimeSettings,
+    directory: SocketDirectory,
+    listener: socket.socket,
+    meter: MeterWriter,
+    control: FastAPI,
+    stop: asyncio.Event,
+    pod: Pod | None = None,
+    gpus: GpuWatch | None = None,
+    agent: SocketDirectory | None = None,
+) -> None:
+    """Park, take a version when told to, or at once where the `pod` is for one, serve, until `stop` or a drain, which
+    an unhealthy one of `gpus` begins. `agent` is where the cache agent listens, if not in `directory`. Raises `Refused`
+    after a failure.
+    """
+    initial_bind, parked = (None, None) if pod is None else (pod.bind, pod.parked)
+    async with (
+        open_internal_server(
+            directory, settings.peer_settings, Role.RUNTIME, LISTEN if parked is None else STANDBY_LISTEN
+        ) as inner,
+        open_filter_client(directory, settings.filters) as filters,
+        open_orphan_records(
+            settings.spools,
+            runtime_id,
+            _build_usage_post(inner.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)),
+        ) as orphans,
+    ):
+        url = inner.url if parked is None else ""  # where a pod serves others know
+        work = build_operations(agent or directory, settings.restore_s, filters)
+        replica = Replica(runtime_id, meter, work, url, step_s=settings.step_s)
+        keep = build_seal_uploader(inner.connector_factory.to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER))
+        attach_replica(control, replica)
+        api = ServingApi(replica, orphans, control, in_pod=pod is not None)
+        remote_app: tuple[ASGIApp, Rules] = api, RULES
+        if parked is not None:
+            remote_app = build_bind_api(BindHandler(parked, replica, stop, settings.restore_s), replica), BIND_API_RULES
+        try:
+            async with Loops() as loops, asyncio.TaskGroup() as tasks:
+                loops.start("engine watch", replica.watch)
+                keeping = partial(upload_recorded_seal, replica, keep)
+                loops.start("known answers", keeping, takes_readiness=False)  # others record them again
+                if gpus is not None:
+                    loops.start("GPU watch", partial(gpus.run, replica.drain))
+                background_tasks = (
+                    tasks.create_task(replica.warm_up(_WARM_UP_DELAY_S), name="warm up"),
+                    tasks.create_task(_drain_on_stop(stop, replica, settings), name="drain"),
+                )
+                ended = asyncio.Event()
+                tasks.create_task(_wait_for_exit(replica, orphans, ended), name="end")
+                if initial_bind is not None:
+                    tasks.create_task(_bind_initial(replica, initial_bind), name="take")
+                await inner.serve(api, listener, remote_app[1], ended, _LAST_FRAMES_S, remote_app=remote_app[0])
+                await loops.close()
+                for task in background_tasks:
+                    task.cancel()
+        finally:
+            await replica.close()
+    if replica.failure is not None:
+        raise Refused(replica.failure)
+
+
+@asynccontextmanager
+async def open_filter_client(directory: SocketDirectory, on: bool) -> AsyncIterator[FilterClient | None]:
+    """The process of the filters, None where the installation runs none."""
+    if not on:
+        yield None
+        return
+    client = ServiceClient(directory, FILTERS_SOCKET, "the filters")
+    try:
+        yield FilterClient(client, asyncio.get_running_loop())
+    finally:
+        await client.close()
+
+
+def build_operations(
+    directory: SocketDirectory, timeout_s: float, filters: FilterClient | None = None
+) -> ReplicaOperations:
+    """What this replica can do, over the real weight cache."""
+    lanes = Lanes()
+
+    def acquire_on(device: torch.device, *, progressive: bool) -> AcquireLease:
+        def on_device(lease: client.Lease, expected: str | None) -> Weights:
+            there = copy_to_device(lease, lanes.to(device), expected)
+            checksum = there.checksum  # `recopy` must not hold the arena
+            on_host = partial(tensors, lease)
+            return Weights(lease, there.tensors, checksum, lambda: on_device(lease, checksum), on_host)
+
+        def acquire(tenant: str, version: str) -> Weights:
+            engines = list_engines(device)
+            lease = client.acquire(directory, tenant, version, timeout_s, engines, progressive=progressive)
+            if device.type == "cpu":
+                return Weights(lease, tensors(lease))
+            try:
+                return on_device(lease, checksum_in(lease.attestations))
+            except BaseException:
+                lease.close()
+                raise
+
+        return acquire
+
+    def do_restore(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
+        if filters is not None:
+            filters.tenant = request.tenant
+        device = resolve_device(request.device_class)
+        acquire = acquire_on(device, progressive=True)
+
+        def acquire_bounded(tenant: str, version: str) -> Weights:
+            weights = acquire(tenant, version)
+            if device.type == "cpu":  # drivers of a GPU map what is none of this process's memory
+                # Weights may be copied where they don't lie as they are computed over.
+                limit_memory(weights.lease.manifest.total_bytes + request.kv_bytes + SPARE_BYTES)
+            return weights
+
+        return restore(request, callbacks, acquire_bounded, filters)
+
+    # A job computes on the CPU alone, and no later work: its process ends with it.
+    def do_gate(job: GateJob) -> GateFacts:
+        limit_memory(GATE_BYTES)
+        return sealing_jobs.gate(job)
+
+    def do_seal(job: SealJob) -> SealAttestation:
+        limit_memory(seal_bytes(job))
+        if filters is not None:
+            filters.tenant = job.tenant
+        acquire = acquire_on(torch.device("cpu"), progressive=False)
+        return sealing_jobs.seal(job, acquire, for_devices=lanes.has_device, filters=filters)
+
+    return ReplicaOperations(restore=do_restore, gate=do_gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
+
+
+def list_engines(device: torch.device) -> tuple[tuple[str, str], ...]:
+    """Return (library, device) of each engine that this process may become. A lease brings the known answers of one."""
+    predicting = installed_fingerprint()
+    return (engine_fingerprint(device),) if predicting is None else (engine_fingerprint(device), (predicting, "cpu"))
+
+
+async def upload_recorded_seal(replica: Replica, keep: UploadSeal) -> None:
+    """Have the snapshotter keep the known answers that this replica recorded, once it gave them again.
+
+    They become a seal of the version, which the snapshotter signs. Nothing waits for it: if it can't be reached, the
+    next start records them anew. Returns once there is nothing to do: all was known before, it is kept, or that was
+    tried often enough.
+    """
+    while True:
+        await asyncio.sleep(_SEAL_POLL_S)
+        if not replica.may_record_answers:
+            break
+    seal = replica.recorded
+    if seal is None:
+        return
+    told = {"tenant": seal.tenant, "version": seal.seal.version}
+    for pause_s in (*_SEAL_PAUSES_S, None):
+        try:
+            await keep(seal)
+        except Refused as refused:
+            log.warning("known answers were not kept", extra={**told, "why": refused.failure.message})
+            if pause_s is None or not refused.failure.retryable:
+                return
+            await asyncio.sleep(pause_s)
+        else:
+            log.info("known answers of this engine are kept", extra=told)
+            return
+
+
+def build_seal_uploader(way: Connector) -> UploadSeal:
+    """Over the way to the snapshotter."""
+
+    async def keep(found: KeepSeal) -> None:
+        client = ServiceClient.from_connector(way, "the snapshotter", limit=1)
+        try:
+            await client.call("POST", "/internal/v1/seals", type(None), body=found, timeout_s=_SEAL_S)
+        finally:
+            await client.close()
+
+    return keep
+
+
+async def _bind_initial(replica: Replica, initial_bind: BindRequest) -> None:
+    """Bind. The replica keeps what went wrong, and ends by it."""
+    try:
+        await replica.bind(initial_bind)
+    except Refused:
+        return
+    except Exception:
+        log.exception("bind")
+
+
+async def _wait_for_exit(replica: Replica, orphans: OrphanRecords, ended: asyncio.Event) -> None:
+    """Nothing is in flight: what was answered a moment ago may yet be said to be recorded."""
+    await replica.may_exit.wait()
+    await orphans.wait_until_empty(_LAST_RECEIPTS_S)
+    ended.set()
+
+
+async def _drain_on_stop(stop: asyncio.Event, replica: Replica, settings: RuntimeSettings) -> None:
+    await stop.wait()
+    replica.drain()
+    if replica.stalled_s < settings.step_s:  # an engine that hangs finishes nothing
+        await asyncio.sleep(settings.drain_s)
+    replica.abort_in_flight()
+
+
+def _build_usage_post(control: Connector) -> Post:
+    async def post(payloads: Sequence[bytes]) -> None:
+        peer = ServiceClient.from_connector(control, "the control plane", limit=1)
+        try:
+            await peer.call("POST", _USAGE, type(None), body=batch_of(payloads), timeout_s=_POST_TIMEOUT_S)
+        finally:
+            await peer.close()
+
+    return post

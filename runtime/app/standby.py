@@ -1,0 +1,80 @@
+"""The life of a forked process, from its first instruction to its last: make it its own, park, serve, end.
+
+What it does while it lives is `app.py`'s.
+"""
+
+import logging
+import os
+import random
+import signal
+from collections.abc import Collection
+from typing import Final, NoReturn
+
+import torch
+from fastapi import FastAPI
+
+from kelvin.contracts.errors import Refused
+from kelvin.ipc.forked_process import socket_name
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.log import configure_logging
+from kelvin.process.procfs import born_ns
+from kelvin.process.service_lifecycle import run_service
+from runtime.app import app
+from runtime.app.process_memory import raise_oom_score
+from runtime.app.settings import RuntimeSettings
+from runtime.lifecycle.meter_writer import create_meter_page
+
+log = logging.getLogger(__name__)
+
+_STANDARD_FDS: Final = frozenset({0, 1, 2})
+
+
+def run_standby(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoReturn:
+    """Park, serve, end: 0 after a drain, 1 after a failure. Never returns into what the zygote had on its stack."""
+    status = 1
+    try:
+        detach_process(keep=() if settings.lifeline_fd is None else (settings.lifeline_fd,))
+        configure_logging(f"runtime-{runtime_id}", logging.getLogger("runtime").level)
+        directory = SocketDirectory(settings.run)
+        listener = directory.listen(socket_name(runtime_id))
+        # From the fork on, as the supervisor counts: a busy machine takes its time until a child's first line.
+        meter = create_meter_page(settings.meters, runtime_id, born_ns=born_ns(os.getpid()))
+        run_service(
+            lambda stop: app.serve(runtime_id, settings, directory, listener, meter, control, stop),
+            settings.lifeline_fd,
+        )
+        (settings.run / socket_name(runtime_id)).unlink(missing_ok=True)
+        status = 0
+    except Refused as refused:
+        log.error("ending", extra={"code": refused.failure.code, "why": refused.failure.message})
+    except BaseException:
+        log.exception("ending")
+    finally:
+        logging.shutdown()
+        # Interpreter and libraries are not torn down: nothing in them is worth the time, and threads may be in them.
+        os._exit(status)
+
+
+def detach_process(keep: Collection[int]) -> None:
+    """A session, descriptors, signal handlers and random seeds of its own, and a place among the first to be
+    killed where memory runs out.
+    """
+    os.setsid()
+    raise_oom_score()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    close_other_fds(_STANDARD_FDS | frozenset(keep))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    # Each child of one zygote would draw the same numbers otherwise.
+    random.seed(os.urandom(16))
+    torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
+
+
+def close_other_fds(keep: Collection[int]) -> None:
+    """Close every descriptor but these, whoever opened it."""
+    for name in os.listdir("/proc/self/fd"):
+        if (fd := int(name)) not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the listing's own

@@ -1,0 +1,309 @@
+"""An engine whose requests are rows that share forwards: who waits, what a step takes, who pays, and the known answers.
+
+Implements `engine.interface.Engine`, so thread, streams, metering and delivery are those of the decoders. What a row
+is, and what is computed of it, is a subclass's; what a step takes, and how long it is worth waiting for more, is
+`policy.batching`'s. Single-threaded.
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final, Generic, TypeVar
+
+import torch
+
+from kelvin.contracts.artifact_errors import ProbeFailed
+from kelvin.contracts.artifacts.runtime_control import Probe
+from kelvin.contracts.errors import Failure, Internal, InvalidRequest
+from kelvin.contracts.serving.stream_frames import Counts
+from kelvin.contracts.traffic_errors import Overloaded
+from runtime.drivers.batching_policy import BatchingWindow, BatchObservation, choose_rows
+from runtime.drivers.interface import Cancelled, EmbeddingRequest, Event, Failed, Finished, PredictionRequest, Request
+from runtime.drivers.schedule_policy import apportion
+
+_log = logging.getLogger(__name__)
+_RETRY_AFTER_S: Final = 1.0
+
+R = TypeVar("R", EmbeddingRequest, PredictionRequest)
+A = TypeVar("A")  # what a forward gives for some rows of a request
+
+
+@dataclass(slots=True)
+class LiveRequest(Generic[R]):
+    """A request inside. `costs` are the tokens of each row; `done` of the rows have their answer."""
+
+    request: R
+    costs: Sequence[int]
+    arrived_ns: int
+    done: int = 0
+    tokens: int = 0
+    device_us: int = 0
+
+    @property
+    def counts(self) -> Counts:
+        """What it has cost so far."""
+        return Counts(prompt_tokens=self.tokens, device_us=self.device_us)
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """Costs of the rows that wait."""
+        return self.costs[self.done :]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange(Generic[R]):
+    """Rows `start` to `stop` of one request, in one forward."""
+
+    live: LiveRequest[R]
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
+    @property
+    def tokens(self) -> int:
+        """What they cost."""
+        return sum(self.live.costs[self.start : self.stop])
+
+
+class BatchEngine(ABC, Generic[R, A]):
+    """One bound model. With a `probe`, no answer leaves before it matched, as in `ModelEngine`."""
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        probe: Probe | None,
+        probe_tokens: int,
+        max_waiting: int,
+        max_tokens: int,
+        window: BatchingWindow | None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._version = version
+        self._probe = probe
+        self._probe_tokens = probe_tokens
+        self._max_waiting = max_waiting
+        self._max_tokens = max_tokens
+        self._window = window or BatchingWindow()
+        self._clock_ns = clock_ns
+        # Requests, and tenants that have any, in order of turns: of arrival, but those of the last forward come last.
+        self._live: dict[str, LiveRequest[R]] = {}
+        self._tenants: dict[str, None] = {}
+        self._pending: list[Event] = []  # for the next step to return
+        self._poisoned: Failure | None = None
+        self._busy_ns = 0
+        self._charged_us = 0
+
+    def __repr__(self) -> str:
+        state = "poisoned " if self._poisoned else ""
+        return f"<{type(self).__name__} {state}requests={len(self._live)} window={self._window.wait_s * 1e3:.1f} ms>"
+
+    @abstractmethod
+    def _accept(self, request: Request) -> R | Failure:
+        """The request, where it is of this engine's kind and breaks no rule."""
+
+    @abstractmethod
+    def _costs(self, request: R) -> Sequence[int]:
+        """Tokens of each row, at least one."""
+
+    @abstractmethod
+    def _forward(self, parts: Sequence[RowRange[R]], probe: Probe | None) -> tuple[list[A | Failure], str | None]:
+        """An answer or a failure for each part, and what is wrong with the known answers where `probe` is due: then the
+        answers are not looked at. Raises `torch.AcceleratorError` where the device is lost, and nothing else."""
+
+    @abstractmethod
+    def _events(self, part: RowRange[R], answer: A) -> list[Event]:
+        """The answer to `part`, of which the live request counts the rows already."""
+
+    @property
+    def has_work(self) -> bool:
+        """See `interface.Engine`, as for all that follows."""
+        return bool(self._live or self._pending)
+
+    @property
+    def batching_delay_s(self) -> float:
+        if self._pending or not self._live or self._poisoned or self._is_full():
+            return 0.0
+        if any(live.done for live in self._live.values()):  # what is left of it has waited for a step already
+            return 0.0
+        first = next(iter(self._live.values()))
+        return max(0.0, self._window.wait_s - (self._clock_ns() - first.arrived_ns) / 1e9)
+
+    @property
+    def running(self) -> int:
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    @property
+    def kv_blocks_free(self) -> int:
+        return 0
+
+    @property
+    def kv_blocks_total(self) -> int:
+        return 0
+
+    @property
+    def busy_ns(self) -> int:
+        return self._busy_ns
+
+    @property
+    def progressed_s(self) -> float:
+        return 0.0  # what a subclass can't follow is taken for short: its batch is bounded
+
+    @property
+    def needs_probe(self) -> bool:
+        return self._probe is not None
+
+    @property
+    def poisoned(self) -> Failure | None:
+        return self._poisoned
+
+    def admit(self, request: Request) -> Failure | None:
+        if self._poisoned is not None:
+            return self._poisoned
+        if request.request_id in self._live:
+            return InvalidRequest("request_id", request.request_id, "is in use")
+        accepted = self._accept(request)
+        if isinstance(accepted, Failure):
+            return accepted
+        if len(self._live) >= self._max_waiting:
+            return Overloaded("the engine's queue", self._max_waiting, _RETRY_AFTER_S)
+        self._live[request.request_id] = LiveRequest(accepted, self._costs(accepted), self._clock_ns())
+        self._tenants.setdefault(accepted.tenant)
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        if (live := self._live.pop(request_id, None)) is not None:
+            self._pending.append(Cancelled(request_id, live.counts))
+
+    def fail_all(self, failure: Failure) -> None:
+        for live in self._live.values():
+            self._pending.append(Failed(live.request.request_id, failure, live.counts))
+        self._live.clear()
+
+    def step(self) -> tuple[Event, ...]:
+        if self._live:
+            self._compute(self._choose())
+        events, self._pending = self._pending, []
+        return tuple(events)
+
+    def run_probe_alone(self) -> Failure | None:
+        if self._probe is not None:
+            self._compute([])
+        return self._poisoned
+
+    def check_integrity(self) -> None:
+        assert self._charged_us == self._busy_ns // 1000, "time is lost"
+        assert not (self._poisoned and self._live), "a poisoned engine serves"
+        assert 0 <= self._window.wait_s <= self._window.cap_s, "the window is over its cap"
+        for request_id, live in self._live.items():
+            assert request_id == live.request.request_id, f"{live} is filed as {request_id}"
+            assert live.done < len(live.costs), f"{live} should have ended"
+            assert live.request.tenant in self._tenants, f"{live}: its tenant has no turn"
+            assert live.tokens == sum(live.costs[: live.done]), f"{live}: tokens"
+
+    def _is_full(self) -> bool:
+        """Return whether more waits than one forward holds."""
+        queues = [live.waiting for live in self._live.values()]
+        return sum(choose_rows(queues, self._max_tokens)) < sum(map(len, queues))
+
+    def _choose(self) -> list[RowRange[R]]:
+        lives = self._round_robin_order()
+        counts = choose_rows([live.waiting for live in lives], self._max_tokens)
+        return [
+            RowRange(live, live.done, live.done + count) for live, count in zip(lives, counts, strict=True) if count
+        ]
+
+    def _round_robin_order(self) -> list[LiveRequest[R]]:
+        """Return the requests in order of turns: one of each tenant, then a second one of each, and so on."""
+        turns = {tenant: turn for turn, tenant in enumerate(self._tenants)}
+        before: Counter[str] = Counter()
+        order: list[tuple[int, int, LiveRequest[R]]] = []
+        for live in self._live.values():
+            tenant = live.request.tenant
+            order.append((before[tenant], turns[tenant], live))
+            before[tenant] += 1
+        return [live for _, _, live in sorted(order, key=itemgetter(0, 1))]
+
+    def _move_to_back(self, parts: Sequence[RowRange[R]]) -> None:
+        """Put requests and tenants that had rows in this forward behind all others. Forget tenants without requests."""
+        for part in parts:
+            if self._live.pop(part.live.request.request_id, None) is not None:
+                self._live[part.live.request.request_id] = part.live
+        for tenant in dict.fromkeys(part.live.request.tenant for part in parts):
+            self._tenants.pop(tenant, None)
+            self._tenants[tenant] = None
+        live = {live.request.tenant for live in self._live.values()}
+        self._tenants = {tenant: None for tenant in self._tenants if tenant in live}
+
+    def _compute(self, parts: Sequence[RowRange[R]]) -> None:
+        """One forward over `parts`, and the probe where it is still due."""
+        began_ns = self._clock_ns()
+        try:
+            answers, mismatch = self._forward(parts, self._probe)
+        except torch.AcceleratorError:
+            _log.exception("the device is lost")
+            self._charge(parts, self._clock_ns() - began_ns)
+            self._poison(Internal())
+            return
+        self._charge(parts, self._clock_ns() - began_ns)
+        if mismatch is not None:
+            self._poison(ProbeFailed(self._version, mismatch))
+            return
+        self._probe = None
+        self._update_window(parts, began_ns)
+        for part, answer in zip(parts, answers, strict=True):
+            self._record_answer(part, answer)
+        self._move_to_back(parts)
+
+    def _record_answer(self, part: RowRange[R], answer: A | Failure) -> None:
+        live, request_id = part.live, part.live.request.request_id
+        live.tokens += part.tokens
+        live.done = part.stop
+        if isinstance(answer, Failure):
+            _log.error("request %s: %s", request_id, answer.message)
+            del self._live[request_id]
+            self._pending.append(Failed(request_id, answer, live.counts))
+            return
+        self._pending.extend(self._events(part, answer))
+        if live.done == len(live.costs):
+            del self._live[request_id]
+            self._pending.append(Finished(request_id, "stop", live.counts))
+
+    def _update_window(self, parts: Sequence[RowRange[R]], began_ns: int) -> None:
+        """Adapt the window to what this batch showed."""
+        if not parts:
+            return
+        first_ns = min(part.live.arrived_ns for part in parts)
+        joined = sum(part.live.arrived_ns > first_ns for part in parts)
+        waited_s = min((began_ns - first_ns) / 1e9, self._window.wait_s)
+        compute_s = (self._clock_ns() - began_ns) / 1e9
+        self._window = self._window.next_window(BatchObservation(len(parts), joined, waited_s, compute_s))
+
+    def _charge(self, parts: Sequence[RowRange[R]], elapsed_ns: int) -> None:
+        """Divide the step by tokens; nanoseconds are carried over, so that all shares sum to `busy_ns` // 1000."""
+        self._busy_ns += elapsed_ns
+        due_us = self._busy_ns // 1000 - self._charged_us
+        self._charged_us += due_us
+        probe_tokens = 0 if self._probe is None else self._probe_tokens
+        shares = apportion(due_us, [*(part.tokens for part in parts), probe_tokens])
+        for part, share in zip(parts, shares, strict=False):
+            part.live.device_us += share
+
+    def _poison(self, failure: Failure) -> None:
+        """Fail closed: everything inside and everything to come."""
+        _log.error("poisoned: %s", failure.message)
+        self._poisoned = failure
+        self._probe = None
+        self.fail_all(failure)

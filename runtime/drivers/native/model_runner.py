@@ -1,0 +1,70 @@
+"""Run a model's forward over a batch and its KV pool, and find the piece that fails if a forward raises."""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from runtime.drivers.native.batch import FlatBatch, SequenceSlice, build_batch
+from runtime.models.attention_hook import AttentionBackend, attach_backend
+
+log = logging.getLogger(__name__)
+
+
+class BatchBackend(AttentionBackend, Protocol):
+    """An attention backend that is told of each batch before its forward."""
+
+    def begin(self, batch: FlatBatch) -> None:
+        """Prepare what all layers of the coming forward share."""
+        ...
+
+
+class DeviceLost(Exception):
+    """The device reports an error that outlives the call: nothing computed in this process can be trusted."""
+
+
+class ModelRunner:
+    """One model and its KV pool."""
+
+    def __init__(self, module: nn.Module, backend: BatchBackend, device: torch.device) -> None:
+        attach_backend(module, backend)
+        self._module = module
+        self._backend = backend
+        self._device = device
+
+    @property
+    def progressed_s(self) -> float:
+        """See `interface.Engine`."""
+        return self._backend.attended_s
+
+    def run(self, slices: Sequence[SequenceSlice]) -> list[torch.Tensor | None]:
+        """Logits [piece.logits, V] of each piece; None for one that raised, alone too.
+
+        A forward that raises is repeated piece by piece: what it wrote to the pool is written again, the same. Raises
+        DeviceLost.
+        """
+        try:
+            return list(self._forward(slices))
+        except torch.AcceleratorError as error:
+            raise DeviceLost from error
+        except Exception:
+            if len(slices) == 1:
+                log.exception("a forward of one piece failed")
+                return [None]
+            log.warning("a forward of %d pieces failed; repeating them one by one", len(slices), exc_info=True)
+            return [self.run([piece])[0] for piece in slices]
+
+    @torch.inference_mode()
+    def _forward(self, slices: Sequence[SequenceSlice]) -> tuple[torch.Tensor, ...]:
+        batch = build_batch(slices, self._device)
+        self._backend.begin(batch)
+        answer = self._module(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logits_rows,
+        )
+        logits: torch.Tensor = answer.logits[0]
+        return torch.split(logits, [piece.logits for piece in slices])

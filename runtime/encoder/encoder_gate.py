@@ -1,0 +1,78 @@
+"""Examine an encoder: may it be served?
+
+The gate's forward says in which order tensors are used; that answers are right is the probe's business, as attention
+is the library's own.
+"""
+
+from typing import Final
+
+import torch
+from torch import nn
+
+from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob
+from runtime.encoder.recipe import MODULES, read_recipe
+from runtime.models import architecture_gate
+from runtime.models.binding import TORCH_DTYPES
+from runtime.models.families import ENCODERS
+from runtime.models.pinned_files import CONFIG
+
+_FORBIDDEN: Final = {
+    "is_decoder": "attends to what came before alone",
+    "add_cross_attention": "attends to another model's output",
+}
+
+
+def check_architecture(job: GateJob) -> GateFacts:
+    """The facts of an encoder that may be served. Raises `Refused(ArtifactRejected)` naming file, module or tensor."""
+    recipe = read_recipe({path: text.encode() for path, text in job.recipe.items()})
+    values = architecture_gate.config_values(job.config_json)
+    for key, reason in _FORBIDDEN.items():
+        if values.get(key):
+            raise architecture_gate.artifact_rejected(CONFIG, f"'{key}': {reason}")
+    if values.get("position_embedding_type", "absolute") != "absolute":
+        raise architecture_gate.artifact_rejected(CONFIG, "position_embedding_type: must be 'absolute'")
+    family = architecture_gate.family_of(values, ENCODERS)
+    tensors = {name: facts for name, facts in job.tensors.items() if name not in family.ignored}
+    dtype = architecture_gate.dtype_of(values, tensors)
+    module, config = architecture_gate.skeleton_on_meta(
+        family, job.config_json, TORCH_DTYPES[dtype], len(tensors), family.attention
+    )
+    stored = architecture_gate.stored_shapes(family, module, tensors)
+    architecture_gate.check_tensors(module, stored, tensors)
+    used, width = _forward(module)
+    if unused := sorted(set(tensors) - set(used)):
+        raise architecture_gate.artifact_rejected(unused[0], "no forward of this architecture uses it")
+    if recipe.width not in (None, width):
+        raise architecture_gate.artifact_rejected(
+            MODULES, f"the pooling takes {recipe.width} dimensions, the encoder gives {width}"
+        )
+    positions = config.max_position_embeddings - family.positions_taken(config)
+    return GateFacts(
+        architecture=values["architectures"][0],
+        dtype=dtype,
+        layers=config.num_hidden_layers,
+        kv_heads=0,
+        head_dim=0,
+        value_dim=0,
+        vocab_size=config.vocab_size,
+        max_positions=min(positions, recipe.max_tokens or positions),
+        kv_bytes_per_token=0,
+        first_use=tuple(name for name in used if name in tensors),
+        kind="embed",
+        dimensions=width,
+    )
+
+
+def _forward(module: nn.Module) -> tuple[list[str], int]:
+    """Parameters in the order of first use, and the width of what comes out."""
+    with architecture_gate.record_parameter_order(module) as used:
+        try:
+            with torch.inference_mode(), torch.device("meta"):
+                hidden = module(input_ids=torch.arange(architecture_gate.TOKENS)[None]).last_hidden_state
+        except Exception as error:
+            raise architecture_gate.artifact_rejected(
+                CONFIG, f"a forward without weights fails: {architecture_gate.public_message(error)}"
+            ) from error
+    if hidden.ndim != 3 or hidden.shape[:2] != (1, architecture_gate.TOKENS):
+        raise architecture_gate.artifact_rejected(CONFIG, f"the output comes out as {list(hidden.shape)}")
+    return used, hidden.shape[2]

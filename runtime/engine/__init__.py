@@ -1,1 +1,0 @@
-"""Continuous batching over transformers' model definitions, readable in an hour."""

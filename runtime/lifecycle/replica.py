@@ -1,0 +1,436 @@
+"""The one owner of a process's state: parked, restoring, ready, asleep, draining, failed. Everything else asks it.
+
+What a restore does is `version_restore.py`'s, what a request's answer looks like is `inference_api.py`'s.
+"""
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from kelvin.contracts.accounting.meter_format import Phase
+from kelvin.contracts.artifact_errors import WeightsDamaged
+from kelvin.contracts.artifacts.push_api import KeepSeal
+from kelvin.contracts.artifacts.runtime_control import (
+    BindRequest,
+    BindResponse,
+    GateFacts,
+    GateJob,
+    RuntimeReport,
+    RuntimeState,
+    SealAttestation,
+    SealJob,
+)
+from kelvin.contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
+from kelvin.contracts.timeline import StageSpan
+from runtime.drivers.event_stream import EventStreams
+from runtime.drivers.interface import Event
+from runtime.drivers.thread_bridge import ThreadBridge, run_in_thread
+from runtime.lifecycle.credit_policy import Credits
+from runtime.lifecycle.meter_writer import MeterWriter
+from runtime.surface.serving import EngineCallbacks, ServedVersion, SuspendHandle
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_WATCH_INTERVAL_S: Final = 0.5
+_STOP_TIMEOUT_S: Final = 5.0
+
+# Whence -> whither. A failure is final but for the end that follows it.
+TRANSITIONS: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
+    RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.READY: frozenset({RuntimeState.ASLEEP, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.ASLEEP: frozenset(
+        {RuntimeState.ASLEEP2, RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}
+    ),
+    RuntimeState.ASLEEP2: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
+    RuntimeState.DRAINING: frozenset({RuntimeState.FAILED}),
+    RuntimeState.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOperations:
+    """What a replica can be told to do, each in a thread of its own: blocking, raising `Refused`."""
+
+    restore: Callable[[BindRequest, EngineCallbacks], ServedVersion]
+    gate: Callable[[GateJob], GateFacts]
+    seal: Callable[[SealJob], SealAttestation]
+    warm_up: Sequence[Callable[[], None]] = ()  # short steps
+
+
+class Replica:
+    """One process. A standby takes one version, once; whatever held a tenant's bytes never serves another."""
+
+    def __init__(
+        self, runtime_id: str, meter: MeterWriter, work: ReplicaOperations, url: str = "", *, step_s: float = math.inf
+    ) -> None:
+        """`url` is where other hosts reach it, if they do. An engine without progress for `step_s` seconds hangs."""
+        self.runtime_id = runtime_id
+        self._url = url
+        self._step_s = step_s
+        self.meter = meter
+        self._operations = work
+        self._state = RuntimeState.STANDBY
+        self._operation_lock = asyncio.Lock()  # gate and bind both change torch's defaults while they run
+        self._pending_operations = 0  # of a standby, under way or waiting for their turn
+        self._bind: BindRequest | None = None
+        self._served_version: ServedVersion | None = None
+        self._streams: EventStreams | None = None
+        self.credits = Credits(1)  # of what it serves
+        self._thread_bridge: ThreadBridge | None = None
+        self._suspend_handle: SuspendHandle | None = None  # while it sleeps
+        self._stages: list[StageSpan] = []  # of the restore that is under way, or was last
+        self.failure: Failure | None = None
+        self.may_exit = asyncio.Event()  # the process may end: nothing is in flight, nothing will come
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.runtime_id} {self._state.value} {self._served_version!r} {self._streams!r}>"
+
+    @property
+    def state(self) -> RuntimeState:
+        """Where in its life the process is."""
+        return self._state
+
+    async def warm_up(self, after_s: float) -> None:
+        """Do work of the restore in advance, while the standby is parked. A bind waits for one step at most."""
+        await asyncio.sleep(after_s)
+        for step in self._operations.warm_up:
+            async with self._operation_lock:
+                if self._state is not RuntimeState.STANDBY:
+                    return
+                try:
+                    await run_in_thread("warm-up", step)
+                except Exception:
+                    log.exception("warm-up")
+                    return
+
+    @asynccontextmanager
+    async def _hold_standby(self) -> AsyncIterator[None]:
+        """Hold the turn of an order to a standby. While it waits or runs, reports say that there is one."""
+        self._pending_operations += 1
+        try:
+            async with self._operation_lock:
+                yield
+        finally:
+            self._pending_operations -= 1
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        """Examine an architecture. It stays a standby, with bounded memory; its caller ends it. Raises `Refused`."""
+        async with self._hold_standby():
+            self._require_state(RuntimeState.STANDBY, "to examine a model")
+            return await run_in_thread("gate", lambda: self._operations.gate(job))
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        """Seal a draft. The process ends afterwards: it has held a tenant's bytes.
+
+        Raises `Refused`: Conflict where it is no standby, which changes nothing; else what is wrong with the draft.
+        """
+        async with self._hold_standby():
+            self._require_state(RuntimeState.STANDBY, "to seal a draft")
+            self._transition(RuntimeState.RESTORING)
+            try:
+                return await self._race_exit(run_in_thread("seal", lambda: self._operations.seal(job)))
+            finally:
+                self.drain()
+
+    async def bind(self, request: BindRequest) -> BindResponse:
+        """Become a runtime of that version. Raises `Refused`: Conflict where it is no standby, which changes nothing;
+        else the process has failed or was drained, and ends.
+        """
+        async with self._hold_standby():
+            self._require_state(RuntimeState.STANDBY, "to take a version")
+            self._transition(RuntimeState.RESTORING)
+            self._bind = request
+            try:
+                self.meter.identify(
+                    tenant=request.tenant,
+                    model=request.model,
+                    version=request.version,
+                    device_class=request.device_class,
+                )
+            except Exception:
+                self.fail(Internal())
+                raise
+            serving = await self._become_ready(
+                "restore", lambda callbacks: self._operations.restore(request, callbacks)
+            )
+        return self._build_bound_reply(serving, dict(serving.bytes_by_tier))
+
+    async def sleep(self) -> None:
+        """Give back all but the version's weights in host memory.
+
+        Raises `Refused`: Conflict where it is not ready, busy, unproven, or of a kind that can't sleep, which changes
+        nothing; else it has failed.
+        """
+        async with self._operation_lock:
+            self._require_state(RuntimeState.READY, "to sleep")
+            serving = self._served_version
+            assert serving is not None
+            is_busy = self._streams or self.credits.inside or serving.engine.running or serving.engine.waiting
+            if is_busy or self._is_unproven(serving):
+                raise Refused(Conflict("state", "is busy; must be idle and proven to sleep"))
+            if serving.kept is None:
+                raise Refused(Conflict("state", "keeps nothing; must be of a kind that can sleep"))
+            self._transition(RuntimeState.ASLEEP)
+            kept, self._suspend_handle = serving.kept, serving.kept
+            if not await run_in_thread("stop", self._stop_engine):
+                self.fail(Internal())
+                raise Refused(Internal())
+            if self._thread_bridge is not None:
+                self._thread_bridge.close()
+            self._served_version = self._streams = None
+            del serving
+            try:
+                await run_in_thread("release", kept.release)
+            except Exception:  # what it holds of a device is not given back: it must not count as asleep
+                self.fail(Internal())
+                raise
+            if self._state is RuntimeState.ASLEEP:
+                self.meter.start_phase(Phase.STANDBY)
+        log.info("asleep")
+
+    async def drop(self) -> None:
+        """Asleep, give the weights back as well. Raises `Refused`: Conflict in any other state, else it has failed."""
+        async with self._operation_lock:
+            self._require_state(RuntimeState.ASLEEP, "to drop its weights")
+            kept = self._suspend_handle
+            assert kept is not None
+            try:
+                await run_in_thread("drop", kept.drop)
+            except Refused as refused:
+                self.fail(refused.failure)
+                raise
+            except Exception:
+                self.fail(Internal())
+                raise
+            if self._state is RuntimeState.ASLEEP:
+                self._transition(RuntimeState.ASLEEP2)
+        log.info("asleep without weights")
+
+    async def wake(self, request: BindRequest) -> BindResponse:
+        """Serve the same version again. Raises `Refused`: Conflict for another one, or where it does not sleep, which
+        changes nothing; else the process has failed or was drained.
+        """
+        async with self._operation_lock:
+            if had_weights := self._state is not RuntimeState.ASLEEP2:
+                self._require_state(RuntimeState.ASLEEP, "to wake")
+            kept, bind = self._suspend_handle, self._bind
+            assert kept is not None
+            assert bind is not None
+            if (request.tenant, request.model, request.version) != (bind.tenant, bind.model, bind.version):
+                raise Refused(Conflict("version", f"is {request.version[:12]}; must be the one that sleeps here"))
+            self._transition(RuntimeState.RESTORING)
+            self.meter.start_phase(Phase.RESTORE)
+            as_before = msgspec.structs.replace(request, device_class=bind.device_class)  # what its life is billed by
+            serving = await self._become_ready("wake", lambda callbacks: kept.resume(as_before, callbacks))
+            self._bind = as_before
+            self._suspend_handle = None
+        return self._build_bound_reply(serving, {} if had_weights else dict(serving.bytes_by_tier))
+
+    async def _become_ready(self, name: str, make: Callable[[EngineCallbacks], ServedVersion]) -> ServedVersion:
+        """Serve what `make` gives, or fail with it. Raises what it raises."""
+        self._thread_bridge = ThreadBridge(asyncio.get_running_loop(), self._dispatch)
+        self._stages = []
+        callbacks = EngineCallbacks(self._thread_bridge.post, self._on_busy, self._stages.append)
+        try:
+            serving = await self._race_exit(run_in_thread(name, lambda: make(callbacks)))
+        except Refused as refused:
+            if self._state is RuntimeState.RESTORING:
+                self.fail(refused.failure)
+            raise
+        except Exception:
+            self.fail(Internal())
+            raise
+        self._served_version, self._streams = serving, EventStreams(serving.thread.submit, serving.thread.cancel)
+        self.credits = Credits(serving.limits.max_streams)
+        self.meter.start_phase(Phase.IDLE)
+        self._transition(RuntimeState.READY)
+        return serving
+
+    def _build_bound_reply(self, serving: ServedVersion, bytes_by_tier: dict[str, int]) -> BindResponse:
+        took_us = max((span.after_us for span in serving.spans), default=0)
+        log.info("ready", extra={"version": serving.bind.version, "restore_ms": took_us / 1000})
+        return BindResponse(
+            runtime_id=self.runtime_id,
+            max_streams=serving.limits.max_streams,
+            spans=serving.spans,
+            bytes_by_tier=bytes_by_tier,
+            url=self._url,
+        )
+
+    def serving(self) -> tuple[ServedVersion, EventStreams]:
+        """Return what serves a new request. Raises `Refused` if this replica takes none."""
+        if self.failure is not None:
+            raise Refused(self.failure)
+        if self._served_version is None or self._streams is None or self._state is not RuntimeState.READY:
+            raise Refused(Unavailable("this replica"))
+        return self._served_version, self._streams
+
+    @property
+    def stalled_s(self) -> float:
+        """Return for how many seconds the engine's step has made no progress; 0 without a step."""
+        return 0.0 if self._served_version is None else self._served_version.thread.stalled_s
+
+    @property
+    def may_record_answers(self) -> bool:
+        """Return whether answers may yet be recorded here, and given again."""
+        if self._state in (RuntimeState.STANDBY, RuntimeState.RESTORING):
+            return True
+        serving = self._served_version
+        return (
+            self.failure is None and serving is not None and serving.recorded is not None and self._is_unproven(serving)
+        )
+
+    @property
+    def recorded(self) -> KeepSeal | None:
+        """Return the answers that were recorded here and proven since; None without any."""
+        serving = self._served_version
+        if self.failure is not None or serving is None or serving.recorded is None or self._is_unproven(serving):
+            return None
+        return KeepSeal(tenant=serving.bind.tenant, seal=serving.recorded)
+
+    def _is_unproven(self, serving: ServedVersion) -> bool:
+        return serving.engine.needs_probe or serving.thread.poisoned is not None
+
+    def drain(self) -> None:
+        """Take no new requests. `may_exit` is set once nothing is in flight. Idempotent."""
+        if self._state not in (RuntimeState.DRAINING, RuntimeState.FAILED):
+            self._transition(RuntimeState.DRAINING)
+            log.info("draining", extra={"in_flight": len(self._streams or ())})
+        self._exit_if_idle()
+
+    def stop_for_damage(self) -> None:
+        """Stop serving, because the version's bytes in host memory were found wrong.
+
+        What computes over those bytes ends now with `weights_damaged`. What computes over copies on a device, which
+        were compared when they were made, is finished as in a drain. Raises `Refused(Conflict)` without a version.
+        """
+        if self._bind is None:
+            raise Refused(Conflict("state", f"is {self._state.value}; must have a version to have it damaged"))
+        if (
+            self._served_version is not None
+            and self._served_version.kept is not None
+            and self._served_version.kept.has_device_copies
+        ):
+            self.drain()
+        else:
+            self.fail(WeightsDamaged(self._bind.version))
+
+    def abort_in_flight(self) -> None:
+        """End what is still in flight, because the drain has lasted long enough."""
+        if self._streams is not None:
+            self._streams.abandon_all(Unavailable("this replica"))
+        self.may_exit.set()
+
+    def fail(self, failure: Failure) -> None:
+        """Fail closed: nothing is served from now on, and the process ends."""
+        if self._state is RuntimeState.FAILED:
+            return
+        self.failure = failure
+        self._transition(RuntimeState.FAILED)
+        log.error("failed", extra={"code": failure.code, "why": failure.message})
+        if self._streams is not None:
+            self._streams.release_all(failure)
+        self.may_exit.set()
+
+    async def watch(self) -> None:
+        """Watch for an engine that hangs or whose thread died, and for one that was poisoned without a request. Renew
+        the meter page.
+        """
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            self.meter.checkpoint()
+            self._check_engine()
+
+    async def close(self) -> None:
+        """End the engine's thread. A thread that hangs in a step is left behind."""
+        if self._thread_bridge is not None:
+            self._thread_bridge.close()
+        if not await run_in_thread("stop", self._stop_engine):
+            log.error("the engine is still in a step")
+
+    def _stop_engine(self) -> bool:
+        return self._served_version is None or self._served_version.thread.stop(_STOP_TIMEOUT_S)
+
+    def report(self) -> RuntimeReport:
+        """Return the state for the control plane and operators."""
+        bind, serving = self._bind, self._served_version
+        engine = None if serving is None else serving.engine
+        return RuntimeReport(
+            runtime_id=self.runtime_id,
+            pid=os.getpid(),
+            # A control plane that takes over must not park a standby that has an order of the one before.
+            state=RuntimeState.RESTORING
+            if self._pending_operations and self._state is RuntimeState.STANDBY
+            else self._state,
+            tenant=None if bind is None else bind.tenant,
+            model=None if bind is None else bind.model,
+            version=None if bind is None else bind.version,
+            device_class=None if bind is None else bind.device_class,
+            threads=1 if bind is None else bind.threads,
+            max_streams=0 if serving is None else serving.limits.max_streams,
+            running=0 if engine is None else engine.running,
+            waiting=0 if engine is None else engine.waiting,
+            kv_blocks_free=0 if engine is None else engine.kv_blocks_free,
+            kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
+            leases=0
+            if self._state is RuntimeState.ASLEEP2 or (serving is None and self._suspend_handle is None)
+            else 1,
+            open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # the listing's own
+            spans=tuple(self._stages) if serving is None else serving.spans,
+            url=self._url,
+        )
+
+    async def _race_exit(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, or `Unavailable` as soon as the process is to end; its thread ends with the process."""
+        working, may_exit = asyncio.ensure_future(work), asyncio.ensure_future(self.may_exit.wait())
+        try:
+            await asyncio.wait({working, may_exit}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Refused(Unavailable("this replica"))
+            return working.result()
+        finally:
+            may_exit.cancel()
+            working.cancel()
+
+    def _require_state(self, state: RuntimeState, what: str) -> None:
+        if self._state is not state:
+            raise Refused(Conflict("state", f"is {self._state.value}; must be {state.value} {what}"))
+
+    def _transition(self, to: RuntimeState) -> None:
+        if to not in TRANSITIONS[self._state]:
+            raise Refused(Conflict("state", f"{self._state.value} does not become {to.value}"))
+        self._state = to
+
+    def _dispatch(self, events: list[Event]) -> None:
+        """On the loop, for each step of the engine."""
+        if self._streams is not None:
+            self._streams.dispatch(events)
+        self._check_engine()
+        if self._state is RuntimeState.DRAINING:
+            self._exit_if_idle()
+
+    def _check_engine(self) -> None:
+        if self._served_version is not None and (poison := self._served_version.thread.poisoned) is not None:
+            self.fail(poison)
+        elif self.stalled_s >= self._step_s:
+            log.error("the engine hangs", extra={"without_progress_s": round(self.stalled_s, 1)})
+            self.fail(Unavailable("this replica"))
+
+    def _exit_if_idle(self) -> None:
+        if not self._streams:
+            self.may_exit.set()
+
+    def _on_busy(self, busy: bool) -> None:
+        """In the engine's thread."""
+        self.meter.start_phase(Phase.ACTIVE if busy else Phase.IDLE)

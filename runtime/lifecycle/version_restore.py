@@ -1,0 +1,361 @@
+"""Restore a version: lease, tensors, model, engine. Also suspend it and resume it. Blocking; in one thread.
+
+Each step may raise `Refused`, after which the process serves nothing. A replica that sleeps has no engine and no KV
+cache; it wakes by those of the steps that are needed.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from kelvin.contracts.artifacts.runtime_control import BindRequest, Probe
+from kelvin.contracts.errors import Internal, Refused
+from kelvin.contracts.timeline import Stage, StageSpan
+from runtime.drivers.engine_thread import EngineThread
+from runtime.drivers.interface import Engine
+from runtime.drivers.native.engine import ModelEngine
+from runtime.drivers.native.kv_blocks_policy import BLOCK_SIZE
+from runtime.encoder.engine import EncoderEngine
+from runtime.encoder.recipe import read_recipe
+from runtime.encoder.serving import EmbeddingCodec, ServedEncoder
+from runtime.lifecycle import predictor_sealing as predictor
+from runtime.lifecycle.weights import (
+    AcquireLease,
+    DetachableModel,
+    Lease,
+    VerifiedModel,
+    Weights,
+    bind_verified,
+    binds_without_reading,
+    pinned_files,
+    resolve_device,
+)
+from runtime.models.attention_hook import detach_backend
+from runtime.models.binding import BoundModel
+from runtime.models.families import SERVED
+from runtime.models.pinned_files import PinnedFiles, sampling_defaults
+from runtime.predictor.engine import PredictorEngine
+from runtime.predictor.serving import ServedPredictor
+from runtime.surface.filter_pipeline import FilterClient, FilterPipeline, build_filter_pipeline
+from runtime.surface.serving import EngineCallbacks, ServedDecoder, ServedVersion, SuspendHandle
+from runtime.text.tokenizer import TextCodec, check_token_rows
+
+log = logging.getLogger(__name__)
+
+
+# A woken replica's first request comes at once, but that may take a while on busy cores. A probe that ran alone just
+# before it would delay it by a whole forward. Without a request in this time, the probe runs alone and delays nobody.
+PROBE_AFTER_S: Final = 0.25
+
+
+class _StageRecorder:
+    """The stages of one restore, which begins now. `on_stage` is called as each of them ends."""
+
+    def __init__(self, callbacks: EngineCallbacks) -> None:
+        self._began_ns = time.monotonic_ns()
+        self._on_stage = callbacks.on_stage
+        self._ended: list[StageSpan] = []
+
+    @property
+    def spans(self) -> tuple[StageSpan, ...]:
+        return tuple(self._ended)
+
+    def end(self, stage: Stage) -> None:
+        span = StageSpan(stage, (time.monotonic_ns() - self._began_ns) // 1000)
+        self._ended.append(span)
+        self._on_stage(span)
+
+    def end_before_others(self, stage: Stage) -> None:
+        """End a stage that the others needed. None of them has ended before it."""
+        self.end(stage)
+        *others, first = self._ended
+        self._ended = [first, *(StageSpan(each.stage, max(each.after_us, first.after_us)) for each in others)]
+
+
+@dataclass(frozen=True, slots=True)
+class _RestoreCache:
+    """What the first restore of a version has made and learned that outlasts a sleep."""
+
+    files: PinnedFiles
+    proven: VerifiedModel
+    codec: TextCodec | EmbeddingCodec
+    filter_pipeline: FilterPipeline | None
+
+
+class SuspendedModel:
+    """A bound model without an engine: with its lease or, after `drop`, without lease and weights. `resume_model`
+    undoes both.
+
+    Copies on a device are not kept in either case: `resume_model` makes them of the lease. `bound` is None for a model
+    that is made anew out of the lease's bytes. One call at a time.
+    """
+
+    def __init__(self, weights: Weights, bound: BoundModel | None, acquire: AcquireLease) -> None:
+        architecture = weights.lease.manifest.engine.architecture
+        self._model = None if bound is None else DetachableModel(SERVED[architecture], bound.module)
+        self._lease = weights.lease
+        self._weights: Weights | None = weights
+        self._recopy = weights.recopy  # of copies, while there is a lease to make them of
+        self._acquire = acquire
+        self.has_released_weights = False
+
+    def __repr__(self) -> str:
+        state = "dropped" if self.has_released_weights else "empty" if self._weights is None else "whole"
+        return f"<SuspendedModel {state} {self._lease!r}>"
+
+    def release(self) -> None:
+        """Free what an engine left on the model, and all copies on a device."""
+        if self._model is not None:
+            detach_backend(self._model.module)
+        if self._recopy is not None:
+            self._detach_weights()
+        _free_unreferenced()
+
+    def drop(self) -> None:
+        """Give the lease back. Raises `Refused(Internal)` if something still refers to its memory: then it stays
+        mapped, and the process has to end.
+        """
+        self._detach_weights()
+        _free_unreferenced()
+        if self._lease.in_use:
+            log.error("something still refers to weights that are to be dropped")
+            raise Refused(Internal())
+        self._recopy = None
+        self.has_released_weights = True
+        self._lease.close()
+
+    def resume_model(self, request: BindRequest, stages: _StageRecorder) -> Weights:
+        """Return the weights with the model over them: as they were left, or leased anew. Raises `Refused`."""
+        if self._weights is not None:
+            return self._weights
+        if self._recopy is not None:
+            weights = self._recopy()
+        else:
+            weights = self._acquire(request.tenant, request.version)
+            weights.lease.wait_until_whole()
+            stages.end(Stage.LEASED)
+        if self._model is not None:
+            self._model.attach_weights(weights.tensors)
+            stages.end(Stage.BOUND)
+        return weights
+
+    def _detach_weights(self) -> None:
+        if self._weights is None:
+            return
+        if self._model is not None:
+            self._model.detach_weights(self._weights.tensors)
+        self._weights.tensors.clear()  # whoever else has the dictionary has none of its views either
+        self._weights = None
+
+
+def _free_unreferenced() -> None:
+    """Free modules that nothing refers to, and their cycles, and give their memory back to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+def restore(
+    request: BindRequest, callbacks: EngineCallbacks, acquire: AcquireLease, filters: FilterClient | None = None
+) -> ServedVersion:
+    """Lease, bind and start a version. On return its engine's thread runs, and it is ready. Raises `Refused`."""
+    stages = _StageRecorder(callbacks)
+    torch.set_num_threads(request.threads)
+    weights = acquire(request.tenant, request.version)
+    if weights.lease.manifest.engine.kind == "predict":
+        weights.lease.wait_until_whole()
+        stages.end(Stage.LEASED)
+        return _start_predictor(request, callbacks, weights, acquire, stages)
+    files = pinned_files(weights.lease)
+    filter_pipeline = build_filter_pipeline(files, filters)
+    device = resolve_device(request.device_class)
+    if not binds_without_reading(weights.lease, device):
+        weights.lease.wait_until_whole()
+    if is_whole := weights.lease.is_whole:
+        stages.end(Stage.LEASED)
+    proven = bind_verified(request.version, weights, files, device)
+    stages.end(Stage.BOUND)
+    known = _RestoreCache(files, proven, _build_codec(weights.lease, files, proven), filter_pipeline)
+    return _start_engine(request, callbacks, weights, known, acquire, stages, is_partial_lease=not is_whole)
+
+
+def _build_codec(lease: Lease, files: PinnedFiles, proven: VerifiedModel) -> TextCodec | EmbeddingCodec:
+    if lease.manifest.engine.kind == "embed":
+        return EmbeddingCodec(files, proven.facts.vocab_size)
+    text = TextCodec(files)
+    check_token_rows(text, proven.facts.vocab_size)
+    return text
+
+
+def _start_engine(
+    request: BindRequest,
+    callbacks: EngineCallbacks,
+    weights: Weights,
+    known: _RestoreCache,
+    acquire: AcquireLease,
+    stages: _StageRecorder,
+    *,
+    is_partial_lease: bool = False,
+    probes_first: bool = False,
+) -> ServedVersion:
+    """Start an engine over a bound model. `is_partial_lease`: the lease may not be whole yet; no weight is read before
+    it is. `probes_first`: the engine has to give the known answers before this returns. Raises `Refused`.
+    """
+    lease, proven, codec = weights.lease, known.proven, known.codec
+    limits = lease.manifest.limits
+    embeds = isinstance(codec, EmbeddingCodec)
+    engine = (
+        _build_encoder(request, proven, known.files) if embeds else _build_decoder(request, proven, limits.max_streams)
+    )
+    thread = _build_thread(engine, callbacks, limits.max_streams, probes_first=probes_first)
+    stages.end(Stage.READY)
+    if is_partial_lease:
+        lease.wait_until_whole()
+        stages.end_before_others(Stage.LEASED)
+    # Answers that were known before are asked for again: what a wake recorded itself would prove nothing.
+    before = replace(known, proven=replace(proven, recorded=None))
+
+    def serve(
+        request: BindRequest, callbacks: EngineCallbacks, weights: Weights, stages: _StageRecorder, probes_first: bool
+    ) -> ServedVersion:
+        return _start_engine(request, callbacks, weights, before, acquire, stages, probes_first=probes_first)
+
+    kept = _build_suspend_handle(
+        SuspendedModel(weights, proven.bound, acquire), serve, has_device_copies=weights.recopy is not None
+    )
+    serving: ServedVersion
+    if isinstance(codec, EmbeddingCodec):
+        serving = ServedEncoder(
+            bind=request,
+            limits=limits,
+            engine=engine,
+            thread=thread,
+            spans=stages.spans,
+            bytes_by_tier=lease.bytes_by_tier,
+            recorded=proven.recorded,
+            kept=kept,
+            codec=codec,
+            dimensions=proven.facts.dimensions,
+        )
+    else:
+        serving = ServedDecoder(
+            bind=request,
+            limits=limits,
+            engine=engine,
+            thread=thread,
+            spans=stages.spans,
+            bytes_by_tier=lease.bytes_by_tier,
+            recorded=proven.recorded,
+            kept=kept,
+            codec=codec,
+            context_tokens=min(proven.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
+            defaults=sampling_defaults(known.files),
+            filter_pipeline=known.filter_pipeline,
+        )
+    thread.start()
+    return serving
+
+
+def _build_thread(engine: Engine, callbacks: EngineCallbacks, max_streams: int, *, probes_first: bool) -> EngineThread:
+    """Return the engine's thread, not started yet. Raises `Refused` if `probes_first` and the engine's
+    answers are wrong.
+    """
+    if probes_first and (failure := engine.run_probe_alone()) is not None:
+        raise Refused(failure)
+    # As many again may wait: a cancelled request leaves with the next step, its successor is there at once.
+    return EngineThread(
+        engine,
+        on_events=callbacks.on_events,
+        on_busy=callbacks.on_busy,
+        limit=2 * max_streams,
+        probe_after_s=PROBE_AFTER_S,
+    )
+
+
+# Makes a `ServedVersion` of the weights that `SuspendedModel.resume_model` returned. The last argument is
+# `probes_first`.
+_StartEngine = Callable[[BindRequest, EngineCallbacks, Weights, _StageRecorder, bool], ServedVersion]
+
+
+def _build_suspend_handle(
+    dormant: SuspendedModel, serve: _StartEngine, *, has_device_copies: bool = False
+) -> SuspendHandle:
+    """Return the sleeping version. If weights were dropped, a wake asks for the known answers at once, and not in the
+    first batch: requests that wait for it go to another replica then, and do not fail with this one.
+    """
+
+    def resume(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
+        stages = _StageRecorder(callbacks)
+        torch.set_num_threads(request.threads)
+        probes_first = dormant.has_released_weights
+        return serve(request, callbacks, dormant.resume_model(request, stages), stages, probes_first)
+
+    return SuspendHandle(dormant.release, resume, dormant.drop, has_device_copies=has_device_copies)
+
+
+def _start_predictor(
+    request: BindRequest,
+    callbacks: EngineCallbacks,
+    weights: Weights,
+    acquire: AcquireLease,
+    stages: _StageRecorder,
+    known: Probe | None = None,
+    *,
+    probes_first: bool = False,
+) -> ServedVersion:
+    """Start a predictor. Nothing is bound: its session is made out of the lease's bytes. Raises `Refused`."""
+    lease = weights.lease
+    limits, signature = lease.manifest.limits, predictor.require_signature(lease.manifest, request.version)
+    session = predictor.open_session(lease, request.version, request.threads)
+    probe, recorded = (known, None) if known else predictor.load_known_answers(request.version, lease, session)
+    stages.end(Stage.BOUND)
+    engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
+    thread = _build_thread(engine, callbacks, limits.max_streams, probes_first=probes_first)
+
+    def serve(
+        request: BindRequest, callbacks: EngineCallbacks, weights: Weights, stages: _StageRecorder, probes_first: bool
+    ) -> ServedVersion:
+        return _start_predictor(request, callbacks, weights, acquire, stages, probe, probes_first=probes_first)
+
+    stages.end(Stage.READY)
+    thread.start()
+    return ServedPredictor(
+        bind=request,
+        limits=limits,
+        engine=engine,
+        thread=thread,
+        spans=stages.spans,
+        bytes_by_tier=lease.bytes_by_tier,
+        recorded=recorded,
+        kept=_build_suspend_handle(SuspendedModel(weights, None, acquire), serve),
+        signature=signature,
+    )
+
+
+def _build_decoder(request: BindRequest, proven: VerifiedModel, max_streams: int) -> Engine:
+    return ModelEngine(
+        proven.bound,
+        proven.facts,
+        version=request.version,
+        kv_bytes=request.kv_bytes,
+        device=resolve_device(request.device_class),
+        probe=proven.probe,
+        max_running=max_streams,
+        max_waiting=max_streams,
+    )
+
+
+def _build_encoder(request: BindRequest, proven: VerifiedModel, files: PinnedFiles) -> Engine:
+    return EncoderEngine(
+        proven.bound,
+        read_recipe(files),
+        proven.facts,
+        version=request.version,
+        device=resolve_device(request.device_class),
+        probe=proven.probe,
+    )

@@ -1,0 +1,297 @@
+"""A version's verified bytes in this process, and the model that is bound over them and proven.
+
+The weight cache has verified the bytes. `binding.py` binds a model to tensors; this module decides which binding may be
+used, records known answers where there are none, and takes weights away from a bound model and gives them back.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from kelvin.contracts.artifact_errors import ArtifactRejected, ProbeFailed
+from kelvin.contracts.artifacts.manifest import Kind, Manifest
+from kelvin.contracts.artifacts.runtime_control import Fingerprint, GateFacts, GateJob, Probe, SealAttestation
+from kelvin.contracts.errors import Refused
+from runtime.encoder import encoder_gate as encoder
+from runtime.encoder import probe as encoder_probe
+from runtime.encoder.recipe import read_recipe
+from runtime.models import architecture_gate, probe
+from runtime.models.binding import (
+    TORCH_DTYPES,
+    BindingFault,
+    BindMethod,
+    BoundModel,
+    bind,
+    check_complete,
+    find_differences,
+    fusion_sources,
+    move_to_device,
+    reads_tensors,
+    view_or_concat,
+)
+from runtime.models.families import SERVED, Family
+from runtime.models.pinned_files import CONFIG, PinnedFiles
+
+log = logging.getLogger(__name__)
+
+
+class Lease(Protocol):
+    """A version's verified bytes, mapped read-only until it is closed, or this process ends."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Checked against the version's digest."""
+        ...
+
+    @property
+    def attestations(self) -> Sequence[SealAttestation]:
+        """What sealing jobs found, under any fingerprint."""
+        ...
+
+    @property
+    def bytes_by_tier(self) -> Mapping[str, int]:
+        """How many bytes came from which tier."""
+        ...
+
+    @property
+    def in_use(self) -> bool:
+        """Whether tensors over it live."""
+        ...
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Return that part of the linear space. Blocks until it is there. Raises `Refused`."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is known to be there."""
+        ...
+
+    def wait_until_whole(self) -> None:
+        """Block until all of it is there; no tensor may be read before. Raises `Refused`."""
+        ...
+
+    def close(self) -> None:
+        """Unmap it, and tell the weight cache. A later read of its memory crashes the process."""
+        ...
+
+
+class DetachableModel:
+    """A bound model whose weights are taken away and given again: its modules stay, its parameters change memory.
+
+    Binding checked which tensor each parameter is made of. The skeleton remembers that, and makes the parameters again
+    of the same version's tensors, wherever those lie by then. While it is empty, all parameters are on the meta device,
+    so that a forward fails and reads nothing.
+    """
+
+    def __init__(self, family: Family, module: nn.Module) -> None:
+        self.module = module
+        self._family = family
+        self._sources: dict[str, str | None] = {}  # the tensor of each parameter; None: fused of several
+
+    def __repr__(self) -> str:
+        return f"<DetachableModel {type(self.module).__name__} {'empty' if self._sources else 'full'}>"
+
+    def detach_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Let go of `tensors`, over which the module was bound or filled."""
+        names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
+
+        def nothing(name: str, parameter: nn.Parameter) -> torch.Tensor:
+            fused = name not in tensors and self._family.find_fusion(name) is not None
+            self._sources[name] = None if fused else names[parameter.data_ptr()]
+            shape, stride = parameter.shape, parameter.stride()
+            return torch.empty_strided(shape, stride, dtype=parameter.dtype, device="meta")
+
+        _replace_parameters(self.module, nothing)
+
+    def attach_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Point every parameter at its place in `tensors`, those of the version that was let go.
+
+        Raises `Refused(ArtifactRejected)` if a parameter lies anywhere else afterwards.
+        """
+
+        def something(name: str, parameter: nn.Parameter) -> torch.Tensor:
+            source, fusion = self._sources[name], self._family.find_fusion(name)
+            if source is not None:
+                return tensors[source].as_strided(parameter.shape, parameter.stride())
+            assert fusion is not None
+            return view_or_concat(fusion_sources(fusion, name, parameter, tensors), tuple(parameter.shape))
+
+        try:
+            _replace_parameters(self.module, something)
+            check_complete(self._family, self.module, tensors)
+        except BindingFault as fault:
+            raise Refused(ArtifactRejected(CONFIG, str(fault))) from fault
+        self._sources.clear()
+
+
+def _replace_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], torch.Tensor]) -> None:
+    """Put a new parameter in each one's place. Ties stay ties."""
+    old = dict(module.named_parameters())  # alive until all are replaced, so that no id comes twice
+    fresh = {id(each): nn.Parameter(make(name, each), requires_grad=False) for name, each in old.items()}
+    for owner in module.modules():
+        for leaf, parameter in owner._parameters.items():
+            if parameter is not None:
+                owner._parameters[leaf] = fresh[id(parameter)]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A lease and its tensors.
+
+    On a CPU the tensors are views of the lease: valid as long as it is, readable once it is whole. On a device they are
+    copies, which `recopy` makes again, and `host_tensors` returns the views. `device_checksum` is that of the bytes, if
+    a device has them or will be given them.
+    """
+
+    lease: Lease
+    tensors: dict[str, torch.Tensor]
+    device_checksum: str | None = None
+    recopy: "Callable[[], Weights] | None" = None
+    host_tensors: Callable[[], dict[str, torch.Tensor]] | None = None
+
+
+AcquireLease = Callable[[str, str], Weights]  # of tenant and version; raises `Refused`
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedModel:
+    """A bound model, and what is known of it under this process's fingerprint."""
+
+    bound: BoundModel
+    probe: Probe
+    facts: GateFacts
+    recorded: SealAttestation | None = None  # where nothing was known of this engine before
+
+
+def resolve_device(device_class: str) -> torch.device:
+    """The device behind a class such as `cpu-2`; anything that is no CPU is this process's one GPU."""
+    return torch.device("cpu") if device_class.partition("-")[0] == "cpu" else torch.device("cuda", 0)
+
+
+def has_device(device_class: str) -> bool:
+    """Whether this process has what a class computes on. Makes no context on a GPU."""
+    return resolve_device(device_class).type == "cpu" or torch.cuda.device_count() > 0
+
+
+def engine_fingerprint(device: torch.device) -> tuple[str, str]:
+    """Return torch's version and the device's kind: the part of a fingerprint that no version changes."""
+    return str(torch.__version__), "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def version_fingerprint(manifest: Manifest, device: torch.device) -> Fingerprint:
+    """Return what known answers depend on. Threads, and the cores that a class reserves, are no part of it."""
+    version, kind = engine_fingerprint(device)
+    return Fingerprint(torch=version, dtype=manifest.engine.dtype, device_class=kind)
+
+
+def pinned_files(lease: Lease) -> PinnedFiles:
+    """The small files by name, copied out of the mapping."""
+    return {file.path: bytes(lease.view(file.offset, file.size)) for file in lease.manifest.files}
+
+
+def require_file(files: PinnedFiles, name: str) -> bytes:
+    """Return that file. Raises `Refused(ArtifactRejected)` if the version does not have it."""
+    if name not in files:
+        raise Refused(ArtifactRejected(name, "is missing"))
+    return files[name]
+
+
+def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
+    """Return the job by which the gate judges a version that is sealed already. Raises `Refused`."""
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors
+    }
+    recipe = {} if manifest.engine.kind == "generate" else {path: file.decode() for path, file in files.items()}
+    return GateJob(config_json=require_file(files, CONFIG).decode(), tensors=tensors, recipe=recipe)
+
+
+def check_architecture(job: GateJob) -> GateFacts:
+    """Return the facts of a model that may be served; only one that embeds has a `recipe`. Raises `Refused`."""
+    return encoder.check_architecture(job) if job.recipe else architecture_gate.check_architecture(job)
+
+
+def bind_weights(weights: Weights, files: PinnedFiles, bind_method: BindMethod, device: torch.device) -> BoundModel:
+    """Bind the model to the tensors. Raises `Refused`.
+
+    The library's loader would copy tensors from a device back to the CPU. So for a device it binds the views of the
+    lease, and each parameter is then pointed at its copy on the device.
+    """
+    manifest = weights.lease.manifest
+    dtype = TORCH_DTYPES[manifest.engine.dtype]
+    config = require_file(files, CONFIG)
+    if bind_method == "fast" or weights.host_tensors is None:
+        return bind(manifest, config, weights.tensors, bind_method=bind_method, dtype=dtype, device=device)
+    host = weights.host_tensors()
+    bound = bind(manifest, config, host, bind_method=bind_method, dtype=dtype, device=torch.device("cpu"))
+    skeleton = DetachableModel(SERVED[manifest.engine.architecture], bound.module)
+    skeleton.detach_weights(host)
+    skeleton.attach_weights(weights.tensors)
+    move_to_device(bound.module, device)
+    return bound
+
+
+def bind_fast_if_exact(
+    weights: Weights, files: PinnedFiles, device: torch.device, library: BoundModel
+) -> BoundModel | None:
+    """Return the hand-made module if it equals the library's exactly, else None."""
+    try:
+        fast = bind_weights(weights, files, "fast", device)
+    except Refused:
+        return None
+    return None if find_differences(fast.module, library.module) else fast
+
+
+def binds_without_reading(lease: Lease, device: torch.device) -> bool:
+    """Return whether `bind_verified` will read no tensor, so that it may run before the lease is whole."""
+    found = find_attestation(lease, version_fingerprint(lease.manifest, device))
+    return found is not None and found.fast_bind and not reads_tensors(lease.manifest)
+
+
+def bind_verified(version: str, weights: Weights, files: PinnedFiles, device: torch.device) -> VerifiedModel:
+    """Bind as the attestation of this fingerprint allows. Without one, prove the model here. Raises `Refused`."""
+    lease = weights.lease
+    found = find_attestation(lease, version_fingerprint(lease.manifest, device))
+    if found is not None:
+        bind_method: BindMethod = "fast" if found.fast_bind else "library"
+        return VerifiedModel(bind_weights(weights, files, bind_method, device), found.probe, found.gate)
+    log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
+    facts = check_architecture(gate_job(lease.manifest, files))
+    bound, seal = verify_and_record(version, weights, files, facts, device)
+    return VerifiedModel(bound, seal.probe, facts, seal)
+
+
+def find_attestation(lease: Lease, fingerprint: Fingerprint) -> SealAttestation | None:
+    """Return what is known of the version under this fingerprint."""
+    return next((item for item in lease.attestations if item.fingerprint == fingerprint), None)
+
+
+def verify_and_record(
+    version: str, weights: Weights, files: PinnedFiles, facts: GateFacts, device: torch.device
+) -> tuple[BoundModel, SealAttestation]:
+    """Bind the model, by hand if that is exact, and record known answers. Return it and its seal. Raises `Refused`."""
+    library = bind_weights(weights, files, "library", device)
+    known = _record_probe(version, library, files, facts.kind)
+    fast = bind_fast_if_exact(weights, files, device, library)
+    seal = SealAttestation(
+        version=version,
+        fingerprint=version_fingerprint(weights.lease.manifest, device),
+        threads=torch.get_num_threads(),
+        fast_bind=fast is not None,
+        probe=known,
+        gate=facts,
+        device_checksum=weights.device_checksum,
+    )
+    return fast or library, seal
+
+
+def _record_probe(version: str, library: BoundModel, files: PinnedFiles, kind: Kind) -> Probe:
+    """Record known answers by the library's own attention. Raises `Refused(ProbeFailed)` if one is not finite."""
+    try:
+        return encoder_probe.record(library, read_recipe(files)) if kind == "embed" else probe.record(library)
+    except ValueError as error:
+        raise Refused(ProbeFailed(version, str(error))) from error

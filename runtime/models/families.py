@@ -1,0 +1,108 @@
+"""Which model classes are served, and where their parameters differ from what checkpoints store.
+
+To serve one more: a line of `DECODERS` or `ENCODERS`, and its row in the tests that compare with the library.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MPNetConfig,
+    MPNetModel,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+
+from kelvin.contracts.artifacts.manifest import Kind
+from runtime.models.attention_hook import ATTENTION
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A 3-D parameter of all experts that checkpoints store as matrices, `PREFIX.EXPERT.PART.weight` each.
+
+    In the order of experts, and of `parts` within each, the matrices' bytes are the parameter's.
+    """
+
+    parameter: str  # the last part of its name, after the module that holds the experts
+    parts: tuple[str, ...]
+
+    def pieces(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of what is stored for the parameter `name`, in order."""
+        prefix = name.removesuffix(self.parameter)
+        experts, rows, columns = shape
+        for expert in range(experts):
+            for part in self.parts:
+                yield f"{prefix}{expert}.{part}.weight", (rows // len(self.parts), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The classes behind one name in a config's `architectures`."""
+
+    model: type[nn.Module]
+    config: type[PreTrainedConfig]
+    model_type: str
+    fusions: tuple[Fusion, ...] = ()
+    ignored: frozenset[str] = frozenset()  # tensors that older checkpoints hold and the library computes
+    kind: Kind = "generate"
+    attention: str = ATTENTION  # an encoder has no past to keep: the library's own does
+    pads_positions: bool = False  # positions are counted from the padding's id on
+
+    def positions_taken(self, config: PreTrainedConfig) -> int:
+        """Rows of the position table that no token ever has."""
+        return config.pad_token_id + 1 if self.pads_positions else 0
+
+    def find_fusion(self, name: str) -> Fusion | None:
+        """How the parameter `name` is made, where a checkpoint does not store it as it is."""
+        return next((fusion for fusion in self.fusions if name.endswith(f".experts.{fusion.parameter}")), None)
+
+
+# What transformers does with these checkpoints when it loads them; sealing compares with what it did.
+_EXPERTS: Final = (Fusion("gate_up_proj", ("gate_proj", "up_proj")), Fusion("down_proj", ("down_proj",)))
+
+DECODERS: Final[Mapping[str, Family]] = {
+    "Gemma3ForCausalLM": Family(Gemma3ForCausalLM, Gemma3TextConfig, "gemma3_text"),
+    "LlamaForCausalLM": Family(LlamaForCausalLM, LlamaConfig, "llama"),
+    "MistralForCausalLM": Family(MistralForCausalLM, MistralConfig, "mistral"),
+    "Qwen2ForCausalLM": Family(Qwen2ForCausalLM, Qwen2Config, "qwen2"),
+    "Qwen3ForCausalLM": Family(Qwen3ForCausalLM, Qwen3Config, "qwen3"),
+    "Qwen3MoeForCausalLM": Family(Qwen3MoeForCausalLM, Qwen3MoeConfig, "qwen3_moe", _EXPERTS),
+}
+_POSITION_IDS: Final = frozenset({"embeddings.position_ids"})
+
+
+def _encoder(
+    model: type[nn.Module], config: type[PreTrainedConfig], model_type: str, *, pads: bool, attention: str = "sdpa"
+) -> Family:
+    return Family(
+        model, config, model_type, ignored=_POSITION_IDS, kind="embed", attention=attention, pads_positions=pads
+    )
+
+
+ENCODERS: Final[Mapping[str, Family]] = {
+    "BertModel": _encoder(BertModel, BertConfig, "bert", pads=False),
+    "MPNetModel": _encoder(MPNetModel, MPNetConfig, "mpnet", pads=True, attention="eager"),
+    "RobertaModel": _encoder(RobertaModel, RobertaConfig, "roberta", pads=True),
+    "XLMRobertaModel": _encoder(XLMRobertaModel, XLMRobertaConfig, "xlm-roberta", pads=True),
+}
+SERVED: Final[Mapping[str, Family]] = {**DECODERS, **ENCODERS}

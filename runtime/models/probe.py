@@ -1,0 +1,88 @@
+"""Known answers: logits by the library's own attention, recorded at sealing, and whether a replica gives them again.
+
+Floats are never compared by digest: values within a tolerance, token ids only where the reference is sure. Which
+forward carries the probe, and what waits for it, is the engine's decision.
+"""
+
+from typing import Final
+
+import torch
+
+from kelvin.contracts.artifacts.runtime_control import Probe
+from runtime.models.binding import BoundModel
+
+POSITIONS: Final = 8
+TOP: Final = 8
+REFERENCES: Final = ("sdpa", "eager")  # the first is recorded; what the second differs by is what rounding does
+_STRIDE: Final = 2654435761  # Knuth's multiplicative hash: spreads the ids over any vocabulary, the same ones always
+# Of the largest logit. Measured with 16 layers, other batches and thread counts: 4e-7 in float32, 0 in bfloat16 (whose
+# last place is 8e-3); a flipped exponent bit is off by 1e-2 and more. Another CPU may well round otherwise.
+_RELATIVE: Final = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+_MARGIN: Final = 4.0  # times what the references differ by
+
+
+def probe_ids(vocab_size: int) -> tuple[int, ...]:
+    """The teacher-forced tokens."""
+    return tuple((index + 1) * _STRIDE % vocab_size for index in range(POSITIONS))
+
+
+def record(bound: BoundModel) -> Probe:
+    """Known answers of `bound`, by the library's attention in the model's dtype on its device.
+
+    Raises ValueError where they are not finite: such a model has no right answers.
+    """
+    token_ids = probe_ids(bound.config.vocab_size)
+    first, second = (_reference(bound, token_ids, name) for name in REFERENCES)
+    if not torch.isfinite(first).all():
+        raise ValueError("the model's logits are not finite")
+    top = first.topk(min(TOP, first.shape[-1]), dim=-1)
+    return Probe(
+        token_ids=token_ids,
+        top_ids=tuple(map(tuple, top.indices.tolist())),
+        top_logits=tuple(map(tuple, top.values.tolist())),
+        tolerance=tolerance_of(first, second, bound.config.dtype),
+    )
+
+
+def _reference(bound: BoundModel, token_ids: tuple[int, ...], attention: str) -> torch.Tensor:
+    """Logits [positions, V] in float32; the module's own attention is put back."""
+    device = next(bound.module.parameters()).device
+    own = bound.config._attn_implementation
+    bound.config._attn_implementation = attention
+    try:
+        with torch.inference_mode():
+            answer = bound.module(input_ids=torch.tensor([token_ids], device=device), use_cache=False)
+            logits: torch.Tensor = answer.logits[0].float().cpu()
+            return logits
+    finally:
+        bound.config._attn_implementation = own
+
+
+def tolerance_of(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> float:
+    """Room for another order of the same sums: by dtype and size of the answers, and by what two references show."""
+    by_dtype = _RELATIVE[dtype] * first.abs().max()
+    by_references = _MARGIN * (first - second).abs().max()
+    return float(torch.maximum(by_dtype, by_references))
+
+
+def verify(probe: Probe, logits: torch.Tensor) -> str | None:
+    """What is wrong with `logits` [positions, V], in words; None where they match.
+
+    At each position the recorded ids must have their logits, and no other id may exceed the lowest of those. Which id
+    leads is thereby compared only where the reference's lead is more than rounding can undo.
+    """
+    if logits.shape[0] != len(probe.token_ids):
+        return f"{logits.shape[0]} positions instead of {len(probe.token_ids)}"
+    if max(map(max, probe.top_ids)) >= logits.shape[1]:
+        return f"a vocabulary of {logits.shape[1]}"
+    logits = logits.float()
+    if not bool(torch.isfinite(logits).all()):
+        return "logits that are not finite"
+    ids = torch.tensor(probe.top_ids, device=logits.device)
+    wanted = torch.tensor(probe.top_logits, device=logits.device)
+    listed = (logits.gather(1, ids) - wanted).abs().amax(-1)
+    others = logits.scatter(1, ids, -torch.inf).amax(-1) - wanted[:, -1]
+    excess = torch.maximum(listed, others)
+    worst = int(excess.argmax())
+    off = float(excess[worst])
+    return f"position {worst} is off by {off:.4g}, tolerance {probe.tolerance:.4g}" if off > probe.tolerance else None

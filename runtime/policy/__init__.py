@@ -1,1 +1,0 @@
-"""Pure decisions of the runtime: the schedule, KV blocks, batches of rows, and which roles may ask for what."""

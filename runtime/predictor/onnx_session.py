@@ -1,0 +1,102 @@
+"""A version's graph in ONNX Runtime: made of verified bytes in memory, checked against the version's signature.
+
+ONNX Runtime itself is imported after the fork: its import starts a thread, which a zygote must not have.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.artifacts.tensor_schema import ANY_EXTENT, Signature, TensorSpec
+from kelvin.contracts.errors import Refused, Unavailable
+from runtime.models.architecture_gate import public_message
+from runtime.predictor.arrays import Array, find_array_fault
+
+MODEL: Final = "model.onnx"
+_FATAL_ALONE: Final = 4  # its messages go to standard error, and name places in it
+_TYPES: Final[Mapping[str, str]] = {
+    "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64", "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(string)": "BYTES",
+}  # fmt: skip
+
+
+class SignatureMismatch(Exception):
+    """The graph gave something that is not what the signature says."""
+
+
+class OnnxSession:
+    """One model on `threads` cores. Made after the fork, used by one thread."""
+
+    def __init__(self, model: bytes, signature: Signature, threads: int) -> None:
+        """Raises `Refused`: Unavailable without the library, ArtifactRejected where it does not take the graph, or
+        reads another signature in it than intake did."""
+        library = _library()
+        options = library.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _FATAL_ALONE
+        # A parked thread that spins takes a core from whoever has work.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the library's own have no common base
+            raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime does not take it: {public_message(error)}")) from error
+        self._signature = signature
+        self._names = [spec.name for spec in signature.outputs]
+        for specs, found in ((signature.inputs, self._session.get_inputs()),
+                             (signature.outputs, self._session.get_outputs())):  # fmt: skip
+            _check(specs, found)
+
+    def __repr__(self) -> str:
+        return f"<OnnxSession inputs={len(self._signature.inputs)} outputs={len(self._names)}>"
+
+    def run(self, inputs: Mapping[str, Array], rows: int) -> list[Array]:
+        """The outputs of the signature, in its order, each [rows, …]. Raises whatever the library raises, and
+        SignatureMismatch where an output is not what the signature says."""
+        found = self._session.run(self._names, dict(inputs))
+        for array, spec in zip(found, self._signature.outputs, strict=True):
+            if (fault := find_array_fault(array, spec, rows)) is not None:
+                raise SignatureMismatch(fault)
+        return list(found)
+
+
+def fingerprint() -> str:
+    """The library and its version. Raises `Refused(Unavailable)` without it."""
+    return f"onnxruntime {_library().__version__}"
+
+
+@cache
+def installed_fingerprint() -> str | None:
+    """What `fingerprint` would say, without importing the library; None where it is not there."""
+    try:
+        return f"onnxruntime {version('onnxruntime')}"
+    except PackageNotFoundError:
+        return None
+
+
+def _library() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise Refused(Unavailable("ONNX Runtime (the extra 'onnx')")) from error
+    return onnxruntime
+
+
+def _check(specs: Sequence[TensorSpec], found: Sequence[Any]) -> None:
+    read = {node.name: node for node in found}
+    for spec in specs:
+        node = read.pop(spec.name, None)
+        if node is None or _TYPES.get(node.type) != spec.datatype or not _shapes_match(node.shape, spec.shape):
+            raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{spec.name}' otherwise than it was judged"))
+    if read:
+        raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{min(read)}', which was not judged"))
+
+
+def _shapes_match(read: Sequence[Any], judged: Sequence[int]) -> bool:
+    """What the library leaves open is a name or nothing; where both have a number, it is the same."""
+    return len(read) == len(judged) and all(
+        own in (ANY_EXTENT, other) or not isinstance(other, int) for other, own in zip(read, judged, strict=True)
+    )

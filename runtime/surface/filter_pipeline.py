@@ -1,0 +1,257 @@
+"""What a version's filters make of what the model is told, and of what it says. Who finds things is another process.
+
+Nothing reaches the client that was not looked at, but where the policy says so of a filter that gave no answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from weakref import WeakValueDictionary
+
+from msgspec import structs
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.artifacts.filter_api import (
+    CHECK_PATH,
+    DEADLINE_HEADER,
+    DIRECTIONS,
+    POLICY_FILE,
+    TENANT_HEADER,
+    FilteredText,
+    FilterPolicy,
+    FilterRequest,
+    FilterResponse,
+    FilterRule,
+    apply_result,
+    read_policy,
+    rules_for_direction,
+)
+from kelvin.contracts.artifacts.manifest import Kind
+from kelvin.contracts.errors import InvalidRequest, LimitExceeded, Refused
+from kelvin.contracts.serving.stream_frames import Counts
+from kelvin.contracts.traffic_errors import ContentFiltered, DeadlineExceeded, FilterFailed
+from kelvin.ipc.service_client import ServiceClient
+from runtime.dependencies import FILTERS
+from runtime.drivers.interface import Event
+from runtime.models.pinned_files import PinnedFiles
+from runtime.surface.answer_builder import AnswerProgress, TextAnswerBuilder
+from runtime.surface.openai_requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+log = logging.getLogger(__name__)
+
+# Characters of a prompt: a quarter of a second of prose, seconds of numbers alone, which its deadline bounds.
+MAX_PROMPT_CHARACTERS: Final = 262_144
+MAX_UNDECIDED_CHARACTERS: Final = 65_536  # characters that a filter may leave undecided
+MAX_CONCURRENT_CHECKS: Final = (
+    4  # questions of one tenant; the filters have one thread, and a queue for all replicas of a tenant
+)
+_RETRY_PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
+_SLACK_S: Final = 5.0
+_CHECK_TIMEOUT_S: Final = FILTERS.timeout_s
+_TEXTS: Final = ("content", "name")  # of a message, as a template sees it
+
+
+class FilterClient:
+    """The filters' process, over its socket. It may restart at any time: an unanswered question is repeated within its
+    deadline. Of one tenant MAX_CONCURRENT_CHECKS questions are there at once, the others wait here: refused and
+    repeated there, they would keep it from answering other tenants.
+    """
+
+    def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+        self._unreported_unfiltered = 0  # and not yet told
+        # Of callers' tenants. Nothing is kept of one that has no question: a public model has any number of callers.
+        self._permits = WeakValueDictionary[str, asyncio.Semaphore]()
+        self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
+
+    def __repr__(self) -> str:
+        return f"<FilterClient tenants={len(self._permits)}>"
+
+    def check_from_thread(self, question: FilterRequest, timeout_s: float) -> FilterResponse:
+        """Ask from a thread other than the event loop's. As `check`."""
+        asking = asyncio.run_coroutine_threadsafe(self.check(question, timeout_s), self._loop)
+        return asking.result(timeout_s + _SLACK_S)
+
+    def count_unfiltered(self, texts: int) -> None:
+        """Count texts that went on without an answer, as their policy allows. The count goes out with the next question
+        that is answered.
+        """
+        self._unreported_unfiltered += texts
+
+    async def check(self, question: FilterRequest, timeout_s: float, guest: str = "") -> FilterResponse:
+        """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`.
+
+        A question whose answer is lost is asked again, and what it counts is counted again.
+        """
+        if not self._unreported_unfiltered:
+            return await self._check_with_permit(question, timeout_s, guest)
+        unseen, self._unreported_unfiltered = self._unreported_unfiltered, 0
+        try:
+            return await self._check_with_permit(structs.replace(question, unseen=unseen), timeout_s, guest)
+        except BaseException:
+            self._unreported_unfiltered += unseen
+            raise
+
+    async def _check_with_permit(self, question: FilterRequest, timeout_s: float, guest: str) -> FilterResponse:
+        ends = asyncio.get_running_loop().time() + timeout_s
+        place = self._permits.setdefault(guest or self.tenant, asyncio.Semaphore(MAX_CONCURRENT_CHECKS))
+        try:
+            async with asyncio.timeout_at(ends):
+                await place.acquire()
+        except TimeoutError:
+            raise Refused(DeadlineExceeded(timeout_s, "looking at a text")) from None
+        try:
+            return await self._check_until(ends, question, guest)
+        finally:
+            place.release()
+
+    async def _check_until(self, ends: float, question: FilterRequest, guest: str) -> FilterResponse:
+        loop = asyncio.get_running_loop()
+        while True:
+            left_s = max(ends - loop.time(), 0.001)
+            # The filters stop working on a question once its deadline is over.
+            told = {DEADLINE_HEADER: str(int(left_s * 1000)), TENANT_HEADER: guest or self.tenant}
+            try:
+                return await self._client.call(
+                    "POST", CHECK_PATH, FilterResponse, body=question, timeout_s=left_s, headers=told
+                )
+            except Refused as refused:
+                if not refused.failure.retryable or ends - loop.time() <= _RETRY_PAUSE_S:
+                    raise
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterPipeline:
+    """One version's filters."""
+
+    policy: FilterPolicy
+    filters: FilterClient
+
+    async def prompt(self, prompt: Prompt, field: str, guest: str = "") -> tuple[Prompt, bool]:
+        """Return the prompt for the model, and whether some of it passed unfiltered. Raises `Refused`: ContentFiltered,
+        FilterFailed, or InvalidRequest for token ids, which filters can't read.
+        """
+        rules = rules_for_direction(self.policy, "input")
+        if not rules:
+            return prompt, False
+        match prompt:
+            case TokenPrompt():
+                raise Refused(InvalidRequest(field, "(token ids)", "must be text: this model's filters read it"))
+            case TextPrompt(text):
+                (passed,) = await self._filter_prompt((text,), rules, field, guest)
+                return TextPrompt(passed.text), passed.unseen
+            case ChatPrompt(messages):
+                places = [(at, key) for at, message in enumerate(messages) for key in _TEXTS if message.get(key)]
+                found = await self._filter_prompt([messages[at][key] for at, key in places], rules, field, guest)
+                told = [dict(message) for message in messages]
+                for (at, key), passed in zip(places, found, strict=True):
+                    told[at][key] = passed.text
+                return ChatPrompt(tuple(told)), any(passed.unseen for passed in found)
+
+    async def _filter_prompt(
+        self, texts: Sequence[str], rules: tuple[FilterRule, ...], field: str, guest: str
+    ) -> Sequence[FilteredText]:
+        if (characters := sum(map(len, texts))) > MAX_PROMPT_CHARACTERS:
+            raise Refused(LimitExceeded(field, characters, MAX_PROMPT_CHARACTERS, "characters, as it is filtered"))
+        question = FilterRequest(direction="input", rules=rules, texts=tuple(texts), whole=True)
+        passed = await self.look(question, guest)
+        if stopped := [each.stopped for each in passed if each.stopped is not None]:
+            raise Refused(ContentFiltered(field, stopped[0]))
+        return passed
+
+    def output(self, guest: str = "") -> "OutputFilter | None":
+        """Return the filters of one answer; None if the policy has no rules for answers."""
+        rules = rules_for_direction(self.policy, "output")
+        return OutputFilter(self, rules, guest) if rules else None
+
+    async def look(self, question: FilterRequest, guest: str = "") -> list[FilteredText]:
+        """What may go on of each text. Raises `Refused(FilterFailed)` where the policy refuses what was not seen."""
+        try:
+            found = await self.filters.check(question, self.policy.deadline_ms / 1000, guest)
+            if len(found.looked) != len(question.texts):
+                raise ValueError(f"{len(found.looked)} answers to {len(question.texts)} texts")
+            passed = [apply_result(text, looked) for text, looked in zip(question.texts, found.looked, strict=True)]
+            if any(len(each.pending_text) > (0 if question.whole else MAX_UNDECIDED_CHARACTERS) for each in passed):
+                raise ValueError("too much of a text is left undecided")
+        except (Refused, ValueError) as error:
+            log.warning("a filter gave no answer", extra={"why": str(error), "then": self.policy.on_failure})
+            if self.policy.on_failure == "refuse":
+                raise Refused(FilterFailed()) from error
+            self.filters.count_unfiltered(len(question.texts))
+            return [FilteredText(text, unseen=True) for text in question.texts]
+        return passed
+
+
+class OutputFilter:
+    """One answer on its way out: holds back what the filters have yet to decide."""
+
+    def __init__(self, filter_pipeline: FilterPipeline, rules: tuple[FilterRule, ...], guest: str) -> None:
+        self._filter_pipeline = filter_pipeline
+        self._rules = rules
+        self._guest = guest
+        self._held = ""
+
+    async def push(self, text: str, *, last: bool) -> FilteredText:
+        """What the client may have now. Raises as `FilterPipeline.look`."""
+        if not text and not (last and self._held):
+            return FilteredText("")
+        question = FilterRequest(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)
+        (passed,) = await self._filter_pipeline.look(question, self._guest)
+        self._held = passed.pending_text
+        return passed
+
+
+class FilteredAnswerBuilder:
+    """An answer whose text goes through a screen. What the engine made is counted, whatever is said of it."""
+
+    def __init__(self, answer: TextAnswerBuilder, output_filter: OutputFilter) -> None:
+        self._answer = answer
+        self._output_filter = output_filter
+
+    @property
+    def counts(self) -> Counts:
+        """Of the answer."""
+        return self._answer.counts
+
+    async def add_events(self, events: Sequence[Event]) -> AnswerProgress:
+        """As `TextAnswerBuilder.add_events`; a filter that stops ends the answer as `content_filter`. Raises
+        `Refused`.
+        """
+        decoded = self._answer.read(events)
+        if decoded.failure is not None:
+            return self._answer.to_progress(decoded)  # what is held back is not said
+        passed = await self._output_filter.push(decoded.text, last=decoded.reason is not None)
+        reason = decoded.reason if passed.stopped is None else "content_filter"
+        return replace(self._answer.to_progress(decoded, passed.text, reason), unfiltered=passed.unseen)
+
+
+def build_filter_pipeline(files: PinnedFiles, filters: FilterClient | None) -> FilterPipeline | None:
+    """A version's filters, None where it pins none. Raises `Refused(ArtifactRejected)`, also where the installation has
+    no filters: such a version is not served without."""
+    if POLICY_FILE not in files:
+        return None
+    policy = read_policy(files[POLICY_FILE])
+    if filters is None:
+        raise Refused(ArtifactRejected(POLICY_FILE, "this installation runs no filters (KELVIN_FILTERS=off)"))
+    return FilterPipeline(policy, filters)
+
+
+def check_filters(files: PinnedFiles, kind: Kind, filters: FilterClient | None) -> None:
+    """Before a version exists: are its filters there, and do they know what it asks of them? Raises `Refused`."""
+    if (filter_pipeline := build_filter_pipeline(files, filters)) is None:
+        return
+    if kind != "generate":
+        raise Refused(ArtifactRejected(POLICY_FILE, "filters are for models that generate text"))
+    for direction in DIRECTIONS:
+        rules = rules_for_direction(filter_pipeline.policy, direction)
+        question = FilterRequest(direction=direction, rules=rules, texts=("",), whole=True)
+        try:
+            filter_pipeline.filters.check_from_thread(question, _CHECK_TIMEOUT_S)
+        except Refused as refused:
+            if refused.failure.retryable:
+                raise
+            raise Refused(ArtifactRejected(POLICY_FILE, refused.failure.message)) from refused

@@ -1,0 +1,236 @@
+"""The Open Inference Protocol, version 2: requests decoded against a version's signature, the answer rendered. Pure.
+
+Specification: kserve/open-inference-protocol, inference_rest. Tensors are JSON, nested or flat in row-major order.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import msgspec
+
+from kelvin.contracts.artifacts.tensor_schema import Signature, TensorSpec, check_schema, find_invalid_value
+from kelvin.contracts.errors import InvalidRequest, LimitExceeded, Refused
+from kelvin.contracts.serving.stream_frames import MAX_PAYLOAD, Counts
+from runtime.drivers.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
+from runtime.surface.answer_builder import AnswerProgress
+from runtime.surface.openai_requests import convert_request, invalid_field, json_body
+
+MAX_ID: Final = 256
+# Values that are encoded at once. A number has at most 25 bytes, a text has any length.
+_PIECE_NUMBERS: Final = 4096
+_PIECE_TEXTS: Final = 64
+_BURST_BYTES: Final = 16_384  # of an answer that are encoded before other requests have a turn
+# What asks for another form of request or answer; a false or absent value asks for nothing.
+_UNSUPPORTED: Final = (
+    "binary_data", "binary_data_size", "binary_data_output", "shared_memory_region", "shared_memory_byte_size",
+    "shared_memory_offset", "classification", "sequence_id", "priority", "timeout",
+)  # fmt: skip
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any]
+    parameters: dict[str, Any] | None = None
+
+
+class _Output(msgspec.Struct, frozen=True):
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class _Request(msgspec.Struct, frozen=True):
+    inputs: list[_Tensor]
+    id: str | None = None
+    outputs: list[_Output] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """An input that fits the signature: row-major values, and the whole shape."""
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionCall:
+    """What a request asks. `outputs` are places in the signature, in the order in which they are answered."""
+
+    rows: int
+    inputs: tuple[InputTensor, ...]
+    outputs: tuple[int, ...]
+    id: str | None
+
+
+def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> PredictionCall:
+    """`POST …/infer`. Raises `Refused`: InvalidRequest naming value and rule, LimitExceeded, SchemaMismatch."""
+    request = convert_request(json_body(raw), _Request)
+    if request.id is not None and len(request.id) > MAX_ID:
+        raise invalid_field("id", request.id[:20], f"must have at most {MAX_ID} characters")
+    _check_parameters("parameters", request.parameters, signature)
+    outputs = _outputs(request.outputs, signature)
+    given = {tensor.name: tensor for tensor in request.inputs}
+    if len(given) != len(request.inputs):
+        raise invalid_field("inputs", "(names)", "an input is given twice")
+    specs = {spec.name: spec for spec in signature.inputs}
+    for name in given:
+        if name not in specs:
+            raise invalid_field("inputs", name[:80], f"the inputs of this version are {', '.join(specs)[:200]}")
+    for name in specs:
+        if name not in given:
+            raise invalid_field("inputs", "(missing)", f"the input '{name}' is required")
+    inputs = tuple(_input(given[spec.name], spec, max_rows) for spec in signature.inputs)
+    rows = inputs[0].shape[0]
+    if any(each.shape[0] != rows for each in inputs):
+        counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
+        raise invalid_field("inputs", counts, "all inputs must have as many rows")
+    return PredictionCall(rows, inputs, outputs, request.id)
+
+
+def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:
+    for name, value in (parameters or {}).items():
+        if name in _UNSUPPORTED and value not in (False, None, 0):
+            raise invalid_field(f"{where}.{name}", str(value)[:80], "is not supported")
+        if name == "schema_hash" and signature is not None:
+            if not isinstance(value, str):
+                raise invalid_field(f"{where}.schema_hash", str(value)[:80], "must be a text")
+            check_schema(value, signature)
+
+
+def _outputs(asked: Sequence[_Output] | None, signature: Signature) -> tuple[int, ...]:
+    """None and an empty list ask for all."""
+    places = {spec.name: at for at, spec in enumerate(signature.outputs)}
+    if not asked:
+        return tuple(places.values())
+    for output in asked:
+        if output.name not in places:
+            raise invalid_field(
+                "outputs", output.name[:80], f"the outputs of this version are {', '.join(places)[:200]}"
+            )
+        _check_parameters(f"outputs.{output.name}.parameters", output.parameters)
+    if len({output.name for output in asked}) != len(asked):
+        raise invalid_field("outputs", "(names)", "an output is asked for twice")
+    return tuple(places[output.name] for output in asked)
+
+
+def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> InputTensor:
+    where = f"inputs.{spec.name}"
+    _check_parameters(f"{where}.parameters", tensor.parameters)
+    if tensor.datatype != spec.datatype:
+        raise invalid_field(f"{where}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
+    shape = tuple(tensor.shape)
+    if len(shape) != len(spec.shape) or shape[1:] != spec.shape[1:] or shape[0] < 1:
+        wanted = ", ".join(["rows (1 or more)", *map(str, spec.shape[1:])])
+        raise invalid_field(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
+    if shape[0] > max_rows:
+        raise Refused(LimitExceeded("inputs", shape[0], max_rows, "rows"))
+    values = _flat(tensor.data, shape, f"{where}.data")
+    if (at := find_invalid_value(values, spec.datatype)) is not None:
+        shown = "null" if values[at] is None else str(values[at])[:40]
+        raise invalid_field(f"{where}.data[{at}]", shown, f"must be {spec.datatype}")
+    return InputTensor(spec, shape, values)
+
+
+def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
+    """The values in row-major order, of nested lists that are exactly of this shape, or of a flat one."""
+    count = prod(shape)
+    values = data
+    if data and isinstance(data[0], list):
+        for depth, extent in enumerate(shape[1:], 1):
+            if not all(isinstance(item, list) and len(item) == extent for item in values) or len(values) > count:
+                raise invalid_field(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
+            values = [value for item in values for value in item]
+    if len(values) != count or (data is not values and len(data) != shape[0]):
+        raise invalid_field(where, f"({len(values)} values)", f"must be {count}, as the shape says")
+    return values
+
+
+class PredictionAnswerBuilder:
+    """Implements `answer.Feed`: one JSON object once all rows have their outputs."""
+
+    def __init__(self, model: str, version: str, signature: Signature, call: PredictionCall) -> None:
+        self._model = model
+        self._version = version
+        self._signature = signature
+        self._call = call
+        self._got: list[tuple[Any, ...]] = []
+        self._min_bytes = 0  # of the answer: a value and its comma have two
+        self.counts = Counts()
+
+    async def add_events(self, events: Sequence[Event]) -> AnswerProgress:
+        """Nothing before the last."""
+        for event in events:
+            self.counts = event.counts
+            match event:
+                case Predicted():
+                    if (name := self._find_misshapen(event.outputs)) is not None:
+                        rule = f"the model's '{name}' has another shape for some of them: ask for these rows apart"
+                        return AnswerProgress(b"", self.counts, failure=InvalidRequest("inputs", "(values)", rule))
+                    self._got.append(event.outputs)
+                    self._min_bytes += 2 * sum(event.outputs[at].size for at in self._call.outputs)
+                    if self._min_bytes > MAX_PAYLOAD:  # written out it would take ten times as much memory
+                        return self._too_long(self._min_bytes)
+                case Finished():
+                    return await self._end(event)
+                case Failed():
+                    return AnswerProgress(b"", self.counts, failure=event.failure)
+                case Generated() | Embedded() | Cancelled():
+                    raise AssertionError("no event of a prediction")
+        return AnswerProgress(b"", self.counts)
+
+    def _find_misshapen(self, outputs: Sequence[Any]) -> str | None:
+        """Return the name of an output whose rows are not of the shape of those that came before."""
+        for at in self._call.outputs if self._got else ():
+            if outputs[at].shape[1:] != self._got[0][at].shape[1:]:
+                return self._signature.outputs[at].name
+        return None
+
+    async def _end(self, event: Finished) -> AnswerProgress:
+        """Encode the answer. Other requests have a turn after every burst."""
+        pieces: list[bytes] = []
+        nbytes = burst = 0
+        for piece in self._pieces():
+            pieces.append(piece)
+            nbytes += len(piece)
+            burst += len(piece)
+            if nbytes > MAX_PAYLOAD:
+                return self._too_long(nbytes)
+            if burst > _BURST_BYTES:
+                burst = 0
+                await asyncio.sleep(0)
+        return AnswerProgress(b"".join(pieces), self.counts, reason=event.reason)
+
+    def _too_long(self, nbytes: int) -> AnswerProgress:
+        return AnswerProgress(b"", self.counts, failure=LimitExceeded("outputs", nbytes, MAX_PAYLOAD, "bytes"))
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The answer's JSON, in pieces that are quick to encode."""
+        answer = {"model_name": self._model, "model_version": self._version}
+        if self._call.id is not None:
+            answer["id"] = self._call.id
+        yield msgspec.json.encode(answer)[:-1] + b',"outputs":['
+        for place, at in enumerate(self._call.outputs):
+            if place:
+                yield b","
+            yield from self._output(at)
+        yield b"]}"
+
+    def _output(self, at: int) -> Iterator[bytes]:
+        spec, parts = self._signature.outputs[at], [outputs[at] for outputs in self._got]
+        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        yield msgspec.json.encode({"name": spec.name, "datatype": spec.datatype, "shape": shape})[:-1] + b',"data":['
+        step = _PIECE_TEXTS if spec.datatype == "BYTES" else _PIECE_NUMBERS
+        before = b""
+        for part in parts:
+            values = part.ravel()
+            for start in range(0, values.size, step):
+                yield before + msgspec.json.encode(values[start : start + step].tolist())[1:-1]
+                before = b","
+        yield b"]}"

@@ -1,0 +1,226 @@
+"""Render an answer in OpenAI's forms: four renderers, one for each of chat and text, streamed and whole. Pure.
+
+Each is fed the same calls, begin, text, end, and gives the bytes that the client may have by then.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from kelvin.contracts.serving.stream_frames import Counts
+
+DONE_EVENT: Final = b"data: [DONE]\n\n"
+# The engine's, and what a filter ends an answer with.
+AnswerReason = Literal["stop", "length", "content_filter"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseMetadata:
+    """What every piece of one answer repeats."""
+
+    request_id: str
+    model: str
+    version: str
+    created_s: int
+
+
+class Renderer(Protocol):
+    """Each call returns bytes for the client, b"" where it must wait for more. `end` is the last."""
+
+    def begin(self) -> bytes:
+        """Before any text."""
+        ...
+
+    def text(self, text: str) -> bytes:
+        """Some more text, not empty."""
+        ...
+
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
+        """The answer is complete."""
+        ...
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: _Details
+
+
+def _usage(counts: Counts) -> _Usage:
+    total = counts.prompt_tokens + counts.completion_tokens
+    return _Usage(counts.prompt_tokens, counts.completion_tokens, total, _Details(counts.cached_tokens))
+
+
+class _Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+    refusal: str | None = None
+
+
+class _ChatChunkChoice(msgspec.Struct, frozen=True):
+    delta: _Delta
+    finish_reason: AnswerReason | None
+    index: int = 0
+    logprobs: None = None
+
+
+class _ChatChoice(msgspec.Struct, frozen=True):
+    message: _Message
+    finish_reason: AnswerReason
+    index: int = 0
+    logprobs: None = None
+
+
+class _TextChoice(msgspec.Struct, frozen=True):
+    text: str
+    finish_reason: AnswerReason | None
+    index: int = 0
+    logprobs: None = None
+
+
+_Choice = _ChatChunkChoice | _ChatChoice | _TextChoice
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """`usage` is absent where it was not asked for, null in pieces that precede the one that has it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: tuple[_Choice, ...]
+    usage: _Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def _encode(
+    metadata: ResponseMetadata,
+    kind: str,
+    choices: tuple[_Choice, ...],
+    usage: _Usage | msgspec.UnsetType | None,
+) -> bytes:
+    prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
+    answer = _Answer(
+        f"{prefix}-{metadata.request_id}",
+        kind,
+        metadata.created_s,
+        metadata.model,
+        f"fp_{metadata.version[:12]}",
+        choices,
+        usage,
+    )
+    return msgspec.json.encode(answer)
+
+
+class _SseRenderer:
+    """Server-sent events; a piece of its own for the usage where the client asked for it."""
+
+    _kind: str
+
+    def __init__(self, metadata: ResponseMetadata, include_usage: bool) -> None:
+        self._metadata = metadata
+        self._include_usage = include_usage
+
+    def _event(self, *choices: _Choice, usage: _Usage | None = None) -> bytes:
+        shown = usage if self._include_usage else msgspec.UNSET
+        return b"data: " + _encode(self._metadata, self._kind, choices, shown) + b"\n\n"
+
+    def _last(self, choice: _Choice, counts: Counts) -> bytes:
+        usage = self._event(usage=_usage(counts)) if self._include_usage else b""
+        return self._event(choice) + usage + DONE_EVENT
+
+
+class ChatStreamRenderer(_SseRenderer):
+    """`chat.completion.chunk` events."""
+
+    _kind = "chat.completion.chunk"
+
+    def begin(self) -> bytes:
+        """The piece that says who speaks."""
+        return self._event(_ChatChunkChoice(_Delta(role="assistant", content=""), None))
+
+    def text(self, text: str) -> bytes:
+        """One event."""
+        return self._event(_ChatChunkChoice(_Delta(content=text), None))
+
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
+        """The reason, the usage, `[DONE]`."""
+        return self._last(_ChatChunkChoice(_Delta(), reason), counts)
+
+
+class TextStreamRenderer(_SseRenderer):
+    """`text_completion` events."""
+
+    _kind = "text_completion"
+
+    def begin(self) -> bytes:
+        """Nothing: the first event is the first text."""
+        return b""
+
+    def text(self, text: str) -> bytes:
+        """One event."""
+        return self._event(_TextChoice(text, None))
+
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
+        """The reason, the usage, `[DONE]`."""
+        return self._last(_TextChoice("", reason), counts)
+
+
+class _JsonRenderer:
+    """One JSON object at the end."""
+
+    _kind: str
+
+    def __init__(self, metadata: ResponseMetadata) -> None:
+        self._metadata = metadata
+        self._texts: list[str] = []
+
+    def begin(self) -> bytes:
+        """Nothing yet."""
+        return b""
+
+    def text(self, text: str) -> bytes:
+        """Kept."""
+        self._texts.append(text)
+        return b""
+
+    def _object(self, choice: _Choice, counts: Counts) -> bytes:
+        return _encode(self._metadata, self._kind, (choice,), _usage(counts))
+
+
+class ChatJsonRenderer(_JsonRenderer):
+    """A `chat.completion`."""
+
+    _kind = "chat.completion"
+
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
+        """All of it."""
+        return self._object(_ChatChoice(_Message("assistant", "".join(self._texts)), reason), counts)
+
+
+class TextJsonRenderer(_JsonRenderer):
+    """A `text_completion`."""
+
+    _kind = "text_completion"
+
+    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
+        """All of it."""
+        return self._object(_TextChoice("".join(self._texts), reason), counts)
+
+
+def choose_renderer(metadata: ResponseMetadata, *, chat: bool, stream: bool, include_usage: bool) -> Renderer:
+    """The one of the four that was asked for."""
+    if stream:
+        return ChatStreamRenderer(metadata, include_usage) if chat else TextStreamRenderer(metadata, include_usage)
+    return ChatJsonRenderer(metadata) if chat else TextJsonRenderer(metadata)

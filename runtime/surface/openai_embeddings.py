@@ -1,0 +1,115 @@
+"""OpenAI's embeddings: requests decoded strictly, the answer rendered. Pure."""
+
+import base64
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from kelvin.contracts.errors import LimitExceeded, Refused
+from kelvin.contracts.serving.stream_frames import MAX_PAYLOAD, Counts
+from runtime.drivers.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
+from runtime.surface.answer_builder import AnswerProgress
+from runtime.surface.openai_requests import convert_request, invalid_field, openai_body
+
+Format = Literal["float", "base64"]
+MAX_INPUTS: Final = 512
+_NUMBER_BYTES: Final = 24  # the longest text of a float32, and its comma
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    input: str | list[Any]
+    model: str | None = None
+    encoding_format: Format | None = None
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """Texts or token ids, each of which becomes a vector."""
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    model: str | None
+    vector_format: Format
+
+
+def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingCall:
+    """`POST /v1/embeddings` to a model of so many dimensions. Raises `Refused`: InvalidRequest, LimitExceeded."""
+    request = convert_request(openai_body(raw), _Request)
+    if request.dimensions not in (None, dimensions):
+        raise invalid_field("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
+    inputs = _inputs(request.input)
+    most = min(MAX_INPUTS, MAX_PAYLOAD // (_NUMBER_BYTES * dimensions))
+    if len(inputs) > most:
+        raise Refused(LimitExceeded("input", len(inputs), most, "inputs"))
+    return EmbeddingCall(inputs, request.model, request.encoding_format or "float")
+
+
+def _inputs(given: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
+    """A text, texts, token ids, or lists of those."""
+    items = [given] if isinstance(given, str) or _is_ids(given) else given
+    if not items:
+        raise invalid_field("input", given, "must hold a text")
+    found: list[str | tuple[int, ...]] = []
+    for at, item in enumerate(items):
+        if isinstance(item, str) and item:
+            found.append(item)
+        elif isinstance(item, list) and _is_ids(item):
+            found.append(tuple(item))
+        else:
+            raise invalid_field(f"input[{at}]" if isinstance(given, list) else "input", item, _RULE)
+    return tuple(found)
+
+
+_RULE: Final = "must be a text or token ids, and not empty"
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return bool(value) and all(type(token_id) is int for token_id in value)
+
+
+class EmbeddingAnswerBuilder:
+    """Implements `answer.Feed`: the vectors as one JSON object, in the order of the inputs."""
+
+    def __init__(self, model: str, vector_format: Format) -> None:
+        self._model = model
+        self._form = vector_format
+        self._begun = 0
+        self.counts = Counts()
+
+    def add_events(self, events: Sequence[Event]) -> AnswerProgress:
+        """Each vector's text as it comes; the usage with the last."""
+        data = bytearray()
+        for event in events:
+            self.counts = event.counts
+            match event:
+                case Embedded():
+                    data += self._item(event.vector)
+                case Finished():
+                    return AnswerProgress(bytes(data) + self._end(), self.counts, reason=event.reason)
+                case Failed():
+                    return AnswerProgress(bytes(data), self.counts, failure=event.failure)
+                case Generated() | Predicted() | Cancelled():
+                    raise AssertionError("no event of embeddings")
+        return AnswerProgress(bytes(data), self.counts)
+
+    def _item(self, vector: bytes) -> bytes:
+        shown: object = base64.b64encode(vector).decode() if self._form == "base64" else array("f", vector).tolist()
+        item = {"object": "embedding", "index": self._begun, "embedding": shown}
+        before = b"," if self._begun else b'{"object":"list","data":['
+        self._begun += 1
+        return before + msgspec.json.encode(item)
+
+    def _end(self) -> bytes:
+        tokens = self.counts.prompt_tokens
+        usage = msgspec.json.encode({"prompt_tokens": tokens, "total_tokens": tokens})
+        return b'],"model":' + msgspec.json.encode(self._model) + b',"usage":' + usage + b"}"
+
+
+def input_too_long(
+    at: int, of: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens"
+) -> Refused:
+    """An input over the version's limit, or over another's, by its place where there are several."""
+    return Refused(LimitExceeded("input" if of == 1 else f"input[{at}]", size, limit, unit, whose))

@@ -1,0 +1,327 @@
+"""OpenAI's chat and text completion requests, decoded strictly to what this runtime is asked. Pure.
+
+A field of `_UNSUPPORTED` is refused, unless its value asks for nothing. Any other field is ignored, such as `user`, and
+unknown ones, which OpenAI's own service refuses. Whether a request fits the version's limits is `fit_output`'s.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from kelvin.contracts import wire
+from kelvin.contracts.artifacts.manifest import Limits
+from kelvin.contracts.errors import InvalidRequest, LimitExceeded, Refused
+from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
+from kelvin.contracts.wire import MAX_RULE, BadJson, decode_any
+
+T = TypeVar("T")
+
+MAX_STOPS: Final = 4
+MAX_STOP_CHARACTERS: Final = 256  # each token is compared with every beginning of every stop string
+MAX_MESSAGES: Final = 4096
+COMPLETION_DEFAULT_TOKENS: Final = 16  # OpenAI's default for text completions
+_SHOWN: Final = 80
+
+# Field -> (values that ask for nothing, rule). None always asks for nothing.
+_UNSUPPORTED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
+    "n": ((1,), "only 1 is supported"),
+    "best_of": ((1,), "only 1 is supported"),
+    "logprobs": ((False,), "log probabilities are not supported"),
+    "top_logprobs": ((0,), "log probabilities are not supported"),
+    "frequency_penalty": ((0,), "penalties are not supported"),
+    "presence_penalty": ((0,), "penalties are not supported"),
+    "logit_bias": (({},), "is not supported"),
+    "tools": (([],), "tools are not supported"),
+    "tool_choice": (("none", "auto"), "tools are not supported"),
+    "functions": (([],), "functions are not supported"),
+    "function_call": (("none", "auto"), "functions are not supported"),
+    "response_format": (({"type": "text"},), "only plain text is supported"),
+    "modalities": ((["text"],), "only text is supported"),
+    "audio": ((), "only text is supported"),
+    "prediction": ((), "is not supported"),
+    "reasoning_effort": (("none",), "is not supported"),
+    "verbosity": (("medium",), "only 'medium' is supported"),
+    "web_search_options": ((), "is not supported"),
+    "moderation": ((), "is not supported"),
+    "store": ((False,), "answers are not stored"),
+    "echo": ((False,), "is not supported"),
+    "suffix": (("",), "is not supported"),
+}
+
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    role: Role
+    content: str | list[_TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of request have in common. `top_k` is an extension that several servers share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+
+class _ChatRequest(_Request, frozen=True, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+
+
+class _CompletionRequest(_Request, frozen=True, kw_only=True):
+    prompt: str | list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text to be continued."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A text to be continued, in token ids; that they are of the vocabulary is the engine's to check."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, as the chat template sees it."""
+
+    messages: tuple[Mapping[str, str], ...]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionCall:
+    """What a request asks for. None is "as the version defaults", but for `max_tokens`: see `fit_output`."""
+
+    prompt: Prompt
+    model: str | None
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    max_tokens_field: str
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    stops: tuple[str, ...]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is answered as a chat."""
+        return isinstance(self.prompt, ChatPrompt)
+
+    @property
+    def prompt_field(self) -> str:
+        """The request's name for its prompt."""
+        return "messages" if self.is_chat else "prompt"
+
+
+def decode_chat(raw: bytes) -> CompletionCall:
+    """Decode a `POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    request = convert_request(openai_body(raw), _ChatRequest)
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise invalid_field("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
+    if not request.messages:
+        raise invalid_field("messages", [], "must hold at least one message")
+    if len(request.messages) > MAX_MESSAGES:
+        raise invalid_field(
+            "messages", _Placeholder(f"({len(request.messages)})"), f"at most {MAX_MESSAGES} are allowed"
+        )
+    prompt = ChatPrompt(tuple(_template_message(message, at) for at, message in enumerate(request.messages)))
+    if request.max_completion_tokens is not None:
+        return _build_call(request, prompt, "max_completion_tokens", request.max_completion_tokens)
+    return _build_call(request, prompt, "max_tokens", request.max_tokens)
+
+
+def decode_completion(raw: bytes) -> CompletionCall:
+    """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    request = convert_request(openai_body(raw), _CompletionRequest)
+    return _build_call(request, _decode_prompt(request.prompt), "max_tokens", request.max_tokens)
+
+
+def fit_output(
+    call: CompletionCall, prompt_tokens: int, limits: Limits, max_positions: int, ceiling: TokenLimits = NO_TOKEN_LIMITS
+) -> int:
+    """Return how many tokens the answer may have. Raises `Refused(LimitExceeded)` naming field, value and limit.
+
+    A chat without a wish gets as many as the version and the caller's tenant allow and its positions leave room for; a
+    completion gets COMPLETION_DEFAULT_TOKENS of these at most. A cap cuts any answer short.
+    """
+    longest = min(limits.max_input_tokens, max_positions - 1)
+    if prompt_tokens > longest:
+        raise Refused(LimitExceeded(call.prompt_field, prompt_tokens, longest, "tokens"))
+    if prompt_tokens == 0:
+        raise invalid_field(call.prompt_field, _Placeholder("(no tokens)"), "must hold at least one token")
+    room = min(limits.max_output_tokens, max_positions - prompt_tokens)
+    own = ceiling.output(room, prompt_tokens)
+    if own < 1 and ceiling.context_tokens is not None:
+        raise Refused(
+            LimitExceeded(call.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT_PHRASE)
+        )
+    if call.max_tokens is None:
+        return ceiling.apply_cap(own if call.is_chat else min(own, COMPLETION_DEFAULT_TOKENS))
+    if call.max_tokens > room:
+        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, room, "tokens"))
+    if call.max_tokens > own:
+        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, own, "tokens", TENANT_PHRASE))
+    return ceiling.apply_cap(call.max_tokens)
+
+
+def json_body(raw: bytes) -> dict[str, Any]:
+    """Return the request's object. Raises `Refused(InvalidRequest)`."""
+    try:
+        value = decode_any(raw)
+    except BadJson as error:
+        raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
+    if not isinstance(value, dict):
+        raise invalid_field("body", value, "must be a JSON object")
+    return value
+
+
+def openai_body(raw: bytes) -> dict[str, Any]:
+    """Return the request's object. Raises `Refused(InvalidRequest)`, also for what OpenAI defines and we don't do."""
+    value = json_body(raw)
+    for field, (nothing, rule) in _UNSUPPORTED.items():
+        asked = value.get(field)
+        if asked is not None and not any(_is_equal(asked, each) for each in nothing):
+            raise invalid_field(field, asked, rule)
+    return value
+
+
+def _is_equal(asked: object, nothing: object) -> bool:
+    """To Python 0 is False. `logprobs` 0 asks for log probabilities, and False does not."""
+    return asked == nothing and isinstance(asked, bool) == isinstance(nothing, bool)
+
+
+_MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+
+
+def convert_request(value: dict[str, Any], kind: type[T]) -> T:
+    """The request as `kind`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    try:
+        return wire.convert(value, kind)
+    except msgspec.ValidationError as error:
+        # "RULE - at `$PATH`": the rule may repeat a value of the caller's, the path has names of ours alone.
+        rule, at, path = str(error).rpartition(" - at `$")
+        rule, path = (rule[:MAX_RULE], path.removeprefix(".").removesuffix("`")) if at else (path[:MAX_RULE], "")
+        if missing := _MISSING.match(rule):
+            raise invalid_field(
+                f"{path}.{missing['field']}".lstrip("."), _Placeholder("(missing)"), "is required"
+            ) from error
+        raise invalid_field(path or "body", _value_at(value, path), rule) from error
+
+
+def _value_at(value: Any, path: str) -> object:
+    """The value that msgspec's path names, as far as it can be followed."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[([0-9]+)\]", path):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (KeyError, IndexError, TypeError):
+            break
+    return value
+
+
+def _template_message(message: _Message, at: int) -> Mapping[str, str]:
+    """The message as a chat template sees it. OpenAI's newer name `developer` is what models know as `system`."""
+    where = f"messages[{at}]"
+    for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
+        if given:
+            raise invalid_field(f"{where}.{field}", given, "tools are not supported")
+    if message.content is None and message.role != "assistant":
+        raise invalid_field(f"{where}.content", None, "is required")
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    plain = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    return plain if message.name is None else plain | {"name": message.name}
+
+
+def _decode_prompt(prompt: str | list[Any]) -> TextPrompt | TokenPrompt:
+    """A text, token ids, or a list that holds one of either."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if prompt and all(type(token_id) is int for token_id in prompt):
+        return TokenPrompt(tuple(prompt))
+    raise invalid_field("prompt", prompt, "must be one text or one non-empty list of token ids")
+
+
+def _build_call(request: _Request, prompt: Prompt, max_tokens_field: str, max_tokens: int | None) -> CompletionCall:
+    if max_tokens is not None and max_tokens < 1:
+        raise invalid_field(max_tokens_field, max_tokens, "must be 1 or more")
+    _check_range("temperature", request.temperature, 0, 2)
+    _check_range("top_p", request.top_p, 0, 1)
+    _check_range("top_k", request.top_k, 0, 1 << 31)
+    _check_range("seed", request.seed, -(1 << 63), (1 << 63) - 1)
+    if request.stream_options is not None and not request.stream:
+        raise invalid_field("stream_options", _Placeholder("(given)"), "is only allowed where stream is true")
+    return CompletionCall(
+        prompt=prompt,
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        stops=_stops(request.stop),
+    )
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise invalid_field("stop", _Placeholder(f"({len(stops)} texts)"), f"at most {MAX_STOPS} are allowed")
+    for text in stops:
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise invalid_field("stop", text, f"must have 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+def _check_range(field: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise invalid_field(field, value, f"must be from {low} to {high}")
+
+
+class _Placeholder(str):
+    """A value that is told rather than shown, as too long or absent."""
+
+
+def invalid_field(field: str, value: object, rule: str) -> Refused:
+    """A value that breaks a rule, shown as JSON has it."""
+    try:
+        shown = value if isinstance(value, _Placeholder) else json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # json.dumps needs more of the stack than the decoder did for the same value
+        shown = "(nested too deeply)"
+    return Refused(InvalidRequest(field, shown[:_SHOWN], rule))

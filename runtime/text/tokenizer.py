@@ -1,0 +1,172 @@
+"""Text to token ids and the stop ids of a version, from its pinned files' verified bytes; nothing is read by path.
+
+Turning ids back into text is detokenizer's work.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.errors import InvalidRequest, Refused
+from runtime.models.pinned_files import CONFIG, PinnedFiles, end_of_sequence_ids, json_object
+from runtime.text.chat_template import ChatTemplate, Message
+from runtime.text.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
+from runtime.text.tokenizer_file import (
+    TOKENIZER,
+    encode_text,
+    load_tokenizer,
+    longest_token_characters,
+    reads_same_tokenizer,
+)
+
+_SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What every chat is made of; a template that can't continue a conversation can't serve one.
+CONVERSATION: Final[tuple[Mapping[str, str], ...]] = (
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Good day."},
+    {"role": "user", "content": "Tell me more."},
+)
+
+
+class TextCodec:
+    """One version's tokenizer. Thread-safe: encoding does not change it."""
+
+    def __init__(self, files: PinnedFiles) -> None:
+        """`files` by name, `tokenizer.json` required. Raises `Refused(ArtifactRejected)` naming the file."""
+        if TOKENIZER not in files:
+            raise Refused(ArtifactRejected(TOKENIZER, "is missing"))
+        self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
+        try:
+            self._pieces = TokenBytes(self._tokenizer)
+        except UnsupportedDecoder as error:
+            raise Refused(ArtifactRejected(TOKENIZER, str(error))) from error
+        config = json_object(files, "tokenizer_config.json")
+        special = _special_tokens({**json_object(files, "special_tokens_map.json"), **config})
+        self.template_file, self._template = _chat_template(files, config, special)
+        ids = {name: self._tokenizer.token_to_id(text) for name, text in special.items()}
+        self.special_ids: dict[str, int] = {name: found for name, found in ids.items() if found is not None}
+        end = {self.special_ids["eos_token"]} if "eos_token" in self.special_ids else set()
+        self.stop_ids: frozenset[int] = end_of_sequence_ids(files) | end
+
+    def __repr__(self) -> str:
+        return f"<TextCodec vocab={self._tokenizer.get_vocab_size()} chat={self._template is not None}>"
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens it has. Ids may have gaps: `vocab_size` knows the highest, and takes a while."""
+        count: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return count
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id that a text can have. Takes a while."""
+        ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return 1 + max(ids.values())
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """A text to be continued: with the special tokens that the tokenizer puts around one."""
+        return encode_text(self._tokenizer, text)
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """A conversation through the chat template, which spells its special tokens itself. Raises `Refused`."""
+        return self.encode_rendered(self.render(messages))
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the conversation as the chat template writes it. Raises `Refused`."""
+        if self._template is None:
+            rule = "this model has no chat template; /v1/completions continues plain text"
+            raise Refused(InvalidRequest("messages", f"({len(messages)})", rule))
+        return self._template.render(messages)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text that `render` wrote. Raises `Refused`."""
+        return encode_text(self._tokenizer, text, add_special_tokens=False)
+
+    @cached_property
+    def longest_token_characters(self) -> int:
+        """Return the characters of the longest token. The first call is slow."""
+        return longest_token_characters(self._tokenizer)
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        """For the continuation of `prompt_ids`."""
+        return Detokenizer(self._pieces, prompt_ids)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the named special tokens; each is a text or an object with its `content`."""
+    texts = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _chat_template(
+    files: PinnedFiles, config: Mapping[str, Any], special: Mapping[str, str]
+) -> tuple[str | None, ChatTemplate | None]:
+    """The file that has it, and it. A file of its own comes before the configuration's; of several named ones there
+    the default counts.
+    """
+    where, source = "tokenizer_config.json", config.get("chat_template")
+    if isinstance(source, list):
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if (raw := files.get("chat_template.jinja")) is not None:
+        where, source = "chat_template.jinja", raw.decode("utf-8", "replace")
+    if source is None:
+        return None, None
+    try:
+        return where, ChatTemplate(str(source), special)
+    except ValueError as error:
+        raise Refused(ArtifactRejected(where, str(error)[:200])) from error
+
+
+def check_token_rows(codec: TextCodec, vocab_size: int) -> None:
+    """Check that the model has a row for every special token, stop id and token of a conversation, and as many rows as
+    there are tokens. Ids may have gaps: `check_vocabulary` checks each, and is slow.
+
+    Raises `Refused(ArtifactRejected)` naming file and token.
+    """
+    if codec.token_count > vocab_size:
+        _reject(TOKENIZER, f"has {codec.token_count} tokens, the model {vocab_size}")
+    for name, token_id in codec.special_ids.items():
+        if token_id >= vocab_size:
+            _reject(TOKENIZER, f"{name} is id {token_id}, but the model has {vocab_size} rows")
+    for stop_id in sorted(codec.stop_ids):
+        if not 0 <= stop_id < vocab_size:
+            _reject(CONFIG, f"eos_token_id {stop_id}: must be a row of the model's {vocab_size}")
+    if codec.template_file is not None:
+        _check_template(codec, codec.template_file, vocab_size)
+
+
+def check_fast_reader(tokenizer: bytes) -> None:
+    """Check that a large `tokenizer.json`, which is parsed here, gives the same tokenizer as its library. Raises
+    `Refused(ArtifactRejected)`.
+    """
+    if not reads_same_tokenizer(tokenizer):
+        _reject(TOKENIZER, "is read otherwise here than by the library that wrote it")
+
+
+def check_vocabulary(codec: TextCodec, vocab_size: int) -> None:
+    """Check that the model has a row for every id of the vocabulary. Raises `Refused(ArtifactRejected)`."""
+    if codec.vocab_size > vocab_size:
+        _reject(TOKENIZER, f"has {codec.vocab_size} tokens, the model {vocab_size}")
+
+
+def _check_template(codec: TextCodec, path: str, vocab_size: int) -> None:
+    try:
+        ids = codec.encode_chat(CONVERSATION)
+    except Refused as refused:
+        reason = f"does not render a conversation of user, assistant and user: {refused.failure.message[:200]}"
+        raise Refused(ArtifactRejected(path, reason)) from refused
+    if not ids:
+        _reject(path, "renders a conversation to nothing")
+    if (highest := max(ids)) >= vocab_size:
+        _reject(path, f"renders a conversation with id {highest}, but the model has {vocab_size} rows")
+
+
+def _reject(path: str, reason: str) -> None:
+    raise Refused(ArtifactRejected(path, reason))

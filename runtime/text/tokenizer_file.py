@@ -1,0 +1,226 @@
+"""Read a `tokenizer.json`: with the library, or in half the time if it is a large BPE with known fields only.
+
+The library parses the file into an untyped tree first and holds the interpreter's lock meanwhile: half a second for
+128,000 tokens, in which nothing else of the process runs. From a vocabulary and merges that are parsed here it builds
+the same tokenizer. A file with unknown fields, or with another result, is read by the library.
+
+The library panics on unexpected input, such as a regular expression that backtracks too often. A panic reaches Python
+as a BaseException that is no Exception. So all loading and encoding is here, and its errors name the artifact. Other
+modules only look up tokens and ids.
+"""
+
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from math import prod
+from typing import Any, Final
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer, models
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.wire import BadJson, decode_any, decoder
+
+TOKENIZER: Final = "tokenizer.json"
+MAX_GROWTH: Final = 128  # how many times longer a tokenizer may make a text, before it looks for tokens or after that
+MAX_ADDED: Final = 128  # special tokens that it may put around a text
+_PANIC: Final = "pyo3_runtime"  # module of the exception for a panic
+# How many characters a normalizer or pre-tokenizer makes of one at most, by its type; 1 for other types.
+_GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
+LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
+
+
+class _AddedToken(msgspec.Struct, forbid_unknown_fields=True):
+    """A token outside the model. Every field is written by the library, so none has a default here."""
+
+    id: int
+    content: str
+    single_word: bool
+    lstrip: bool
+    rstrip: bool
+    normalized: bool
+    special: bool
+
+
+class _Bpe(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="BPE"):
+    """The model's fields and defaults as tokenizers has them. Merges are pairs, or texts of two in older files."""
+
+    vocab: dict[str, int]
+    merges: msgspec.Raw
+    dropout: None = None
+    unk_token: str | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    fuse_unk: bool = False
+    byte_fallback: bool = False
+    ignore_merges: bool = False
+
+
+class _File(msgspec.Struct):
+    """The part that is large, and what has to come after it."""
+
+    model: _Bpe
+    added_tokens: list[_AddedToken]
+
+
+_NONE: Final = msgspec.Raw(b"[]")
+_MODEL: Final = msgspec.Raw(b'{"type":"BPE","vocab":{},"merges":[]}')
+
+
+def load_tokenizer(raw: bytes) -> Any:
+    """Return a `tokenizers.Tokenizer` that neither truncates nor pads. Raises `Refused(ArtifactRejected)`.
+
+    Texts that are too long are refused by the manifest's limits instead.
+    """
+    with _as_file_rejected("does not load"):
+        tokenizer = read_tokenizer(raw)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        growth = _growth(_state(tokenizer.normalizer)) * _growth(_state(tokenizer.pre_tokenizer))
+        copies, added = _template(_state(tokenizer.post_processor))
+    if growth * copies > MAX_GROWTH:
+        rule = f"it can make a text {growth * copies} times as long; at most {MAX_GROWTH} times is served"
+        raise Refused(ArtifactRejected(TOKENIZER, rule))
+    if added > MAX_ADDED:
+        rule = f"it puts {added} special tokens around a text; at most {MAX_ADDED} are served"
+        raise Refused(ArtifactRejected(TOKENIZER, rule))
+    return tokenizer
+
+
+def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    """Return the token ids of a text. Raises `Refused(ArtifactRejected)` if the tokenizer fails on it.
+
+    Other threads run meanwhile; `Tokenizer.encode` would hold the interpreter's lock.
+    """
+    with _as_file_rejected("fails on this text"):
+        (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoded.ids)
+
+
+def longest_token_characters(tokenizer: Any) -> int:
+    """Return the characters of the longest token. Slow.
+
+    n tokens stand for at most n times as many characters, unless the tokenizer drops text or has one unknown token for
+    a whole word.
+    """
+    return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+
+@contextmanager
+def _as_file_rejected(what: str) -> Iterator[None]:
+    """Translate whatever the library raises, panics included, to `Refused(ArtifactRejected)`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != _PANIC:
+            raise
+        raise Refused(ArtifactRejected(TOKENIZER, f"{what}: {str(error)[:200]}")) from error
+
+
+def _state(part: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {} if part is None else decode_any(part.__getstate__())
+    return state
+
+
+def _growth(part: dict[str, Any]) -> int:
+    """Return how many times longer a normalizer or pre-tokenizer can make a text: of a sequence the product of its
+    steps.
+    """
+    match part:
+        case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "pretokenizers": steps}:
+            return prod(map(_growth, steps))
+        case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)}:
+            raw = b64decode(charsmap)  # the length of its trie, the trie, and replacements, each with a zero behind it
+            replacements = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
+            return max(1, *(len(each.decode(errors="replace")) for each in replacements))
+        case {"type": "Replace", "pattern": {"String": str(replaced)}, "content": str(content)} if replaced:
+            return max(1, -(-len(content) // len(replaced)))
+        case {"type": "Replace", "content": str(added)} | {"type": "Prepend", "prepend": str(added)}:
+            return 1 + len(added)  # an expression may match between any two characters
+        case _:
+            return _GROWTH.get(part.get("type", ""), 1)
+
+
+def _template(processor: dict[str, Any]) -> tuple[int, int]:
+    """Return how often a post-processor repeats a text, and how many special tokens it puts around it at most."""
+    match processor:
+        case {"type": "Sequence", "processors": steps}:
+            copies, added = 1, 0
+            for of_text, more in map(_template, steps):
+                copies, added = copies * of_text, added * of_text + more
+            return copies, added
+        case {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": dict(special)}:
+            named = [piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece]
+            return max(1, len(pieces) - len(named)), sum(len(special[name]["ids"]) for name in named)
+        case _:
+            return 1, 0
+
+
+def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:
+    """A `tokenizers.Tokenizer`. Raises what the library raises, which is nothing narrower than Exception."""
+    if len(raw) >= large and (fast := _try_fast(raw)) is not None:
+        return fast
+    return Tokenizer.from_buffer(raw)
+
+
+def reads_same_tokenizer(raw: bytes, large: int = LARGE) -> bool:
+    """Whether what is read here is what the library reads, by its own account of all that it has. Takes a while.
+
+    Raises `Refused(ArtifactRejected)` if the file does not load.
+    """
+    with _as_file_rejected("does not load"):
+        return len(raw) < large or read_tokenizer(raw, large).to_str() == Tokenizer.from_buffer(raw).to_str()
+
+
+def _try_fast(raw: bytes) -> Any:
+    """None where the file is of another kind, or a token has another id than the file says."""
+    try:
+        file = decoder(_File).decode(raw)
+        rest = decoder(dict[str, msgspec.Raw]).decode(raw) | {"added_tokens": _NONE, "model": _MODEL}
+        tokenizer: Any = Tokenizer.from_buffer(msgspec.json.encode(rest))
+        model = file.model
+        given = {
+            name: getattr(model, name) for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+        }
+        tokenizer.model = models.BPE(
+            vocab=model.vocab,
+            merges=_pairs(model.merges),
+            fuse_unk=model.fuse_unk,
+            byte_fallback=model.byte_fallback,
+            ignore_merges=model.ignore_merges,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    except Exception:  # the library's way says what is wrong, if anything is
+        return None
+    for is_special, tokens in groupby(file.added_tokens, lambda token: token.special):
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        add([_added(token) for token in tokens])
+    if any(tokenizer.token_to_id(token.content) != token.id for token in file.added_tokens):
+        return None
+    return tokenizer
+
+
+def _pairs(merges: msgspec.Raw) -> list[tuple[str, str]]:
+    """Return the merges as pairs. Raises ValueError; BadJson is one."""
+    try:
+        return decoder(list[tuple[str, str]]).decode(merges)
+    except BadJson:  # older files have texts: it fails at the first one
+        return [_pair(text) for text in decoder(list[str]).decode(merges)]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    left, right = text.split(" ")
+    return left, right
+
+
+def _added(token: _AddedToken) -> AddedToken:
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )

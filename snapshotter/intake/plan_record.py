@@ -1,0 +1,140 @@
+"""A plan, and a push of it, as they are kept on disk between calls: what was judged, laid out, promised to the client.
+
+Both are named by what they are: who repeats a call, or a whole push, meets what the first one left.
+"""
+
+from typing import Final
+
+from blake3 import blake3
+from msgspec import structs
+
+from kelvin.blobstore.packs import FileChunk, FileIndex, FileSpan, file_pack
+from kelvin.contracts.artifacts.manifest import Chunk, Digest, Engine, Limits, Manifest, PinnedFile, Tensor
+from kelvin.contracts.artifacts.push_api import Plan, PlannedChunk
+from kelvin.contracts.artifacts.runtime_control import GateFacts
+from kelvin.contracts.artifacts.tensor_schema import Signature
+from kelvin.contracts.errors import Conflict, Refused
+from kelvin.contracts.wire import Wire, encode
+from snapshotter.intake.policy.version_inputs import Sealing, build_manifest, inputs_digest
+
+ID_HEX: Final = 32
+
+
+class KeptFile(Wire, frozen=True):
+    """A pushed file that is to be kept as it is. `rest` names the staged bytes of it that belong to no chunk."""
+
+    path: str
+    size: int
+    digest: Digest
+    rest: Digest
+    rest_bytes: int
+
+    @property
+    def pack(self) -> str:
+        """The pack that it becomes."""
+        return file_pack(self.digest)
+
+
+class Declaration(Wire, frozen=True):
+    """What the client of a push announced: the digest of each chunk of its plan. Only these are taken.
+
+    `kept` is the file that all but the first `loose` of them go into, where it is not there yet.
+    """
+
+    digests: tuple[Digest, ...]
+    lengths: tuple[int, ...]
+    loose: int = 0
+    kept: KeptFile | None = None
+
+    def stores(self) -> dict[str, int]:
+        """What it will add to the store, by digest: chunks in packs, or the file that holds them."""
+        chunks = dict(zip(self.digests, self.lengths, strict=True))
+        if self.kept is None:
+            return chunks
+        return {digest: chunks[digest] for digest in self.digests[: self.loose]} | {self.kept.digest: self.kept.size}
+
+
+class PlanRecord(Wire, frozen=True):
+    """Immutable. `file_digests` are those of the leading chunks, computed here from what was judged."""
+
+    plan_id: str
+    tenant: str
+    model: str
+    format: int
+    chunk_bytes: int
+    engine: Engine
+    limits: Limits
+    files: tuple[PinnedFile, ...]
+    tensors: tuple[Tensor, ...]
+    chunks: tuple[PlannedChunk, ...]
+    file_digests: tuple[Digest, ...]
+    gate: GateFacts
+    signature: Signature | None = None
+    kept: KeptFile | None = None
+
+    def named(self, *more: object) -> "PlanRecord":
+        """Return the plan with the id that follows from its content and `more`."""
+        content = encode((structs.replace(self, plan_id=""), *more))
+        return structs.replace(self, plan_id=blake3(content).hexdigest()[:ID_HEX])
+
+    @property
+    def total_bytes(self) -> int:
+        """Length of the linear space."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    def answer(self) -> Plan:
+        """Return what the client is told."""
+        return Plan(plan_id=self.plan_id, total_bytes=self.total_bytes, chunks=self.chunks, gate=self.gate)
+
+    def check_digests(self, digests: tuple[str, ...]) -> None:
+        """One per chunk, and of the pinned files exactly those that were judged. Raises `Refused(Conflict)`."""
+        if len(digests) != len(self.chunks):
+            raise Refused(Conflict("digests", f"the plan has {len(self.chunks)} chunks, not {len(digests)}"))
+        if digests[: len(self.file_digests)] != self.file_digests:
+            raise Refused(Conflict("digests", "the small files are not those that were sent with the plan"))
+        lengths: dict[str, int] = {}
+        for digest, chunk in zip(digests, self.chunks, strict=True):
+            if lengths.setdefault(digest, chunk.length) != chunk.length:
+                raise Refused(Conflict("digests", f"{digest} is named for chunks of different lengths"))
+
+    def wanted(self, digests: tuple[str, ...]) -> dict[str, int]:
+        """Digest and length of each distinct chunk, in order."""
+        return {digest: chunk.length for digest, chunk in zip(digests, self.chunks, strict=True)}
+
+    def loose(self, digests: tuple[str, ...]) -> dict[str, int]:
+        """Return digest and length of the pinned files' chunks, which lie in no kept file."""
+        count = len(self.file_digests)
+        return {digest: chunk.length for digest, chunk in zip(digests[:count], self.chunks[:count], strict=True)}
+
+    def staged_by_plan(self) -> set[str]:
+        """Return what is staged from the start: pinned files' chunks, and bytes of a kept file that are in no chunk."""
+        return {*self.file_digests, *(() if self.kept is None else (self.kept.rest,))}
+
+    def file_index(self, digests: tuple[str, ...]) -> FileIndex:
+        """Return where the other chunks lie in the kept file."""
+        assert self.kept is not None
+        count = len(self.file_digests)
+        chunks = zip(digests[count:], self.chunks[count:], strict=True)
+        inside = (
+            FileChunk(digest, tuple(FileSpan(piece.offset, piece.length) for piece in chunk.pieces))
+            for digest, chunk in chunks
+        )
+        return FileIndex(chunks=tuple(inside), size=self.kept.size)
+
+    def declaration(self, digests: tuple[str, ...], keeps: bool) -> Declaration:
+        """Return the declaration of a push of these chunks. `keeps`: its kept file has yet to be written."""
+        lengths = tuple(chunk.length for chunk in self.chunks)
+        loose, kept = (len(self.file_digests), self.kept) if keeps else (0, None)
+        return Declaration(digests=digests, lengths=lengths, loose=loose, kept=kept)
+
+    def inputs(self, digests: tuple[str, ...]) -> str:
+        """Return the digest of what was pushed and how it is sealed, which the format records beside the version."""
+        return inputs_digest(self._sealing(), self.files, self.tensors, digests)
+
+    def manifest(self, digests: tuple[str, ...]) -> Manifest:
+        """Return the manifest of the version that these chunks make."""
+        chunks = (Chunk(digest, chunk.length) for digest, chunk in zip(digests, self.chunks, strict=True))
+        return build_manifest(self._sealing(), self.files, self.tensors, chunks)
+
+    def _sealing(self) -> Sealing:
+        return Sealing(self.format, self.chunk_bytes, self.engine, self.limits, self.signature)

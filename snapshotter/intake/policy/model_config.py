@@ -1,0 +1,106 @@
+"""What config.json and tokenizer.json promise, as far as it decides what may enter. The gate judges the rest."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.errors import Refused
+from snapshotter.intake.policy.file_roles import CONFIG, TOKENIZER
+from snapshotter.intake.policy.safetensors_header import SourceTensor
+from snapshotter.intake.policy.strict_json import JsonObject, as_count
+
+EngineDtype = Literal["float32", "bfloat16", "float16"]
+_BY_HEADER: Final[dict[str, EngineDtype]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_SERVED: Final = frozenset(_BY_HEADER.values())
+# What the library calls its embedding tables; only a check more, the config's own number is checked in any case.
+_EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+
+
+def find_code_wish(value: object) -> str | None:
+    """The key by which a config asks for code from the model's directory, at any depth; None where it does not."""
+    pending = [value]
+    while pending:
+        match pending.pop():
+            case dict() as found:
+                if "auto_map" in found:
+                    return "auto_map"
+                if found.get("trust_remote_code"):
+                    return "trust_remote_code"
+                pending += found.values()
+            case list() as items:
+                pending += items
+    return None
+
+
+def compute_dtype(config: JsonObject, tensors: Iterable[SourceTensor]) -> EngineDtype:
+    """`dtype` (or the older `torch_dtype`) of the config; without one, the float type of most of the weights' bytes.
+
+    Raises `Refused(ArtifactRejected)` where it is not one that is served.
+    """
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and (stated := part.get("dtype") or part.get("torch_dtype")):
+            name = stated.removeprefix("torch.") if isinstance(stated, str) else ""
+            if name not in _SERVED:
+                rule = f"dtype {str(stated)[:20]!r} is not one of {', '.join(sorted(_SERVED))}"
+                raise Refused(ArtifactRejected(CONFIG, rule))
+            return name
+    weighed: Counter[EngineDtype] = Counter()
+    for tensor in tensors:
+        if tensor.dtype in _BY_HEADER:
+            weighed[_BY_HEADER[tensor.dtype]] += tensor.nbytes
+    if not weighed:
+        raise Refused(ArtifactRejected(CONFIG, f"it names no dtype, and no tensor is one of {', '.join(_BY_HEADER)}"))
+    return max(sorted(weighed), key=lambda name: weighed[name])
+
+
+def embedding_rows(config: JsonObject, tensors: Iterable[SourceTensor]) -> int:
+    """Rows that token ids may index: `vocab_size`, or fewer where the embedding's own shape says so.
+
+    Raises `Refused(ArtifactRejected)` without a vocab_size.
+    """
+    inner = config.get("text_config")
+    sizes = [as_count(part.get("vocab_size")) for part in (config, inner) if isinstance(part, dict)]
+    rows = next((size for size in sizes if size), None)
+    if rows is None:
+        raise Refused(ArtifactRejected(CONFIG, "vocab_size must be a whole number of 1 or more"))
+    shapes = [tensor.shape for tensor in tensors if tensor.name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2]
+    # Some models have small side tables too (positions, layers): the largest one is the vocabulary's.
+    return min(rows, max((shape[0] for shape in shapes), default=rows))
+
+
+def highest_token_id(tokenizer: JsonObject) -> int:
+    """The largest id that the tokenizer can produce. Raises `Refused(ArtifactRejected)` where it has no vocabulary."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    match vocabulary:
+        case dict():
+            ids = [as_count(number) for number in vocabulary.values()]
+        case list():  # Unigram: an entry's place is its id
+            ids = list(range(len(vocabulary)))
+        case _:
+            raise Refused(ArtifactRejected(TOKENIZER, "model.vocab is missing"))
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise Refused(ArtifactRejected(TOKENIZER, "added_tokens must be a list"))
+    ids += [as_count(entry.get("id")) if isinstance(entry, dict) else None for entry in added]
+    counts = [number for number in ids if number is not None]
+    if not counts or len(counts) != len(ids):
+        raise Refused(ArtifactRejected(TOKENIZER, "token ids must be whole numbers of 0 or more"))
+    return max(counts)
+
+
+def check_special_ids(path: str, config: JsonObject, rows: int) -> None:
+    """Refuse a `bos_token_id` or `eos_token_id` that is no row of the embedding. Raises `Refused(ArtifactRejected)`."""
+    for key in ("bos_token_id", "eos_token_id"):
+        value = config.get(key)
+        for token_id in value if isinstance(value, list) else [value]:
+            if type(token_id) is int and not 0 <= token_id < rows:
+                raise Refused(ArtifactRejected(path, f"{key} {token_id} is no row of the embedding, which has {rows}"))
+
+
+def check_tokenizer_fits(highest: int, rows: int) -> None:
+    """A token id without an embedding row would read past the table. Raises `Refused(ArtifactRejected)`."""
+    if highest >= rows:
+        rule = f"its highest token id is {highest}, but the embedding has {rows} rows: they do not belong together"
+        raise Refused(ArtifactRejected(TOKENIZER, rule))

@@ -1,0 +1,152 @@
+"""The messages of an ONNX model, field by field, as `onnx.proto` (release 1.23) numbers them, and the operators that
+are served. A test holds the numbers against the library's own.
+
+Fields of which the value does not matter here are read over, not kept.
+"""
+
+from typing import Final
+
+from snapshotter.intake.policy.protobuf import Field, Table, WireType
+
+
+def _required(name: str, form: WireType = WireType.LENGTH) -> Field:
+    return Field(name, form)
+
+
+def _repeated(name: str, form: WireType = WireType.LENGTH, *, most: int) -> Field:
+    return Field(name, form, is_repeated=True, most=most)
+
+
+def _ignored(name: str, form: WireType = WireType.LENGTH, *, is_repeated: bool = True) -> Field:
+    return Field(name, form, is_repeated=is_repeated, is_kept=False)
+
+
+MAX_NODES: Final = 10_000
+MAX_INITIALIZERS: Final = 10_000
+MAX_TENSORS: Final = 256  # inputs and outputs, each
+MAX_DIMENSIONS: Final = 8
+_VARINT: Final = WireType.VARINT
+
+MODEL: Final[Table] = {
+    1: _required("ir_version", _VARINT),
+    2: _ignored("producer_name", is_repeated=False),
+    3: _ignored("producer_version", is_repeated=False),
+    4: _ignored("domain", is_repeated=False),
+    5: _ignored("model_version", _VARINT, is_repeated=False),
+    6: _ignored("doc_string", is_repeated=False),
+    7: _required("graph"),
+    8: _repeated("opset_import", most=64),
+    14: _ignored("metadata_props"),
+    20: _ignored("training_info"),
+    25: _ignored("functions"),
+    26: _ignored("configuration"),
+}
+OPSET: Final[Table] = {1: _required("domain"), 2: _required("version", _VARINT)}
+GRAPH: Final[Table] = {
+    1: _repeated("node", most=MAX_NODES),
+    2: _ignored("name", is_repeated=False),
+    5: _repeated("initializer", most=MAX_INITIALIZERS),
+    10: _ignored("doc_string", is_repeated=False),
+    11: _repeated("input", most=MAX_INITIALIZERS + MAX_TENSORS),  # old models list their weights, too
+    12: _repeated("output", most=MAX_TENSORS),
+    13: _ignored("value_info"),
+    14: _ignored("quantization_annotation"),
+    15: _ignored("sparse_initializer"),
+    16: _ignored("metadata_props"),
+}
+NODE: Final[Table] = {
+    1: _ignored("input"),
+    2: _ignored("output"),
+    3: _ignored("name", is_repeated=False),
+    4: _required("op_type"),
+    5: _repeated("attribute", most=1024),
+    6: _ignored("doc_string", is_repeated=False),
+    7: _required("domain"),
+    8: _ignored("overload", is_repeated=False),
+    9: _ignored("metadata_props"),
+    10: _ignored("device_configurations"),
+}
+ATTRIBUTE: Final[Table] = {
+    1: _required("name"),
+    2: _ignored("f", WireType.FIXED32, is_repeated=False),
+    3: _ignored("i", _VARINT, is_repeated=False),
+    4: _ignored("s", is_repeated=False),
+    5: _required("t"),
+    6: _ignored("g", is_repeated=False),
+    7: _ignored("floats", WireType.FIXED32),
+    8: _ignored("ints", _VARINT),
+    9: _ignored("strings"),
+    10: _repeated("tensors", most=1024),
+    11: _ignored("graphs"),
+    13: _ignored("doc_string", is_repeated=False),
+    14: _ignored("tp", is_repeated=False),
+    15: _ignored("type_protos"),
+    20: _ignored("type", _VARINT, is_repeated=False),
+    21: _ignored("ref_attr_name", is_repeated=False),
+    22: _ignored("sparse_tensor", is_repeated=False),
+    23: _ignored("sparse_tensors"),
+}
+TENSOR: Final[Table] = {
+    1: _repeated("dims", _VARINT, most=MAX_DIMENSIONS),
+    2: _required("data_type", _VARINT),
+    3: _ignored("segment", is_repeated=False),
+    4: _ignored("float_data"),
+    5: _ignored("int32_data"),
+    6: _ignored("string_data"),
+    7: _ignored("int64_data"),
+    8: _required("name"),
+    9: _required("raw_data"),
+    10: _ignored("double_data"),
+    11: _ignored("uint64_data"),
+    12: _ignored("doc_string", is_repeated=False),
+    13: _ignored("external_data"),
+    14: _required("data_location", _VARINT),
+    16: _ignored("metadata_props"),
+}
+VALUE_INFO: Final[Table] = {
+    1: _required("name"),
+    2: _required("type"),
+    3: _ignored("doc_string", is_repeated=False),
+    4: _ignored("metadata_props"),
+}
+TYPE: Final[Table] = {
+    1: _required("tensor_type"),
+    4: _ignored("sequence_type", is_repeated=False),
+    5: _ignored("map_type", is_repeated=False),
+    6: _ignored("denotation", is_repeated=False),
+    7: _ignored("opaque_type", is_repeated=False),
+    8: _ignored("sparse_tensor_type", is_repeated=False),
+    9: _ignored("optional_type", is_repeated=False),
+}
+TENSOR_TYPE: Final[Table] = {1: _required("elem_type", _VARINT), 2: _required("shape")}
+SHAPE: Final[Table] = {1: _repeated("dim", most=64)}
+DIMENSION: Final[Table] = {
+    1: _required("dim_value", _VARINT),
+    2: _ignored("dim_param", is_repeated=False),
+    3: _ignored("denotation", is_repeated=False),
+}
+
+# By domain, where "" is ONNX's own ("ai.onnx" is another name of it). What is left out draws random numbers, runs
+# graphs of its own (If, Loop, Scan), makes tensors as large as a number says (Expand, Tile, Range), or is of no
+# classical model.
+OPERATORS: Final[dict[str, frozenset[str]]] = {
+    "": frozenset(
+        (
+            "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Cast",
+            "CastLike", "Ceil", "Clip", "Concat", "Constant", "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp",
+            "Flatten", "Floor", "Gather", "GatherElements", "Gemm", "Greater", "GreaterOrEqual", "Identity", "IsInf",
+            "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max", "Mean", "Min", "Mod",
+            "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax",
+            "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Round", "Selu",
+            "Shape", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt",
+            "Squeeze", "Sub", "Sum", "Tan", "Tanh", "TopK", "Transpose", "Unsqueeze", "Where", "Xor",
+        )
+    ),
+    "ai.onnx.ml": frozenset(
+        (
+            "ArrayFeatureExtractor", "Binarizer", "CategoryMapper", "DictVectorizer", "FeatureVectorizer", "Imputer",
+            "LabelEncoder", "LinearClassifier", "LinearRegressor", "Normalizer", "OneHotEncoder", "SVMClassifier",
+            "SVMRegressor", "Scaler", "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor",
+        )
+    ),
+}  # fmt: skip

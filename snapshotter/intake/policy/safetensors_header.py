@@ -1,0 +1,126 @@
+"""The header of a safetensors file, read strictly: what it says must cover the file's bytes exactly once.
+
+Source: the format section of the safetensors README: `u64 LE length | JSON | data`, offsets from the data's start.
+Values are not looked at; which tensors belong together is intake's question.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final, cast
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.artifacts.manifest import DTYPE_BYTES, MAX_RANK, Dtype
+from kelvin.contracts.errors import Refused
+from snapshotter.intake.policy.strict_json import JsonObject, as_count, is_text, parse_object
+
+PREFIX_BYTES: Final = 8
+MAX_HEADER_BYTES: Final = 100_000_000  # the reference implementation's own limit
+MAX_NAME_BYTES: Final = 1024
+METADATA: Final = "__metadata__"
+_FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """A tensor as it lies in a pushed file: `nbytes` at `offset` from the file's start, row-major, little-endian."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    path: str
+    offset: int
+    nbytes: int
+
+
+def header_bytes(prefix: bytes, file_size: int, path: str) -> int:
+    """Bytes of prefix and JSON together, from the first 8 bytes. Raises `Refused(ArtifactRejected)`."""
+    if len(prefix) < PREFIX_BYTES or file_size < PREFIX_BYTES:
+        raise Refused(ArtifactRejected(path, f"a safetensors file begins with {PREFIX_BYTES} bytes of length"))
+    length = int.from_bytes(prefix[:PREFIX_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise Refused(ArtifactRejected(path, f"its header claims {length} bytes; the limit is {MAX_HEADER_BYTES}"))
+    if PREFIX_BYTES + length > file_size:
+        raise Refused(ArtifactRejected(path, f"its header claims {length} bytes, but the file has {file_size}"))
+    return PREFIX_BYTES + length
+
+
+def parse_header(path: str, raw: bytes, file_size: int) -> tuple[SourceTensor, ...]:
+    """The tensors in order of their offsets; `raw` is prefix and JSON, nothing more.
+
+    Raises `Refused(ArtifactRejected)` naming file, tensor and rule.
+    """
+    end = header_bytes(raw, file_size, path)
+    if len(raw) != end:
+        raise Refused(ArtifactRejected(path, f"its header has {end} bytes, of which {len(raw)} were sent"))
+    if raw[PREFIX_BYTES : PREFIX_BYTES + 1] != b"{":
+        raise Refused(ArtifactRejected(path, "its header does not begin with '{'"))
+    found = parse_object(memoryview(raw)[PREFIX_BYTES:], path)
+    _check_metadata(found.pop(METADATA, {}), path)
+    tensors = [_tensor(name, value, path, end) for name, value in found.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes, tensor.name))
+    _check_cover(tensors, path, end, file_size)
+    return tuple(tensors)
+
+
+def _check_metadata(value: object, path: str) -> None:
+    good = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    if not good:
+        raise Refused(ArtifactRejected(path, f"{METADATA} must map texts to texts"))
+
+
+def _tensor(name: str, value: object, path: str, data_start: int) -> SourceTensor:
+    shown = f"tensor {name[:80]!r}"
+    if not is_text(name) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+        raise Refused(ArtifactRejected(path, f"{shown}: a name has 1 to {MAX_NAME_BYTES} bytes of UTF-8"))
+    if not isinstance(value, dict) or value.keys() != _FIELDS:
+        raise Refused(ArtifactRejected(path, f"{shown}: must have exactly dtype, shape and data_offsets"))
+    dtype, shape = _dtype(value, path, shown), _shape(value, path, shown)
+    begin, end = _span(value, path, shown)
+    need = DTYPE_BYTES[dtype] * prod(shape)
+    if end - begin != need:
+        rule = f"{shown}: {dtype} of shape {list(shape)} has {need} bytes, but its offsets span {end - begin}"
+        raise Refused(ArtifactRejected(path, rule))
+    return SourceTensor(name, dtype, shape, path, data_start + begin, need)
+
+
+def _dtype(value: JsonObject, path: str, shown: str) -> Dtype:
+    dtype = value["dtype"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise Refused(ArtifactRejected(path, f"{shown}: dtype {str(dtype)[:20]!r} is not one of {known}"))
+    return cast(Dtype, dtype)
+
+
+def _shape(value: JsonObject, path: str, shown: str) -> tuple[int, ...]:
+    shape = value["shape"]
+    extents = [as_count(extent) for extent in shape] if isinstance(shape, list) else [None]
+    counts = [extent for extent in extents if extent is not None]
+    if len(counts) != len(extents) or len(counts) > MAX_RANK:
+        raise Refused(
+            ArtifactRejected(path, f"{shown}: shape must be at most {MAX_RANK} whole numbers, none negative or huge")
+        )
+    return tuple(counts)
+
+
+def _span(value: JsonObject, path: str, shown: str) -> tuple[int, int]:
+    offsets = value["data_offsets"]
+    if isinstance(offsets, list) and len(offsets) == 2:
+        begin, end = as_count(offsets[0]), as_count(offsets[1])
+        if begin is not None and end is not None and begin <= end:
+            return begin, end
+    raise Refused(ArtifactRejected(path, f"{shown}: data_offsets must be [begin, end], whole numbers, begin <= end"))
+
+
+def _check_cover(tensors: list[SourceTensor], path: str, data_start: int, file_size: int) -> None:
+    """Offsets start at 0, each tensor begins where the one before it ends, and the last ends with the file."""
+    at = data_start
+    for tensor in tensors:
+        if tensor.offset != at:
+            fault = (
+                "overlaps the one before it" if tensor.offset < at else f"leaves a hole of {tensor.offset - at} bytes"
+            )
+            raise Refused(ArtifactRejected(path, f"tensor {tensor.name[:80]!r} {fault}"))
+        at += tensor.nbytes
+    if at != file_size:
+        fault = f"its tensors end at byte {at}, but the file has {file_size}"
+        raise Refused(ArtifactRejected(path, fault))

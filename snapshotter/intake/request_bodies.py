@@ -1,0 +1,84 @@
+"""Request bodies, read with a limit and a deadline: what is too long or too slow is refused while it arrives. Large
+answers, which are cut if nobody reads them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kelvin.contracts.errors import BodyTooLarge, InvalidRequest, Refused
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.traffic_errors import Cancelled, DeadlineExceeded
+from snapshotter.intake.request_limits import BodyBudget
+
+BODY_S: Final = 120.0
+PIECE_BYTES: Final = 64 << 10
+LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose (`kelvin push --limit-rate`)
+
+
+async def read_body(
+    request: Request, limit: int, take: Callable[[int], None] = lambda _: None, *, timeout_s: float = BODY_S
+) -> bytearray:
+    """Return the whole body, of at most `limit` bytes. It may take `timeout_s` and 1 s for each LEAST_BYTES_S bytes.
+
+    `take` is called with the length of each piece, and may refuse it. Raises `Refused`: BodyTooLarge, DeadlineExceeded,
+    or Cancelled if the client leaves.
+    """
+    stated = parse_whole_number(request.headers.get("content-length", ""), 20)
+    if stated is not None and stated > limit:
+        raise Refused(BodyTooLarge(limit))
+    body, allowed_s = bytearray(), timeout_s
+    try:
+        async with asyncio.timeout(timeout_s) as timeout:
+            began = asyncio.get_running_loop().time()
+            async for piece in request.stream():
+                take(len(piece))
+                body += piece
+                allowed_s = timeout_s + len(body) / LEAST_BYTES_S
+                timeout.reschedule(began + allowed_s)
+                if len(body) > limit:
+                    raise Refused(BodyTooLarge(limit))
+    except TimeoutError:
+        raise Refused(DeadlineExceeded(allowed_s, "the body was being sent")) from None
+    except ClientDisconnect:
+        raise Refused(Cancelled()) from None
+    return body
+
+
+async def read_exactly(
+    request: Request, nbytes: int, what: str, take: Callable[[int], None] = lambda _: None
+) -> bytearray:
+    """Return a body of exactly `nbytes`. Raises as `read_body`, and `Refused(InvalidRequest)` if it is shorter."""
+    body = await read_body(request, nbytes, take)
+    if len(body) != nbytes:
+        raise Refused(InvalidRequest(what, f"{len(body)} bytes", f"must have exactly {nbytes}"))
+    return body
+
+
+class BufferedResponse(Response):
+    """A large response. Its bytes count in `room` while the client reads it, and it may be cut."""
+
+    def __init__(self, content: bytes, media_type: str, room: BodyBudget, tenant: str) -> None:
+        super().__init__(content, media_type=media_type)
+        self._room = room
+        self._tenant = tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it in pieces, so that the server buffers one at a time. Raises `Refused` if nothing was sent yet."""
+        content, is_begun = bytes(self.body), False
+        try:
+            async with self._room.lend(self._tenant, len(content)):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                is_begun = True
+                for at in range(0, len(content), PIECE_BYTES):
+                    piece = content[at : at + PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Refused:
+            if not is_begun:
+                raise
+            # The server closes the connection of an answer that lacks its end.

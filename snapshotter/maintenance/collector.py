@@ -1,0 +1,224 @@
+"""Free what no version of a tenant needs: look at all objects, let `policy.reach` choose, delete in its order.
+
+Beside pushes it is safe by one lock: no pack of the tenant is written meanwhile, and what running commits and open
+pushes rely on counts as needed. A commit that comes later looks at what is there anew, and asks for what is not.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.blobstore.chunk_locations import read_locations
+from kelvin.blobstore.packs import digest_of_file_pack
+from kelvin.contracts.artifact_errors import ManifestCorrupt, PackCorrupt
+from kelvin.contracts.artifacts.manifest import decode_manifest
+from kelvin.contracts.artifacts.object_keys import (
+    ATTESTATIONS,
+    CONDEMNED,
+    DRAFTS,
+    INDEX,
+    INPUTS,
+    MANIFESTS,
+    PACK_LISTS,
+    PACKS,
+    condemned_key,
+    object_name,
+)
+from kelvin.contracts.artifacts.push_api import CollectReport
+from kelvin.contracts.errors import Refused, Unavailable
+from kelvin.contracts.traffic_errors import Overloaded
+from snapshotter.maintenance.reachability_policy import (
+    AuxiliaryObject,
+    Collection,
+    ListedManifest,
+    ListedObject,
+    ListedPack,
+    StoreFacts,
+    plan_collection,
+)
+from snapshotter.push.gate_jobs import GateJobs
+from snapshotter.push.publisher import Publisher, RunningCommit
+from snapshotter.push.staging import IDLE_S, Staging
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 4  # collections, of a tenant each: one waits while a push of its tenant writes packs
+_Listed = tuple[str, ListedObject]  # a key and its object
+
+
+class Collector:
+    """Runs collections, one at a time for each tenant. `clock` is wall clock, as the store's is."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        publisher: Publisher,
+        staging: Staging,
+        jobs: GateJobs,
+        grace_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._staging = staging
+        self._jobs = jobs
+        self._grace_s = grace_s
+        self._clock = clock
+        self._collecting: set[str] = set()  # tenants
+
+    def __repr__(self) -> str:
+        return f"<Collector running={len(self._collecting)}>"
+
+    def is_running(self, tenant: str) -> bool:
+        """Whether objects of this tenant are being looked at and freed."""
+        return tenant in self._collecting
+
+    async def collect(self, tenant: str, run: bool) -> CollectReport:
+        """Return what is not needed; with `run`, delete it before returning. After a cancelled call another one
+        continues.
+
+        Raises `Refused`: Overloaded if a collection of the tenant runs, or too many of others; ManifestCorrupt or
+        ManifestMissing if a needed manifest can't be read (nothing is freed then); Unavailable.
+        """
+        if tenant in self._collecting:
+            raise Refused(Overloaded("this tenant's collections", 1, 10.0))
+        if len(self._collecting) >= AT_ONCE:
+            raise Refused(Overloaded("the list of running collections", AT_ONCE, 10.0))
+        self._collecting.add(tenant)
+        try:
+            return await self._collect(tenant, run)
+        finally:
+            self._collecting.discard(tenant)
+
+    async def _collect(self, tenant: str, run: bool) -> CollectReport:
+        async with self._publisher.hold_packs(tenant) as under_way:
+            now_s = self._clock()
+            idle_s = max(self._grace_s, IDLE_S)  # active pushes stay also without a grace period
+            dropped = await asyncio.to_thread(self._staging.sweep, now_s, idle_s, tenant) if run else 0
+            chosen = plan_collection(await self._look(tenant, under_way), now_s, self._grace_s)
+            if chosen.lost:
+                log.warning(
+                    "chunks of kept versions are in no pack: no pack is freed before a check says what mends them",
+                    extra={"tenant": tenant, "chunks": chosen.lost},
+                )
+            if run:
+                await self._apply(tenant, chosen)
+        return CollectReport(
+            ran=run,
+            grace_s=round(self._grace_s),
+            freed=chosen.free,
+            condemned=chosen.condemned,
+            versions=chosen.versions,
+            packs=chosen.packs,
+            unreferenced_bytes=chosen.unreferenced_bytes,
+            dropped_pushes=dropped,
+            pushes_running=bool(under_way),
+            lost=chosen.lost,
+        )
+
+    async def _apply(self, tenant: str, chosen: Collection) -> None:
+        for version in chosen.condemn:
+            await self._store.put_if_absent(condemned_key(tenant, version), b"")
+        for version in chosen.unmark:
+            await self._store.delete(condemned_key(tenant, version))
+        for freed in chosen.free:
+            await self._store.delete(freed.key)
+        nbytes = sum(freed.nbytes for freed in chosen.free)
+        log.info("collected", extra={"tenant": tenant, "objects": len(chosen.free), "bytes": nbytes})
+
+    async def _look(self, tenant: str, under_way: tuple[RunningCommit, ...]) -> StoreFacts:
+        """Look at the store. Running commits are read before names: a commit that ends in between is found among the
+        names.
+        """
+        named = frozenset(await self._jobs.named(tenant))
+        declared_digests = await asyncio.to_thread(self._staging.declared_digests, tenant)
+        attestations = await self._list(tenant, ATTESTATIONS)
+        # After the listing: the push of each statement that was listed is known then.
+        pending_versions = await asyncio.to_thread(self._staging.pending_versions, tenant)
+        return StoreFacts(
+            tenant=tenant,
+            named=named,
+            committing=frozenset(each.version for each in under_way),
+            declared_digests=frozenset(declared_digests.union(*(each.chunks for each in under_way))),
+            pending_versions=frozenset(pending_versions),
+            manifests=dict(await bounded_gather(self._manifest, await self._list(tenant, MANIFESTS))),
+            drafts=await self._drafts(tenant),
+            condemned={object_name(key): found for key, found in await self._list(tenant, CONDEMNED)},
+            attestations=tuple(AuxiliaryObject(key, found, key.split("/")[2]) for key, found in attestations),
+            pack_lists=tuple(
+                AuxiliaryObject(key, found, object_name(key)) for key, found in await self._list(tenant, PACK_LISTS)
+            ),
+            inputs=tuple(
+                side
+                for side in await bounded_gather(self._inputs, await self._list(tenant, INPUTS))
+                if side is not None
+            ),
+            packs=dict(await bounded_gather(self._pack, await self._list(tenant, PACKS))),
+            indexes={object_name(key): found for key, found in await self._list(tenant, INDEX)},
+        )
+
+    async def _list(self, tenant: str, kind: str) -> list[_Listed]:
+        async def look(key: str) -> _Listed | None:
+            try:
+                stat = await self._store.stat(key)
+            except BlobNotFound:
+                return None
+            return key, ListedObject(stat.size, stat.modified_s)
+
+        found = await bounded_gather(look, await list_objects(self._store, tenant, kind))
+        return [listed for listed in found if listed is not None]
+
+    async def _drafts(self, tenant: str) -> dict[str, ListedManifest]:
+        """Return the drafts without those that vanished during the look. What a running commit needs counts as
+        promised.
+        """
+        listed = await self._list(tenant, DRAFTS)
+        drafts = dict(await bounded_gather(self._manifest, listed))
+        if all(draft.chunks is not None for draft in drafts.values()):
+            return drafts
+        there = {object_name(key) for key, _ in await self._list(tenant, DRAFTS)}
+        return {name: draft for name, draft in drafts.items() if draft.chunks is not None or name in there}
+
+    async def _manifest(self, listed: _Listed) -> tuple[str, ListedManifest]:
+        key, found = listed
+        try:
+            manifest = decode_manifest(await self._store.read(key), object_name(key))
+        except BlobNotFound:
+            return object_name(key), ListedManifest(found, None)
+        except Refused as refused:
+            if isinstance(refused.failure, ManifestCorrupt):
+                return object_name(key), ListedManifest(found, None)
+            raise
+        return object_name(key), ListedManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
+
+    async def _inputs(self, listed: _Listed) -> AuxiliaryObject | None:
+        """Return None if the object can't be read now. It stays, and the collection goes on."""
+        key, found = listed
+        try:
+            version = (await self._store.read(key)).decode(errors="replace")
+        except BlobNotFound:  # taken away since it was listed: it speaks of no version
+            version = ""
+        except BlobUnavailable:
+            return None
+        return AuxiliaryObject(key, found, version)
+
+    async def _pack(self, listed: _Listed) -> tuple[str, ListedPack]:
+        key, found = listed
+        return object_name(key), ListedPack(found, await self._chunks(key))
+
+    async def _chunks(self, key: str) -> dict[str, int] | None:
+        """Return the lengths of a pack's chunks. None if they can't be known now, or ever."""
+        tenant, _, pack = key.split("/")
+        try:
+            return {digest: place.length for digest, place in (await read_locations(self._store, tenant, pack)).items()}
+        except BlobNotFound:
+            # A pack with neither was taken away since its listing. In a file without index no reader finds a chunk.
+            return None if digest_of_file_pack(pack) is None else {}
+        except Refused as refused:
+            if isinstance(refused.failure, PackCorrupt | Unavailable):
+                return None
+            raise

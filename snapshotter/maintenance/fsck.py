@@ -1,0 +1,425 @@
+"""Check a tenant's objects: every byte against its digest, every reference against what it names. Changes nothing.
+
+Manifests are listed before packs, so that what is published meanwhile is not mistaken for a fault. Objects that look
+unfinished are faults only while no push of the tenant runs. What a killed collection left behind is counted, and is no
+fault if it is certain that no version needs it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from blake3 import blake3
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.blobstore.chunk_locations import ChunkLocation, decode_pack_list, read_chunk
+from kelvin.blobstore.packs import digest_of_file_pack
+from kelvin.contracts.artifacts.attestation import shorten_key_id
+from kelvin.contracts.artifacts.manifest import Manifest, decode_manifest
+from kelvin.contracts.artifacts.object_keys import (
+    ATTESTATIONS,
+    CONDEMNED,
+    DRAFTS,
+    INDEX,
+    INPUTS,
+    MANIFESTS,
+    PACK_LISTS,
+    PACKS,
+    SEAL_PREFIX,
+    attestations_prefix,
+    index_key,
+    inputs_key,
+    is_object_key,
+    manifest_key,
+    object_name,
+    pack_key,
+)
+from kelvin.contracts.artifacts.push_api import (
+    AttestationEntry,
+    FsckBroken,
+    FsckFinding,
+    FsckLine,
+    FsckProgress,
+    FsckSummary,
+)
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.problem import to_wire
+from kelvin.contracts.traffic_errors import Overloaded
+from snapshotter.intake.policy.version_inputs import Sealing, inputs_digest
+from snapshotter.store.attestation_store import AttestationStore
+from snapshotter.store.pack_check import NAMED, check_file, check_pack
+
+_KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INPUTS, MANIFESTS, PACK_LISTS)  # packs are listed after manifests
+
+AT_ONCE: Final = 4  # checks at the same time, one of a tenant: each lasts as long as its client reads
+OUT_OF_REACH: Final = 8  # a check ends after more objects than this could not be read
+PUSH_AGAIN: Final = "push the model again from its source"
+PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
+
+
+@dataclass(slots=True, repr=False)
+class Fsck:
+    """Checks the objects of tenants: one check of a tenant at a time, `AT_ONCE` in all."""
+
+    store: BlobStore
+    is_running: Callable[[str], bool]  # whether a push of the tenant is being committed, or a collection frees objects
+    named: Callable[[str], Awaitable[tuple[str, ...]]]  # the versions that the tenant's models name
+    attestations: AttestationStore
+    pending_versions: Callable[[str], set[str]]  # the versions that the tenant's open pushes make
+    _checking: set[str] = field(default_factory=set)  # tenants
+
+    def __repr__(self) -> str:
+        return f"<Fsck running={len(self._checking)}>"
+
+    async def check(self, tenant: str) -> AsyncIterator[FsckLine]:
+        """Yield findings and progress as they come, then a summary, or `FsckBroken` if the store fails.
+
+        A check that may not run now yields `FsckBroken` with `Overloaded` alone.
+        """
+        if tenant in self._checking or len(self._checking) >= AT_ONCE:
+            what, limit = ("this tenant's checks", 1) if tenant in self._checking else ("the list of checks", AT_ONCE)
+            yield FsckBroken(failure=to_wire(Overloaded(what, limit, 30.0)))
+            return
+        self._checking.add(tenant)
+        check, findings = _Check(self, tenant), 0
+        try:
+            async for line in check.lines():
+                findings += isinstance(line, FsckFinding)
+                yield line
+            yield check.summary(findings)
+        except Refused as refused:
+            yield FsckBroken(failure=to_wire(refused.failure))
+        finally:
+            self._checking.discard(tenant)
+
+
+class _Check:
+    """One check of one tenant, and what it has learnt so far."""
+
+    def __init__(self, fsck: Fsck, tenant: str) -> None:
+        self._fsck = fsck
+        self._store = fsck.store
+        self._tenant = tenant
+        self._named: frozenset[str] = frozenset()  # versions that a model names
+        self._coming: set[str] = set()  # versions that open pushes make, where that matters
+        self._condemned: frozenset[str] = frozenset()  # versions that a collection marked and no model names
+        self._manifests: dict[str, Manifest] = {}
+        self._unread: set[str] = set()  # versions whose manifest can't be read: what they need is unknown
+        self._places: dict[str, ChunkLocation] = {}  # verified chunks only
+        self._by_pack: dict[str, frozenset[str]] = {}  # verified chunks of each pack that was read
+        self._unindexed: set[str] = set()  # packs without an index
+        self._sealed: set[str] = set()  # versions with a good seal
+        self._recorded: set[str] = set()  # versions whose inputs are recorded
+        self._checked_bytes = 0
+        self._leftovers = 0  # objects that a collection which did not end has left; the next one frees them
+        self._out_of_reach: set[str] = set()  # keys of objects that could not be read
+        self._seen_running = False
+
+    async def lines(self) -> AsyncIterator[FsckLine]:
+        """Yield findings and progress. Raises `Refused` where the store does not answer."""
+        self._watch()
+        self._named = frozenset(await self._fsck.named(self._tenant))
+        keys = {kind: await list_objects(self._store, self._tenant, kind) for kind in _KINDS}
+        self._condemned = frozenset(map(object_name, keys[CONDEMNED])) - self._named
+        for part in (
+            self._each(keys[MANIFESTS], self._check_manifest),
+            self._check_named(keys[MANIFESTS]),
+            self._check_packs(),
+            self._each(keys[MANIFESTS], self._check_references),
+            self._check_attestations(keys),
+            self._check_inputs(keys[INPUTS]),
+            self._each(keys[PACK_LISTS], self._check_pack_list),
+            self._check_unfinished(keys[DRAFTS]),
+        ):
+            async for line in part:
+                yield line
+        async for key in self._store.list(f"{self._tenant}/"):
+            if not is_object_key(key):
+                yield FsckFinding(key=key, fault="no object of this format has such a name", mend="delete it")
+
+    def summary(self, findings: int) -> FsckSummary:
+        """Return the last line, after so many findings."""
+        used = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
+        unused = [place.length for digest, place in self._places.items() if digest not in used]
+        return FsckSummary(
+            versions=len(self._manifests),
+            unnamed_versions=len(self._manifests.keys() - self._named),
+            packs=len(self._by_pack),
+            chunks=len(self._places),
+            checked_bytes=self._checked_bytes,
+            unreferenced_chunks=len(unused),
+            unreferenced_bytes=sum(unused),
+            findings=findings,
+            leftovers=self._leftovers,
+            pushes_running=self._seen_running,
+        )
+
+    async def _each(
+        self, keys: Iterable[str], check: Callable[[str], Awaitable[Iterable[FsckLine]]]
+    ) -> AsyncIterator[FsckLine]:
+        """Yield what `check` says of each object. One that vanished was collected meanwhile: whoever needs it says so.
+        One that can't be read is named.
+        """
+        for key in keys:
+            try:
+                lines = await check(key)
+            except BlobNotFound:
+                continue
+            except BlobUnavailable as error:
+                lines = (self._unreachable(key, error),)
+            for line in lines:
+                yield line
+
+    def _unreachable(self, key: str, error: BlobUnavailable) -> FsckFinding:
+        """Return the finding of an object that can't be read. After `OUT_OF_REACH` of them raise `error` instead."""
+        self._out_of_reach.add(key)
+        if len(self._out_of_reach) > OUT_OF_REACH:
+            raise error
+        mend = "repair the disk or the connection to the store; only if that does not help delete it, then"
+        fault = "it, or what belongs to it, can't be read now"
+        return FsckFinding(key=key, fault=fault, mend=f"{mend} {PUSH_AGAIN}")
+
+    async def _check_manifest(self, key: str) -> Iterable[FsckLine]:
+        version = object_name(key)
+        try:
+            self._manifests[version] = decode_manifest(await self._store.read(key), version)
+        except BlobNotFound:
+            raise
+        except Refused as refused:
+            self._unread.add(version)
+            if isinstance(refused, BlobUnavailable):
+                raise
+            return (FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_OR_DELETE),)
+        return ()
+
+    async def _check_named(self, keys: list[str]) -> AsyncIterator[FsckLine]:
+        """Find versions that models name and that have no manifest. One that was deleted meanwhile is no fault."""
+        missing = self._named - {object_name(key) for key in keys}
+        if missing:
+            missing &= frozenset(await self._fsck.named(self._tenant))
+        for version in sorted(missing):
+            fault = "a model names this version, but its manifest is missing"
+            mend = f"restore the store from your own copy, {PUSH_AGAIN}, or `kelvin versions delete` it"
+            yield FsckFinding(key=manifest_key(self._tenant, version), fault=fault, mend=mend)
+
+    async def _check_packs(self) -> AsyncIterator[FsckLine]:
+        packs, indexes = [await list_objects(self._store, self._tenant, kind) for kind in (PACKS, INDEX)]
+        found = zip(packs, await bounded_gather(self._size, packs), strict=True)
+        sizes = {key: size for key, size in found if size is not None}
+        async for line in self._each(sizes, partial(self._check_pack, sum(sizes.values()))):
+            yield line
+        async for finding in self._without_index():
+            yield finding
+        for key in indexes:
+            pack = pack_key(self._tenant, object_name(key))
+            if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
+                yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
+
+    async def _check_pack(self, total_bytes: int, key: str) -> Iterable[FsckLine]:
+        pack = object_name(key)
+        look = check_pack if digest_of_file_pack(pack) is None else check_file
+        check = await look(self._store, self._tenant, pack, PUSH_AGAIN)
+        self._checked_bytes += check.size
+        self._places.update(check.places)
+        self._by_pack[pack] = frozenset(check.places)
+        if not check.is_indexed:
+            self._unindexed.add(pack)
+        total_bytes = max(total_bytes, self._checked_bytes)
+        return (*check.findings, FsckProgress(checked_bytes=self._checked_bytes, total_bytes=total_bytes))
+
+    async def _without_index(self) -> AsyncIterator[FsckFinding]:
+        """Yield a finding for each pack without an index.
+
+        It advises to delete only a pack that no version can need: the source of a version may be lost.
+        """
+        if not self._unindexed:
+            return
+        self._watch()
+        if self._seen_running:  # a pack is there for a moment before its index
+            return
+        # A push that has ended since its pack was read has written the index by now.
+        self._unindexed = {pack for pack in self._unindexed if not await self._is_there(index_key(self._tenant, pack))}
+        wanted = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
+        is_lacking = not wanted <= self._places.keys() or not self._named <= self._manifests.keys()
+        indexed = frozenset[str]().union(*(self._by_pack[pack] for pack in self._by_pack.keys() - self._unindexed))
+        for pack in sorted(self._unindexed):
+            # Only its index says which chunks a kept file holds, so any of them may hold the chunks that are missing.
+            only_here = wanted & self._by_pack[pack] - indexed
+            has_wanted = not wanted.isdisjoint(self._by_pack[pack])  # then no collection frees it
+            if not (has_wanted or is_lacking or self._unread):
+                self._leftovers += 1  # a collection frees the index of a pack first
+                continue
+            is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)
+            other = f"or delete {pack_key(self._tenant, pack)}"
+            mend = f"{PUSH_AGAIN}, {'keep the pack: a version may need it' if is_needed else other}"
+            fault = "the index of a pack is missing"
+            yield FsckFinding(key=index_key(self._tenant, pack), fault=fault, mend=mend)
+
+    async def _check_references(self, key: str) -> Iterable[FsckLine]:
+        manifest = self._manifests.get(object_name(key))
+        if manifest is None:
+            return ()  # it was not read, and that was said
+        wanted = {chunk.digest: chunk.length for chunk in manifest.chunks}
+        missing = [
+            digest
+            for digest, length in wanted.items()
+            if digest not in self._places or self._places[digest].length != length
+        ]
+        if missing and not await self._is_there(key):
+            return ()  # collected meanwhile: its packs went after it
+        if missing:
+            some = ", ".join(missing[:NAMED])
+            fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
+            mend = f"after the packs above, {PUSH_OR_DELETE}"
+            if any(other.startswith(pack_key(self._tenant, "")) for other in self._out_of_reach):
+                fault = f"{len(missing)} of {len(wanted)} chunks are in none of the packs that can be read: {some}"
+                mend = "make the packs above readable, then check again"
+            return (FsckFinding(key=key, fault=fault, mend=mend),)
+        fault = "the pinned file {} does not match its digest"
+        mend = f"delete it, then {PUSH_AGAIN}"
+        damaged = await self._damaged_files(manifest)
+        return [FsckFinding(key=key, fault=fault.format(path), mend=mend) for path in damaged]
+
+    async def _damaged_files(self, manifest: Manifest) -> list[str]:
+        """Return the pinned files whose bytes differ from the manifest's digest, although each chunk has its own."""
+        if not manifest.files:
+            return []
+        end = max(file.offset + file.size for file in manifest.files)
+        space = bytearray()
+        for chunk in manifest.chunks:
+            if len(space) >= end:
+                break
+            place = self._places[chunk.digest]
+            space += await read_chunk(self._store, pack_key(self._tenant, place.pack), place)
+        return [
+            file.path
+            for file in manifest.files
+            if blake3(memoryview(space)[file.offset : file.offset + file.size]).hexdigest() != file.digest
+        ]
+
+    async def _check_attestations(self, keys: dict[str, list[str]]) -> AsyncIterator[FsckLine]:
+        there = {object_name(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
+        versions = dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS])
+        if not versions.keys() <= there:
+            self._coming = await asyncio.to_thread(self._fsck.pending_versions, self._tenant)
+        prefixes = [attestations_prefix(self._tenant, version) for version in versions]
+        async for line in self._each(prefixes, partial(self._check_attested, there)):
+            yield line
+        for version in sorted(self._manifests.keys() - self._sealed):
+            key, prefix = manifest_key(self._tenant, version), attestations_prefix(self._tenant, version)
+            new = [each async for each in self._store.list(prefix) if each not in keys[ATTESTATIONS]]
+            if not new and await self._is_there(key):  # else collected meanwhile
+                yield FsckFinding(key=key, fault="no attestation says that it was sealed", mend=PUSH_AGAIN)
+
+    async def _check_attested(self, there: set[str], prefix: str) -> Iterable[FsckLine]:
+        version = prefix.split("/")[2]
+        # What a publisher says of a version comes before its commit.
+        is_known = version in there or version in self._coming
+        missing = not is_known and not await self._is_there(manifest_key(self._tenant, version))
+        try:
+            entries = await self._fsck.attestations.entries(self._tenant, version)
+        except BlobUnavailable:
+            self._sealed.add(version)  # whether it is sealed can't be said now, so it is no finding
+            raise
+        found: list[FsckFinding] = []
+        for entry in entries:
+            key, fault = prefix + entry.name, entry.fault or _distrust(entry)
+            if fault is not None:
+                mend = f"delete it, then {PUSH_AGAIN}"
+                found.append(FsckFinding(key=key, fault=f"an attestation: {fault}", mend=mend))
+            elif missing and version in self._condemned:
+                self._leftovers += 1  # a collection frees the mark of a version last
+            elif missing:
+                self._watch()
+                if not self._seen_running:
+                    mend = f"delete it, or {PUSH_AGAIN}"
+                    found.append(FsckFinding(key=key, fault="its version does not exist", mend=mend))
+            if fault is None and entry.name.startswith(SEAL_PREFIX):
+                self._sealed.add(version)
+        return found
+
+    async def _check_inputs(self, keys: list[str]) -> AsyncIterator[FsckLine]:
+        async for line in self._each(keys, self._check_input):
+            yield line
+        for version in sorted((self._named & self._manifests.keys()) - self._recorded):
+            key = inputs_key(self._tenant, _inputs_of(self._manifests[version]))
+            if not await self._is_there(key):
+                fault = f"nothing says of which inputs {version} was made"
+                yield FsckFinding(key=key, fault=fault, mend=PUSH_AGAIN)
+
+    async def _check_input(self, key: str) -> Iterable[FsckLine]:
+        version = (await self._store.read(key)).decode(errors="replace")
+        if version in self._unread:
+            return ()
+        if version not in self._manifests:
+            fault = f"it names version {version[:64]!r}, which does not exist"
+        elif _inputs_of(self._manifests[version]) != object_name(key):
+            fault = f"version {version} was made of other inputs"
+        else:
+            self._recorded.add(version)
+            return ()
+        return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew"),)
+
+    async def _check_pack_list(self, key: str) -> Iterable[FsckLine]:
+        """A missing list is no fault: lists only save reads, and early stores had none. Nor is the list of a version
+        that does not exist: a refused push leaves one, as it leaves packs, and a collection frees both.
+        """
+        named = decode_pack_list(await self._store.read(key))
+        if named is None:
+            fault = "it is damaged"
+        elif not self._is_list_of(named, self._manifests.get(object_name(key))):
+            fault = "it names other packs than those that hold its version"
+        else:
+            return ()
+        if not await self._is_there(key):
+            return ()
+        return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew"),)
+
+    def _is_list_of(self, named: tuple[str, ...], manifest: Manifest | None) -> bool:
+        """Return whether the named packs exist and hold each verified chunk of a version. A pack that can't be read now
+        exists. Without a manifest there is nothing to hold.
+        """
+        if manifest is None:
+            return True
+        unread = {object_name(key) for key in self._out_of_reach if key.startswith(pack_key(self._tenant, ""))}
+        wanted = {chunk.digest for chunk in manifest.chunks} & self._places.keys()
+        found = frozenset[str]().union(*(self._by_pack.get(pack, frozenset()) for pack in named))
+        return set(named) <= self._by_pack.keys() | unread and wanted <= found
+
+    async def _check_unfinished(self, drafts: list[str]) -> AsyncIterator[FsckLine]:
+        for version in self._condemned - self._manifests.keys():
+            self._leftovers += not await self._is_there(manifest_key(self._tenant, version))
+        self._watch()
+        if not self._seen_running:
+            for key in drafts:
+                fault = "a draft of a push that did not end"
+                yield FsckFinding(key=key, fault=fault, mend=f"delete it, or {PUSH_AGAIN}")
+
+    def _watch(self) -> None:
+        self._seen_running = self._seen_running or self._fsck.is_running(self._tenant)
+
+    async def _is_there(self, key: str) -> bool:
+        return await self._size(key) is not None
+
+    async def _size(self, key: str) -> int | None:
+        try:
+            return (await self._store.stat(key)).size
+        except BlobNotFound:
+            return None
+        except BlobUnavailable:
+            return 0  # it counts as existing; reading it finds what is wrong
+
+
+def _distrust(entry: AttestationEntry) -> str | None:
+    """Return why a signed seal is not trusted, else None. Whether a publisher is trusted is policy, and no fault."""
+    if entry.name.startswith(SEAL_PREFIX) and entry.trusted_as is None and entry.key_id is not None:
+        return f"{shorten_key_id(entry.key_id)} sealed it, which is not trusted here"
+    return None
+
+
+def _inputs_of(manifest: Manifest) -> str:
+    sealing = Sealing(manifest.format, manifest.chunk_bytes, manifest.engine, manifest.limits, manifest.signature)
+    return inputs_digest(sealing, manifest.files, manifest.tensors, [chunk.digest for chunk in manifest.chunks])

@@ -1,0 +1,184 @@
+"""What a tenant's versions need of its objects, and what nothing needs. Pure: the store is read and freed by `collect`.
+
+Needed is what a model names, what is being committed, what waits for its commit, and what was found unneeded for less
+than the grace period. All else goes, whole objects only: a pack stays for a single chunk.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from kelvin.contracts.artifact_errors import ManifestCorrupt, ManifestMissing
+from kelvin.contracts.artifacts.object_keys import condemned_key, draft_key, index_key, manifest_key, pack_key
+from kelvin.contracts.artifacts.push_api import Condemned, Freed
+from kelvin.contracts.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object as it is listed: how large, and when it was put (wall clock)."""
+
+    nbytes: int
+    modified_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ListedManifest:
+    """A manifest or draft; `chunks` is None where it does not decode."""
+
+    object: ListedObject
+    chunks: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPack:
+    """A pack with the chunks (digest -> length) of its index, or of its footer; None where neither can be read."""
+
+    object: ListedObject
+    chunks: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliaryObject:
+    """An attestation, a pack list or an inputs object, by its key, and the version that it speaks of."""
+
+    key: str
+    object: ListedObject
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """All objects of a tenant, and what is known of their users. Everything is by version or pack."""
+
+    tenant: str
+    named: frozenset[str]  # versions that a model names
+    committing: frozenset[str]  # versions whose commit is under way
+    declared_digests: frozenset[str]  # chunks that open pushes and running commits rely on
+    pending_versions: frozenset[str]  # versions that open pushes make: publishers' statements come before them
+    manifests: Mapping[str, ListedManifest]
+    drafts: Mapping[str, ListedManifest]
+    condemned: Mapping[str, ListedObject]
+    attestations: tuple[AuxiliaryObject, ...]
+    inputs: tuple[AuxiliaryObject, ...]
+    packs: Mapping[str, ListedPack]
+    indexes: Mapping[str, ListedObject]
+    pack_lists: tuple[AuxiliaryObject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What to do: mark, unmark, free in this order. What is not named here is left."""
+
+    condemn: tuple[str, ...]  # versions that get their mark now
+    unmark: tuple[str, ...]  # versions whose mark goes: a model names them again
+    condemned: tuple[Condemned, ...]
+    free: tuple[Freed, ...]
+    versions: int
+    packs: int
+    unreferenced_bytes: int
+    lost: int  # chunks that a kept version needs and no pack is known to hold: no pack is freed then
+
+
+def plan_collection(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
+    """Choose what a collection frees, condemns and pardons.
+
+    If no known pack holds a chunk that a kept version needs, some pack's table is missing or wrong, and nobody knows
+    which. Then no pack is freed. Raises `Refused` (ManifestCorrupt, ManifestMissing) if a needed version's manifest
+    can't say what it needs.
+    """
+    wanted = facts.named | facts.committing
+    unnamed = sorted(facts.manifests.keys() - wanted)
+    since = {version: facts.condemned[version].modified_s for version in unnamed if version in facts.condemned}
+    left_s = {version: since.get(version, now_s) + grace_s - now_s for version in unnamed}
+    dead = {version for version in unnamed if left_s[version] <= 0}
+    kept = facts.manifests.keys() - dead
+    drafts = {
+        version
+        for version, draft in facts.drafts.items()
+        if version in facts.committing or _is_young(draft.object, now_s, grace_s)
+    }
+    live = kept | drafts | facts.committing
+    gone = (dead | facts.drafts.keys()) - live
+    needed = _needed(facts, kept, drafts)
+    reached = needed | facts.declared_digests
+    lost = needed - {digest for pack in facts.packs.values() for digest in pack.chunks or ()}
+    free = (
+        *_auxiliary_to_free(facts.inputs, live, gone, now_s, grace_s),
+        *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
+        *_auxiliary_to_free(facts.attestations, live | facts.pending_versions, gone, now_s, grace_s),
+        *_auxiliary_to_free(facts.pack_lists, live, gone, now_s, grace_s),
+        # After what was made of it, which would speak of nothing if this ends here. A manifest goes before: it may not
+        # be without its attestations.
+        *(
+            _freed(draft_key, facts, version, facts.drafts[version].object, "its push did not end")
+            for version in sorted(facts.drafts.keys() - drafts)
+        ),
+        *(
+            _freed(condemned_key, facts, version, mark, "its version is gone")
+            for version, mark in sorted(facts.condemned.items())
+            if version not in kept
+        ),
+        *(() if lost else _packs(facts, reached, now_s, grace_s)),
+    )
+    freed_keys = {freed.key for freed in free}
+    stay = {pack: found for pack, found in facts.packs.items() if pack_key(facts.tenant, pack) not in freed_keys}
+    lengths = {digest: length for found in stay.values() for digest, length in (found.chunks or {}).items()}
+    return Collection(
+        condemn=tuple(version for version in unnamed if version not in since and version not in dead),
+        unmark=tuple(sorted(facts.condemned.keys() & wanted & facts.manifests.keys())),
+        condemned=tuple(Condemned(version=v, kept_s=max(0, round(left_s[v]))) for v in unnamed if v not in dead),
+        free=free,
+        versions=len(kept),
+        packs=len(stay),
+        unreferenced_bytes=sum(length for digest, length in lengths.items() if digest not in reached),
+        lost=len(lost),
+    )
+
+
+def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
+    """Return the chunks of the versions and drafts that stay. Raises as `plan_collection`."""
+    for version in sorted(facts.named):
+        if version not in facts.manifests:
+            raise Refused(ManifestMissing(version))
+    needed: set[str] = set()
+    for objects, versions in ((facts.manifests, kept), (facts.drafts, drafts)):
+        for version in versions:
+            chunks = objects[version].chunks
+            if chunks is None:
+                raise Refused(ManifestCorrupt(version, "it does not decode, so nothing is known of what it needs"))
+            needed |= chunks
+    return frozenset(needed)
+
+
+def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: float) -> Iterator[Freed]:
+    """Yield packs to free. Each index goes first: a pack without an index is never offered to a reader, but an index
+    without its pack would be.
+    """
+    for pack, found in sorted(facts.packs.items()):
+        if found.chunks is None or not reached.isdisjoint(found.chunks) or _is_young(found.object, now_s, grace_s):
+            continue
+        if (index := facts.indexes.get(pack)) is not None:
+            yield _freed(index_key, facts, pack, index, "no version needs its pack")
+        yield _freed(pack_key, facts, pack, found.object, "no version needs a chunk of it")
+    for pack, index in sorted(facts.indexes.items()):
+        if pack not in facts.packs and not _is_young(index, now_s, grace_s):
+            yield _freed(index_key, facts, pack, index, "its pack is gone")
+
+
+def _auxiliary_to_free(
+    sides: Iterable[AuxiliaryObject], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
+) -> Iterator[Freed]:
+    """Yield objects that belong to no version. Young ones stay, unless their version or draft is in `gone`."""
+    for side in sides:
+        is_old = side.version in gone or not _is_young(side.object, now_s, grace_s)
+        if side.version not in live and is_old:
+            yield Freed(key=side.key, nbytes=side.object.nbytes, reason="its version is gone")
+
+
+def _freed(key: Callable[[str, str], str], facts: StoreFacts, name: str, found: ListedObject, reason: str) -> Freed:
+    return Freed(key=key(facts.tenant, name), nbytes=found.nbytes, reason=reason)
+
+
+def _is_young(found: ListedObject, now_s: float, grace_s: float) -> bool:
+    return found.modified_s + grace_s > now_s

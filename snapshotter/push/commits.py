@@ -1,0 +1,177 @@
+"""Run commits of pushes beyond the requests that start them. Each runs once; a repeated request joins it or gets its
+result.
+
+A commit for which no request waits during ABANDONED_S is cancelled: its client left, or its tenant was suspended. A
+client that comes back starts it again, from what is stored by then.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from blake3 import blake3
+from msgspec.structs import replace
+
+from kelvin.contracts.artifacts.push_api import CommitStep, Committed, Committing
+from kelvin.contracts.errors import Conflict, Refused
+from kelvin.contracts.traffic_errors import Overloaded
+from snapshotter.intake.plan_record import PlanRecord
+from snapshotter.push.publisher import Report
+
+log = logging.getLogger(__name__)
+
+RUNNING_LIMIT: Final = 8
+RESULTS_KEPT: Final = 256
+ABANDONED_S: Final = 60.0  # a client asks again every few seconds
+
+Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Committed]]
+
+
+@dataclass(slots=True)
+class _Commit:
+    tenant: str
+    announced: str  # see `digests_digest`
+    client: str | None  # who began it
+    step: CommitStep = CommitStep.WAITING
+    task: asyncio.Task[Committed] = field(init=False)
+    waiters: int = 0  # requests that wait for it
+    abandonment: asyncio.TimerHandle | None = None  # runs while nobody waits for it
+
+    def report(self, step: CommitStep) -> None:
+        self.step = step
+
+    async def join(self, wait_s: float) -> bool:
+        """Wait for its end for at most `wait_s`. Return whether it ended."""
+        self._stop_timer()
+        self.waiters += 1
+        try:
+            done, _ = await asyncio.wait({self.task}, timeout=wait_s)
+        finally:
+            self.waiters -= 1
+            self.start_abandon_timer()
+        return bool(done)
+
+    def result(self, client: str | None) -> Committed:
+        """Return the result, or raise the failure of the commit.
+
+        Equal pushes at the same time share a commit. The client that began it is told that its push made the version,
+        each time that it asks; the others are told that the version was there.
+        """
+        committed = self.task.result()
+        return committed if client == self.client else replace(committed, created=False, restored=False)
+
+    def start_abandon_timer(self) -> None:
+        """Cancel it in ABANDONED_S, unless a request joins it or it ends before that."""
+        if not self.waiters and not self.task.done():
+            self._stop_timer()
+            self.abandonment = asyncio.get_running_loop().call_later(ABANDONED_S, self.task.cancel)
+
+    def _stop_timer(self) -> None:
+        if self.abandonment is not None:
+            self.abandonment.cancel()
+            self.abandonment = None
+
+
+class Commits:
+    """Commits that run, RUNNING_LIMIT at most. Close it where you opened it: running commits are cancelled, and a retry
+    resumes them.
+
+    Beyond its first commit a tenant may run no more than it leaves free to others (dynamic thresholds, see
+    `activator/limits/concurrency_limits.py`): one tenant alone gets half of the places, and only four tenants can fill
+    them.
+    """
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._commits: OrderedDict[str, _Commit] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Commits running={len(self._running())} kept={len(self._commits)}>"
+
+    def __contains__(self, plan_id: str) -> bool:
+        return plan_id in self._commits
+
+    def is_running(self, tenant: str) -> bool:
+        """Whether a commit of this tenant is under way."""
+        return any(commit.tenant == tenant for commit in self._running())
+
+    async def try_join(
+        self, tenant: str, plan_id: str, announced: str, wait_s: float, client: str | None = None
+    ) -> Committed | Committing | None:
+        """Return the result of the plan's commit, or its step after `wait_s`; None if there is none, or it was
+        cancelled. `announced` is the `digests_digest` of the caller's chunks.
+
+        Raises the failure of the commit once (the next call starts it anew), and `Refused(Conflict)` if the plan is
+        being committed with other chunks.
+        """
+        commit = self._commits.get(plan_id)
+        if commit is None or commit.tenant != tenant:
+            return None
+        if commit.announced != announced:
+            raise Refused(Conflict("commit", "the plan is being committed with other chunks"))
+        if not await commit.join(wait_s):
+            return Committing(step=commit.step)
+        failed = commit.task.cancelled() or commit.task.exception() is not None
+        if failed and self._commits.get(plan_id) is commit:
+            del self._commits[plan_id]
+        return None if commit.task.cancelled() else commit.result(client)
+
+    def start(self, record: PlanRecord, digests: tuple[str, ...], client: str | None = None) -> None:
+        """Begin the commit of a plan, for the client of this name. The plan must have none. Raises
+        `Refused(Overloaded)`.
+        """
+        assert record.plan_id not in self._commits
+        running = self._running()
+        of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)
+        if of_tenant >= free:
+            raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
+        commit = _Commit(record.tenant, digests_digest(digests), client)
+        commit.task = asyncio.create_task(
+            self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
+        )
+        commit.task.add_done_callback(_log_failure)
+        commit.start_abandon_timer()
+        self._commits[record.plan_id] = commit
+        self._forget_old()
+
+    def forget(self, plan_id: str) -> None:
+        """A result that nobody will ask for again: the plan is pushed anew. What runs stays."""
+        commit = self._commits.get(plan_id)
+        if commit is not None and commit.task.done():
+            del self._commits[plan_id]
+
+    async def close(self) -> None:
+        """Cancel what runs and wait for its end."""
+        tasks = [commit.task for commit in self._running()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _running(self) -> list[_Commit]:
+        return [commit for commit in self._commits.values() if not commit.task.done()]
+
+    def _forget_old(self) -> None:
+        done = [plan_id for plan_id, commit in self._commits.items() if commit.task.done()]
+        for plan_id in done[: max(0, len(self._commits) - RESULTS_KEPT)]:
+            del self._commits[plan_id]
+
+
+def digests_digest(digests: Iterable[str]) -> str:
+    """Return the digest of a list of chunks, which is compared and kept in its place: it may take 80 MB."""
+    return blake3(",".join(digests).encode()).hexdigest()
+
+
+def _log_failure(task: asyncio.Task[Committed]) -> None:
+    """Also marks the exception as seen: the client may never ask."""
+    if task.cancelled():
+        return
+    match task.exception():
+        case None:
+            return
+        case Refused() as refused:
+            log.warning("a commit was refused", extra={"task": task.get_name(), "failure": str(refused)})
+        case error:
+            log.error("a commit failed", exc_info=error, extra={"task": task.get_name()})

@@ -1,0 +1,105 @@
+"""What the snapshotter asks of the control plane: run a gate or a sealing job on a standby, and take a version in.
+
+A `kelvin engine` whose directory is shared with us may take the jobs instead.
+"""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from kelvin.contracts.artifacts.runtime_control import ENGINE_SOCKET, GateFacts, GateJob, SealAttestation, SealJob
+from kelvin.contracts.errors import Refused, Unavailable
+from kelvin.contracts.serving.control_messages import (
+    NamedVersions,
+    RegistrationResult,
+    TenantLimits,
+    VersionRegistration,
+)
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+from snapshotter.dependencies import REGISTRY
+
+REGISTRY_S: Final = REGISTRY.timeout_s
+
+
+T = TypeVar("T")
+PEER: Final = "the engine"
+
+
+class Judge(Protocol):
+    """Takes the jobs of a push, at the same paths whoever it is."""
+
+    async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
+        """Raises `Refused`: the job's own refusal, or Unavailable."""
+        ...
+
+
+class StandaloneEngine:
+    """An engine in `run`, which may come, go and be another one at any time: a connection for each job."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"<EngineBeside {self._run}>"
+
+    async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
+        """See `Judge`."""
+        try:
+            directory = SocketDirectory(self._run, is_ours=False)
+        except OSError as error:
+            raise Refused(Unavailable(PEER)) from error
+        with closing(directory):
+            client = ServiceClient(directory, ENGINE_SOCKET, PEER, limit=1)
+            try:
+                return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
+            finally:
+                await client.close()
+
+
+class GateJobs:
+    """Over the control plane's socket, but for those that a `judge` of our own does. Each call may be repeated.
+
+    All raise `Refused`: the job's own refusal, or Unavailable.
+    """
+
+    def __init__(self, client: ServiceClient, gate_s: float, seal_s: float, judge: Judge | None = None) -> None:
+        self._client = client
+        self._judge: Judge = client if judge is None else judge
+        self._gate_s = gate_s
+        self._seal_s = seal_s
+
+    def __repr__(self) -> str:
+        return f"<Jobs {self._client!r}>"
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        """Decide whether the architecture may be served."""
+        return await self._judge.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        """Bind the draft and record its known answers."""
+        return await self._judge.call(
+            "POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=self._seal_s
+        )
+
+    async def register(self, registration: VersionRegistration) -> RegistrationResult | None:
+        """Register a published version; idempotent. Return None if the control plane does not say what it was.
+
+        One of an earlier build answers without a body.
+        """
+        kind: Any = RegistrationResult | None
+        answer: RegistrationResult | None = await self._client.call(
+            "POST", "/internal/v1/versions", kind, body=registration, timeout_s=REGISTRY_S
+        )
+        return answer
+
+    async def named(self, tenant: str) -> tuple[str, ...]:
+        """Return every version that a model of the tenant names."""
+        path = f"/internal/v1/versions?tenant={tenant}"
+        return (await self._client.call("GET", path, NamedVersions, timeout_s=REGISTRY_S)).versions
+
+    async def limits(self, tenant: str) -> TenantLimits:
+        """What the tenant may use, where that is not the installation's setting."""
+        return await self._client.call(
+            "GET", f"/internal/v1/tenants/{tenant}/limits", TenantLimits, timeout_s=REGISTRY_S
+        )

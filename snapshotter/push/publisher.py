@@ -1,0 +1,404 @@
+"""Make a version of a push: packs, their indexes, draft, sealing, attestation, manifest, register. All idempotent.
+
+The order is the invariant: what refers to an object is written after it was written and read back, so a crash leaves
+objects that nothing refers to, never a reference to what is not there. A retry finds each step done or does it.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+from msgspec import structs
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobShort, BlobStore
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.blobstore.chunk_locations import encode_pack_list, read_chunk
+from kelvin.blobstore.packs import FileIndex, PackEntry, encode_file_index, encode_footer, encode_table, place
+from kelvin.contracts.artifact_errors import NON_CHUNK_CODES, ArtifactRejected, ChunkCorrupt
+from kelvin.contracts.artifacts.manifest import Manifest, encode_manifest, version_of
+from kelvin.contracts.artifacts.object_keys import (
+    condemned_key,
+    draft_key,
+    index_key,
+    inputs_key,
+    manifest_key,
+    pack_key,
+    pack_list_key,
+)
+from kelvin.contracts.artifacts.push_api import CommitStep, Committed
+from kelvin.contracts.artifacts.runtime_control import SealAttestation, SealJob
+from kelvin.contracts.errors import Conflict, Refused, Unavailable
+from kelvin.contracts.serving.control_messages import VersionRegistration
+from snapshotter.intake.plan_record import KeptFile, PlanRecord
+from snapshotter.intake.policy.kept_tensorizer import FilePart, file_parts
+from snapshotter.intake.policy.layout import group_into_packs
+from snapshotter.intake.request_limits import KeyedLocks
+from snapshotter.push.gate_jobs import GateJobs
+from snapshotter.push.staging import Staging
+from snapshotter.store.attestation_store import AttestationStore
+from snapshotter.store.catalog import Catalog
+from snapshotter.store.pack_check import ensure_object, has_digest, holds, try_file_index, verify_file, verify_pack
+
+Report = Callable[[CommitStep], None]
+_BLOCK: Final = 8 << 20
+_CHUNKS_HELD: Final = 4
+
+_key_id: ContextVar[str] = ContextVar("pushed_by", default="")
+
+
+def set_caller_key(key_id: str) -> None:
+    """What this task, and those that it starts, are asked for is asked with that key, as in
+    `kelvin.process.request_context`.
+
+    The key is no part of the plan: that is named by the digest of what it says, whoever sent it.
+    """
+    _key_id.set(key_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningCommit:
+    """A version on its way, and what it needs, from before its commit looks at the store until it is registered."""
+
+    tenant: str
+    version: str
+    chunks: frozenset[str]
+
+
+class KeptFileReader:
+    """One pass over the file that `record` keeps: its staged chunks and what lies between, in the file's own order.
+
+    Every chunk is compared with its digest when it is first read, and the whole with the file's digest at the end:
+    bytes that are neither are never visible under its name. Holds a block and a few chunks in memory.
+    """
+
+    def __init__(self, staging: Staging, record: PlanRecord, digests: tuple[str, ...]) -> None:
+        assert record.kept is not None
+        self._staging = staging
+        self._record = record
+        self._kept = record.kept
+        count = len(record.file_digests)
+        self._parts = file_parts(record.chunks[count:], digests[count:], self._kept.size)
+        self._held: OrderedDict[str, bytes] = OrderedDict()
+        self._seen: set[str] = set()
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """The file. Raises `Refused`: Conflict where a staged chunk was lost, ArtifactRejected where all of them make
+        another file than was announced.
+        """
+        whole = blake3()
+        block = bytearray()
+        for part in self._parts:
+            block += await self._read(part)
+            if len(block) >= _BLOCK:
+                yield await asyncio.to_thread(_absorbed, whole, block)
+                block = bytearray()
+        last = await asyncio.to_thread(_absorbed, whole, block)
+        if whole.hexdigest() != self._kept.digest:
+            rule = "its tensors and what lies between them do not make the file whose digest was sent"
+            raise Refused(ArtifactRejected(self._kept.path, rule))
+        yield last
+
+    async def _read(self, part: FilePart) -> bytes:
+        digest = part.digest or self._kept.rest
+        if digest in self._seen and digest not in self._held:  # scattered tensors: not all of their chunk again
+            return await asyncio.to_thread(self._staging.read_part, *self._staged(digest), part.offset, part.length)
+        data = self._held.get(digest) or await self._check_in(digest)
+        self._held.move_to_end(digest)
+        return data[part.offset : part.offset + part.length]
+
+    async def _check_in(self, digest: str) -> bytes:
+        data = await asyncio.to_thread(self._staging.read, *self._staged(digest))
+        if not await has_digest(data, digest):
+            raise await _discard_lost(self._staging, self._record, digest)
+        self._seen.add(digest)
+        self._held[digest] = data
+        while len(self._held) > _CHUNKS_HELD:
+            self._held.popitem(last=False)
+        return data
+
+    def _staged(self, digest: str) -> tuple[str, str, str]:
+        return self._record.tenant, self._record.plan_id, digest
+
+
+async def _discard_lost(staging: Staging, record: PlanRecord, damaged: str) -> Refused:
+    """Discard the staged chunk `damaged` and every other damaged one of the push. Return the refusal to raise.
+
+    A power cut damages many chunks at once. The client then asks what is missing, and sends all of it in one round.
+    """
+    await asyncio.to_thread(staging.discard, record.tenant, damaged)
+    for digest in await asyncio.to_thread(staging.staged_digests, record.tenant, record.plan_id):
+        data = await asyncio.to_thread(staging.read, record.tenant, record.plan_id, digest)
+        if not await has_digest(data, digest):
+            await asyncio.to_thread(staging.discard, record.tenant, digest)
+    return Refused(Conflict("commit", "chunks were lost after they were sent: send them again"))
+
+
+def _absorbed(whole: blake3, block: bytearray) -> bytes:
+    whole.update(block)
+    return bytes(block)
+
+
+class Publisher:
+    """Packs of a tenant are written by one commit at a time, a version is sealed by one; all else runs side by side."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        staging: Staging,
+        catalog: Catalog,
+        jobs: GateJobs,
+        pack_bytes: int,
+        attestations: AttestationStore,
+    ) -> None:
+        self._store = store
+        self._staging = staging
+        self._catalog = catalog
+        self._jobs = jobs
+        self._pack_bytes = pack_bytes
+        self._attestations = attestations
+        self._tenants = KeyedLocks()
+        self._versions = KeyedLocks()
+        self._under_way: list[RunningCommit] = []
+
+    def __repr__(self) -> str:
+        return f"<Publisher packing={len(self._tenants)} sealing={len(self._versions)}>"
+
+    async def exists(self, tenant: str, version: str) -> bool:
+        """Whether readers can see the version."""
+        try:
+            await self._store.stat(manifest_key(tenant, version))
+        except BlobNotFound:
+            return False
+        return True
+
+    async def publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+        """Make the version of `digests`, whatever an earlier attempt has already done.
+
+        Raises `Refused`: Conflict where a chunk was not sent (ask again what is missing), ChunkCorrupt where the
+        store gives back other bytes than it took, ArtifactRejected where a kept file is not what was announced,
+        CapacityExceeded where the store is full, Conflict where a restore failed and the version is still damaged,
+        Unavailable, and what the sealing job refuses with.
+        """
+        manifest = record.manifest(digests)
+        raw = encode_manifest(manifest)
+        version = version_of(raw)
+        with self._protected(RunningCommit(record.tenant, version, frozenset(digests))):
+            async with self._tenants.hold(record.tenant):
+                holdings = await self._catalog.holdings(record.tenant)
+                new = loose = holdings.find_missing(record.wanted(digests))
+                if record.kept is not None and record.kept.digest not in holdings:
+                    await self._keep_file(record, record.kept, digests, report)
+                    loose = holdings.find_missing(record.loose(digests))
+                for chunks in group_into_packs(loose.items(), self._pack_bytes):
+                    await self._write_pack(record, chunks, report)
+                await self._write_pack_list(record.tenant, version, digests)
+            async with self._versions.hold(f"{record.tenant}/{version}"):
+                inputs = record.inputs(digests)
+                created, resealed = await self._ensure_version(record.tenant, version, manifest, inputs, report)
+            report(CommitStep.PUBLISHING)
+            await self._store.delete(condemned_key(record.tenant, version))  # of an earlier life
+            registration = _registration(record, version, manifest)
+            registered = await self._jobs.register(registration)
+            if registered is not None and registered.fault is not None:
+                report(CommitStep.VERIFYING)
+                await self._check_faulty(registration, digests, registered.fault, resealed=resealed)
+                registered = await self._jobs.register(structs.replace(registration, checked=True))
+        return Committed(
+            model=record.model,
+            version=version,
+            created=created,
+            total_bytes=manifest.total_bytes,
+            new_chunks=len(new),
+            restored=registered is not None and registered.was_deleted,
+            start_problem=None
+            if registered is None or registered.start_problem is None
+            else registered.start_problem.message,
+        )
+
+    async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
+        """Store what a replica recorded under a fingerprint that had no seal. One at a time for a version. Raises
+        NotFound, ManifestMissing.
+        """
+        async with self._versions.hold(f"{tenant}/{seal.version}"):
+            await self._attestations.add_seal(tenant, seal)
+
+    @asynccontextmanager
+    async def hold_packs(self, tenant: str) -> AsyncIterator[tuple[RunningCommit, ...]]:
+        """No commit of the tenant writes packs inside. Yields those that are under way: they wait for that, or wrote
+        theirs and are not registered yet.
+        """
+        async with self._tenants.hold(tenant):
+            yield tuple(each for each in self._under_way if each.tenant == tenant)
+
+    @contextmanager
+    def _protected(self, under_way: RunningCommit) -> Iterator[None]:
+        """A collection leaves alone what it needs."""
+        self._under_way.append(under_way)
+        try:
+            yield
+        finally:
+            self._under_way.remove(under_way)
+
+    async def _check_faulty(
+        self, version: VersionRegistration, digests: tuple[str, ...], fault: str, *, resealed: bool
+    ) -> None:
+        """Read all chunks of a version that a restore found broken.
+
+        Raises `Refused(Conflict)` if a chunk is damaged. Also raises it if the known answers or an attestation failed
+        and this push has not sealed the version anew: good chunks don't show that these are good now.
+        """
+        what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
+        if fault in NON_CHUNK_CODES and not resealed:
+            ask = f"ask once for MODEL@{version.version[:12]}, the model where it failed"
+            rule = f"{failed}, and this push did not seal it anew: {ask}"
+            raise Refused(Conflict(what, rule))
+        places = await self._catalog.places(version.tenant)
+
+        async def check(digest: str) -> None:
+            try:
+                place = places[digest]
+                data = await read_chunk(self._store, pack_key(version.tenant, place.pack), place)
+            except (KeyError, BlobNotFound, BlobShort):
+                data = b""
+            if not await has_digest(data, digest):
+                rule = f"{failed}, and chunk {digest} is damaged in the store: `kelvin fsck` says what mends it"
+                raise Refused(Conflict(what, rule))
+
+        await bounded_gather(check, dict.fromkeys(digests), _CHUNKS_HELD)
+
+    async def _write_pack(self, record: PlanRecord, chunks: tuple[tuple[str, int], ...], report: Report) -> None:
+        report(CommitStep.PACKING)
+        entries = place(chunks)
+        footer = encode_footer(entries)
+        pack = await self._digest(record, entries, footer)
+        key = pack_key(record.tenant, pack)
+        for attempt in (1, 2):
+            await self._store.put_if_absent(key, self._pieces(record, entries, footer))
+            report(CommitStep.VERIFYING)
+            found = await verify_pack(self._store, record.tenant, pack)
+            if found.is_intact and found.entries == entries:
+                break
+            # Not written well, or damaged since an earlier attempt wrote it. Nothing refers to it yet.
+            await self._store.delete(key)
+            if attempt == 2:
+                raise Refused(ChunkCorrupt(min(found.damaged_chunks, default=pack), "store"))
+        await self._ensure_object(index_key(record.tenant, pack), encode_table(entries))
+
+    async def _keep_file(self, record: PlanRecord, kept: KeptFile, digests: tuple[str, ...], report: Report) -> None:
+        """The file as it was pushed, then the index by which readers find chunks in it."""
+        report(CommitStep.PACKING)
+        index = record.file_index(digests)
+        key = pack_key(record.tenant, kept.pack)
+        for attempt in (1, 2):
+            await self._store.put_if_absent(key, KeptFileReader(self._staging, record, digests).blocks())
+            report(CommitStep.VERIFYING)
+            # The chunks too: a file that was there may hold others at these places than this push says.
+            found = await verify_file(self._store, record.tenant, kept.pack, index)
+            if found.is_intact:
+                break
+            if found.digest_matches:
+                rule = f"chunk {min(found.damaged_chunks)} does not lie in it where the push says"
+                raise Refused(ArtifactRejected(kept.path, rule))
+            await self._store.delete(key)
+            if attempt == 2:
+                raise Refused(ChunkCorrupt(kept.digest, "store"))
+        await self._check_no_other_index(record.tenant, kept.pack, index)
+        await self._ensure_object(index_key(record.tenant, kept.pack), encode_file_index(index))
+
+    async def _check_no_other_index(self, tenant: str, pack: str, index: FileIndex) -> None:
+        """Raise `Refused(Unavailable)` if the file has a good index with other chunks. It could not be read when this
+        commit began, and versions find their chunks by it. The next attempt packs the chunks that it lacks.
+        """
+        there = await try_file_index(self._store, tenant, pack)
+        if there is not None and there != index:
+            raise Refused(Unavailable("the object store"))
+
+    async def _write_pack_list(self, tenant: str, version: str, digests: tuple[str, ...]) -> None:
+        """Write which packs hold the version's chunks, so that readers need not read every index of the tenant."""
+        places = await self._catalog.places(tenant)
+        packs = {places[digest].pack for digest in digests if digest in places}
+        await self._ensure_object(pack_list_key(tenant, version), encode_pack_list(packs))
+
+    async def _digest(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
+        """Return the digest of the pack to be written. Each staged chunk is checked, since a power cut may have taken
+        its bytes.
+        """
+        whole = blake3()
+        for entry in entries:
+            data = await self._read_staged(record, entry.digest)
+            digest = await asyncio.to_thread(_absorb, whole, data)
+            if digest != entry.digest or len(data) != entry.length:
+                raise await _discard_lost(self._staging, record, entry.digest)
+        whole.update(footer)
+        return whole.hexdigest()
+
+    async def _pieces(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> AsyncIterator[bytes]:
+        for entry in entries:
+            yield await self._read_staged(record, entry.digest)
+        yield footer
+
+    async def _read_staged(self, record: PlanRecord, digest: str) -> bytes:
+        return await asyncio.to_thread(self._staging.read, record.tenant, record.plan_id, digest)
+
+    async def _ensure_version(
+        self, tenant: str, version: str, content: Manifest, inputs: str, report: Report
+    ) -> tuple[bool, bool]:
+        """Return whether this call made the version, and sealed it. A version with a good seal is not sealed again."""
+        raw = encode_manifest(content)
+        draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
+        sealed = await self._attestations.is_sealed(tenant, version)
+        created, is_there = False, sealed and await holds(self._store, manifest, raw)
+        if not is_there:
+            try:
+                await self._ensure_object(draft, raw)
+                if not sealed:
+                    report(CommitStep.SEALING)
+                    await self._seal(tenant, version, content)
+                # Manifest last: a reader can never see half a version.
+                created = await self._ensure_object(manifest, raw)
+            except Refused:
+                await self._store.delete(draft)
+                raise
+        await self._ensure_object(inputs_key(tenant, inputs), recognised)
+        await self._store.delete(draft)
+        return created, not sealed
+
+    async def _seal(self, tenant: str, version: str, content: Manifest) -> None:
+        total, distinct = content.total_bytes, sum({chunk.digest: chunk.length for chunk in content.chunks}.values())
+        # An older control plane knows nothing of `distinct_bytes`, so say it only where it differs.
+        job = SealJob(
+            tenant=tenant, version=version, total_bytes=total, distinct_bytes=distinct if distinct < total else 0
+        )
+        seal = await self._jobs.seal(job)
+        await self._attestations.keep_seal(tenant, version, seal)
+
+    async def _ensure_object(self, key: str, raw: bytes) -> bool:
+        return await ensure_object(self._store, key, raw, ChunkCorrupt(version_of(raw), "store"))
+
+
+def _registration(record: PlanRecord, version: str, manifest: Manifest) -> VersionRegistration:
+    return VersionRegistration(
+        tenant=record.tenant,
+        model=record.model,
+        version=version,
+        limits=record.limits,
+        architecture=record.engine.architecture,
+        # A graph holds its weights.
+        weight_bytes=manifest.weight_bytes or sum(file.size for file in manifest.files),
+        total_bytes=manifest.total_bytes,
+        kv_bytes_per_token=record.gate.kv_bytes_per_token,
+        max_positions=record.gate.max_positions,
+        kind=record.engine.kind,
+        signature=record.signature,
+        pushed_by=_key_id.get(),
+    )
+
+
+def _absorb(whole: blake3, data: bytes) -> str:
+    whole.update(data)
+    return blake3(data).hexdigest()

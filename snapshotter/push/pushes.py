@@ -1,0 +1,401 @@
+"""The calls of a push, in a client's order: plan, missing, chunks, attestations, commit. See `routes.py` for HTTP."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+from msgspec import Raw, Struct
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.artifacts.manifest import encode_manifest, version_of
+from kelvin.contracts.artifacts.push_api import (
+    AttestRequest,
+    Committed,
+    Committing,
+    Missing,
+    MissingRequest,
+    Plan,
+    PlannedChunk,
+    PlanRequest,
+)
+from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob
+from kelvin.contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused, Unavailable
+from kelvin.contracts.names import require_dns_label
+from kelvin.contracts.traffic_errors import Overloaded
+from kelvin.contracts.wire import decode
+from snapshotter.intake.plan_record import KeptFile, PlanRecord
+from snapshotter.intake.policy.file_roles import MAX_PATHS, MODULES, is_recipe_file
+from snapshotter.intake.policy.intake import Intake, admit
+from snapshotter.intake.policy.kept_tensorizer import KeptTensorizer
+from snapshotter.intake.policy.layout import Layout, assemble, lay_out, pads_are_zero
+from snapshotter.intake.policy.model_config import check_tokenizer_fits
+from snapshotter.intake.policy.predictor_intake import predictor_facts
+from snapshotter.intake.policy.quota import make_room
+from snapshotter.intake.policy.version_inputs import choose_sealing
+from snapshotter.intake.request_limits import BodyBudget, KeyedLocks, RequestLimiter
+from snapshotter.push.commits import Commits, digests_digest
+from snapshotter.push.gate_jobs import GateJobs
+from snapshotter.push.publisher import Publisher, Report
+from snapshotter.push.staging import Staging
+from snapshotter.store.attestation_store import AttestationStore
+from snapshotter.store.catalog import Catalog, find_unstaged
+from snapshotter.store.tenant_cache import TenantCache
+
+# A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
+PLAN_BYTES: Final = 256 << 20
+PLANS_AT_ONCE: Final = 2
+PLAN_TURN_S: Final = 120.0  # for a turn; a judge that does not answer may keep one for longer (KELVIN_GATE_S)
+ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies and large answers, half of it one tenant's; more for large chunks
+RECORDS_AT_ONCE: Final = 4  # plans that are read from the disk: a large one takes some 150 MB
+CHUNKS_AT_ONCE: Final = 16
+COMMIT_WAIT_S: Final = 5.0
+PLACES_KEPT: Final = 32
+MAX_TEXT_BYTES: Final = 16 << 20  # of a plan request but the contents of files: MAX_PATHS paths take a third of it
+_COMMAS_OF_FILE: Final = 16  # in a plan request, at most: those between its facts, and some in its path
+REHEARSALS_KEPT: Final = 8
+PARTS_KEPT: Final = 600_000  # chunks and tensors of plans in memory: some 250 MB
+
+
+@dataclass(frozen=True, slots=True)
+class PushLimits:
+    """How the snapshotter cuts, and what it takes."""
+
+    chunk_bytes: int
+    max_version_bytes: int
+    tenant_store_bytes: int  # of a tenant that has no limit of its own
+
+
+# Every place of the plan where a chunk belongs, by the digest that the client announced.
+_Places = dict[str, list[PlannedChunk]]
+
+
+class Pushes:
+    """One per process. Every method raises `Refused`; every one may be repeated."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        catalog: Catalog,
+        publisher: Publisher,
+        jobs: GateJobs,
+        limits: PushLimits,
+        attestations: AttestationStore,
+    ) -> None:
+        self._staging = staging
+        self._catalog = catalog
+        self._publisher = publisher
+        self._jobs = jobs
+        self._limits = limits
+        self._attestations = attestations
+        self.commits = Commits(self._publish)
+        # Held in memory: whole plans, lists of digests, chunks until they are staged, answers until they are read.
+        room_bytes = max(ROOM_BYTES, CHUNKS_AT_ONCE * limits.chunk_bytes)
+        self.body_room = BodyBudget("the memory for bodies of pushes", room_bytes)
+        self.plan_turns = RequestLimiter("the list of plans being judged", PLANS_AT_ONCE)
+        self.chunk_turns = RequestLimiter("the list of chunks being stored", CHUNKS_AT_ONCE)
+        self.record_turns = RequestLimiter("the list of plans being read", RECORDS_AT_ONCE)
+        self._declared = TenantCache[_Places](PLACES_KEPT, PARTS_KEPT)
+        # Plans of dry runs: what never comes to the disk needs no cleaning up.
+        self._rehearsals = TenantCache[PlanRecord](REHEARSALS_KEPT, PARTS_KEPT)
+        # What a tenant may still store is decided for one push after another.
+        self._quotas = KeyedLocks()
+
+    def __repr__(self) -> str:
+        return f"<Pushes {self._staging!r} {self.commits!r}>"
+
+    async def plan(self, tenant: str, body: bytes | bytearray) -> Plan:
+        """Judge, ask the gate, lay out, open."""
+        request = await asyncio.to_thread(_decode_plan, body)
+        require_dns_label(request.model, "model")
+        intake = await asyncio.to_thread(admit, request)
+        # Check this before the layout: headers may claim any size.
+        if (need := intake.total_bytes) > (most := self._limits.max_version_bytes):
+            raise Refused(CapacityExceeded("bytes of one version", need, most))
+        facts = await self._examine(tenant, intake)
+        sealing = choose_sealing(facts, intake.dtype, self._limits.chunk_bytes, intake.signature)
+        layout, first = await asyncio.to_thread(_lay_out, intake, facts.first_use, self._limits.chunk_bytes)
+        record = PlanRecord(
+            plan_id="",
+            tenant=tenant,
+            model=request.model,
+            format=sealing.format,
+            chunk_bytes=sealing.chunk_bytes,
+            engine=sealing.engine,
+            limits=sealing.limits,
+            files=layout.files,
+            tensors=layout.tensors,
+            chunks=layout.chunks,
+            file_digests=first.digests,
+            gate=facts,
+            signature=sealing.signature,
+            kept=_kept(intake.whole),
+        )
+        if request.dry_run:
+            record = await asyncio.to_thread(record.named, "dry run")
+            self._rehearsals.put(tenant, record.plan_id, record, len(record.chunks) + len(record.tensors))
+            return record.answer()
+        record = await asyncio.to_thread(record.named)
+        contents = first.contents() | ({intake.whole.rest_digest: intake.whole.rest} if intake.whole else {})
+        await asyncio.to_thread(self._staging.open, record, contents, time.time())
+        return record.answer()
+
+    async def _examine(self, tenant: str, intake: Intake) -> GateFacts:
+        if intake.signature is not None:
+            return predictor_facts()
+        facts = await self._jobs.gate(_gate_job(tenant, intake))
+        check_tokenizer_fits(intake.highest_token_id, facts.vocab_size)
+        return facts
+
+    async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
+        """Return the chunks that the client has to send: in no pack of the tenant, and not staged. Opens the push,
+        unless it is a dry run. The caller has one of `record_turns`.
+        """
+        rehearsed = self._rehearsals.get(tenant, plan_id)
+        record = rehearsed or await self._load(tenant, plan_id)
+        record.check_digests(request.digests)
+        push = await asyncio.to_thread(record.named, request.digests)
+        limit = await self._limit(tenant)
+        async with self._quotas.hold(tenant):
+            # In this order: what is packed between the two is seen in both, and counts once.
+            open_promises = await asyncio.to_thread(self._staging.open_promises, tenant, push.plan_id, time.time())
+            holdings = await self._catalog.holdings(tenant)
+            publisher_objects = await self._attestations.publisher_objects(tenant)
+            keeps = record.kept is not None and record.kept.digest not in holdings
+            stores = record.declaration(request.digests, keeps).stores()
+            idle = make_room(
+                holdings.stored_bytes + sum(publisher_objects.values()), holdings, stores, open_promises, limit
+            )
+            needed = find_unstaged(record, request.digests, holdings)
+            staged = await asyncio.to_thread(self._staging.staged, tenant, needed)
+            staged.update(record.staged_by_plan())  # though a dry run's lies nowhere
+            await asyncio.to_thread(self._staging.check_room, _bytes_but(needed, staged))
+            if rehearsed is None:
+                await self._drop_idle(tenant, idle, limit)
+                staged = await self._open(push, request.digests, needed, keeps)
+        version = await asyncio.to_thread(lambda: version_of(encode_manifest(record.manifest(request.digests))))
+        return Missing(
+            plan_id=plan_id if rehearsed else push.plan_id,
+            digests=tuple(digest for digest in needed if digest not in staged),
+            version=version,
+            exists=await self._publisher.exists(tenant, version),
+        )
+
+    async def _limit(self, tenant: str) -> int:
+        own = (await self._jobs.limits(tenant)).store_bytes
+        return self._limits.tenant_store_bytes if own is None else own
+
+    async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], keeps: bool) -> set[str]:
+        """Declare the push. Return those of the `needed` chunks that are staged."""
+        self.commits.forget(push.plan_id)  # its result is of another time
+        await asyncio.to_thread(self._staging.declare, push, digests, time.time(), keeps)
+        self._remember(push, digests)
+        staged = await asyncio.to_thread(self._staging.adopt, push.tenant, push.plan_id, needed)
+        if push.kept is not None and push.kept.rest in needed.keys() - staged:
+            raise Refused(NotFound("plan", push.plan_id))  # dropped meanwhile: only another plan brings that again
+        return staged
+
+    async def chunk_bytes(self, tenant: str, plan_id: str, digest: str) -> int:
+        """Return how long the chunk must be. Raises Conflict before `missing`, InvalidRequest if it is no chunk of the
+        push.
+        """
+        return (await self._places(tenant, plan_id, digest))[0].length
+
+    async def put_chunk(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
+        """Check digest and padding of a chunk whose length was checked, and stage it."""
+        places = await self._places(tenant, plan_id, digest)
+        await asyncio.to_thread(_check_chunk, places, digest, data)
+        await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
+        await asyncio.to_thread(self._staging.put, tenant, plan_id, digest, data)
+
+    async def manifest(self, tenant: str, plan_id: str) -> bytes:
+        """Return the manifest of the version that an open push makes, for its signer. Raises NotFound, Conflict before
+        `missing`.
+        """
+        async with self.record_turns.take(tenant, PLAN_TURN_S):
+            record = await self._load(tenant, plan_id)
+            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
+
+    async def attest(self, tenant: str, plan_id: str, request: AttestRequest) -> None:
+        """Take in a publisher's statement about the version that an open push makes. It counts towards the tenant's
+        stored bytes.
+        """
+        version = version_of(await self.manifest(tenant, plan_id))
+        objects = self._attestations.statement_objects(tenant, version, request)
+        limit = await self._limit(tenant)
+        async with self._quotas.hold(tenant):
+            open_promises = await asyncio.to_thread(self._staging.open_promises, tenant, "", time.time())
+            holdings = await self._catalog.holdings(tenant)
+            publisher_objects = await self._attestations.publisher_objects(tenant)
+            new = {key: len(raw) for key, raw in objects.items() if key not in publisher_objects}
+            idle = make_room(
+                holdings.stored_bytes + sum(publisher_objects.values()), holdings, new, open_promises, limit
+            )
+            await self._drop_idle(tenant, idle, limit)
+            await self._attestations.add_statement(tenant, version, objects)
+
+    async def commit(
+        self, tenant: str, plan_id: str, announced: str, client: str | None = None
+    ) -> Committed | Committing:
+        """Make the version, or return how far its commit is. `announced` is the `digests_digest` of the chunks,
+        `client` the caller's name: see `Commits`.
+        """
+        answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
+        if answer is not None:
+            return answer
+        await self._start_commit(tenant, plan_id, announced, client)
+        answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
+        if answer is None:  # cancelled, as this process ends
+            raise Refused(Unavailable("the snapshotter"))
+        return answer
+
+    async def _start_commit(self, tenant: str, plan_id: str, announced: str, client: str | None) -> None:
+        async with self.record_turns.take(tenant, PLAN_TURN_S):
+            record = await self._load(tenant, plan_id)
+            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            if await asyncio.to_thread(digests_digest, digests) != announced:
+                raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
+            if plan_id not in self.commits:  # another request may have been quicker
+                self.commits.start(record, digests, client)
+
+    async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+        """Publish the version, then drop what was staged. Drop it also if it can never be published."""
+        try:
+            with self._staging.hold(record.plan_id):
+                committed = await self._publisher.publish(record, digests, report)
+        except Refused as refused:
+            # A full store is no fault of the push: it goes on once there is room.
+            if not (refused.failure.retryable or isinstance(refused.failure, Conflict | CapacityExceeded)):
+                await self._forget(record)
+            raise
+        await self._forget(record)
+        return committed
+
+    async def _forget(self, record: PlanRecord) -> None:
+        """The push, and the plan that it began with."""
+        await self._drop(record.tenant, record.plan_id)
+        await self._drop(record.tenant, (await asyncio.to_thread(record.named)).plan_id)
+
+    async def _drop_idle(self, tenant: str, plan_ids: tuple[str, ...], limit: int) -> None:
+        """Forget pushes that were idle when they were chosen. Raises `Refused(Overloaded)` where the client of one has
+        come back since: the caller's next attempt chooses anew.
+        """
+        for plan_id in plan_ids:
+            if not await asyncio.to_thread(self._staging.drop_idle, tenant, plan_id, time.time()):
+                raise Refused(Overloaded("the tenant's storage quota", limit, 1.0, "bytes"))
+            self._declared.drop(tenant, plan_id)
+
+    async def _drop(self, tenant: str, plan_id: str) -> None:
+        self._declared.drop(tenant, plan_id)
+        await asyncio.to_thread(self._staging.drop, tenant, plan_id)
+
+    async def _load(self, tenant: str, plan_id: str) -> PlanRecord:
+        record = await asyncio.to_thread(self._staging.load, tenant, plan_id)
+        await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
+        return record
+
+    async def _places(self, tenant: str, plan_id: str, digest: str) -> list[PlannedChunk]:
+        declared = self._declared.get(tenant, plan_id)
+        if declared is None:  # this process was started after the client asked what is missing
+            declared = await self._recall(tenant, plan_id)
+        if digest not in declared:
+            raise Refused(InvalidRequest("digest", digest[:64], "is not a chunk of this plan"))
+        return declared[digest]
+
+    async def _recall(self, tenant: str, plan_id: str) -> _Places:
+        async with self.record_turns.take(tenant, PLAN_TURN_S):
+            if (declared := self._declared.get(tenant, plan_id)) is not None:  # another request was quicker
+                return declared
+            record = await self._load(tenant, plan_id)
+            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            return self._remember(record, digests)
+
+    def _remember(self, record: PlanRecord, digests: tuple[str, ...]) -> _Places:
+        declared: _Places = {}
+        for digest, chunk in zip(digests, record.chunks, strict=True):
+            declared.setdefault(digest, []).append(chunk)
+        self._declared.put(record.tenant, record.plan_id, declared, len(digests))
+        return declared
+
+
+class _WithBetween(Struct, frozen=True):
+    between: Raw = Raw(b"")
+
+
+class _WithContents(Struct, frozen=True):
+    content: Raw = Raw(b"")
+    header: Raw = Raw(b"")
+    whole: _WithBetween | None = None
+
+    def nbytes(self) -> int:
+        found = (self.content, self.header, *(() if self.whole is None else (self.whole.between,)))
+        return sum(memoryview(each).nbytes for each in found)
+
+
+class _Files(Struct, frozen=True):
+    """The contents of files in a plan request, as they lie in its body."""
+
+    small_files: tuple[_WithContents, ...] = ()
+    weights: tuple[_WithContents, ...] = ()
+
+
+def _decode_plan(body: bytes | bytearray) -> PlanRequest:
+    """Decode a plan. Count and measure it before parsing: a path of four bytes takes eighty in memory, and a text with
+    one wide character four times its bytes. Contents of files are base64, so they have no wide character.
+    """
+    if body.count(b",") > MAX_PATHS * _COMMAS_OF_FILE:
+        raise Refused(ArtifactRejected("model", f"a directory may hold at most {MAX_PATHS} files"))
+    files = decode(body, _Files)
+    if len(body) - sum(file.nbytes() for file in (*files.small_files, *files.weights)) > MAX_TEXT_BYTES:
+        what = "(all but the contents of files)"
+        raise Refused(InvalidRequest("body", what, f"may take at most {MAX_TEXT_BYTES} bytes"))
+    return decode(body, PlanRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstChunks:
+    """The chunks of the pinned files: made here of what was judged, so that nothing else can be sent for them."""
+
+    digests: tuple[str, ...]
+    data: tuple[bytes, ...]
+
+    def contents(self) -> dict[str, bytes]:
+        return dict(zip(self.digests, self.data, strict=True))
+
+
+def _lay_out(intake: Intake, first_use: tuple[str, ...], chunk_bytes: int) -> tuple[Layout, _FirstChunks]:
+    files = [(file, blake3(file.content).hexdigest()) for file in intake.files]
+    layout = lay_out(files, intake.tensors, first_use, chunk_bytes)
+    contents = {file.path: file.content for file in intake.files}
+    data = tuple(assemble(chunk, contents) for chunk in layout.chunks[: layout.file_chunks])
+    return layout, _FirstChunks(tuple(blake3(chunk).hexdigest() for chunk in data), data)
+
+
+def _bytes_but(chunks: dict[str, int], there: set[str]) -> int:
+    return sum(length for digest, length in chunks.items() if digest not in there)
+
+
+def _kept(whole: KeptTensorizer | None) -> KeptFile | None:
+    if whole is None:
+        return None
+    return KeptFile(
+        path=whole.path, size=whole.size, digest=whole.digest, rest=whole.rest_digest, rest_bytes=len(whole.rest)
+    )
+
+
+def _gate_job(tenant: str, intake: Intake) -> GateJob:
+    tensors = {tensor.name: (str(tensor.dtype), tensor.shape) for tensor in intake.tensors}
+    recipe = {file.path: file.content.decode() for file in intake.files if is_recipe_file(file.path)}
+    return GateJob(
+        config_json=intake.config_json, tensors=tensors, recipe=recipe if MODULES in recipe else {}, tenant=tenant
+    )
+
+
+def _check_chunk(places: list[PlannedChunk], digest: str, data: bytes) -> None:
+    found = blake3(data).hexdigest()
+    if found != digest:
+        raise Refused(InvalidRequest("chunk", found, f"its bytes do not match {digest}"))
+    if not all(pads_are_zero(place, data) for place in places):
+        raise Refused(InvalidRequest("chunk", digest, "its padding must be zeros"))

@@ -1,0 +1,410 @@
+"""Chunks and plans on disk until their commit: `ROOT/TENANT/ID/{plan.json,declared.json,chunks/DIGEST}`.
+
+A directory without `declared.json` is a plan: its client has not declared yet what it will send. With it, it is a push.
+Blocking; callers run it in threads. Names appear only by renaming a whole file or directory, so a killed process leaves
+no half chunk under a digest. Nothing is synced: after a power cut bytes may be gone, which packing detects by hashing.
+"""
+
+import errno
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from kelvin.contracts.artifacts.manifest import encode_manifest, version_of
+from kelvin.contracts.errors import CapacityExceeded, Conflict, NotFound, Refused, Unavailable
+from kelvin.contracts.names import is_dns_label
+from kelvin.contracts.traffic_errors import Overloaded
+from kelvin.contracts.wire import decode, encode
+from snapshotter.intake.plan_record import ID_HEX, Declaration, PlanRecord
+from snapshotter.intake.policy.quota import Promise
+
+log = logging.getLogger(__name__)
+
+_ID: Final = re.compile(rf"[0-9a-f]{{{ID_HEX}}}")
+_PLAN: Final = "plan.json"
+_DECLARED: Final = "declared.json"
+IDLE_S: Final = 600.0  # a push that was active within it is not removed to make room
+
+
+class Staging:
+    """All open pushes of all tenants: of each at most `plans_per_tenant` plans and as many pushes.
+
+    Of plans the longest idle makes room: it costs its client a call. Of pushes only one that stood still.
+    """
+
+    def __init__(self, root: Path, plans_per_tenant: int) -> None:
+        self._root = root
+        self._plans_per_tenant = plans_per_tenant
+        self._pins: Counter[str] = Counter()
+        # Held from the last check of an idle push until it is renamed away, so that no commit begins in between.
+        self._removing = threading.Lock()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._remove_unfinished()
+
+    def __repr__(self) -> str:
+        return f"<Staging {self._root} held={sum(self._pins.values())}>"
+
+    @contextmanager
+    def hold(self, plan_id: str) -> Iterator[None]:
+        """Keep the plan during the block, whatever its age and however little room there is."""
+        with self._removing:
+            self._pins[plan_id] += 1
+        try:
+            yield
+        finally:
+            with self._removing:
+                self._pins[plan_id] -= 1
+                self._pins += Counter()  # forget zeros
+
+    def open(self, record: PlanRecord, first_chunks: Mapping[str, bytes], now_s: float) -> None:
+        """Keep the plan, with the chunks that are here already. Repeats are harmless. `now_s` is wall clock."""
+        with _translated("plan", record.plan_id):
+            if not self._path(record.tenant, record.plan_id).exists():
+                self._make_room_for_plan(record.tenant)
+        chunks = {f"chunks/{digest}": data for digest, data in first_chunks.items()}
+        self._ensure(record, {_PLAN: encode(record), **chunks}, now_s)
+
+    def load(self, tenant: str, plan_id: str) -> PlanRecord:
+        """Raises `Refused(NotFound)` for an unknown plan, and for another tenant's."""
+        with _translated("plan", plan_id):
+            raw = (self._path(tenant, plan_id) / _PLAN).read_bytes()
+        try:
+            return decode(raw, PlanRecord)
+        except Refused:
+            raise Refused(NotFound("plan", plan_id)) from None  # cut by a power failure: the client plans again
+
+    def declare(self, push: PlanRecord, digests: tuple[str, ...], now_s: float, keeps: bool = False) -> None:
+        """Open a push of these chunks; only they are accepted. Repeats are harmless. `now_s` is wall clock; `keeps`
+        where the push's file has yet to be written.
+
+        Raises `Refused(Overloaded)` where the tenant has too many pushes that are all in use.
+        """
+        with _translated("plan", push.plan_id):
+            if not self._path(push.tenant, push.plan_id).exists():
+                self._make_room_for_push(push.tenant, now_s)
+        self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(push.declaration(digests, keeps))}, now_s)
+
+    def check_room(self, nbytes: int) -> None:
+        """Raises `Refused(CapacityExceeded)` where the disk can't take that much more."""
+        try:
+            free = shutil.disk_usage(self._root).free
+        except OSError as error:
+            raise Refused(Unavailable("the staging disk")) from error
+        if nbytes > free:
+            raise Refused(CapacityExceeded("bytes on the staging disk", nbytes, free))
+
+    def declared(self, tenant: str, plan_id: str) -> tuple[str, ...]:
+        """Return the declared chunks of the push. Raises `Refused(Conflict)` before `declare`."""
+        declaration = self._declaration(self._path(tenant, plan_id))
+        if declaration is None:
+            raise Refused(Conflict("chunk", "ask which chunks are missing first"))
+        return declaration.digests
+
+    def open_promises(self, tenant: str, but: str, now_s: float) -> list[Promise]:
+        """Return what the tenant's pushes other than `but` may still send, the longest idle first."""
+        found: list[Promise] = []
+        with _translated("plan", but):
+            for plan in sorted(self._plans(tenant), key=_mtime):
+                if plan.name == but or (declaration := self._declaration(plan)) is None:
+                    continue
+                found.append(Promise(plan.name, declaration.stores(), self._is_free(plan, now_s)))
+        return found
+
+    def put(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
+        """Keep a chunk whose digest the caller has checked. Repeats are harmless."""
+        with _translated("plan", plan_id):
+            _write_whole(self._path(tenant, plan_id) / "chunks" / digest, data)
+
+    def staged(self, tenant: str, wanted: Iterable[str]) -> set[str]:
+        """Return those of `wanted` that some push of the tenant holds."""
+        names = (entry.name for plan in self._plans(tenant) for entry in _scan(plan / "chunks"))
+        return set(wanted).intersection(names)
+
+    def staged_digests(self, tenant: str, plan_id: str) -> list[str]:
+        """Return the digests of the chunks that this push holds."""
+        chunks = _scan(self._path(tenant, plan_id) / "chunks")
+        return [entry.name for entry in chunks if not entry.name.startswith(".")]
+
+    def adopt(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
+        """Link chunks that other pushes of the tenant hold into this one. Return those of `wanted` that it has then."""
+        mine = self._path(tenant, plan_id) / "chunks"
+        with _translated("plan", plan_id):
+            missing = set(wanted) - {entry.name for entry in os.scandir(mine)}
+            for other in self._plans(tenant):
+                for digest in missing & {entry.name for entry in _scan(other / "chunks")}:
+                    try:
+                        os.link(other / "chunks" / digest, mine / digest)
+                    except (FileExistsError, FileNotFoundError):
+                        continue  # sent or dropped meanwhile; what is missing then is asked for
+            return set(wanted) & {entry.name for entry in os.scandir(mine)}
+
+    def read(self, tenant: str, plan_id: str, digest: str) -> bytes:
+        """Return a staged chunk, which the caller checks. Raises `Refused(Conflict)` if it is missing."""
+        with _reading(digest):
+            return (self._path(tenant, plan_id) / "chunks" / digest).read_bytes()
+
+    def read_part(self, tenant: str, plan_id: str, digest: str, offset: int, length: int) -> bytes:
+        """Return part of a staged chunk; fewer bytes if the chunk ends earlier. Raises as `read`."""
+        with _reading(digest), (self._path(tenant, plan_id) / "chunks" / digest).open("rb") as file:
+            return os.pread(file.fileno(), length, offset)
+
+    def discard(self, tenant: str, digest: str) -> None:
+        """Forget a chunk that turned out to be damaged, under each of its names."""
+        with _translated("chunk", digest):
+            for plan in self._plans(tenant):
+                (plan / "chunks" / digest).unlink(missing_ok=True)
+
+    def touch(self, tenant: str, plan_id: str, now_s: float) -> None:
+        """The push is alive. Raises `Refused(NotFound)`."""
+        with _translated("plan", plan_id):
+            os.utime(self._path(tenant, plan_id), (now_s, now_s))
+
+    def drop(self, tenant: str, plan_id: str) -> None:
+        """Remove the push, which may be gone already. If the disk refuses, a sweep tries again."""
+        try:
+            _remove(self._path(tenant, plan_id))
+        except OSError as error:
+            log.warning("a push was not removed", extra={"plan": plan_id, "error": str(error)})
+
+    def drop_idle(self, tenant: str, plan_id: str, now_s: float) -> bool:
+        """Remove the push if it is still idle: no commit holds it, and its client has not come back.
+
+        Return whether it is gone. Raises `Refused(Unavailable)` if the disk refuses.
+        """
+        with _translated("plan", plan_id):
+            return self._remove_idle(self._path(tenant, plan_id), now_s, IDLE_S)
+
+    def declared_digests(self, tenant: str) -> set[str]:
+        """Every chunk that an open push of the tenant named: sent, or said to be there already."""
+        return {digest for _, digests in self._pushes(tenant) for digest in digests}
+
+    def pending_versions(self, tenant: str) -> set[str]:
+        """Every version that an open push of the tenant makes. A push whose record was damaged makes none."""
+        found: set[str] = set()
+        for plan_id, digests in self._pushes(tenant):
+            try:
+                manifest = self.load(tenant, plan_id).manifest(digests)
+            except Refused as refused:
+                if not isinstance(refused.failure, NotFound):
+                    raise
+            else:
+                found.add(version_of(encode_manifest(manifest)))
+        return found
+
+    def _pushes(self, tenant: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Id and digests of each open push."""
+        for plan in self._plans(tenant):
+            if (declaration := self._declaration(plan)) is not None:
+                yield plan.name, declaration.digests
+
+    def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
+        """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many. Raises
+        `Refused(Unavailable)` if the root can't be read.
+
+        With `only`, look at that tenant alone.
+        """
+        dropped = 0
+        for tenant in self._tenants():
+            if only not in (None, tenant.name):
+                continue
+            try:
+                hidden = [entry for entry in _scan(tenant) if entry.name.startswith(".")]
+                unfinished = [Path(entry) for entry in hidden if entry.is_dir(follow_symlinks=False)]
+                found = (*self._plans(tenant.name), *unfinished)
+            except Refused:
+                log.warning("a tenant's pushes can't be listed", extra={"tenant": tenant.name})
+                continue
+            for path in found:
+                try:
+                    if now_s < _mtime(path) < float("inf"):  # touched while the clock was ahead
+                        os.utime(path, (now_s, now_s))
+                    if now_s - _mtime(path) <= max_age_s:
+                        continue
+                    dropped += self._remove_idle(path, now_s, max_age_s)
+                except OSError as error:
+                    log.warning("a push was not removed", extra={"plan": path.name, "error": str(error)})
+        return dropped
+
+    def check_integrity(self) -> None:
+        """Every tenant is within its bounds, and every plan can be loaded. For tests."""
+        for tenant in self._tenants():
+            plans = self._plans(tenant.name)
+            pushes = [plan for plan in plans if _is_push(plan)]
+            for what in (pushes, [plan for plan in plans if plan not in pushes]):
+                assert len(what) <= self._plans_per_tenant, f"{tenant.name} has {what}"
+            for plan in plans:
+                assert self.load(tenant.name, plan.name).plan_id == plan.name
+
+    def _ensure(self, record: PlanRecord, files: Mapping[str, bytes], now_s: float) -> None:
+        """Make the record's directory with these files, or repair one that a power cut damaged."""
+        path = self._path(record.tenant, record.plan_id)
+        with _translated("plan", record.plan_id):
+            if path.exists():
+                for name, data in files.items():
+                    if not _holds(path / name, data):
+                        _write_whole(path / name, data)
+            else:
+                self._make(path, files)
+        self.touch(record.tenant, record.plan_id, now_s)
+
+    def _make(self, path: Path, files: Mapping[str, bytes]) -> None:
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            (draft / "chunks").mkdir(parents=True)
+            for name, data in files.items():
+                (draft / name).write_bytes(data)
+            draft.rename(path)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another request was quicker
+                raise
+
+    def _declaration(self, plan: Path) -> Declaration | None:
+        try:
+            return decode((plan / _DECLARED).read_bytes(), Declaration)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:  # an unreadable declaration is not an empty one
+            raise Refused(Unavailable("the staging disk")) from error
+        except Refused:  # cut by a power failure: as if it were not there
+            return None
+
+    def _make_room_for_plan(self, tenant: str) -> None:
+        plans = sorted((plan for plan in self._plans(tenant) if not _is_push(plan)), key=_mtime)
+        for plan in plans[: max(0, len(plans) + 1 - self._plans_per_tenant)]:
+            _remove(plan)
+
+    def _make_room_for_push(self, tenant: str, now_s: float) -> None:
+        pushes = sorted((plan for plan in self._plans(tenant) if _is_push(plan)), key=_mtime)
+        excess = len(pushes) + 1 - self._plans_per_tenant
+        for push in pushes:
+            if excess > 0 and self._remove_idle(push, now_s, IDLE_S):
+                excess -= 1
+        if excess > 0:
+            raise Refused(Overloaded("the list of open pushes", self._plans_per_tenant, 30.0))
+
+    def _remove_idle(self, push: Path, now_s: float, idle_s: float) -> bool:
+        """Remove the push unless a commit holds it or it was active in the last `idle_s` seconds.
+
+        Return whether it is gone. Raises OSError if the disk refuses.
+        """
+        with self._removing:
+            if push.exists() and (self._pins[push.name] or now_s - _mtime(push) < idle_s):
+                return False
+            hidden = _hide(push)
+        shutil.rmtree(hidden, ignore_errors=True)
+        return True
+
+    def _is_free(self, push: Path, now_s: float) -> bool:
+        return not self._pins[push.name] and now_s - _mtime(push) >= IDLE_S
+
+    def _remove_unfinished(self) -> None:
+        """Remove unfinished entries of a killed process: names with a dot. Nobody reads those that stay."""
+        for tenant in self._tenants():
+            with suppress(Refused):
+                for entry in _scan(tenant):
+                    if entry.name.startswith("."):
+                        shutil.rmtree(entry, ignore_errors=True)
+                for file in (file for plan in self._plans(tenant.name) for file in _scan(plan / "chunks")):
+                    if file.name.startswith("."):
+                        with suppress(OSError):
+                            Path(file).unlink()
+
+    def _tenants(self) -> list[os.DirEntry[str]]:
+        """Return the tenants' directories. Other entries, such as `lost+found`, are not ours."""
+        found = _scan(self._root)
+        return [entry for entry in found if is_dns_label(entry.name) and entry.is_dir(follow_symlinks=False)]
+
+    def _plans(self, tenant: str) -> list[Path]:
+        found = [entry for entry in _scan(self._root / tenant) if _ID.fullmatch(entry.name)]
+        return [Path(entry) for entry in found if entry.is_dir(follow_symlinks=False)]
+
+    def _path(self, tenant: str, plan_id: str) -> Path:
+        if _ID.fullmatch(plan_id) is None:
+            raise Refused(NotFound("plan", plan_id[:80]))
+        return self._root / tenant / plan_id
+
+
+def _is_push(plan: Path) -> bool:
+    return (plan / _DECLARED).exists()
+
+
+def _scan(path: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    """Return the entries of a directory; none if it is absent. Raises `Refused(Unavailable)` if it can't be read."""
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise Refused(Unavailable("the staging disk")) from error
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")  # gone: neither old nor in the way
+
+
+def _remove(directory: Path) -> None:
+    """Rename a directory away, then delete it, so that a killed process leaves no half plan under its name.
+
+    It may be gone already. Raises OSError if the disk refuses.
+    """
+    shutil.rmtree(_hide(directory), ignore_errors=True)
+
+
+def _hide(directory: Path) -> Path:
+    """Rename a directory to a name that nobody reads. Return the new path; nothing is there if it was gone already."""
+    hidden = directory.with_name(f".gone.{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):
+        directory.rename(hidden)
+    return hidden
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except FileNotFoundError:
+        return False
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_bytes(data)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _reading(digest: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise Refused(Conflict("commit", f"chunk {digest} was not sent")) from None
+    except OSError as error:
+        raise Refused(Unavailable("the staging disk")) from error
+
+
+@contextmanager
+def _translated(kind: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise Refused(NotFound(kind, name)) from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the same failure as of `check_room`
+            raise Refused(CapacityExceeded("bytes on the staging disk", 1, 0)) from error
+        raise Refused(Unavailable("the staging disk")) from error

@@ -1,0 +1,184 @@
+"""Attestations beside manifests: seals, which this installation signs, and what publishers sign of where it is from.
+
+Seals are one per engine fingerprint; a good one is never replaced. Statements of publishers are kept as they came, each
+under its own digest.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from blake3 import blake3
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobStore, list_objects
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ManifestMissing, ProbeFailed
+from kelvin.contracts.artifacts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL_TYPE, read_origin, read_seal
+from kelvin.contracts.artifacts.object_keys import (
+    ATTESTATIONS,
+    BUNDLE_PREFIX,
+    ORIGIN_PREFIX,
+    SEAL_PREFIX,
+    attestation_key,
+    attestations_prefix,
+    bundle_key,
+    is_object_key,
+    manifest_key,
+    object_name,
+    origin_key,
+)
+from kelvin.contracts.artifacts.push_api import AttestationEntry, AttestRequest
+from kelvin.contracts.artifacts.runtime_control import SealAttestation
+from kelvin.contracts.errors import CapacityExceeded, Failure, NotFound, Refused
+from kelvin.crypto.signing_keys import Signer
+from kelvin.crypto.trust_roots import Trust
+from snapshotter.store.pack_check import ensure_object
+from snapshotter.store.tenant_cache import TenantCache
+
+ORIGINS_KEPT: Final = 32  # statements of publishers about one version
+_TENANTS_KEPT: Final = 64
+
+
+async def explain_absence(store: BlobStore, tenant: str, version: str) -> Failure:
+    """Return why there is no manifest: `ManifestMissing` where a seal shows that the version was made, else `NotFound`.
+    A publisher's statement shows nothing: it comes while the push is open. Raises `Refused` where the store does not
+    answer.
+    """
+    async for key in store.list(attestations_prefix(tenant, version) + SEAL_PREFIX):
+        if is_object_key(key):
+            return ManifestMissing(version)
+    return NotFound("version", version)
+
+
+class AttestationStore:
+    """Over one store, with the installation's key. Every method raises `Refused` where the store fails."""
+
+    def __init__(self, store: BlobStore, signer: Signer, trust: Trust) -> None:
+        self._store = store
+        self._signer = signer
+        self._trust = trust
+        self._sizes = TenantCache[Mapping[str, int]](_TENANTS_KEPT)
+
+    def __repr__(self) -> str:
+        return f"<Attestations {self._signer!r}>"
+
+    async def is_sealed(self, tenant: str, version: str) -> bool:
+        """Whether there is a seal that can be used, by a key that is trusted."""
+        prefix = attestations_prefix(tenant, version)
+        async for key in self._store.list(prefix + SEAL_PREFIX):
+            if is_object_key(key) and await self._is_good_seal(key, version):
+                return True
+        return False
+
+    async def keep_seal(self, tenant: str, version: str, seal: SealAttestation) -> None:
+        """Sign it and put it. Raises ProbeFailed where it is about another version."""
+        if seal.version != version:
+            raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
+        raw = self._signer.attest(version, SEAL_TYPE, seal)
+        await self._put(attestation_key(tenant, version, seal.fingerprint), raw, version)
+
+    async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
+        """Keep a replica's, unless its fingerprint has a good one. Raises NotFound, ManifestMissing."""
+        try:
+            await self._store.stat(manifest_key(tenant, seal.version))
+        except BlobNotFound:
+            raise Refused(await explain_absence(self._store, tenant, seal.version)) from None
+        if not await self._is_good_seal(attestation_key(tenant, seal.version, seal.fingerprint), seal.version):
+            await self.keep_seal(tenant, seal.version, seal)
+
+    async def publisher_objects(self, tenant: str) -> Mapping[str, int]:
+        """What publishers brought for all versions, statements and bundles: keys with sizes. A size is learnt once, as
+        names are digests.
+        """
+        known = self._sizes.get(tenant, ATTESTATIONS) or {}
+
+        async def look(key: str) -> tuple[str, int] | None:
+            try:
+                return key, known[key] if key in known else (await self._store.stat(key)).size
+            except BlobNotFound:  # taken away since it was listed
+                return None
+
+        named = await list_objects(self._store, tenant, ATTESTATIONS)
+        keys = [key for key in named if object_name(key).startswith((BUNDLE_PREFIX, ORIGIN_PREFIX))]
+        sizes = dict([found for found in await bounded_gather(look, keys) if found is not None])
+        self._sizes.put(tenant, ATTESTATIONS, sizes)
+        return sizes
+
+    def statement_objects(self, tenant: str, version: str, wish: AttestRequest) -> dict[str, bytes]:
+        """The objects of a publisher's statement about a version that is being pushed: the bundle that it names, then
+        itself. Raises ArtifactRejected where it is not signed, is about another version, or too large.
+        """
+        if len(wish.envelope) > MAX_ORIGIN_BYTES or len(wish.bundle or b"") > MAX_BUNDLE_BYTES:
+            rule = f"it has more than {MAX_ORIGIN_BYTES} bytes, or its bundle more than {MAX_BUNDLE_BYTES}"
+            raise Refused(ArtifactRejected("attestation", rule))
+        try:
+            statement_objects, _ = read_origin(wish.envelope, version)
+        except Refused as refused:
+            if not isinstance(refused.failure, AttestationInvalid):
+                raise
+            raise Refused(ArtifactRejected("attestation", refused.failure.reason)) from refused
+        if statement_objects.bundle != (None if wish.bundle is None else blake3(wish.bundle).hexdigest()):
+            raise Refused(ArtifactRejected("attestation", "the bundle is not the one that it names"))
+        bundle = {} if wish.bundle is None else {bundle_key(tenant, version, wish.bundle): wish.bundle}
+        return bundle | {origin_key(tenant, version, wish.envelope): wish.envelope}
+
+    async def add_statement(self, tenant: str, version: str, objects: Mapping[str, bytes]) -> None:
+        """Put what `statement_objects` answered. Raises CapacityExceeded."""
+        there = [found async for found in self._store.list(attestations_prefix(tenant, version) + ORIGIN_PREFIX)]
+        if len(there) >= ORIGINS_KEPT and not objects.keys() & set(there):
+            raise Refused(CapacityExceeded("statements about a version", len(there) + 1, ORIGINS_KEPT))
+        for key, raw in objects.items():
+            await self._put(key, raw, version)
+
+    async def entries(self, tenant: str, version: str) -> tuple[AttestationEntry, ...]:
+        """All of a version, each judged, in order of names."""
+        found: list[AttestationEntry] = []
+        bundles: set[str] = set()
+        prefix = attestations_prefix(tenant, version)
+        for key in sorted([key async for key in self._store.list(prefix) if is_object_key(key)], reverse=True):
+            try:
+                raw = await self._store.read(key)
+            except BlobNotFound:
+                continue
+            entry = self.judge(tenant, version, key.removeprefix(prefix), raw, bundles)
+            found.append(entry)
+        return tuple(reversed(found))
+
+    def judge(self, tenant: str, version: str, name: str, raw: bytes, bundles: set[str]) -> AttestationEntry:
+        """What one object is worth. `bundles` are digests that statements named: these are judged before bundles."""
+        fault = key_id = None
+        try:
+            if name.startswith(ORIGIN_PREFIX):
+                statement_objects, key_id = read_origin(raw, version)
+                bundles |= {statement_objects.bundle} if statement_objects.bundle else set()
+                expected = origin_key(tenant, version, raw)
+            elif name.startswith(BUNDLE_PREFIX):
+                fault = None if blake3(raw).hexdigest() in bundles else "no statement of a publisher names it"
+                expected = bundle_key(tenant, version, raw)
+            else:
+                sealed = read_seal(raw, version)
+                key_id = sealed.key_id
+                fault = None if key_id is not None else "it is not signed"
+                expected = attestation_key(tenant, version, sealed.seal.fingerprint)
+            if fault is None and expected != attestations_prefix(tenant, version) + name:
+                fault = "its name is not that of its fingerprint or digest"
+        except Refused as refused:
+            if not isinstance(refused.failure, AttestationInvalid):
+                raise
+            fault = refused.failure.reason
+        trusted_as = None if key_id is None or fault is not None else self._trust.name_of(key_id)
+        return AttestationEntry(name=name, content=raw, key_id=key_id, trusted_as=trusted_as, fault=fault)
+
+    async def _is_good_seal(self, key: str, version: str) -> bool:
+        try:
+            key_id = read_seal(await self._store.read(key), version).key_id
+        except BlobNotFound:
+            return False
+        except Refused as refused:
+            if isinstance(refused.failure, AttestationInvalid):
+                return False
+            raise
+        return key_id is not None and self._trust.name_of(key_id) is not None
+
+    async def _put(self, key: str, raw: bytes, version: str) -> None:
+        lost = AttestationInvalid(version, "the store does not return what was written")
+        await ensure_object(self._store, key, raw, lost)

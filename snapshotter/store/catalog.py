@@ -1,0 +1,133 @@
+"""Which chunks a tenant has, in which packs, and how many bytes these take: never another tenant's.
+
+Read from the index objects, which are cached: a pack never changes, so what it holds and its size are learnt once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.blobstore.chunk_locations import ChunkLocation, kept_file_locations, location_of
+from kelvin.blobstore.packs import decode_file_index, decode_table, digest_of_file_pack, encode_footer
+from kelvin.contracts.artifact_errors import PackCorrupt
+from kelvin.contracts.artifacts.object_keys import INDEX, PACKS, index_key, object_name, pack_key
+from kelvin.contracts.errors import Refused
+from snapshotter.intake.plan_record import PlanRecord
+from snapshotter.store.tenant_cache import TenantCache
+
+_TENANTS_KEPT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunks:
+    """What a tenant has: each chunk's place, the files that are kept as they are (by digest), and the size of all
+    packs, also of those that can't be used.
+    """
+
+    places: Mapping[str, ChunkLocation]
+    files: frozenset[str]
+    stored_bytes: int
+
+    def find_missing(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Those of `wanted` (digest -> length) that no pack holds, in order."""
+        return {digest: length for digest, length in wanted.items() if not self._holds(digest, length)}
+
+    def __contains__(self, digest: object) -> bool:
+        """Whether it is a chunk in a pack, or a file that is kept."""
+        return digest in self.places or digest in self.files
+
+    def _holds(self, digest: str, length: int) -> bool:
+        place = self.places.get(digest)
+        return place is not None and place.length == length
+
+
+def find_unstaged(record: PlanRecord, digests: tuple[str, ...], holdings: StoredChunks) -> dict[str, int]:
+    """What a push needs staged before its commit (digest -> length): chunks that no pack holds, and all of a file that
+    is kept as it is and not there yet, for it is written whole.
+    """
+    kept = record.kept
+    if kept is None or kept.digest in holdings:
+        return holdings.find_missing(record.wanted(digests))
+    return (
+        {kept.rest: kept.rest_bytes} | holdings.find_missing(record.loose(digests)) | record.file_index(digests).lengths
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """`places` is None where the index is damaged or not there (yet)."""
+
+    places: Mapping[str, ChunkLocation] | None
+    size: int
+
+
+class Catalog:
+    """What it answers was true when it listed the store."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._packs = TenantCache[dict[str, _Pack]](_TENANTS_KEPT)
+
+    def __repr__(self) -> str:
+        return f"<Catalog tenants={len(self._packs)}>"
+
+    async def holdings(self, tenant: str) -> StoredChunks:
+        """The chunks of packs that have an index that decodes, and are there; the bytes of all packs.
+
+        A pack that was taken away (damaged, then deleted by an operator) makes its chunks missing, so that the next
+        push sends them again.
+        """
+        there, indexed = [
+            set(map(object_name, await list_objects(self._store, tenant, kind))) for kind in (PACKS, INDEX)
+        ]
+        known = self._packs.get(tenant, PACKS) or {}
+
+        async def look(pack: str) -> tuple[str, _Pack]:
+            return pack, await self._look(tenant, pack, pack in indexed, known.get(pack))
+
+        packs = dict(await bounded_gather(look, sorted(there)))
+        self._packs.put(tenant, PACKS, packs)
+        usable = {name: pack.places for name, pack in packs.items() if pack.places is not None}
+        places = {digest: place for chunks in usable.values() for digest, place in chunks.items()}
+        files = frozenset(digest for name in usable if (digest := digest_of_file_pack(name)) is not None)
+        return StoredChunks(places, files, sum(pack.size for pack in packs.values()))
+
+    async def places(self, tenant: str) -> Mapping[str, ChunkLocation]:
+        """Where each chunk of the tenant lies."""
+        return (await self.holdings(tenant)).places
+
+    async def _look(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
+        if is_indexed and known is not None and known.places is not None:
+            return known
+        found = await self._read(tenant, pack) if is_indexed else None
+        if found is not None:
+            return found
+        if known is not None:
+            return _Pack(None, known.size)
+        try:
+            return _Pack(None, (await self._store.stat(pack_key(tenant, pack))).size)
+        except BlobNotFound:  # taken away since it was listed
+            return _Pack(None, 0)
+
+    async def _read(self, tenant: str, pack: str) -> _Pack | None:
+        """Return the pack by its index; None if the index is damaged, missing or unavailable. A push does without such
+        a pack, and `kelvin fsck` reports it. If the whole store is away, the next call says so.
+        """
+        try:
+            raw = await self._store.read(index_key(tenant, pack))
+            # No call of the store for the size: the index says it, or a pack is its chunks and this footer.
+            if digest_of_file_pack(pack) is not None:
+                index = decode_file_index(raw, pack)
+                return _Pack(kept_file_locations(pack, index), index.size)
+            entries = decode_table(raw, pack)
+        except (BlobNotFound, BlobUnavailable):
+            return None
+        except Refused as refused:
+            if isinstance(refused.failure, PackCorrupt):
+                return None
+            raise
+        end = entries[-1].offset + entries[-1].length if entries else 0
+        places = {entry.digest: location_of(pack, entry) for entry in entries}
+        return _Pack(places, end + len(encode_footer(entries)))

@@ -1,0 +1,112 @@
+"""Versions on their way out: a manifest, and chunks that were compared with their digests, for who exports them."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Final
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.blobstore.chunk_locations import ChunkLocation, read_chunk
+from kelvin.blobstore.packs import file_pack
+from kelvin.contracts.artifact_errors import ChunkCorrupt, ManifestMissing
+from kelvin.contracts.artifacts.manifest import decode_manifest
+from kelvin.contracts.artifacts.object_keys import PACKS, manifest_key, pack_key
+from kelvin.contracts.artifacts.push_api import Original
+from kelvin.contracts.errors import NotFound, Refused
+from kelvin.contracts.names import is_digest
+from snapshotter.intake.policy.kept_tensorizer import holds_weights_of, unchunked_spans
+from snapshotter.intake.request_limits import BodyBudget, RequestLimiter
+from snapshotter.store.attestation_store import explain_absence
+from snapshotter.store.catalog import Catalog
+from snapshotter.store.pack_check import has_digest, try_file_index
+from snapshotter.store.tenant_cache import TenantCache
+
+AT_ONCE: Final = 16
+ROOM_BYTES: Final = 768 << 20  # of answers while they are sent, half of it one tenant's
+_TENANTS_KEPT: Final = 16
+
+
+def check_version(version: str) -> None:
+    """Raises `Refused(NotFound)` for what is no digest: no version has such a name."""
+    if not is_digest(version):
+        raise Refused(NotFound("version", version[:80]))
+
+
+class Exports:
+    """Reads of one tenant's objects at a time, of none of another's. Chunks are held in memory while they travel."""
+
+    def __init__(self, store: BlobStore, catalog: Catalog, named: Callable[[str], Awaitable[Iterable[str]]]) -> None:
+        self._store = store
+        self._named = named
+        self._catalog = catalog
+        self._places = TenantCache[Mapping[str, ChunkLocation]](_TENANTS_KEPT)
+        self.turns = RequestLimiter("the list of chunks being exported", AT_ONCE)
+        self.room = BodyBudget("the memory for what is exported", ROOM_BYTES)
+
+    def __repr__(self) -> str:
+        return f"<Exports tenants={len(self._places)}>"
+
+    async def manifest(self, tenant: str, version: str) -> bytes:
+        """The canonical manifest. Raises `Refused`: NotFound, ManifestMissing, ManifestCorrupt, Unavailable."""
+        check_version(version)
+        try:
+            raw = await self._store.read(manifest_key(tenant, version))
+        except BlobNotFound:
+            # A store that was lost, or is older than the registry, has no seal of the version either.
+            is_named = version in await self._named(tenant)
+            absence = ManifestMissing(version) if is_named else await explain_absence(self._store, tenant, version)
+            raise Refused(absence) from None
+        decode_manifest(raw, version)
+        return raw
+
+    async def chunk(self, tenant: str, digest: str) -> bytes:
+        """Return a chunk of the tenant. Raises `Refused`: NotFound (others' chunks too), ChunkCorrupt, Unavailable."""
+        if not is_digest(digest):
+            raise Refused(NotFound("chunk", digest[:80]))
+        data = await self._read(tenant, (self._places.get(tenant, PACKS) or {}).get(digest))
+        if data is not None and await has_digest(data, digest):
+            return data
+        # The chunk was packed since, its pack was collected and another has it, or a wrong index was mended.
+        places = await self._catalog.places(tenant)
+        self._places.put(tenant, PACKS, places)
+        data = await self._read(tenant, places.get(digest))
+        if data is None:
+            raise Refused(NotFound("chunk", digest))
+        if not await has_digest(data, digest):
+            raise Refused(ChunkCorrupt(digest, "store"))
+        return data
+
+    async def original(self, tenant: str, version: str) -> Original:
+        """The file that the version was pushed as, where it is kept: all of it but the chunks. Its digest is the
+        client's to check. Raises `Refused`: NotFound where there is none.
+        """
+        manifest = decode_manifest(await self.manifest(tenant, version), version)
+        away: BlobUnavailable | None = None
+        for digest in sorted((await self._catalog.holdings(tenant)).files):
+            try:
+                index = await try_file_index(self._store, tenant, file_pack(digest))
+            except BlobUnavailable as error:  # it may be another version's
+                index, away = None, error
+            if index is None or not holds_weights_of(index, manifest):
+                continue
+            key = pack_key(tenant, file_pack(digest))
+            try:
+                rest = await bounded_gather(partial(self._read_span, key), unchunked_spans(index))
+            except (BlobNotFound, BlobShort):
+                continue
+            spans = tuple(tuple((span.offset, span.length) for span in chunk.spans) for chunk in index.chunks)
+            return Original(digest=digest, size=index.size, spans=spans, rest=b"".join(rest))
+        if away is not None:
+            raise away
+        raise Refused(NotFound("the original of version", version))
+
+    async def _read_span(self, key: str, span: tuple[int, int]) -> bytes:
+        return await self._store.read(key, *span)
+
+    async def _read(self, tenant: str, place: ChunkLocation | None) -> bytes | None:
+        if place is None:
+            return None
+        try:
+            return await read_chunk(self._store, pack_key(tenant, place.pack), place)
+        except (BlobNotFound, BlobShort):
+            return None

@@ -1,0 +1,240 @@
+"""Read a pack or a kept file back and say what is wrong with it. Used before anything refers to it, and by fsck.
+
+The index of a pack only repeats the pack's footer. A file that is kept as it is has no footer: neither it nor its index
+can be rebuilt from the other.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from kelvin.blobstore.blob_store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore
+from kelvin.blobstore.chunk_locations import ChunkLocation, kept_file_locations, location_of, read_chunk, read_footer
+from kelvin.blobstore.packs import FileIndex, PackEntry, decode_file_index, decode_table, digest_of_file_pack
+from kelvin.contracts.artifact_errors import PackCorrupt
+from kelvin.contracts.artifacts.object_keys import index_key, pack_key
+from kelvin.contracts.artifacts.push_api import FsckFinding
+from kelvin.contracts.errors import Failure, Refused
+
+_BLOCK: Final = 8 << 20
+NAMED: Final = 3  # chunks that a finding names; the rest are counted
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What a whole read of a pack found. Without a fault in the footer, `entries` are all that it should hold."""
+
+    size: int
+    entries: tuple[PackEntry, ...]
+    footer_fault: str | None
+    damaged_chunks: frozenset[str]  # digests of chunks whose bytes don't match
+    digest_matches: bool  # of the whole object
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether every byte is as its name says."""
+        return self.footer_fault is None and not self.damaged_chunks and self.digest_matches
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What a whole read of a kept file found, and of its chunks where `places` say they are."""
+
+    size: int
+    places: Mapping[str, ChunkLocation]
+    damaged_chunks: frozenset[str]  # digests of chunks whose bytes don't match
+    digest_matches: bool
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether every byte is as it should be."""
+        return not self.damaged_chunks and self.digest_matches
+
+
+async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
+    """Read every byte of a pack. Damage is reported, not raised. Raises `BlobNotFound` and `BlobUnavailable`."""
+    key = pack_key(tenant, pack)
+    size = (await store.stat(key)).size
+    entries: tuple[PackEntry, ...] = ()
+    footer_fault = None
+    try:
+        entries = await read_footer(store, key, size, pack)
+    except Refused as refused:
+        if not isinstance(refused.failure, PackCorrupt):
+            raise
+        footer_fault = refused.failure.reason
+    whole = blake3()
+    damaged_chunks: set[str] = set()
+    for offset, length, digest in _spans(entries, size):
+        data = await store.read(key, offset, length)
+        if not await asyncio.to_thread(_absorb, whole, data, digest) and digest is not None:
+            damaged_chunks.add(digest)
+    return PackReport(size, entries, footer_fault, frozenset(damaged_chunks), whole.hexdigest() == pack)
+
+
+async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex | None) -> FileReport:
+    """Read every byte of a kept file, and the chunks that its index (None: unknown) finds in it. Raises likewise.
+
+    Whole first, then chunk by chunk: a chunk's tensors may lie anywhere in it.
+    """
+    key = pack_key(tenant, pack)
+    size = (await store.stat(key)).size
+    whole = blake3()
+    for offset, length, _ in _blocks(0, size):
+        await asyncio.to_thread(_absorb, whole, await store.read(key, offset, length), None)
+    places = {} if index is None else kept_file_locations(pack, index)
+    damaged_chunks = set()
+    for digest, place in places.items():
+        try:
+            data = await read_chunk(store, key, place)
+        except BlobShort:
+            damaged_chunks.add(digest)
+            continue
+        if not await has_digest(data, digest):
+            damaged_chunks.add(digest)
+    return FileReport(size, places, frozenset(damaged_chunks), whole.hexdigest() == digest_of_file_pack(pack))
+
+
+async def try_file_index(store: BlobStore, tenant: str, pack: str) -> FileIndex | None:
+    """Return the index of a kept file; None if it is missing or damaged. Raises `BlobUnavailable`."""
+    try:
+        return decode_file_index(await store.read(index_key(tenant, pack)), pack)
+    except BlobNotFound:
+        return None
+    except Refused as refused:
+        if isinstance(refused.failure, PackCorrupt):
+            return None
+        raise
+
+
+async def ensure_object(store: BlobStore, key: str, raw: bytes, lost: Failure) -> bool:
+    """Ensure that `key` holds exactly `raw`, read back. Return whether this call wrote it. Raises `Refused(lost)` where
+    the store gives back other bytes than it took.
+    """
+    if await holds(store, key, raw):
+        return False
+    await store.delete(key)
+    await store.put_if_absent(key, raw)
+    if not await holds(store, key, raw):
+        raise Refused(lost)
+    return True
+
+
+async def holds(store: BlobStore, key: str, raw: bytes) -> bool:
+    """Return whether the object is there and is exactly `raw`."""
+    try:
+        return await store.read(key) == raw
+    except (BlobNotFound, BlobCorrupt):
+        return False
+
+
+def _spans(entries: tuple[PackEntry, ...], size: int) -> Iterator[tuple[int, int, str | None]]:
+    """All of the object in order: chunks with their digest, what lies between and behind them in blocks."""
+    at = 0
+    for entry in entries:
+        yield from _blocks(at, entry.offset)
+        yield entry.offset, entry.length, entry.digest
+        at = entry.offset + entry.length
+    yield from _blocks(at, size)
+
+
+def _blocks(start: int, end: int) -> Iterator[tuple[int, int, None]]:
+    for offset in range(start, end, _BLOCK):
+        yield offset, min(_BLOCK, end - offset), None
+
+
+def _absorb(whole: blake3, data: bytes, digest: str | None) -> bool:
+    whole.update(data)
+    return digest is None or blake3(data).hexdigest() == digest
+
+
+async def has_digest(data: bytes, digest: str) -> bool:
+    """Whether the bytes have that BLAKE3 digest. It is counted in a thread."""
+    return await asyncio.to_thread(lambda: blake3(data).hexdigest()) == digest
+
+
+@dataclass(frozen=True, slots=True)
+class PackCheck:
+    """`places` are those of chunks that are right. `is_indexed` is False where there is no index at all."""
+
+    size: int
+    places: Mapping[str, ChunkLocation]
+    findings: tuple[FsckFinding, ...]
+    is_indexed: bool
+
+
+async def check_pack(store: BlobStore, tenant: str, pack: str, push_again: str) -> PackCheck:
+    """Every chunk against its digest, footer and index against each other. Raises `BlobNotFound`, `Refused`."""
+    report = await verify_pack(store, tenant, pack)
+    is_intact = {
+        entry.digest: location_of(pack, entry) for entry in report.entries if entry.digest not in report.damaged_chunks
+    }
+    findings = _findings(tenant, pack, report, push_again)
+    key = index_key(tenant, pack)
+    try:
+        fault = _index_fault(await store.read(key), pack, report)
+    except BlobNotFound:
+        return PackCheck(report.size, is_intact, tuple(findings), False)
+    if fault is not None:
+        findings.append(FsckFinding(key=key, fault=fault, mend=f"delete it, then {push_again}"))
+    return PackCheck(report.size, is_intact, tuple(findings), True)
+
+
+def _index_fault(raw: bytes, pack: str, report: PackReport) -> str | None:
+    try:
+        table = decode_table(raw, pack)
+    except Refused as refused:
+        return refused.failure.message
+    if report.footer_fault is None and table != report.entries:
+        return "it differs from the footer of its pack"
+    return None
+
+
+def _findings(tenant: str, pack: str, report: PackReport, push_again: str) -> list[FsckFinding]:
+    key = pack_key(tenant, pack)
+    mend = f"delete it and {index_key(tenant, pack)}, then {push_again}: only its chunks will be sent"
+    faults = []
+    if report.footer_fault is not None:
+        faults.append(f"its footer: {report.footer_fault}")
+    if report.damaged_chunks:
+        some = ", ".join(sorted(report.damaged_chunks)[:NAMED])
+        faults.append(
+            f"{len(report.damaged_chunks)} of {len(report.entries)} chunks do not match their digests: {some}"
+        )
+    if not faults and not report.digest_matches:
+        faults.append("its bytes do not match its name")
+    return [FsckFinding(key=key, fault=fault, mend=mend) for fault in faults]
+
+
+async def check_file(store: BlobStore, tenant: str, pack: str, push_again: str) -> PackCheck:
+    """Every byte of the file against its name, every chunk against the index. Raises `BlobNotFound`, `Refused`."""
+    key = index_key(tenant, pack)
+    index: FileIndex | None = None
+    findings: list[FsckFinding] = []
+    is_indexed = True
+    try:
+        index = decode_file_index(await store.read(key), pack)
+    except BlobNotFound:
+        is_indexed = False
+    except Refused as refused:
+        if refused.failure.retryable:
+            raise
+        findings.append(FsckFinding(key=key, fault=refused.failure.message, mend=f"delete it, then {push_again}"))
+    report = await verify_file(store, tenant, pack, index)
+    is_intact = {digest: place for digest, place in report.places.items() if digest not in report.damaged_chunks}
+    return PackCheck(report.size, is_intact, (*findings, *_file_findings(tenant, pack, report, push_again)), is_indexed)
+
+
+def _file_findings(tenant: str, pack: str, report: FileReport, push_again: str) -> list[FsckFinding]:
+    key, index = pack_key(tenant, pack), index_key(tenant, pack)
+    some = ", ".join(sorted(report.damaged_chunks)[:NAMED])
+    told = f"{len(report.damaged_chunks)} of {len(report.places)} chunks do not match their digests: {some}"
+    if not report.digest_matches:
+        fault = told if report.damaged_chunks else "its bytes do not match its name"
+        return [FsckFinding(key=key, fault=fault, mend=f"delete it and {index}, then {push_again}")]
+    if report.damaged_chunks:  # the file is what it was: its index is not
+        return [FsckFinding(key=index, fault=told, mend=f"delete it, then {push_again}")]
+    return []

@@ -1,0 +1,112 @@
+"""Where cached answers lie: in this process, or in one real Redis that several activators share."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from activator.answers.answer_store import LocalAnswerStore
+from activator.answers.idempotency_policy import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, derive_answer_key
+from activator.answers.idempotency_secret import StoredResponse
+from activator.answers.redis_answer_store import RedisAnswerStore
+from activator.answers.response_cache import SealedAnswerStore
+from activator.limits.redis_store import open_store
+from activator.upstream.background_tasks import BackgroundTasks
+from tests.activator.answers.idempotent_calls import pair, same
+from tests.activator.answers.test_redis_answer_store import EACH, Opened, until
+from tests.activator.answers.test_response_cache import ALLOW, GREEDY
+from tests.activator.redis_server import RedisServer, wait_until_up
+from tests.activator.world import ActivatorWorld, ReceivedResponse
+
+LIMITS = AnswerStoreLimits(ttl_s=300.0, answer_bytes=10, tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES)
+
+
+def ask(what: str, tenant: str = "acme") -> AnswerKey:
+    return derive_answer_key(b"s" * 32, tenant, None, [what.encode()])
+
+
+@EACH
+async def test_cached_answer_opens_only_for_its_tenant(opened: Opened) -> None:
+    """What lies there says nothing of itself; of another installation's secret, or too large, it is a miss."""
+    async with opened(LIMITS) as kept:
+        background_tasks = BackgroundTasks()
+        ours, theirs = (SealedAnswerStore(secret * 32, LIMITS, kept, background_tasks) for secret in (b"s", b"t"))
+        answer = StoredResponse("req_1", 200, [], b"hello")
+        ours.put(ask("x"), answer)
+        await background_tasks.close()
+        found = await ours.find(ask("x"))
+        assert found is not None
+        assert found[0] == answer
+        lies = await kept.find(ask("x"))
+        assert lies is not None
+        assert b"hello" not in lies.sealed
+        assert await theirs.find(ask("x")) is None
+        ours.put(ask("y"), StoredResponse("req_1", 200, [], b"x" * 11))
+        await background_tasks.close()
+        assert await ours.find(ask("y")) is None
+
+
+async def test_cached_answer_reports_its_age() -> None:
+    """Of the one that is kept by now, to the moment at which it ends."""
+
+    now_s = 0.0
+    kept = LocalAnswerStore(AnswerStoreLimits(ttl_s=5), lambda: now_s)
+    await kept.publish(ask("x"), None, b"sealed")
+    for now_s in (0.0, 3.0):
+        found = await kept.find(ask("x"))
+        assert found is not None
+        assert found.age_s == now_s
+    now_s = 5.0
+    assert await kept.find(ask("x")) is None
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> None:
+    """Nor kept; once that is known, it is not asked. What was kept in one that only fell silent is found again."""
+    async with asyncio.timeout(120), open_store(redis.url, "one", answer_s=2.0) as store:
+        kept = RedisAnswerStore(store, "cache", LIMITS)
+        await kept.publish(ask("1"), None, b"sealed")
+        await until(kept, ask("1"), b"sealed")
+        getattr(redis, how)()
+        assert await kept.find(ask("1")) is None
+        assert not store.is_up
+        asked_before = store.commands
+        assert await kept.find(ask("1")) is None
+        await kept.publish(ask("2"), None, b"sealed")
+        assert store.commands == asked_before
+        if how == "kill":
+            redis.start()
+        else:
+            redis.resume()
+        await wait_until_up(store)
+        await until(kept, ask("1"), None if how == "kill" else b"sealed")
+        assert await kept.find(ask("2")) is None
+        await kept.publish(ask("2"), None, b"sealed")
+        await until(kept, ask("2"), b"sealed")
+
+
+async def test_two_activators_have_one_cache(tmp_path: Path, redis: RedisServer) -> None:
+    """What one answered the other one gives again, byte for byte; without Redis each runs it, and says so."""
+
+    async def until_hit(here: ActivatorWorld, body: object) -> ReceivedResponse:
+        async with asyncio.timeout(60):
+            while (got := await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] != "hit":
+                assert got.status == 200
+        return got
+
+    async with pair(tmp_path, redis) as (here, there):
+        for each in (here, there):
+            await each.replica("a")
+        bodies = [GREEDY | {"stream": is_stream} for is_stream in (False, True)]
+        for body in bodies:
+            first = await here.post(body=body, **ALLOW)
+            assert first.headers["x-kelvin-cache"] == "miss"
+            again = await until_hit(there, body)
+            if again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]:  # else it came before it was kept
+                assert same(first, again)
+        async with asyncio.timeout(60):
+            while not same(await until_hit(here, bodies[0]), await until_hit(there, bodies[0])):
+                pass  # what ran beside it may have been kept since
+        redis.kill()
+        alone = [await each.post(body=bodies[0], **ALLOW) for each in (here, there) for _ in range(2)]
+        assert [(got.status, got.headers["x-kelvin-cache"]) for got in alone] == [(200, "miss")] * 4

@@ -1,0 +1,163 @@
+"""Keys at the door of a real activator: scopes, models, expiry, suspension, revocation, and what wrong ones cost."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from activator.auth.authenticator import find
+from activator.routing.routing_table import RoutingTable
+from kelvin.contracts.serving.control_messages import Scope, TenantRow
+from tests.activator.control import ADMIN, KEY, STRANGER, key_row, snapshot
+from tests.activator.replica import DONE, ReceivedRequest, chunk
+from tests.activator.world import CHAT, ActivatorWorld, world
+from tests.eventually import eventually
+
+WRONG = "kv-abcdefghijkl-" + "w" * 43
+
+
+@pytest.mark.parametrize(
+    ("authorization", "is_good"),
+    [
+        pytest.param(b"Bearer " + KEY.encode(), True, id="a key"),
+        pytest.param(b"bearer  " + KEY.encode(), True, id="case and spaces do not matter"),
+        pytest.param(None, False, id="nothing"),
+        pytest.param(b"", False, id="an empty header"),
+        pytest.param(KEY.encode(), False, id="no scheme"),
+        pytest.param(b"Basic " + KEY.encode(), False, id="another scheme"),
+        pytest.param(b"Bearer", False, id="no key"),
+        pytest.param(b"Bearer " + KEY[:-1].encode(), False, id="a character less"),
+        pytest.param(b"Bearer " + KEY.upper().encode(), False, id="another case"),
+        pytest.param(b"Bearer \xff" * 999, False, id="much of nothing"),
+    ],
+)
+def test_bearer_key_is_found_in_the_table(authorization: bytes | None, is_good: bool) -> None:
+    """The whole key behind its scheme, and nothing else."""
+    table = RoutingTable()
+    table.apply(snapshot())
+    assert (find(table, authorization, 0) is not None) == is_good
+
+
+async def _scopes(here: ActivatorWorld) -> None:
+    """Each key at each of the three doors; push and the bill do not need an admin."""
+    rows = {"kv-push": (Scope.PUSH,), "kv-bill": (Scope.BILLING_READ,), "kv-oper": (Scope.OPERATOR,)}
+    await here.publish(keys=tuple(key_row(key, key, "default", *scopes) for key, scopes in rows.items()))
+    doors = ("/v1/models", "/push/v1/plans", "/admin/v1/status")
+    want = {
+        KEY: (200, 403, 403), ADMIN: (200, 503, 201),  # nobody listens behind /push; /admin echoes
+        "kv-push": (403, 503, 403), "kv-bill": (403, 403, 201), "kv-oper": (403, 503, 201),
+    }  # fmt: skip
+    for key, statuses in want.items():
+        assert tuple([(await here.get(door, key)).status for door in doors]) == statuses, key
+
+
+async def _models(here: ActivatorWorld) -> None:
+    """To a key for one model others are not listed, not found, not called, and their requests have no timeline."""
+    rows = [("kv-m", ("m",)), ("kv-other", ("other",))]
+    await here.publish(
+        keys=tuple(
+            msgspec.structs.replace(key_row(key, key, "default", Scope.INFER), models=models) for key, models in rows
+        )
+    )
+    answered = await here.post(key="kv-m")
+    assert answered.status == 200
+    timeline = f"/v1/requests/{answered.headers['x-request-id']}/timeline"
+    assert (await here.get(timeline, "kv-m")).status == 200
+    assert b'"m"' in (await here.get("/v1/models", "kv-m")).body
+    assert (await here.get("/v1/models", "kv-other")).json["data"] == []
+    for path in ("/v1/models/m", "/v1/models/none", timeline):
+        refused, unknown = await here.get(path, "kv-other"), await here.get(path, STRANGER)
+        assert (refused.status, refused.code) == (unknown.status, unknown.code)
+        assert refused.status == 404
+    refused, unknown = await here.post(key="kv-other"), await here.post(body={**CHAT, "model": "none"})
+    assert (refused.status, refused.code) == (unknown.status, unknown.code) == (404, "model_not_found")
+
+
+async def _bad_keys(here: ActivatorWorld) -> None:
+    """Unknown, expired and revoked: same status, headers and body, but for the request's id."""
+    late = msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=1)
+    await here.publish(keys=(late, key_row("gone", "kv-gone", "default", Scope.INFER)))
+    assert (await here.get("/v1/models", "kv-gone")).status == 200
+    await here.publish(removed_keys=("gone",))
+    answers = []
+    for key in ("kv-late", "kv-gone", WRONG):
+        got = await here.get("/v1/models", key)
+        request_id = got.headers.pop("x-request-id")
+        answers.append((got.status, got.headers, got.body.replace(request_id.encode(), b"")))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0] == 401
+    assert {"late", "gone"} & set(here.control.used_at_s) <= {"gone"}  # it was good once
+
+
+async def _suspension(here: ActivatorWorld) -> None:
+    """Is told, as the key is good; to the others nothing changes."""
+    for suspended, want in ((True, (403, "tenant_suspended")), (False, (200, None))):
+        await here.publish(tenants=(TenantRow(tenant="default", suspended=suspended),))
+        got = await here.get("/v1/models")
+        assert (got.status, None if want[1] is None else got.code) == want
+        assert (await here.get("/v1/models", STRANGER)).status == 200
+
+
+async def test_key_opens_its_scopes_models_and_tenant(tmp_path: Path) -> None:
+    """Its scopes, its models, its time and its tenant decide; that it was used is told to the minute."""
+
+    async with world(tmp_path) as here:
+        before_s = int(time.time()) // 60 * 60
+        await here.replica("r1")
+        for part in (_scopes, _models, _bad_keys, _suspension):
+            await part(here)
+        assert before_s <= await here.control.wait_for_used("k4") <= time.time()
+        assert {at_s % 60 for at_s in here.control.used_at_s.values()} == {0}
+
+
+async def test_revocation_does_not_cut_a_running_response(tmp_path: Path) -> None:
+    """What was under way ends as if nothing had been; the next request is 401."""
+
+    async with world(tmp_path) as here:
+        half, rest = asyncio.Event(), asyncio.Event()
+
+        async def in_halves(call: ReceivedRequest) -> None:
+            await call.data(chunk("one "), 1)
+            half.set()
+            await rest.wait()
+            await call.data(chunk("two"), 2)
+            await call.data(DONE, 2)
+            await call.end(2)
+
+        await here.replica("r1", in_halves)
+        stream = asyncio.create_task(here.post(body={**CHAT, "stream": True}))
+        await half.wait()
+        await here.publish(removed_keys=("k1",))
+        assert (await here.post()).status == 401
+        rest.set()
+        got = await stream
+        assert (got.status, got.body.count(b"[DONE]")) == (200, 1)
+        (record,) = await here.control.wait_for_records(1)
+        assert (record.key_id, record.outcome) == ("k1", "ok")
+
+
+async def test_key_guessing_slows_only_the_guesser(tmp_path: Path) -> None:
+    """A burst is 401, what follows waits and is 429 with its time; a good key of the same address is served at once."""
+
+    async with world(tmp_path) as here:
+        assert [(await here.get("/v1/models", WRONG)).status for _ in range(20)] == [401] * 20
+        began = time.monotonic()
+        while (got := await here.get("/v1/models", WRONG)).status == 401:  # some were forgotten meanwhile
+            began = time.monotonic()
+        assert time.monotonic() - began >= 0.09  # held back; a failure within the burst is not
+        assert (got.status, got.code) == (429, "too_many_failures")
+        assert int(got.headers["retry-after"]) >= 1
+        waiting = [asyncio.create_task(here.get("/v1/models", WRONG)) for _ in range(12)]
+        await eventually(lambda: any(task.done() for task in waiting))
+        assert (await here.get("/v1/models")).status == 200
+        assert not all(task.done() for task in waiting), "the neighbour was served while the guesser waits"
+        async with here.client.get(here.url + "/v1/models") as keyless:
+            assert keyless.status == 401  # no key is no guess
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        log = (here.data / "log").read_text()
+        assert "many keys that are not good" in log
+        assert "127.0.0.1" in log

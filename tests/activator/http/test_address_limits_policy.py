@@ -1,0 +1,130 @@
+"""What one address may cost, as tables and as a property: never more than rate and burst, in bounded memory."""
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.http.address_limits_policy import AddressLimiter, AddressLimits, is_padded, is_slow, networks
+
+LIMITS = AddressLimits(connections=2, rate=10.0, trusted=networks("10.0.0.0/8,::1"), burst_s=0.5, sources=4)
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "want"),
+    [
+        pytest.param([0.0] * 5, None, id="a burst passes"),
+        pytest.param([0.0] * 6, 0.1, id="the one beyond waits for one place"),
+        pytest.param([0.0] * 60, 0.1, id="who is refused does not wait the longer"),
+        pytest.param([0.0] * 6 + [0.1], None, id="and passes after what it was told"),
+        pytest.param([0.0] * 6 + [0.06], 0.04, id="not before"),
+        pytest.param([0.1] * 200, None, id="at the rate for ever"),
+        pytest.param([*[0.0] * 5, 99.0, *[0.0] * 5], 0.1, id="a long pause is worth one burst"),
+    ],
+)
+def test_request_rate_of_a_source_is_limited(gaps_s: list[float], want: float | None) -> None:
+    """What the last of requests with these gaps before them is told."""
+    addresses, now_s, wait_s = AddressLimiter(LIMITS), 1000.0, None
+    for gap_s in gaps_s:
+        now_s += gap_s
+        wait_s = addresses.check_request_rate("a", now_s)
+    assert wait_s == (None if want is None else pytest.approx(want))
+
+
+def test_sources_are_independent_and_bounded() -> None:
+    """One's flood costs another nothing; a flood of addresses costs a bounded memory, and frees nobody who asks on."""
+    addresses = AddressLimiter(LIMITS)
+    for _ in range(6):
+        addresses.check_request_rate("loud", 0.0)
+    assert addresses.check_request_rate("loud", 0.0) is not None
+    assert addresses.check_request_rate("quiet", 0.0) is None
+    for number in range(100):
+        addresses.check_request_rate(f"other {number}", 1.0 + number / 10)
+        assert addresses.check_request_rate("loud", 1.0 + number / 10) is None  # one in 0.1 s is its rate
+        addresses.check_integrity()
+    assert repr(addresses) == "<AddressLimiter connected=0 known=4>"
+
+
+def test_connections_are_bounded_and_charged_as_requests() -> None:
+    """The third of two is refused until one is over; opening and closing again and again meets the rate."""
+    addresses = AddressLimiter(LIMITS)
+    assert [addresses.try_open("a", 0.0) for _ in range(3)] == [True, True, False]
+    addresses.closed("a")
+    assert addresses.try_open("a", 0.0)
+    addresses.closed("a")
+    opened = 0
+    while addresses.try_open("a", 0.0):
+        addresses.closed("a")
+        opened += 1
+        addresses.check_integrity()
+    assert opened == 2  # of five, three were used above
+    addresses.closed("a")
+    assert repr(addresses) == "<AddressLimiter connected=0 known=1>"
+
+
+@given(st.lists(st.floats(0, 0.3), max_size=200))
+def test_source_never_exceeds_burst_plus_rate(gaps_s: list[float]) -> None:
+    """In any stretch of any history: at most a burst, and the rate times its length."""
+    addresses, now_s, passed = AddressLimiter(LIMITS), 0.0, []
+    for gap_s in gaps_s:
+        now_s += gap_s
+        if addresses.check_request_rate("a", now_s) is None:
+            passed.append(now_s)
+    for first, began_s in enumerate(passed):
+        for last in range(first, len(passed)):
+            assert last - first + 1 <= LIMITS.rate * (LIMITS.burst_s + passed[last] - began_s) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("address", "want"),
+    [
+        pytest.param("192.0.2.7", "192.0.2.7", id="a stranger"),
+        pytest.param("10.1.2.3", None, id="our load balancer"),
+        pytest.param("::ffff:10.1.2.3", None, id="the same over IPv6"),
+        pytest.param("::1", None, id="ourselves"),
+        pytest.param("2001:db8:1:2:3::4", "2001:db8:1:2::/64", id="a subscriber's network"),
+        pytest.param("fe80::1%eth0", "fe80::/64", id="with a zone"),
+        pytest.param("", "", id="one that is gone"),
+    ],
+)
+def test_trusted_addresses_are_not_counted(address: str, want: str | None) -> None:
+    """None: not at all."""
+    assert AddressLimiter(LIMITS).source(address) == want
+
+
+def test_networks_setting_is_parsed() -> None:
+    """What the setting may say."""
+    assert networks("none") == ()
+    assert networks("10.0.0.0/8, ::1") == (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("::1/128"))
+    for wrong in ("", "10.0.0.1/8", "loopback", "10.0.0.0/8,"):
+        with pytest.raises(ValueError, match=r".*"):
+            networks(wrong)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "want"),
+    [
+        pytest.param(0, True, id="nothing"),
+        pytest.param(499, True, id="too little"),
+        pytest.param(500, False, id="just"),
+    ],
+)
+def test_body_below_the_minimum_rate_is_slow(nbytes: int, want: bool) -> None:
+    """At 100 bytes/s over 5 s."""
+    assert is_slow(nbytes, 5.0, 100.0) is want
+    assert not is_slow(nbytes, 5.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "body", "want"),
+    [
+        pytest.param(6_000_000, 1_000_000, False, id="a million chunks of one byte"),
+        pytest.param(1024, 0, False, id="nothing yet"),
+        pytest.param(1025, 0, True, id="an extension without end"),
+        pytest.param(2_000_000, 100_000, True, id="extensions between single bytes"),
+    ],
+)
+def test_oversized_body_framing_is_padded(raw: int, body: int, want: bool) -> None:
+    """With heads of 1 KiB."""
+    assert is_padded(raw, body, 1024) is want

@@ -1,0 +1,33 @@
+"""A client that reads no responses holds no request inside the door."""
+
+import asyncio
+
+import pytest
+
+from tests.activator.http.memory_connections import Application, MemoryServer
+
+REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+STALL_S = 20.0  # KELVIN_STALL_S by default
+
+
+@pytest.mark.parametrize("reads", [pytest.param(False, id="never"), pytest.param(True, id="late: the control")])
+@pytest.mark.virtual_time
+async def test_client_that_does_not_read_is_cut(reads: bool) -> None:
+    """Its next request ends after KELVIN_STALL_S, with the connection. Of a client that reads late it is answered."""
+
+    server = MemoryServer(Application())
+    protocol, socket = server.http1()
+    protocol.data_received(REQUEST)
+    await server.run_tasks_to_end()
+    socket.waiting = 1
+    protocol.pause_writing()
+    protocol.data_received(REQUEST)
+    if reads:
+        await asyncio.sleep(STALL_S - 1)
+        socket.waiting = 0
+        protocol.resume_writing()
+    assert server.state.tasks
+    _, inside = await asyncio.wait(server.state.tasks, timeout=STALL_S + 1)
+    assert not inside
+    assert socket.closing is not reads
+    protocol.connection_lost(None)

@@ -1,0 +1,203 @@
+"""Blocks out of a shared bucket, as tables and a property: members never use what was not in it, whatever is lost."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.limits.policy.gcra import MINUTE_S
+from activator.limits.policy.token_block import LEASE_S, QUIET_S, RefillRequest, TokenBlock, block_of
+
+LIMIT = 600
+
+
+@dataclass
+class Shared:
+    """What the script in `shared_rates` does; it is compared with a real one in `test_shared_rates`."""
+
+    full_at_s: float = 0.0
+
+    def take(self, asked: RefillRequest, now_s: float) -> tuple[int, float]:
+        """Granted, and seconds until it is full."""
+        per = MINUTE_S / LIMIT
+        full = max(max(self.full_at_s, now_s) - asked.give * per, now_s)
+        room = int(LIMIT - (full - now_s) / per + 1e-6)
+        granted = max(0, min(room, asked.want)) if asked.want and room >= asked.need else 0
+        self.full_at_s = full + granted * per
+        return granted, self.full_at_s - now_s
+
+
+@dataclass
+class Members:
+    """Several over one, whose answers may be lost before or after it heard."""
+
+    blocks: list[TokenBlock]
+    bucket: Shared = field(default_factory=Shared)
+    now_s: float = 0.0
+    running: list[tuple[TokenBlock, int]] = field(default_factory=list)
+    used: list[tuple[float, int, int]] = field(default_factory=list)  # when, how much, all stocks before it
+
+    def hold(self, block: TokenBlock, units: int, fate: str) -> bool:
+        """Whether a request entered."""
+        if not block.try_hold(units, self.now_s):
+            if block.refill_pause_s(units, self.now_s) is not None:
+                return False
+            self.say(block, block.ask(LIMIT, units, units, self.now_s), fate)
+            if not block.try_hold(units, self.now_s):
+                return False
+        self.running.append((block, units))
+        return True
+
+    def say(self, block: TokenBlock, asked: RefillRequest, fate: str) -> None:
+        """Ask the bucket."""
+        if fate != "unheard":
+            granted, full_in_s = self.bucket.take(asked, self.now_s)
+        if fate == "heard":
+            block.record_refill(asked, granted, full_in_s, self.now_s)
+        else:
+            block.record_unanswered(asked)
+
+    def settle(self, used: int) -> None:
+        """The oldest request ends."""
+        if self.running:
+            block, held = self.running.pop(0)
+            stocks = sum(max(0, each.stock) for each in self.blocks)
+            self.used.append((self.now_s, min(used, held), stocks))
+            block.settle(held, min(used, held), self.now_s)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["hold", "hold", "hold", "settle", "tend"]),
+        st.integers(0, 2),
+        st.integers(1, 120),
+        st.floats(0, 3),
+        st.sampled_from(["heard", "heard", "heard", "heard", "unheard", "unanswered"]),
+    ),
+    max_size=150,
+)
+
+
+@given(STEPS)
+def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -> None:
+    """In any span of time: what flows in, a minute's worth, and what they had taken before it."""
+    members = Members([TokenBlock() for _ in range(3)])
+    for what, which, units, gap_s, fate in steps:
+        members.now_s += gap_s
+        block = members.blocks[which]
+        if what == "hold":
+            members.hold(block, units, fate)
+        elif what == "settle":
+            members.settle(units)
+        elif (asked := block.give_back(LIMIT, members.now_s)) is not None:
+            members.say(block, asked, fate)
+        assert all(each.held >= 0 for each in members.blocks)
+        assert block.stock - block.held <= LIMIT
+    for first, (since_s, _, stocks) in enumerate(members.used):
+        total = 0
+        for until_s, units, _ in members.used[first:]:
+            total += units
+            assert total <= LIMIT * ((until_s - since_s) / MINUTE_S + 1) + stocks + 1e-3
+
+
+def test_a_block_is_used_until_its_time_is_over() -> None:
+    """Then what is left goes back with the next question."""
+    block = TokenBlock()
+    asked = block.ask(LIMIT, 1, 1, 0.0)
+    assert (asked.give, asked.need, asked.want) == (0, 1, 1 + block_of(LIMIT))
+    block.record_refill(asked, 31, 3.1, 0.0)
+    assert block.try_hold(31, LEASE_S - 0.1)
+    assert not block.try_hold(1, LEASE_S - 0.1)
+    block.settle(31, 10, LEASE_S - 0.1)
+    assert block.give_back(LIMIT, LEASE_S - 0.1) is None
+    assert not block.try_hold(1, LEASE_S)
+    back = block.give_back(LIMIT, LEASE_S)
+    assert back is not None
+    assert (back.give, back.want) == (21, 0)
+    block.record_refill(back, 0, 1.0, LEASE_S)
+    assert block.give_back(LIMIT, LEASE_S) is None
+    assert block.is_idle(LEASE_S + QUIET_S)
+
+
+@pytest.mark.parametrize(
+    ("granted", "asks", "want"),
+    [
+        pytest.param(31, 1, None, id="all of it: ask on"),
+        pytest.param(5, 1, QUIET_S, id="less than was wanted: nobody asks for a while"),
+        pytest.param(0, 1, QUIET_S, id="nothing: likewise"),
+    ],
+)
+def test_depleted_bucket_is_not_asked_often(granted: int, asks: int, want: float | None) -> None:
+    """So a tenant at its limit does not ask with each request."""
+    block = TokenBlock()
+    block.record_refill(block.ask(LIMIT, 1, 1, 0.0), granted, 60.0, 0.0)
+    assert block.refill_pause_s(asks, 0.0) == want
+    assert block.refill_pause_s(asks, QUIET_S) is None
+
+
+def test_smaller_request_may_ask_after_a_refusal() -> None:
+    """A refusal says nothing of those that need less."""
+    block = TokenBlock()
+    block.record_refill(block.ask(LIMIT, 100, 100, 0.0), 0, 60.0, 0.0)
+    assert block.refill_pause_s(100, 0.0) == QUIET_S
+    assert block.refill_pause_s(99, 0.0) is None
+
+
+def test_local_use_is_repaid_after_an_outage() -> None:
+    """A share that begins with a block of it; what was used, and has not flowed in since, is owed to the bucket."""
+    block, share = TokenBlock(), 60
+    assert block.hold_locally(share, 4, 0.0).wait_s == pytest.approx(1.0)
+    for _ in range(3):
+        assert block.hold_locally(share, 1, 0.0).wait_s is None
+        block.settle(1, 1, 0.0)
+    assert block.hold_locally(share, 1, 0.0).wait_s == pytest.approx(1.0)
+    asked = block.ask(LIMIT, 1, 1, 0.0)
+    assert asked.give == -3
+    block.record_unanswered(asked)
+    assert block.hold_locally(share, 1, 0.5).wait_s == pytest.approx(0.5)  # as before
+    asked = block.ask(LIMIT, 1, 1, 0.5)
+    assert asked.give == -3
+    block.record_refill(asked, 10, 5.0, 0.5)
+    assert block.ask(LIMIT, 1, 1, 0.5).give == 10
+
+
+def test_debt_is_reported_until_acknowledged() -> None:
+    """More used than held: owed at once, and again where nobody knows whether it was heard."""
+    block = TokenBlock()
+    block.record_refill(block.ask(LIMIT, 1, 1, 0.0), 31, 3.1, 0.0)
+    assert block.try_hold(31, 0.0)
+    block.settle(31, 100, 0.0)
+    for _ in range(2):
+        asked = block.give_back(LIMIT, 0.0)
+        assert asked is not None
+        assert asked.give == -69
+        block.record_unanswered(asked)
+    asked = block.give_back(LIMIT, 0.0)
+    assert asked is not None
+    block.record_refill(asked, 0, 10.0, 0.0)
+    assert block.give_back(LIMIT, 0.0) is None
+
+
+def test_request_larger_than_the_share_is_told_a_time_that_comes() -> None:
+    """Without the bucket it enters once all of the share is there, and the next one waits for what it owes."""
+    block = TokenBlock()
+    wait_s = block.hold_locally(100, 300, 0.0).wait_s
+    assert wait_s is not None
+    assert block.hold_locally(100, 300, wait_s).wait_s is None
+    block.settle(300, 300, wait_s)
+    assert block.hold_locally(100, 300, wait_s).wait_s == MINUTE_S  # what is said at most
+    assert block.hold_locally(100, 300, wait_s + 3 * MINUTE_S).wait_s is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(100, 1000), (1000, 100)])
+def test_limit_changed_while_the_bucket_is_away_counts(before: int, after: int) -> None:
+    """What was used counts in units, and the rest is that of the new limit."""
+    block = TokenBlock()
+    assert block.hold_locally(before, 1, 0.0).wait_s is None
+    block.settle(1, 1, 0.0)
+    taken = 0
+    while block.hold_locally(after, 1, MINUTE_S).wait_s is None:
+        block.settle(1, 1, MINUTE_S)
+        taken += 1
+    assert taken == after

@@ -1,0 +1,104 @@
+"""A tenant's requests are counted while they last, and refused beyond its limit; others' are not its matter.
+
+One suite for the count of one activator, and for one that several share over a real Redis.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+
+import pytest
+
+from activator.limits.concurrency_limits import ConcurrencyLimiter, LocalConcurrencyLimiter
+from activator.limits.leased_quotas import SharedConcurrencyLimiter
+from activator.limits.redis_store import open_store
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import TenantBusy
+from tests.activator.redis_server import RedisServer
+
+
+@asynccontextmanager
+async def over(server: RedisServer, name: str = "one") -> AsyncIterator[SharedConcurrencyLimiter]:
+    """One activator's; its Redis answers, however busy the machine is."""
+    async with asyncio.timeout(60), open_store(server.url, name, 20.0) as store:
+        places = SharedConcurrencyLimiter(store)
+        yield places
+        await places.close()
+
+
+@asynccontextmanager
+async def alone() -> AsyncIterator[ConcurrencyLimiter]:
+    yield LocalConcurrencyLimiter()
+
+
+@asynccontextmanager
+async def over_redis() -> AsyncIterator[ConcurrencyLimiter]:
+    with RedisServer() as server:
+        async with over(server) as places:
+            yield places
+
+
+EACH = pytest.mark.parametrize("opened", [alone, over_redis])
+Opened = Callable[[], AbstractAsyncContextManager[ConcurrencyLimiter]]
+
+
+async def refused(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: int) -> TenantBusy | None:
+    """Why nobody more comes in; None, and nobody is inside more than before, where one could."""
+    try:
+        with await concurrency_limiter.enter(tenant, limit):
+            return None
+    except Refused as error:
+        return error.failure if isinstance(error.failure, TenantBusy) else None
+
+
+@EACH
+async def test_concurrent_requests_are_limited_per_tenant(opened: Opened) -> None:
+    """Each tenant its own; a place that is left is free again, however it was left."""
+    async with opened() as concurrency_limiter:
+        with await concurrency_limiter.enter("a", 2):
+            with await concurrency_limiter.enter("a", 2), await concurrency_limiter.enter("b", 1):
+                assert await refused(concurrency_limiter, "a", 2) == TenantBusy(2, 1.0)
+                with await concurrency_limiter.enter("c", None):
+                    assert "inside=4" in repr(concurrency_limiter)
+            await settled(concurrency_limiter, "a", 2)
+            place = await concurrency_limiter.enter("a", 2)
+            with pytest.raises(KeyError), place:
+                raise KeyError
+            assert await refused(concurrency_limiter, "a", 2) is None
+        assert "inside=0" in repr(concurrency_limiter)
+
+
+async def settled(concurrency_limiter: ConcurrencyLimiter, tenant: str, limit: int) -> None:
+    """One more may come in: over Redis a moment after a refusal, since it is not asked again at once."""
+    async with asyncio.timeout(30):
+        while await refused(concurrency_limiter, tenant, limit) is not None:
+            await asyncio.sleep(0.01)
+
+
+@EACH
+async def test_lowered_limit_admits_nobody_until_free(opened: Opened) -> None:
+    """Who is inside stays; nobody comes in until fewer are."""
+    async with opened() as concurrency_limiter:
+        with await concurrency_limiter.enter("a", 3), await concurrency_limiter.enter("a", 3):
+            if isinstance(concurrency_limiter, SharedConcurrencyLimiter):
+                await concurrency_limiter.tend()  # what is not used of the old limit goes back with the next renewal
+            assert await refused(concurrency_limiter, "a", 1) == TenantBusy(1, 1.0)
+        await settled(concurrency_limiter, "a", 1)
+
+
+@EACH
+async def test_concurrent_arrivals_get_exactly_the_limit(opened: Opened) -> None:
+    """Ten at once have five places, five each are told; nothing is left of who gave up while it waited."""
+    async with opened() as concurrency_limiter:
+        got = await asyncio.gather(*(concurrency_limiter.enter("a", 5) for _ in range(5)))
+        with ExitStack() as stack:
+            for place in got:
+                stack.enter_context(place)
+            told = await asyncio.gather(*(refused(concurrency_limiter, "a", 5) for _ in range(5)))
+            assert told == [TenantBusy(5, 1.0)] * 5
+        leaving = asyncio.ensure_future(concurrency_limiter.enter("b", 1))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        await settled(concurrency_limiter, "b", 1)
+        assert "inside=0" in repr(concurrency_limiter)

@@ -1,0 +1,268 @@
+"""Several activators over one real Redis: how often it is asked, what all together use, and what holds without it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from activator.limits.policy.token_block import LEASE_S, QUIET_S, block_of
+from activator.limits.redis_rate_counter import RedisRateCounter
+from activator.limits.redis_store import RedisStore, open_store
+from tests.activator.clock import Clock
+from tests.activator.redis_server import RedisServer, is_up, wait_until_up
+from tests.activator.world import world
+
+LIMIT = 600
+
+
+@dataclass
+class Member:
+    """One activator's view. Its clock stands still unless it is set; Redis has its own."""
+
+    store: RedisStore
+    shared: RedisRateCounter
+    clock: Clock
+
+    async def take(self, units: int = 1, limit: int = LIMIT) -> float | None:
+        """Use so many of tenant `a`'s; how long to wait where they are refused."""
+        found = await self.shared.hold("a", limit, units)
+        if found.wait_s is None:
+            self.shared.settle("a", limit, units, units)
+        return found.wait_s
+
+    async def take_all(self, most: int) -> int:
+        """How many can be used before the first is refused."""
+        taken = 0
+        while taken < most and await self.take() is None:
+            taken += 1
+        return taken
+
+
+@asynccontextmanager
+async def member(server: RedisServer, name: str = "one", answer_s: float = 20.0) -> AsyncIterator[Member]:
+    """A busy machine may answer late: only who asks a paused Redis should find it away."""
+    clock = Clock()
+    async with asyncio.timeout(120), open_store(server.url, name, answer_s) as store:
+        shared = RedisRateCounter(store, "requests", clock)
+        yield Member(store, shared, clock)
+        await shared.close()
+
+
+async def test_one_request_in_ten_touches_redis(redis: RedisServer) -> None:
+    """Of a tenant that asks ten times a second, below its limit and beyond it; whose limit is small, or whose requests
+    are as large as a block, asks each time: the control.
+    """
+    async with member(redis) as one:
+        before = redis.count_scripts()
+        for _ in range(300):
+            assert await one.take() is None
+            one.clock.now_s += 0.1
+        assert 0 < redis.count_scripts() - before <= 30
+        await one.take_all(LIMIT)
+        before = redis.count_scripts()
+        for _ in range(300):
+            await one.take()
+            one.clock.now_s += 0.1
+        assert redis.count_scripts() - before <= 31
+        one.clock.now_s += QUIET_S
+        before = redis.count_scripts()
+        for _ in range(30):
+            await one.shared.hold("b", 20_000, 1000)
+        assert redis.count_scripts() - before >= 10
+
+
+@pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
+async def test_two_activators_never_exceed_the_rate_limit(redis: RedisServer, shared: bool) -> None:
+    """Together, in whatever order: a minute's worth, what flowed in meanwhile, and nothing more, since a block is taken
+    before it is used. What one leaves is the other's when its time is over.
+    """
+    with RedisServer() as other:
+        async with member(redis) as one, member(redis if shared else other, "two") as two:
+            began_s = time.monotonic()
+            assert await two.take() is None  # two holds a block, and uses one of it
+            used = 1 + await one.take_all(2 * LIMIT)
+            used += await two.take_all(2 * LIMIT)
+            for each in (one, two):
+                each.clock.now_s += QUIET_S
+            used += sum(await asyncio.gather(one.take_all(2 * LIMIT), two.take_all(2 * LIMIT)))
+            flowed = (time.monotonic() - began_s) * LIMIT / 60
+            assert (used <= LIMIT + flowed + 1) == shared
+            assert used >= LIMIT - 2 * block_of(LIMIT)
+            one.clock.now_s += QUIET_S + 60
+            await one.shared.hold("b", LIMIT, 1)
+            one.clock.now_s += LEASE_S
+            await one.shared.tend()
+            assert repr(one.shared._blocks["b"]).startswith("TokenBlock(stock=1, held=1")
+            assert float(redis.ask("PTTL", "kelvin:{b}:requests")[1:]) <= 100
+
+
+async def test_actual_token_use_is_reported_to_redis(redis: RedisServer) -> None:
+    """More than it held is owed, and told when the time comes; less is used by the next one, here or elsewhere."""
+    async with member(redis) as one, member(redis, "two") as two:
+        assert (await one.shared.hold("a", LIMIT, 500)).wait_s is None
+        assert (await two.shared.hold("a", LIMIT, 200)).wait_s is not None
+        one.shared.settle("a", LIMIT, 500, 0)
+        one.clock.now_s += LEASE_S
+        await one.shared.tend()
+        two.clock.now_s += QUIET_S
+        assert (await two.shared.hold("a", LIMIT, 400)).wait_s is None
+        two.shared.settle("a", LIMIT, 400, 1200)  # far more than was held: both wait for it
+        two.clock.now_s += LEASE_S
+        await two.shared.tend()
+        one.clock.now_s += LEASE_S
+        refused = await one.shared.hold("a", LIMIT, 1)
+        assert refused.wait_s is not None
+        assert refused.remaining == 0
+
+
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+async def test_rate_limit_falls_back_to_a_share_without_redis(fault: str, redis: RedisServer) -> None:
+    """The block until its time is over; then this activator's share of the limit, beginning with a block of it; who
+    asks waits a fraction of a second at most once. When Redis is back it is told what was used.
+    """
+    async with member(redis, answer_s=2.0) as one, member(redis, "two"):
+        await one.store.beat()
+        assert one.store.members == 2
+        assert await one.take() is None
+        redis.kill() if fault == "killed" else redis.pause()
+        block = block_of(LIMIT)
+        assert [await one.take() for _ in range(block)] == [None] * block
+        assert is_up(one.store)  # it was not asked
+        alone = await one.take_all(LIMIT)
+        assert not is_up(one.store)
+        assert alone == block_of(LIMIT // 2)
+        commands = one.store.commands
+        assert await one.take() is not None
+        assert one.store.commands == commands  # nobody waits for it
+        one.clock.now_s += 10.0
+        assert await one.take_all(LIMIT) == LIMIT // 2 / 6
+        redis.start() if fault == "killed" else redis.resume()
+        await wait_until_up(one.store)
+        one.clock.now_s += QUIET_S
+        assert await one.take() is None
+        left = (await one.shared.hold("a", LIMIT, 1)).remaining
+        if fault == "killed":  # its data was gone, so only what was used meanwhile is known
+            assert LIMIT - 70 <= left <= LIMIT - 40
+        else:
+            assert left < LIMIT - 40
+
+
+async def test_rate_limit_works_if_redis_never_answers(caplog: pytest.LogCaptureFixture, redis: RedisServer) -> None:
+    """Alone, from the beginning, and the log says so once; it is found when it comes."""
+    redis.kill()
+    async with member(redis) as one:
+        assert not is_up(one.store)
+        await one.store.beat()
+        assert caplog.text.count("redis does not answer") == 1
+        assert await one.take_all(LIMIT) == block_of(LIMIT)
+        redis.start()
+        await wait_until_up(one.store)
+        assert await one.take_all(LIMIT) >= LIMIT - 2 * block_of(LIMIT)
+
+
+async def test_who_leaves_leaves_nothing_held(redis: RedisServer) -> None:
+    """A request that ends while Redis is asked cuts no command: what comes is the next one's."""
+    async with member(redis) as one:
+        redis.pause()
+        asking = asyncio.ensure_future(one.take(LIMIT))
+        await asyncio.sleep(0)
+        asking.cancel()
+        redis.resume()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await one.take(LIMIT) is None
+        assert redis.ask("INFO", "clients").count(b"blocked_clients:0") == 1
+
+
+async def test_tenants_that_ask_for_nothing_are_forgotten(redis: RedisServer) -> None:
+    """Once their bucket is full again; a tenant that holds something is not."""
+    async with member(redis) as one:
+        assert await one.take() is None
+        await one.shared.hold("b", LIMIT, 1)
+        one.clock.now_s += LEASE_S
+        known = []
+        for _ in range(2):
+            await one.shared.tend()
+            known.append(repr(one.shared).split()[2])
+            one.clock.now_s += 60.0
+        assert known == ["tenants=2", "tenants=1"]
+
+
+async def test_tenant_that_waits_is_not_forgotten(redis: RedisServer) -> None:
+    """Redis gives no answer, and blocks are tended before the request that waits for it goes on: what that holds can be
+    settled all the same.
+    """
+    async with member(redis, answer_s=0.1) as one:
+        redis.pause()
+        holding = asyncio.create_task(one.shared.hold("a", LIMIT, 3))
+        while is_up(one.store):
+            await asyncio.sleep(0)
+        while not holding.done():
+            await one.shared.tend()
+            await asyncio.sleep(0)
+        assert (await holding).wait_s is None
+        one.shared.settle("a", LIMIT, 3, 3)
+        redis.resume()
+
+
+async def test_keys_are_tagged_by_tenant_and_end_by_themselves(redis: RedisServer) -> None:
+    """A bucket lives until it is full, members for twice their silence; a cluster can hold them."""
+    async with member(redis) as one:
+        await one.take(100)
+        keys = redis.ask("KEYS", "*").decode().split("\r\n")[2::2]
+        assert sorted(keys) == ["kelvin:members", "kelvin:{a}:requests"]
+        assert all(0 < int(redis.ask("PTTL", key)[1:]) <= 60_000 for key in keys)
+
+
+async def test_clock_of_redis_that_steps_back_locks_nobody_out(redis: RedisServer) -> None:
+    """What a bucket lacked an hour ahead of now it lacks now; it fills from here on."""
+    async with member(redis) as one:
+        redis.ask("SET", "kelvin:{a}:requests", f"'30.0 {redis.now_s() + 3600}'")
+        assert await one.take_all(LIMIT) in range(LIMIT // 2, LIMIT // 2 + LIMIT // 10)
+
+
+async def test_bucket_of_an_earlier_build_counts_as_full(redis: RedisServer) -> None:
+    """It was one number; a value that can't be read refuses nobody."""
+    async with member(redis) as one:
+        redis.ask("SET", "kelvin:{a}:requests", "1790000000.5")
+        assert await one.take() is None
+        assert one.store.is_up
+
+
+async def test_member_that_died_before_a_clock_step_counts_no_more(redis: RedisServer) -> None:
+    """Said to have lived an hour from now, it counts for as long as any that is silent."""
+    async with member(redis) as one:
+        redis.ask("ZADD", "kelvin:members", str(redis.now_s() + 3600), "dead")
+        await one.store.beat()
+        assert int(redis.ask("ZSCORE", "kelvin:members", "dead").split(b"\r\n")[1]) <= redis.now_s()
+
+
+async def test_an_activator_counts_in_redis(tmp_path: Path, redis: RedisServer) -> None:
+    """Named by its setting: what one activator counted the next one knows, and what the first had not used it gave
+    back. While Redis is away requests are served.
+    """
+    async with world(tmp_path, redis=redis.url) as here:
+        await here.replica("a")
+        await here.limit(rpm=20, tpm=100_000)
+        began_s = time.monotonic()
+        for _ in range(15):
+            got = await here.post()
+            assert got.status == 200
+        assert int(got.headers["x-ratelimit-remaining-requests"]) <= 5 + (time.monotonic() - began_s) / 3 + 1
+        assert await here.terminate() == 0
+        await here.restart()
+        await here.limit(rpm=20, tpm=100_000)
+        served = 0
+        while (got := await here.post()).status == 200:
+            served += 1
+        assert (got.status, got.code) == (429, "rate_limit_exceeded")
+        assert served <= 5 + (time.monotonic() - began_s) / 3 + 1
+        redis.kill()
+        async with asyncio.timeout(60):
+            while (await here.post()).status != 200:
+                await asyncio.sleep(0.1)
+        await here.wait_for_metric("kelvin_redis_connected", 0)

@@ -1,0 +1,102 @@
+"""A breaker opens when it should, and lets one at a time try, whatever happened before."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from activator.queue.policy.circuit_breaker import BreakerLimits, BreakerState, CircuitBreaker
+
+LIMITS = BreakerLimits(3, first_s=1.0, longest_s=8.0)
+
+
+@pytest.mark.parametrize(
+    ("failures_s", "at_once", "now_s", "want"),
+    [
+        pytest.param([0.0, 0.0], False, 0.0, BreakerState.CLOSED, id="two in a row are not enough"),
+        pytest.param([0.0, 0.0, 0.0], False, 0.9, BreakerState.OPEN, id="three are"),
+        pytest.param([0.0], True, 0.9, BreakerState.OPEN, id="or one that says enough"),
+        pytest.param([0.0, 0.0, 0.0], False, 1.0, BreakerState.HALF_OPEN, id="for a second"),
+        pytest.param(
+            [0.0, 0.0, 0.0, 0.5, 0.9], False, 1.0, BreakerState.HALF_OPEN, id="not longer by what fails meanwhile"
+        ),
+        pytest.param(
+            [0.0, 0.0, 0.0, 1.0], False, 2.9, BreakerState.OPEN, id="then one failure is enough, for twice as long"
+        ),
+        pytest.param([0.0, 0.0, 0.0, 1.0], False, 3.0, BreakerState.HALF_OPEN, id="and no more"),
+        pytest.param([0.0] * 3 + [9.0, 99.0, 999.0, 9999.0], False, 10_006.9, BreakerState.OPEN, id="up to the bound"),
+        pytest.param(
+            [0.0] * 3 + [9.0, 99.0, 999.0, 9999.0], False, 10_007.0, BreakerState.HALF_OPEN, id="which is one"
+        ),
+    ],
+)
+def test_breaker_opens_after_failures_in_a_row(
+    failures_s: list[float], at_once: bool, now_s: float, want: BreakerState
+) -> None:
+    """After failures at these times."""
+    breaker = CircuitBreaker(LIMITS)
+    for at_s in failures_s:
+        breaker.failed(at_s, at_once=at_once)
+    assert breaker.state(now_s) is want
+
+
+def test_half_open_breaker_admits_one_trial() -> None:
+    """Whoever leaves later, of those before, does not make room for two."""
+    breaker, first, second, third = CircuitBreaker(LIMITS), object(), object(), object()
+    breaker.failed(0.0, at_once=True)
+    assert not breaker.takes(0.5)
+    assert breaker.remaining_s(0.25) == 0.75
+    breaker.enter(first, 1.0)
+    assert not breaker.takes(1.0)
+    breaker.leave(first)
+    breaker.enter(second, 1.0)
+    breaker.leave(first)
+    assert not breaker.takes(1.0), "the second one still tries"
+    breaker.failed(1.0)
+    breaker.enter(third, 3.0)
+    breaker.leave(second)
+    assert not breaker.takes(3.0), "the third one still tries"
+    assert repr(breaker) == "<CircuitBreaker half_open failures=1 rest=2>"
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "enter", "enter", "leave", "fail", "enough", "wait", "wait"]),
+        st.integers(0, 9),
+    ),
+    min_size=10,
+    max_size=80,
+)
+
+
+@given(STEPS)
+@settings(max_examples=200)
+def test_half_open_breaker_never_admits_two_trials(steps: list[tuple[str, int]]) -> None:
+    """Whatever order things come in. Each refusal ends: after the bound somebody may try."""
+    breaker, now_s, inside, trying = CircuitBreaker(LIMITS), 0.0, list[object](), set[int]()
+    for what, which in steps:
+        if what == "enter" and breaker.takes(now_s):
+            request = object()
+            if breaker.state(now_s) is BreakerState.HALF_OPEN:
+                assert not trying, "two try at a time"
+                trying = {id(request)}
+            breaker.enter(request, now_s)
+            inside.append(request)
+        elif what == "leave" and inside:
+            request = inside.pop(which % len(inside))
+            trying.discard(id(request))
+            breaker.leave(request)
+        elif what in ("fail", "enough"):
+            was = breaker.state(now_s)
+            opened = breaker.failed(now_s, at_once=what == "enough")
+            assert opened or was is BreakerState.OPEN or (was is BreakerState.CLOSED and what == "fail")
+            if opened:
+                trying.clear()
+                assert 0 < breaker.remaining_s(now_s) <= LIMITS.longest_s
+        else:
+            now_s += which
+        assert breaker.is_trying == bool(trying)
+        if breaker.state(now_s) is BreakerState.OPEN:
+            assert not breaker.takes(now_s)
+            assert breaker.remaining_s(now_s) > 0
+        elif not trying:
+            assert breaker.takes(now_s)

@@ -1,0 +1,160 @@
+"""A throttler in this process: a feed by hand, a waker that wakes nobody, and requests that take slots.
+
+Time is the event loop's, which passes at once in a test that is marked `virtual_time`, or that of a `Clock`.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from activator.queue.circuit_breakers import LONGEST_S
+from activator.queue.policy.admission import QueueLimits
+from activator.queue.policy.queue_bounds import QueueLimit
+from activator.queue.policy.queued_request import QueuedRequest
+from activator.queue.policy.wait_estimate import MIN_ANSWERS
+from activator.queue.slot_allocator import ALONE, ActivatorPeers
+from activator.queue.throttler import Throttler
+from activator.queue.version_queue import Replica
+from activator.queue.waker import Waker
+from activator.routing.policy.version_key import VersionKey
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import Failure, Refused
+from kelvin.contracts.serving.control_messages import Feed, ReplicaRow, RestoreFailure
+from tests.activator.clock import Clock
+from tests.activator.control import VERSION
+
+KEY = VersionKey("default", "m", VERSION)
+ASK = QueuedRequest("default", 10, 10)
+FAILED = RestoreFailure(
+    tenant="default", version=VERSION, code="probe_failed", status=500, message="no", retryable=False
+)
+
+
+@dataclass
+class RecordingWaker(Waker):
+    """A waker that only notes what it was told."""
+
+    rung: list[VersionKey] = field(default_factory=list)
+    ringing: set[VersionKey] = field(default_factory=set)
+    nudged: dict[VersionKey, float] = field(default_factory=dict)
+
+    def start_wake(self, key: VersionKey) -> None:
+        if key not in self.ringing:
+            self.rung.append(key)
+            self.ringing.add(key)
+
+    def stop_wake(self, key: VersionKey) -> None:
+        self.ringing.discard(key)
+
+    def start_wake_for(self, key: VersionKey, for_s: float) -> None:
+        self.nudged[key] = for_s
+
+    def stop_timed_wakes(self, tenant: str, version: str) -> None:
+        for key in [key for key in self.nudged if (key.tenant, key.version) == (tenant, version)]:
+            del self.nudged[key]
+
+    def wake_sent_us(self, key: VersionKey) -> int | None:
+        return 1 if key in self.ringing else None
+
+
+def queue_limits(*, version: int = 10_000, in_all: int = 1 << 20, wait_s: float = 60.0) -> QueueLimits:
+    """Return limits on how many requests of one version may wait, and how many in all. Their size is not limited."""
+    of_version, of_all = (QueueLimit(entries, 1 << 40, 1 << 40) for entries in (version, in_all))
+    return QueueLimits(of_version, of_all, of_all, wait_s)
+
+
+async def run_loop(count: int = 3) -> None:
+    """Let the event loop run for `count` iterations."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def failure_of(task: "asyncio.Task[Any]") -> Failure:
+    """Return why the request was refused."""
+    error = task.exception()
+    assert isinstance(error, Refused), error
+    return error.failure
+
+
+class SlotWorld:
+    """A throttler that knows these replicas. `waits` lists, by tenant, the seconds that each served request waited."""
+
+    def __init__(
+        self,
+        *rows: ReplicaRow,
+        limits: QueueLimits | None = None,
+        clock: Callable[[], float] | None = None,
+        draw: Callable[[int], int] = lambda n: 0,
+        peers: ActivatorPeers = ALONE,
+        longest_rest_s: float = LONGEST_S,
+    ) -> None:
+        self.clock = clock or asyncio.get_running_loop().time
+        self.bell = RecordingWaker()
+        self.throttler = Throttler(
+            limits or queue_limits(), self.bell, longest_rest_s=longest_rest_s, peers=peers, clock=self.clock, draw=draw
+        )
+        self.waits: defaultdict[str, list[float]] = defaultdict(list)
+        self.feed(*rows)
+
+    def feed(self, *rows: ReplicaRow, **line: Any) -> None:
+        """Apply a line of the feed with these replicas."""
+        self.throttler.apply(Feed(revision=1, replicas=rows, **line))
+
+    def replica(self, name: str) -> Replica:
+        """Return the replica of that name, of the version KEY."""
+        return self.throttler.slots.ensure_version_queue(KEY).replicas[name]
+
+    async def take(
+        self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY, again_by_s: float | None = None
+    ) -> Replica:
+        """Wait for a slot. The caller must call `release`."""
+        return await self.throttler.acquire(key, ask, Deadline.after(in_s, self.clock()), again_by_s)
+
+    async def ask(self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY) -> "asyncio.Task[Replica]":
+        """Start a request. On return it has a slot, waits for one, or was refused."""
+        task = asyncio.create_task(self.take(ask, in_s, key))
+        await run_loop()
+        self.throttler.check_integrity()
+        return task
+
+    def release(self, replica: Replica, ask: QueuedRequest = ASK, tokens: int | None = None) -> None:
+        """Give a slot back, of a request that took so many tokens (None: as estimated)."""
+        self.throttler.slots.release(KEY, replica, ask, tokens)
+
+    async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
+        """Cancel these requests, and assert that no other one waits."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self.throttler.check_integrity()
+        assert self.throttler.loads.in_all.entries == 0
+
+    async def measure(self, clock: Clock, ask: QueuedRequest = ASK) -> None:
+        """Serve as many requests as a pace needs, of two seconds each."""
+        for _ in range(MIN_ANSWERS):
+            replica = await self.take(ask, 1e6)
+            clock.now_s += 2.0
+            self.release(replica, ask)
+
+    async def serve(self, ask: QueuedRequest, answer_s: float, in_s: float = 50.0) -> None:
+        """Serve one request from its arrival to the end of its answer. Raises what `Throttler.slot` raises."""
+        enqueued_at_s = self.clock()
+        async with self.throttler.slot(KEY, ask, Deadline(enqueued_at_s + in_s)):
+            self.waits[ask.tenant].append(self.clock() - enqueued_at_s)
+            await asyncio.sleep(answer_s)
+
+    async def arrivals(self, ask: QueuedRequest, at_s: Iterable[float], answer_s: float, in_s: float = 50.0) -> None:
+        """Serve a request at each of these times of the loop, whether or not those before have ended."""
+        serving = []
+        for time_s in at_s:
+            await asyncio.sleep(time_s - self.clock())
+            serving.append(asyncio.ensure_future(self.serve(ask, answer_s, in_s)))
+        await asyncio.gather(*serving)
+        self.throttler.check_integrity()
+
+    def p95_s(self, tenant: str) -> float:
+        """The wait that 95 % of the tenant's requests do not exceed."""
+        waits = sorted(self.waits[tenant])
+        return waits[int(len(waits) * 0.95)]

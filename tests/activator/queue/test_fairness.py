@@ -1,0 +1,215 @@
+"""Whose turn it is at a version's replicas: fair in what was taken, not in who came first."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from activator.queue.policy.queued_request import PriorityClass, QueuedRequest, read_priority_class
+from activator.queue.throttler import Throttler
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.serving.control_messages import Priority
+from tests.activator.control import replica_row
+from tests.activator.queue.slot_world import FAILED, KEY, SlotWorld, run_loop
+from tests.activator.replica import Held, Script, cut, hello, refuses
+from tests.activator.world import CHAT, ReceivedResponse, world
+
+LATER_S = 60.0
+
+
+class Turns(SlotWorld):
+    """Requests at one replica of one slot, which are named, and the order in which they got it."""
+
+    def __init__(self) -> None:
+        super().__init__(replica_row("a", 1))
+        self.order: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.free = asyncio.Semaphore(0)
+
+    async def _one(self, name: str, ask: QueuedRequest, deadline_s: float, tokens: int | None) -> None:
+        async with self.throttler.slot(KEY, ask, Deadline(deadline_s)) as slot:
+            self.order.append(name)
+            await self.free.acquire()
+            slot.tokens = tokens
+
+    async def come(self, name: str, ask: QueuedRequest, in_s: float = LATER_S, tokens: int | None = None) -> None:
+        """It holds the slot or waits. `tokens` is what it will have taken."""
+        self.tasks.append(asyncio.create_task(self._one(name, ask, self.clock() + in_s, tokens)))
+        await run_loop()
+
+    async def end(self, count: int) -> None:
+        """So many have ended, one after the other."""
+        for _ in range(count):
+            self.free.release()
+            await run_loop(6)
+        self.throttler.check_integrity()
+
+
+async def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
+    """Twenty of one tenant wait; the other's only request is next."""
+
+    here = Turns()
+    for number in range(21):
+        await here.come(f"loud{number}", QueuedRequest("loud", 10, 10))
+    await here.come("quiet", QueuedRequest("quiet", 10, 10))
+    await here.end(22)
+    assert here.order[:2] == ["loud0", "quiet"]
+    assert len(here.order) == 22
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first"),
+    [
+        pytest.param(None, "waits", id="as estimated: both were given much, and one of them more"),
+        pytest.param(10, "loud", id="it took a hundredth of what was thought"),
+        pytest.param(5000, "waits", id="it took five times as much"),
+    ],
+)
+async def test_used_tokens_are_charged_not_estimates(tokens: int | None, first: str) -> None:
+    """One tenant's large request has ended, the other's holds the slot; whose next is first?"""
+
+    here = Turns()
+    await here.come("holds", QueuedRequest("quiet", 10, 500))
+    await here.come("large", QueuedRequest("loud", 10, 1000), tokens=tokens)
+    await here.come("waits", QueuedRequest("quiet", 10, 100))
+    await here.end(1)
+    assert here.order == ["holds", "large"]
+    await here.come("loud", QueuedRequest("loud", 10, 10))
+    await here.end(1)
+    assert here.order[2] == first
+    await here.end(2)
+
+
+async def test_the_earliest_deadline_is_next() -> None:
+    """Of one tenant; those without one of their own in order of arrival."""
+
+    here = Turns()
+    await here.come("holds", QueuedRequest("t", 10, 10))
+    await here.come("patient", QueuedRequest("t", 10, 10), in_s=50.0)
+    await here.come("hasty", QueuedRequest("t", 10, 10), in_s=40.0)
+    await here.end(3)
+    assert here.order == ["holds", "hasty", "patient"]
+
+
+@pytest.mark.parametrize(
+    ("header", "want"),
+    [
+        pytest.param(None, PriorityClass.INTERACTIVE, id="nothing is said"),
+        pytest.param(b"batch", PriorityClass.BATCH, id="batch"),
+        pytest.param(b"Standard", PriorityClass.STANDARD, id="in any case"),
+        pytest.param(b"interactive", PriorityClass.INTERACTIVE, id="the highest"),
+        pytest.param(b"urgent", None, id="more than the highest"),
+        pytest.param(b"\xff", None, id="no text"),
+        pytest.param(b"", None, id="empty"),
+    ],
+)
+def test_priority_header_sets_the_priority_class(header: bytes | None, want: PriorityClass | None) -> None:
+    """The header, or a refusal that names it."""
+    if want is not None:
+        assert read_priority_class(header) is want
+        return
+    with pytest.raises(Refused, match="x-kelvin-priority") as refused:
+        read_priority_class(header)
+    assert isinstance(refused.value.failure, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("header", "highest", "want"),
+    [
+        pytest.param(None, "standard", PriorityClass.STANDARD, id="the tenant's is the default"),
+        pytest.param(b"interactive", "standard", PriorityClass.STANDARD, id="nobody raises itself"),
+        pytest.param(b"interactive", "batch", PriorityClass.BATCH, id="not even from the lowest"),
+        pytest.param(b"batch", "standard", PriorityClass.BATCH, id="it may be lower"),
+        pytest.param(b"standard", "interactive", PriorityClass.STANDARD, id="also of the highest"),
+    ],
+)
+def test_tenant_maximum_caps_the_priority_class(header: bytes | None, highest: Priority, want: PriorityClass) -> None:
+    """A request can only lower itself."""
+    assert read_priority_class(header, highest) is want
+
+
+def _given(throttler: Throttler, tenant: str) -> float:
+    return throttler._version_queues[KEY].waiting._priority_lanes[PriorityClass.INTERACTIVE].given.of(tenant)
+
+
+@pytest.mark.parametrize(
+    "leaves_first", [pytest.param(True, id="before its turn"), pytest.param(False, id="in the moment of its turn")]
+)
+async def test_cancelled_request_is_not_charged(leaves_first: bool) -> None:
+    """Its task is cancelled, and has not run yet, when the slot comes free; or just after."""
+
+    here = Turns()
+    replica = await here.take()
+    await here.come("leaves", QueuedRequest("t", 10, 1000))
+    if leaves_first:
+        here.tasks[0].cancel()
+    here.release(replica)
+    here.tasks[0].cancel()
+    await run_loop()
+    assert here.order == []
+    assert replica.running == 0
+    assert _given(here.throttler, "t") <= 1
+
+
+async def test_refused_request_is_not_charged() -> None:
+    """A start that failed, while another replica of the version ends."""
+
+    here = Turns()
+    here.feed(replica_row("a", draining=True))
+    await here.come("waits", QueuedRequest("t", 10, 1000))
+    here.feed(failures=(FAILED,))
+    await run_loop()
+    assert isinstance(here.tasks[0].exception(), Refused)
+    assert _given(here.throttler, "t") <= 1
+
+
+_declined = refuses(InvalidRequest("temperature", "9", "must be 2 or less"))
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "times"),
+    [
+        pytest.param(hello, 200, 3, id="they took five each"),
+        pytest.param(_declined, 400, 3, id="they were refused by the replica"),
+        pytest.param(cut, 502, 1, marks=pytest.mark.deep, id="it was lost three times, and nobody asked for a while"),
+    ],
+)
+async def test_priority_classes_share_by_used_tokens(tmp_path: Path, script: Script, status: int, times: int) -> None:
+    """From outside. Three interactive attempts might have taken a thousand tokens each; a batch holds the slot; a batch
+    waits, and then an interactive one, which is next. First come first served it would not be, nor if estimates stood:
+    a sixteenth of three thousand is more than the batch was given.
+    """
+
+    held = Held()
+
+    async with world(tmp_path, breaker_s=1) as here:
+        replica = await here.replica("a", script, max_streams=1)
+
+        async def holding() -> asyncio.Task[ReceivedResponse]:
+            while True:
+                sent = send("holds", "batch", 1)
+                arrived = asyncio.create_task(replica.until(lambda r: len(r.calls) == 4))
+                await asyncio.wait((sent, arrived), return_when=asyncio.FIRST_COMPLETED)
+                if arrived.done():
+                    return sent
+                arrived.cancel()
+                assert sent.result().code == "breaker_open"
+
+        def send(name: str, priority: str, max_tokens: int) -> asyncio.Task[ReceivedResponse]:
+            body = CHAT | {"user": name, "max_tokens": max_tokens}
+            return asyncio.create_task(here.post(body=body, x_kelvin_priority=priority))
+
+        for _ in range(times):
+            assert (await send("before", "interactive", 1000)).status == status
+        assert len(replica.calls) == 3
+        replica.script = held
+        sent = [await holding()]
+        for count, (name, priority) in enumerate((("batch", "batch"), ("interactive", "interactive")), 1):
+            sent.append(send(name, priority, 1))
+            await here.wait_for_queued(count)
+        held.release()
+        assert [got.status for got in await asyncio.gather(*sent)] == [200, 200, 200]
+        assert [call.wanted["user"] for call in replica.calls[3:]] == ["holds", "interactive", "batch"]
+        got = await here.post(x_kelvin_priority="urgent")
+        assert (got.status, got.code) == (400, "invalid_request")

@@ -1,0 +1,331 @@
+"""Slots: in order, never more than there are, none lost, however requests come, wait, leave and replicas change."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from activator.queue.policy.queued_request import PriorityClass
+from activator.queue.throttler import Throttler
+from activator.queue.version_queue import Replica
+from activator.routing.policy.traffic_split import Availability
+from activator.routing.policy.version_key import VersionKey
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.control_messages import ReplicaRow
+from kelvin.contracts.serving.start_forecast import Forecast, StartRow
+from kelvin.contracts.traffic_errors import DeadlineExceeded
+from tests.activator.clock import Clock
+from tests.activator.control import OTHER, VERSION, replica_row, version_row
+from tests.activator.queue.slot_world import ASK, FAILED, KEY, SlotWorld, failure_of, queue_limits, run_loop
+
+AWAY = msgspec.structs.replace(FAILED, code="unavailable", status=503, retryable=True)
+
+
+async def test_waiters_are_served_in_order_as_capacity_rises() -> None:
+    """One wake for all; the row that brings slots wakes as many as it has, first come first."""
+
+    here = SlotWorld()
+    order: list[int] = []
+
+    async def one(number: int) -> Replica:
+        replica = await here.take()
+        order.append(number)
+        return replica
+
+    tasks = [asyncio.create_task(one(number)) for number in range(5)]
+    await run_loop()
+    assert here.bell.rung == [KEY]
+    here.feed(replica_row("a", 2))
+    assert KEY not in here.bell.ringing
+    await run_loop()
+    assert order == [0, 1]
+    here.feed(replica_row("b", 1))
+    await run_loop()
+    assert order == [0, 1, 2]
+    here.release(tasks[0].result())
+    await run_loop()
+    assert order == [0, 1, 2, 3]
+    here.throttler.check_integrity()
+    tasks[4].cancel()
+    await run_loop()
+    here.throttler.check_integrity()
+
+
+async def test_failed_start_refuses_all_waiting_requests() -> None:
+    """And only them: who comes later starts anew."""
+
+    here = SlotWorld()
+    tasks = [await here.ask() for _ in range(3)]
+    here.feed(failures=(AWAY,))
+    await asyncio.wait(tasks)
+    assert [failure_of(task).code for task in tasks] == ["unavailable"] * 3
+    late = await here.ask()
+    assert here.bell.rung == [KEY, KEY]
+    here.feed(replica_row("a"))
+    await late
+
+
+async def test_deleted_version_refuses_its_waiting_requests() -> None:
+    """At once, that there is no such model; of another version nobody is."""
+
+    here = SlotWorld()
+    waiting = await here.ask()
+    here.feed(removed_versions=((*KEY[:2], "0" * 64), ("other", *KEY[1:])))
+    await run_loop()
+    assert not waiting.done()
+    here.feed(removed_versions=(KEY,))
+    await asyncio.wait((waiting,))
+    assert failure_of(waiting).code == "model_not_found"
+    assert not here.bell.ringing
+    here.throttler.check_integrity()
+
+
+@pytest.mark.parametrize("known", ["nothing", "a standing start", "a start under way"])
+async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> None:
+    """A version that was deleted while the feed was away: the snapshot that follows does what the change line would
+    have done, to those who wait and to those who would have waited.
+    """
+
+    here, other = SlotWorld(), VersionKey(*KEY[:2], OTHER)
+    waiting, elsewhere = await here.ask(), await here.ask(key=other)
+    if known == "a standing start":
+        here.feed(starts=(StartRow(tenant="default", model="m", version=VERSION, start_ms=9000),))
+        here.bell.start_wake_for(KEY, 9.0)
+    if known == "a start under way":
+        here.feed(forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000),))
+    here.feed(full=True, versions=(version_row("default", "m", OTHER),))
+    await asyncio.wait((waiting,))
+    assert failure_of(waiting).code == "model_not_found"
+    assert not elsewhere.done()
+    assert here.bell.ringing == {other}
+    assert not here.bell.nudged
+    assert here.throttler.estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
+    await here.leave(elsewhere)
+
+
+async def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> None:
+    """A version with a replica has waiters for its slots, not for a start."""
+
+    here = SlotWorld(replica_row("a", 1))
+    first, waiting = await here.take(), await here.ask()
+    here.feed(failures=(FAILED,))
+    here.release(first)
+    assert await waiting is first
+
+
+async def test_a_deadline_ends_the_wait() -> None:
+    """Too late is a 504 that says what it waited for."""
+
+    here = SlotWorld()
+    waiting = await here.ask(in_s=0.01)
+    await asyncio.wait((waiting,))
+    failure = failure_of(waiting)
+    assert isinstance(failure, DeadlineExceeded)
+    assert failure.stage == "waiting for a replica to start"
+    assert here.throttler.loads.in_all.entries == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        pytest.param([replica_row("a", draining=True)], {}, id="draining"),
+        pytest.param([], {"removed_replicas": ("a",)}, id="removed"),
+        pytest.param([], {"full": True}, id="missing from a snapshot"),
+    ],
+)
+async def test_a_replica_that_closes_takes_nobody(rows: list[ReplicaRow], line: dict[str, Any]) -> None:
+    """Its requests go on; the next one wakes the version again."""
+
+    here = SlotWorld(replica_row("a", 4))
+    running = await here.take()
+    here.feed(*rows, **line)
+    waiting = await here.ask()
+    assert not waiting.done()
+    assert here.bell.rung == [KEY]
+    here.release(running)
+    await run_loop()
+    assert not waiting.done()
+    here.feed(replica_row("b", 1))
+    assert (await waiting).row.runtime_id == "b"
+    here.throttler.check_integrity()
+
+
+@pytest.mark.virtual_time
+async def test_lost_replica_gets_no_requests_for_a_moment() -> None:
+    """Nobody is sent to it until it is told otherwise, or a moment has passed."""
+
+    here = SlotWorld(replica_row("a", 4))
+    replica = await here.take()
+    here.throttler.report_failed(replica)
+    here.release(replica)
+    assert here.throttler.is_asleep(KEY)
+    assert await here.take(in_s=5.0) is replica
+    assert here.clock() == 1.0
+
+
+async def test_end_of_a_removed_replica_is_not_that_of_the_next_of_its_name() -> None:
+    """Nobody answered at its place, and by the time that this is known the feed has another one: a pod started again.
+    The control: the end of that one is heard.
+    """
+    here = SlotWorld(replica_row("a"))
+    first = here.replica("a")
+    here.feed(removed_replicas=("a",))
+    here.feed(replica_row("a"))
+    here.throttler.report_ended(first)
+    second = here.replica("a")
+    assert second is not first
+    here.throttler.report_ended(second)
+    here.throttler.check_integrity()
+    assert not here.throttler.slots.ensure_version_queue(KEY).replicas
+
+
+async def test_the_less_loaded_of_two_is_taken() -> None:
+    """Both drawn by the shell; the choice is policy's."""
+
+    here = SlotWorld(replica_row("a", 8), replica_row("b", 8))
+    taken = [(await here.take()).row.runtime_id for _ in range(4)]
+    assert sorted(taken) == ["a", "a", "b", "b"]
+
+
+async def test_refused_request_may_try_a_start_now() -> None:
+    """A full replica refuses it, and ends. Meanwhile starts of the version failed, long enough ago that one request may
+    try again: this one may, though it came before they failed.
+    """
+
+    clock = Clock(100.0)
+    here = SlotWorld(replica_row("a", 1), clock=clock)
+    async with here.throttler.slot(KEY, ASK, Deadline(200.0)) as slot:
+        here.feed(failures=(FAILED,))
+        here.throttler.report_full(slot.replica, 1)
+        here.feed(removed_replicas=("a",))
+        clock.now_s += 2.0
+        exchanging = asyncio.create_task(slot.requeue())
+        await run_loop()
+        assert not exchanging.done()
+        here.feed(replica_row("b", 1))
+        await exchanging
+        assert slot.replica.row.runtime_id == "b"
+    here.throttler.check_integrity()
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "leave", "release", "add", "remove", "drain", "snapshot", "fail", "turn"]),
+        st.integers(0, 9),
+    ),
+    max_size=60,
+)
+
+
+async def _storm(steps: list[tuple[str, int]]) -> None:
+    """Random steps; afterwards everybody leaves, and nothing may be left."""
+    here = SlotWorld(limits=queue_limits(version=50))
+    tasks: list[asyncio.Task[Replica]] = []
+    for what, which in steps:
+        if what == "come":
+            tasks.append(asyncio.create_task(here.take(in_s=30.0)))
+        elif what == "leave" and tasks:
+            tasks[which % len(tasks)].cancel()
+        elif what == "release":
+            for task in [t for t in tasks if t.done() and not t.cancelled() and t.exception() is None][:1]:
+                tasks.remove(task)
+                here.release(task.result())
+        elif what == "add":
+            here.feed(replica_row(f"r{which % 3}", 1 + which % 2))
+        elif what == "remove":
+            here.feed(removed_replicas=(f"r{which % 3}",))
+        elif what == "drain":
+            here.feed(replica_row(f"r{which % 3}", 2, draining=True))
+        elif what == "snapshot":
+            here.feed(replica_row(f"r{which % 3}", 2), full=True)
+        elif what == "fail":
+            here.feed(failures=(FAILED,))
+        else:
+            await run_loop(1)
+        live = [r for line in here.throttler._version_queues.values() for r in line.replicas.values()]
+        assert all(replica.running <= 2 for replica in live)
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError, Refused):
+            here.release(await task)
+    await run_loop()
+    here.feed(full=True)
+    here.feed(replica_row("last", 3))
+    here.throttler.check_integrity()
+    assert here.throttler.loads.in_all.entries == 0
+    for _ in range(3):
+        await asyncio.wait_for(here.take(), 1)
+
+
+@given(STEPS)
+@settings(max_examples=150)
+def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    """After any storm the queue is empty, and every slot of a fresh replica can be had."""
+    asyncio.run(_storm(steps))
+
+
+async def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a throttler that keeps what a cancelled waiter had been granted is found out."""
+
+    async def kept() -> int:
+        here = SlotWorld(replica_row("a", 1))
+        holding, waiting = await here.take(), await here.ask()
+        here.release(holding)
+        waiting.cancel()
+        await run_loop()
+        return holding.running
+
+    assert await kept() == 0
+    monkeypatch.setattr(Throttler, "_leave", lambda self, key, line, waiter, ask: line.waiting.discard(waiter))
+    assert await kept() == 1
+
+
+async def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
+    """Cancelled between the grant and its own next step: the next in line has the slot, nobody keeps it."""
+
+    here = SlotWorld(replica_row("a", 1))
+    holding = await here.take()
+    first, second = await here.ask(), await here.ask()
+    here.release(holding)
+    first.cancel()
+    assert await asyncio.wait_for(second, 1) is holding
+    here.throttler.check_integrity()
+    # Cancelled first, then a slot: its future is done, but it still stands in the line.
+    third, fourth = await here.ask(), await here.ask()
+    third.cancel()
+    here.release(holding)
+    assert await asyncio.wait_for(fourth, 1) is holding
+    here.throttler.check_integrity()
+
+
+async def test_a_version_at_its_credit_has_no_room() -> None:
+    """Its replica has free streams, which are for other activators."""
+    here = SlotWorld(replica_row("a", 4))
+    assert here.throttler.availability(KEY) is Availability.ROOM
+    replica = await here.take()
+    replica.max_requests = 1
+    assert here.throttler.availability(KEY) is Availability.FULL
+    here.release(replica)
+    assert here.throttler.availability(KEY) is Availability.ROOM
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["after a refusal", "while an answer goes on"])
+async def test_a_credit_that_has_ended_leaves_room(is_refused: bool) -> None:
+    """Also if nobody has asked for the version since: requests go to the one before it while it has no room."""
+    clock = Clock()
+    here = SlotWorld(replica_row("a", 4), clock=clock)
+    replica = await here.take()
+    if is_refused:
+        here.throttler.report_full(replica, 1)
+        here.release(replica, tokens=0)
+    else:
+        here.throttler.report_began(replica, 1)
+    assert here.throttler.availability(KEY) is Availability.FULL
+    clock.now_s += 3.0
+    assert here.throttler.availability(KEY) is Availability.ROOM

@@ -1,0 +1,149 @@
+"""Who has too little time is told so at once, by what is known, and wakes the version all the same."""
+
+import asyncio
+
+import msgspec
+
+from activator.queue.policy.queued_request import PriorityClass
+from activator.queue.policy.wait_estimate import MIN_ANSWERS, UNKNOWN, WaitEstimate
+from activator.routing.policy.version_key import VersionKey
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.serving.control_messages import Feed
+from kelvin.contracts.serving.start_forecast import Forecast, StartRow
+from kelvin.contracts.traffic_errors import DeadlineTooShort
+from tests.activator.clock import Clock
+from tests.activator.control import VERSION, replica_row
+from tests.activator.queue.slot_world import ASK, FAILED, KEY, SlotWorld, failure_of
+
+NAMES = {"tenant": "default", "model": "m", "version": VERSION}
+STANDING = Feed(revision=1, starts=(StartRow(start_ms=9000, **NAMES),))
+STARTING = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1500),))
+READY = replica_row("a", 1)
+
+
+async def _refused(here: SlotWorld, seconds: float) -> DeadlineTooShort | None:
+    """Why a request with so much time is refused at once; None where it waits. It doesn't stay."""
+    asked = await here.ask(in_s=seconds)
+    if not asked.done():
+        asked.cancel()
+        await asyncio.wait((asked,))
+        return None
+    failure = failure_of(asked)
+    assert isinstance(failure, DeadlineTooShort)
+    return failure
+
+
+def _left(here: SlotWorld) -> float | None:
+    return here.throttler.wait_estimate(KEY, ASK, Deadline(200.0)).remaining_s
+
+
+async def test_waiting_request_reports_the_forecast_time() -> None:
+    """Less and less, never below zero; nothing once a replica is there, or the start failed."""
+
+    clock = Clock(100.0)
+    here = SlotWorld(clock=clock)
+    assert _left(here) is None
+    waiting = await here.ask(in_s=30.0)
+    assert _left(here) is None
+    here.throttler.apply(STARTING)
+    assert _left(here) == 1.5
+    clock.now_s = 101.0
+    assert _left(here) == 0.5
+    clock.now_s = 105.0
+    assert _left(here) == 0.0
+    here.feed(READY)
+    assert _left(here) is None
+    here.feed(removed_replicas=("a",))
+    assert _left(here) is None, "what was said was of the start before"
+    await waiting
+    here.throttler.check_integrity()
+
+
+async def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
+    """Who has the time waits; a start under way is nearer its end than one that has to begin."""
+
+    here = SlotWorld(clock=Clock(100.0))
+    assert await _refused(here, 0.5) is None, "nothing is known"
+    here.throttler.apply(STANDING)
+    assert await _refused(here, 9.5) is None
+    assert not here.bell.nudged
+    assert await _refused(here, 2.0) == DeadlineTooShort(9.0, 2.0, True)
+    assert (here.bell.nudged, here.bell.ringing) == ({KEY: 9.0}, set())
+    here.throttler.apply(STARTING)
+    assert await _refused(here, 2.0) is None
+    assert await _refused(here, 1.0) == DeadlineTooShort(1.5, 1.0, True)
+    here.feed(READY)
+    assert not here.bell.nudged
+    assert repr(here.throttler.slots) == "<SlotAllocator versions=1 running=0 queued=0>"
+    here.throttler.check_integrity()
+
+
+async def test_estimate_wait_of_a_new_request() -> None:
+    """For a start, as long as it is not known to fail; else for what its tenant has waiting, as urgent or more."""
+
+    clock = Clock(100.0 - 2 * MIN_ANSWERS)
+    here = SlotWorld(clock=clock)
+    estimate_wait, want = here.throttler.estimate_wait, here.throttler.wake_for
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
+    here.throttler.apply(STANDING)
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (9.0, True)
+    want(KEY, 9.0)
+    assert here.bell.nudged == {KEY: 9.0}
+    here.feed(failures=(FAILED,))
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True), "somebody has to find out"
+    here.feed(READY)
+    want(KEY, 9.0)
+    assert not here.bell.nudged, "it is there"
+    await here.measure(clock)
+    asks = [
+        ASK,
+        ASK,
+        msgspec.structs.replace(ASK, priority_class=PriorityClass.BATCH),
+        msgspec.structs.replace(ASK, tenant="other"),
+    ]
+    tasks = [await here.ask(ask) for ask in asks]
+    assert estimate_wait(KEY, "default", PriorityClass.INTERACTIVE) == (2.0, False), "one runs, one waits"
+    assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (4.0, False)
+    assert estimate_wait(KEY, "other", PriorityClass.STANDARD) == (2.0, False)
+    assert estimate_wait(KEY, "nobody", PriorityClass.BATCH) == (0.0, False)
+    await here.leave(*tasks)
+
+
+async def test_a_start_that_failed_is_asked_for_no_more() -> None:
+    """Else whoever was refused would have it begun again and again."""
+
+    here = SlotWorld(clock=Clock(100.0))
+    here.throttler.apply(STANDING)
+    assert await _refused(here, 2.0) is not None
+    here.feed(failures=(FAILED,))
+    assert not here.bell.nudged
+
+
+async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
+    """By the pace of one slot: ten tokens in two seconds. Only who is served first counts: not who has more time."""
+
+    clock = Clock(100.0 - 2 * MIN_ANSWERS)
+    here = SlotWorld(READY, clock=clock)
+    await here.measure(clock)
+    assert clock.now_s == 100.0
+    running = await here.take()
+    assert await _refused(here, 0.1) is None, "nobody waits before it"
+    waiting = [await here.ask(in_s=3.0) for _ in range(3)]
+    later = await here.ask(in_s=300.0)
+    assert here.throttler.wait_estimate(KEY, ASK, Deadline(110.0)) == WaitEstimate(6.0)
+    assert await _refused(here, 5.0) == DeadlineTooShort(8.0, 5.0, False)
+    assert await _refused(here, 7.5) is not None, "its answer takes two seconds, too"
+    assert await _refused(here, 8.5) is None
+    assert await _refused(here, 2.0) is None, "it is served before those that have more time"
+    assert not here.bell.nudged
+    here.release(running)
+    assert await waiting[0] is running
+    await here.leave(*waiting[1:], later)
+
+
+def test_forecasts_are_kept_per_model_and_version() -> None:
+    """Another model of the same version has starts of its own."""
+    here = SlotWorld(clock=Clock(100.0))
+    here.throttler.apply(STANDING)
+    other = VersionKey("default", "n", VERSION)
+    assert here.throttler.wait_estimate(other, ASK, Deadline(200.0)) == UNKNOWN

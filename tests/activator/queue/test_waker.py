@@ -1,0 +1,130 @@
+"""One waking for all who wait; told again until somebody takes it."""
+
+import asyncio
+
+import pytest
+
+from activator.queue import waker as wake
+from activator.queue.waker import Waker
+from activator.routing.policy.version_key import VersionKey
+from tests.eventually import eventually
+
+KEY = VersionKey("t", "m", "v" * 64)
+
+
+class Decider:
+    """Takes a poke, or is away."""
+
+    def __init__(self) -> None:
+        self.is_there = True
+        self.pokes = 0
+        self.poked = asyncio.Event()
+
+    async def send_wake(self, key: VersionKey) -> bool:
+        self.pokes += 1
+        self.poked.set()
+        return self.is_there
+
+
+async def test_wake_call_is_sent_once_and_at_once() -> None:
+    """However many ask; resting ends it, and asking again starts anew at once."""
+
+    decider = Decider()
+    waker = Waker(decider.send_wake)
+    for _ in range(5):
+        waker.start_wake(KEY)
+    began = waker.wake_sent_us(KEY)
+    assert began is not None
+    await asyncio.sleep(0)
+    assert decider.pokes == 1
+    waker.stop_wake(KEY)
+    assert waker.wake_sent_us(KEY) is None
+    waker.start_wake(KEY)
+    await asyncio.sleep(0)
+    assert decider.pokes == 2
+    await waker.close()
+
+
+@pytest.mark.parametrize("is_there", [pytest.param(True, id="taken"), pytest.param(False, id="not taken")])
+async def test_wake_call_repeats_while_requests_wait(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon where nobody took it, later where somebody did; never again after it rests."""
+    monkeypatch.setattr(wake, "AGAIN_S" if is_there else "RETRY_S", 0.01)
+
+    decider = Decider()
+    decider.is_there = is_there
+    waker = Waker(decider.send_wake)
+    waker.start_wake(KEY)
+    async with asyncio.timeout(30):
+        while decider.pokes < 3:
+            decider.poked.clear()
+            await decider.poked.wait()
+    waker.stop_wake(KEY)
+    told = decider.pokes
+    await asyncio.sleep(0.05)
+    assert decider.pokes == told
+    await waker.close()
+
+
+@pytest.mark.parametrize("is_nudge", [pytest.param(False, id="wake"), pytest.param(True, id="nudge")])
+@pytest.mark.virtual_time
+async def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> None:
+    """An error while telling, such as no descriptor left, does not end the telling."""
+
+    class Failing(Decider):
+        async def send_wake(self, key: VersionKey) -> bool:
+            if await super().send_wake(key) and self.pokes < 3:
+                raise OSError(24, "too many open files")
+            return True
+
+    decider = Failing()
+    waker = Waker(decider.send_wake, clock=asyncio.get_running_loop().time)
+    if is_nudge:
+        waker.start_wake_for(KEY, 9.0)
+    else:
+        waker.start_wake(KEY)
+    await asyncio.sleep(1.0)
+    assert decider.pokes == 3
+    await asyncio.sleep(60.0)
+    assert repr(waker) == f"<Waker waking={int(not is_nudge)} nudging=0>"
+    await waker.close()
+    assert repr(waker) == "<Waker waking=0 nudging=0>"
+
+
+async def test_timed_wake_repeats_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, again until the time is over, once for all who ask; then it is forgotten, and may be told anew."""
+    monkeypatch.setattr(wake, "AGAIN_S", 0.001)
+
+    decider, now_s = Decider(), 100.0
+    waker = Waker(decider.send_wake, clock=lambda: now_s)
+    for _ in range(5):
+        waker.start_wake_for(KEY, 9.0)
+    async with asyncio.timeout(30):
+        while decider.pokes < 3:
+            decider.poked.clear()
+            await decider.poked.wait()
+        assert repr(waker) == "<Waker waking=0 nudging=1>"
+        now_s = 109.0
+        await eventually(lambda: repr(waker) == "<Waker waking=0 nudging=0>")
+    told = decider.pokes
+    waker.start_wake_for(KEY, 9.0)
+    await asyncio.sleep(0)
+    assert decider.pokes == told + 1
+    await waker.close()
+
+
+async def test_timed_wake_ends_with_the_start() -> None:
+    """Who waits tells anyway; that its wait is over says nothing of who could not wait."""
+
+    decider = Decider()
+    waker = Waker(decider.send_wake)
+    waker.start_wake(KEY)
+    waker.start_wake_for(KEY, 9.0)
+    assert repr(waker) == "<Waker waking=1 nudging=0>"
+    waker.stop_wake(KEY)
+    waker.start_wake_for(KEY, 9.0)
+    waker.stop_wake(KEY)
+    waker.stop_timed_wakes(KEY.tenant, "w" * 64)
+    assert repr(waker) == "<Waker waking=0 nudging=1>"
+    waker.stop_timed_wakes(KEY.tenant, KEY.version)
+    assert repr(waker) == "<Waker waking=0 nudging=0>"
+    await waker.close()

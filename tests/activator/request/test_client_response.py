@@ -1,0 +1,265 @@
+"""The order of an answer's end: delivered, durable, the last byte. And what happens where it can't be durable."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from activator.accounting.request_account import Account
+from activator.accounting.timelines import Timelines
+from activator.accounting.usage_records import UsageRecords, ledger_poster
+from activator.dependencies import SPOOL
+from activator.limits.policy.monthly_budget import TenantSpending
+from activator.limits.tenant_budgets import BudgetReservation
+from activator.request.client_response import AT_ONCE, ClientResponse
+from kelvin.contracts.accounting.spending import SpendingRow
+from kelvin.contracts.errors import Failure, Refused, Unavailable
+from kelvin.contracts.serving.control_messages import Principal
+from kelvin.contracts.serving.stream_frames import Counts
+from kelvin.contracts.timeline import Timeline
+from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.spool import Spool
+from kelvin.spool.segment_writer import Make
+from tests.activator.exchanges import FakeConnection, exchange
+from tests.activator.limits.spending import PRICES
+from tests.activator.replica import DONE, chunk
+from tests.kelvin.spool.disks import DEADLINE_S, GatedDisk
+from tests.kelvin.spool.test_segment_writer import read_all
+
+
+class Breakable(FakeConnection):
+    """Writes down where it was cut."""
+
+    def __init__(self, said: list[bytes]) -> None:
+        super().__init__()
+        self.said = said
+
+    def abort(self) -> None:
+        self.said.append(b"<cut>")
+
+
+class SlowSpool(Spool):
+    """Durable once the gate is open."""
+
+    def __init__(self) -> None:
+        self.source, self._committed = "a-1", 6
+        self.reached, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def append(self, make: Make) -> int:
+        self.reached.set()
+        await self.gate.wait()
+        return 7
+
+
+class Diary(UsageRecords):
+    """Writes down when an account is settled, between what is sent."""
+
+    def __init__(self, said: list[bytes], failure: Failure | None) -> None:
+        self.said = said
+        self.failure = failure
+
+    async def settle(self, account: Account, failure: Failure | None = None, status: int | None = None) -> None:
+        if account.is_settled:
+            return
+        account.is_settled = True
+        self.said.append(b"<record of %d tokens>" % account.delivered_tokens)
+        if self.failure is not None:
+            raise Refused(self.failure)
+
+
+def _account(*, stream: bool) -> Account:
+    principal = Principal(key_id="k", tenant="t", scopes=())
+    return Account("req_1", principal, "m", stream, 0, Timeline(0), seen=Counts(3, 0, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "waits"),
+    [
+        pytest.param(None, False, id="nobody has seen it"),
+        pytest.param("rt", True, id="a replica may have worked for it: the control"),
+    ],
+)
+async def test_refused_request_does_not_wait_for_its_record(tmp_path: Path, runtime: str | None, waits: bool) -> None:
+    """Its record costs nothing, and follows; what may be charged is durable before its caller hears the end."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    account = _account(stream=False)
+    account.runtime_id = runtime
+
+    said: list[bytes] = []
+    usage = UsageRecords(spool, Timelines(), ended=lambda *_: None)
+    answer = ClientResponse(exchange(said), account, usage, 1.0, lambda: "x")
+    failing = asyncio.create_task(answer.fail(Overloaded("the queue", 1, 1.0)))
+    if waits:
+        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+        assert not said
+        disk.gate.set()
+    await failing
+    assert said[0] == b"<503>"
+    assert disk.gate.is_set() is waits
+    assert account.is_settled
+    disk.gate.set()
+    spool.close()
+    (record,) = read_all(tmp_path / "a-1")
+    assert b'"outcome":"overloaded"' in record
+
+
+async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
+    said: list[bytes] = []
+    account = _account(stream=stream)
+    answer = ClientResponse(exchange(said), account, Diary(said, failure), 1.0, lambda: "x")
+    for count, piece in enumerate(pieces, 1):
+        await answer.relay_data(piece, count)
+    try:
+        await answer.complete()
+    except Refused as refused:
+        await answer.fail(refused.failure)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("stream", "pieces", "want"),
+    [
+        pytest.param(True, [b"data: 1\n\n", b"data: 2\n\n" + DONE],
+                     [b"<200>", b"data: 1\n\n", b"data: 2\n\n", b"<record of 2 tokens>", DONE],
+                     id="with [DONE] at the end"),
+        pytest.param(True, [b"data: 1\n\n", DONE], [b"<200>", b"data: 1\n\n", b"<record of 2 tokens>", DONE],
+                     id="[DONE] on its own"),
+        pytest.param(True, [b"data: 1\n\n"], [b"<200>", b"data: 1\n\n", b"<record of 1 tokens>", b""],
+                     id="without [DONE]"),
+        pytest.param(False, [b'{"a":1}'], [b"<record of 2 tokens>", b"<200>", b'{"a":1}'], id="a whole answer"),
+        pytest.param(False, [b"[" + b" " * AT_ONCE, b"]"],
+                     [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>", b"]"],
+                     id="a whole answer that is large"),
+    ],
+)  # fmt: skip
+async def test_record_is_durable_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
+    """All but the last piece was taken by the socket, then the record, then the rest."""
+    said = await _answered(pieces, stream=stream)
+    if stream:
+        timeline, said[-1] = said[-1][: said[-1].index(b"\n\n") + 2], said[-1][said[-1].index(b"\n\n") + 2 :]
+        assert timeline.startswith(b": timeline {")
+    assert said == want
+
+
+async def test_unrecorded_response_does_not_end_normally() -> None:
+    """A stream gets the error in place of [DONE]; a whole answer is refused, or cut where it was promised a length."""
+    failure = Unavailable("the usage spool")
+    said = await _answered([chunk("x"), DONE], stream=True, failure=failure)
+    assert b"event: error" in said[-1]
+    assert DONE not in b"".join(said)
+    said = await _answered([b'{"a":1}'], stream=False, failure=failure)
+    assert said[:2] == [b"<record of 2 tokens>", b"<503>"]
+    assert b'"a"' not in b"".join(said)
+    said = await _answered([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure)
+    assert said == [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "opens", "want"),
+    [
+        pytest.param(False, True, [b"<200>", b'{"a":1}'], id="a whole answer"),
+        pytest.param(True, True, [b"<200>", b"data: 1\n\n", DONE], id="a stream"),
+        pytest.param(False, False, [b"<cut>"], id="a whole answer, and the disk says nothing"),
+        pytest.param(True, False, [b"<200>", b"data: 1\n\n", b"<cut>"], id="a stream, and the disk says nothing"),
+    ],
+)
+@pytest.mark.virtual_time
+async def test_deadline_does_not_cut_a_response_being_recorded(
+    monkeypatch: pytest.MonkeyPatch, stream: bool, opens: bool, want: list[bytes]
+) -> None:
+    """The answer is there, and charged: it goes out with its record, however late within the disk's time. Beyond that
+    nobody is told to ask, and pay, again. Either way its tenant's budget counts it, once.
+    """
+    said: list[bytes] = []
+    account = _account(stream=stream)
+    row = SpendingRow(tenant="t", month="2026-11", ends_at_us=1 << 60, spent_micros=0, prices=PRICES, seen={})
+    spent = TenantSpending("a-1", row)
+
+    monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+    assert spent.try_hold(100, 50, 0)
+    account.budget_reservation = BudgetReservation(spent, PRICES, 50)
+    spool, asked = SlowSpool(), exchange(said, Breakable(said))
+    answer = ClientResponse(asked, account, UsageRecords(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
+
+    async def complete() -> None:
+        with asked.cancel_on_disconnect(0.1):
+            await answer.relay_data(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
+            await answer.complete()
+
+    task = asyncio.create_task(complete())
+    await spool.reached.wait()
+    await asyncio.sleep(SPOOL.timeout_s - 1.0)
+    assert not task.done()
+    assert spent.held_micros == 50
+    if opens:
+        spool.gate.set()
+        await task
+    else:
+        with pytest.raises(TimeoutError):
+            await task
+        await answer.fail(DeadlineExceeded(0.1, "x"))
+    if stream and opens:
+        said[-1] = said[-1][said[-1].index(b"\n\n") + 2 :]
+    assert said == want
+    assert account.is_recorded is opens
+    assert (spent.held_micros, spent.spent_micros(0)) == (0, 3 + 2)
+
+
+class FullSpool(Spool):
+    """Refuses every record."""
+
+    def __init__(self) -> None:
+        self.source, self._committed = "a-1", 6
+
+    async def append(self, make: Make) -> int:
+        raise Refused(Unavailable("the usage spool"))
+
+
+@pytest.mark.parametrize(
+    ("stream", "want"),
+    [
+        pytest.param(False, ("unavailable", 503, 0), id="a whole answer"),
+        pytest.param(True, ("unavailable", 200, 2), id="a stream"),
+    ],
+)
+async def test_unrecorded_response_counts_as_its_failure(stream: bool, want: tuple[str, int, int]) -> None:
+    """Not as the success that it would have been."""
+    told: list[tuple[str, int, int]] = []
+
+    def ended(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
+        told.append((outcome, status, account.delivered_tokens))
+
+    account = _account(stream=stream)
+    account.runtime_id = "rt"
+    answer = ClientResponse(
+        exchange([]), account, UsageRecords(FullSpool(), Timelines(), ended=ended), 1.0, lambda: "x"
+    )
+    await answer.relay_data(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
+    with pytest.raises(Refused) as refused:
+        await answer.complete()
+    await answer.fail(refused.value.failure)
+    assert told == [want]
+    assert not account.is_recorded
+
+
+async def test_a_ledger_that_dies_within_its_answer_is_unavailable(tmp_path: Path) -> None:
+    """Its records are handed over again: that is no defect of ours."""
+    directory = SocketDirectory(tmp_path)
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{")
+        writer.close()
+
+    async with await asyncio.start_unix_server(die, sock=directory.listen("control.sock")):
+        control = ServiceClient(directory, "control.sock", "the control plane")
+        with pytest.raises(Refused) as refused:
+            await ledger_poster(control)([b"{}"])
+        await control.close()
+    assert refused.value.failure == Unavailable("the control plane")
+    directory.close()

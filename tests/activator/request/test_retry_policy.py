@@ -1,0 +1,128 @@
+"""Who is tried again, when, and that a budget never gives more than it was given."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.request.retry_policy import Retry, RetryBudgets, RetryLimits, RetryState, Withheld, decide, failed
+
+LIMITS = RetryLimits()
+
+
+@pytest.mark.parametrize(
+    ("tried", "remaining_s", "draw", "want"),
+    [
+        pytest.param(RetryState(lost=1), 9.0, 0.5, Retry(0.0125), id="the first pause is drawn from 25 ms"),
+        pytest.param(RetryState(lost=1), 9.0, 0.0, Retry(0.0), id="full jitter begins at nothing"),
+        pytest.param(RetryState(lost=1, refused=2), 9.0, 0.5, Retry(0.05), id="each range is twice the one before"),
+        pytest.param(RetryState(refused=7), 9.0, 0.5, Retry(0.5), id="up to a second"),
+        pytest.param(RetryState(refused=8), 9.0, 0.5, Withheld.TRIES, id="eight attempts are enough"),
+        pytest.param(RetryState(lost=2, refused=5), 9.0, 0.5, Retry(0.5), id="of which two may have been lost"),
+        pytest.param(RetryState(lost=3), 9.0, 0.5, Withheld.TRIES, id="three replicas are not lost with one request"),
+        pytest.param(RetryState(refused=7), 0.5, 0.5, Withheld.DEADLINE, id="a pause that outlasts the deadline"),
+        pytest.param(RetryState(refused=7), 0.51, 0.5, Retry(0.5), id="one that does not"),
+        pytest.param(RetryState(lost=1), 0.0, 0.0, Withheld.DEADLINE, id="no time at all"),
+    ],
+)
+def test_retry_is_decided_by_tries_deadline_and_time(
+    tried: RetryState, remaining_s: float, draw: float, want: Retry | Withheld
+) -> None:
+    """Of one request."""
+    assert decide(replace(tried, until_s=100.0), 10.0, remaining_s, draw, LIMITS) == want
+
+
+@pytest.mark.parametrize(
+    ("now_s", "want"),
+    [
+        pytest.param(99.4, Retry(0.5), id="a pause that ends in time"),
+        pytest.param(99.5, Withheld.TIME, id="one that does not"),
+        pytest.param(101.0, Withheld.TIME, id="an attempt that outlasted it"),
+    ],
+)
+def test_pauses_end_within_the_time_since_the_first_failure(now_s: float, want: Retry | Withheld) -> None:
+    """Whatever the deadline leaves."""
+    assert decide(RetryState(refused=7, until_s=100.0), now_s, 600.0, 0.5, LIMITS) == want
+
+
+@pytest.mark.parametrize(
+    ("tried", "lost", "sent_s", "want"),
+    [
+        pytest.param(RetryState(), True, 19.0, RetryState(1, 0, 25.0), id="the first failure begins it"),
+        pytest.param(RetryState(1, 0, 23.0), False, 19.0, RetryState(1, 1, 23.0), id="the next one does not"),
+        pytest.param(
+            RetryState(1, 1, 18.0), True, 17.0, RetryState(2, 1, 18.0), id="nor one that was sent in time and took long"
+        ),
+        pytest.param(
+            RetryState(1, 0, 18.0), True, 19.0, RetryState(2, 0, 25.0), id="who was sent later had waited for a start"
+        ),
+    ],
+)
+def test_failure_count_and_retry_deadline_are_updated(
+    tried: RetryState, lost: bool, sent_s: float, want: RetryState
+) -> None:
+    """At 20 s, with five seconds for it."""
+    assert failed(tried, lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
+
+
+@pytest.mark.parametrize(
+    ("requests", "spent", "pause_s", "want"),
+    [
+        pytest.param(0, 0, 0.0, 10, id="a quiet version has ten at once"),
+        pytest.param(100, 0, 0.0, 20, id="and a tenth of its requests"),
+        pytest.param(0, 10, 0.0, 0, id="spent is spent"),
+        pytest.param(0, 10, 1.1, 1, id="a second brings one"),
+        pytest.param(0, 10, 1e6, 10, id="a long quiet no more than ten"),
+        pytest.param(10_000, 0, 1e6, 10, id="what was not used fades"),
+    ],
+)
+def test_retry_budget_follows_requests_and_time(requests: int, spent: int, pause_s: float, want: int) -> None:
+    """After so many requests, retries and seconds."""
+    budgets = RetryBudgets[str](LIMITS)
+    for _ in range(requests):
+        budgets.asked("a", 0.0)
+    assert all(budgets.try_spend("a", 0.0) for _ in range(spent))
+    assert _drain(budgets, "a", pause_s) == want
+
+
+def test_budgets_are_apart_and_bounded() -> None:
+    """One that is spent takes nothing from another; the one that was used longest ago is forgotten."""
+    budgets = RetryBudgets[int](RetryLimits(budgets=3))
+    assert _drain(budgets, 0, 0.0) == 10
+    assert budgets.try_spend(1, 0.0)
+    for number in range(100):
+        assert not budgets.try_spend(0, 0.0)
+        budgets.asked(number + 2, 0.0)
+        budgets.check_integrity()
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["ask", "spend", "spend", "wait"]), st.floats(0, 30, allow_nan=False)), max_size=200
+)
+
+
+@given(STEPS)
+def test_retries_are_bounded_by_what_was_asked(steps: list[tuple[str, float]]) -> None:
+    """Never more than ten, a tenth of the requests and one a second; a second without any is always worth one more."""
+    budgets, now_s, asked, spent, refused_s = RetryBudgets[str](LIMITS), 0.0, 0, 0, 0.0
+    for what, seconds in steps:
+        if what == "ask":
+            asked += 1
+            budgets.asked("a", now_s)
+        elif what == "wait":
+            now_s += seconds
+        elif budgets.try_spend("a", now_s):
+            spent += 1
+            refused_s = now_s
+        else:
+            assert now_s - refused_s < 1.1, "a second without a retry, and none is left"
+        budgets.check_integrity()
+        assert spent <= 10 + asked * LIMITS.share + now_s * LIMITS.per_s + 1e-6
+
+
+def _drain(budgets: RetryBudgets[str] | RetryBudgets[int], whose: object, now_s: float) -> int:
+    count = 0
+    while count < 10_000 and budgets.try_spend(whose, now_s):  # type: ignore[arg-type]
+        count += 1
+    return count

@@ -1,0 +1,200 @@
+"""What lies in etcd and the watch cache: objects, their one sequence of versions, and every event since the beginning.
+
+Nothing is locked here: the cluster does that. Objects are never changed in place, so an event may keep them.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tests.cluster.kube_api.kinds import Kind
+from tests.cluster.kube_api.status_answers import CONTINUE_TOO_OLD, Json, Refused, failure, refused
+
+Key = tuple[str, str]  # namespace ("" where there is none), name
+FIRST_VERSION: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event: what an object is now, and was before."""
+
+    version: int
+    type: str  # "ADDED" | "MODIFIED" | "DELETED"
+    obj: Json
+    before: Json | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListQuery:
+    """What a list or a watch is asked for, from its query."""
+
+    namespace: str | None
+    wanted: Callable[[Json], bool]
+    selected: bool  # by labels, so not all there is
+    version: str = ""
+    limit: int = 0
+    token: str = ""
+
+    @classmethod
+    def read(cls, namespace: str | None, query: dict[str, str]) -> "ListQuery":
+        """Raises Refused (400) for what is not imitated."""
+        for name in ("fieldSelector", "resourceVersionMatch", "sendInitialEvents"):
+            if query.get(name):
+                raise refused(400, f"{name}: not imitated")
+        selector = query.get("labelSelector", "")
+        version, token = query.get("resourceVersion", ""), query.get("continue", "")
+        return cls(namespace, _by_label(selector), bool(selector), version, int(query.get("limit") or 0), token)
+
+    def about(self, obj: Json) -> bool:
+        here = self.namespace is None or obj["metadata"].get("namespace") == self.namespace
+        return here and self.wanted(obj)
+
+
+def _by_label(text: str) -> Callable[[Json], bool]:
+    """By `key=value`, `key!=value` and `key` alone. Raises Refused (400) for the rest."""
+    tests = [re.fullmatch(r"([\w./-]+)(?:(!?=)([\w.-]*))?", each) for each in filter(None, text.split(","))]
+    if None in tests:
+        raise refused(400, f"{text}: not imitated")
+
+    def about(obj: Json) -> bool:
+        labels = obj["metadata"].get("labels") or {}
+        return all(
+            (labels.get(test[1]) == test[3]) is (test[2] == "=") if test[2] else test[1] in labels
+            for test in tests
+            if test
+        )
+
+    return about
+
+
+def number(text: str) -> int:
+    """A resource version. Raises Refused (500, as recorded)."""
+    if text.isdigit():
+        return int(text)
+    why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+    raise refused(500, why, reason=None)
+
+
+def token(version: int, start: str) -> str:
+    text = json.dumps({"v": "meta.k8s.io/v1", "rv": version, "start": start + "\0"}, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def opened(text: str) -> tuple[int, str]:
+    """The version of a continue token, and the last key before it."""
+    found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    return int(found["rv"]), str(found["start"]).removesuffix("\0")
+
+
+class EventStore:
+    """All objects, and what became of each."""
+
+    def __init__(self) -> None:
+        self.version = FIRST_VERSION
+        self._objects: dict[tuple[str, str], dict[Key, Json]] = {}
+        self._events: dict[tuple[str, str], list[Entry]] = {}
+        self._oldest: dict[tuple[str, str], int] = {}
+        self._lists_from = FIRST_VERSION
+        self.changed: list[Callable[[], None]] = []
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        found = self._objects.get(kind.stored, {}).get((namespace, name))
+        return None if found is None else as_version(kind, found)
+
+    def every(self) -> Iterator[tuple[tuple[str, str], Json]]:
+        for stored, objects in self._objects.items():
+            for obj in list(objects.values()):
+                yield stored, obj
+
+    def put(self, kind: Kind, obj: Json) -> Json:
+        """Stored under the next version."""
+        metadata = obj["metadata"]
+        key = (metadata.get("namespace", ""), metadata["name"])
+        self.version += 1
+        found = obj | {"metadata": metadata | {"resourceVersion": str(self.version)}}
+        objects = self._objects.setdefault(kind.stored, {})
+        before = objects.get(key)
+        objects[key] = found
+        self._note(kind, Entry(self.version, "MODIFIED" if before else "ADDED", found, before))
+        return found
+
+    def drop(self, kind: Kind, obj: Json) -> None:
+        """Gone; its event has the last state under a new version."""
+        metadata = obj["metadata"]
+        before = self._objects[kind.stored].pop((metadata.get("namespace", ""), metadata["name"]))
+        self.version += 1
+        last = before | {"metadata": before["metadata"] | {"resourceVersion": str(self.version)}}
+        self._note(kind, Entry(self.version, "DELETED", last, before))
+
+    def _note(self, kind: Kind, entry: Entry) -> None:
+        self._events.setdefault(kind.stored, []).append(entry)
+        for told in self.changed:
+            told()
+
+    def events(self, kind: Kind) -> list[Entry]:
+        return self._events.setdefault(kind.stored, [])
+
+    def oldest(self, kind: Kind) -> int:
+        """A watch can begin after this version, not before."""
+        return self._oldest.get(kind.stored, 0)
+
+    def expire(self, kind: Kind | None = None) -> None:
+        """Versions until now are compacted: what continues from one of them is told 410."""
+        for stored in list(self._events) if kind is None else [kind.stored]:
+            self._oldest[stored] = self.version
+        if kind is None:
+            self._lists_from = self.version + 1
+
+    def begin(self, kind: Kind) -> None:
+        """The watch cache of a kind that was just defined."""
+        self._oldest[kind.stored] = self.version
+
+    def _at(self, kind: Kind, version: int) -> list[Json]:
+        state: dict[Key, Json] = {}
+        for entry in self.events(kind):
+            if entry.version > version:
+                break
+            metadata = entry.obj["metadata"]
+            key = (metadata.get("namespace", ""), metadata["name"])
+            if entry.type == "DELETED":
+                state.pop(key, None)
+            else:
+                state[key] = entry.obj
+        return [state[key] for key in sorted(state)]
+
+    def listed(self, kind: Kind, asked: ListQuery) -> Json:
+        """A list as it is answered. Raises Refused: 410 for what expired."""
+        version, start = self.version, ""
+        if asked.token:
+            version, start = opened(asked.token)
+            if version < self._lists_from:
+                again = token(-1, start.removeprefix("/"))
+                raise Refused(410, failure(410, CONTINUE_TOO_OLD) | {"metadata": {"continue": again}})
+        found = [each for each in self._at(kind, version) if asked.about(each)]
+        rest = [each for each in found if not start or _start(asked, each).lstrip("/") > start.lstrip("/")]
+        page = rest[: asked.limit] if asked.limit else rest
+        metadata: Json = {"resourceVersion": str(version)}
+        if len(page) < len(rest):
+            metadata["continue"] = token(version, _start(asked, page[-1]))
+            if not asked.selected:
+                metadata["remainingItemCount"] = len(rest) - len(page)
+        items = [as_version(kind, each) for each in page]
+        if kind.custom:
+            metadata.setdefault("continue", "")
+        else:
+            items = [{key: value for key, value in each.items() if key not in ("kind", "apiVersion")} for each in items]
+        return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
+
+
+def _start(asked: ListQuery, obj: Json) -> str:
+    """Where in the order of keys an object lies, as continue tokens have it."""
+    metadata = obj["metadata"]
+    name = str(metadata["name"])
+    return f"/{name}" if asked.namespace is not None else f"{metadata.get('namespace', '')}/{name}"
+
+
+def as_version(kind: Kind, obj: Json) -> Json:
+    return obj if obj["apiVersion"] == kind.api_version else obj | {"apiVersion": kind.api_version}

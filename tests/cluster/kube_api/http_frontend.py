@@ -1,0 +1,313 @@
+"""The API server's HTTP: paths, parameters, media types, who is asking, watches as streams, and faults on request."""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiohttp import web
+
+from tests.cluster.kube_api.deletions import Deletion, delete
+from tests.cluster.kube_api.garbage_collector import collect
+from tests.cluster.kube_api.kinds import Kind
+from tests.cluster.kube_api.object_storage import STRATEGIC, Answer, ObjectStorage
+from tests.cluster.kube_api.objects import Options
+from tests.cluster.kube_api.status_answers import Cause, Refused, failure, options, refused
+from tests.cluster.kube_api.watches import Watch
+
+TOKEN: Final = "the-token-of-tests"
+APPLY: Final = "apply-patch+yaml"
+PATH: Final = re.compile(
+    r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/(?!status$|finalize$)[^/]+))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?"
+)
+YES: Final = ("true", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What befalls one request that matches."""
+
+    status: int = 0  # answered without looking; 0 is none
+    delay_s: float = 0.0
+    drop: bool = False  # the connection is closed, nothing is done
+    lost: bool = False  # done, and the connection closed without an answer
+    method: str = ""  # "" is any; "WATCH" a watch
+    path: str = ""  # a part of it
+    retry_after_s: int | None = None
+
+
+@dataclass(slots=True)
+class SeenRequest:
+    """A request that came, and what was answered (0 while it was not)."""
+
+    method: str  # "WATCH" for a watch
+    path: str
+    query: dict[str, str]
+    body: Any
+    agent: str
+    status: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """A watch that is open."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    booked: int = 0
+    cut: bool = False
+
+
+@dataclass(slots=True)
+class HttpFrontend:
+    """Runs on one loop; `fail`, `cut`, `book` and `awake` may be called from any thread."""
+
+    cluster: ObjectStorage
+    seen: list[SeenRequest] = field(default_factory=list)
+    pace: float = 1.0  # how long a second of a watch's life lasts
+    gone_as_status: bool = False
+    token: str = TOKEN  # another one, and who has the old is told 401
+    collecting: bool = True
+    faults: list[Fault] = field(default_factory=list)
+    streams: set[_Stream] = field(default_factory=set)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _collect: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """The garbage collector, until `stop`."""
+        self._loop = asyncio.get_running_loop()
+        self.cluster.store.changed.append(self.awake)
+        self._collect.set()  # for what was changed before
+        collector = asyncio.create_task(self._collector())
+        try:
+            await stop.wait()
+        finally:
+            self._loop = None
+            collector.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await collector
+
+    async def _collector(self) -> None:
+        while True:
+            await self._collect.wait()
+            self._collect.clear()
+            if self.collecting:
+                collect(self.cluster)
+
+    def awake(self) -> None:
+        """Something changed: who waits looks again."""
+        self._call(self._awake)
+
+    def _call(self, what: Any) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(what)
+
+    def _awake(self) -> None:
+        self._collect.set()
+        for each in self.streams:
+            each.wake.set()
+
+    def cut(self) -> None:
+        """Every watch ends, without a last chunk."""
+
+        def all_of_them() -> None:
+            for each in self.streams:
+                each.cut = True
+                each.wake.set()
+
+        self._call(all_of_them)
+
+    def book(self) -> None:
+        """Every watch that takes bookmarks is sent one."""
+
+        def all_of_them() -> None:
+            for each in self.streams:
+                each.booked += 1
+                each.wake.set()
+
+        self._call(all_of_them)
+
+    # -- requests
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        raw = await request.content.read()
+        watched = request.method == "GET" and request.query.get("watch") in YES
+        method, agent = "WATCH" if watched else request.method, request.headers.get("User-Agent", "")
+        seen = SeenRequest(method, request.path, dict(request.query), json.loads(raw) if raw else None, agent)
+        self.seen.append(seen)
+        fault = self._fault(seen)
+        await asyncio.sleep(fault.delay_s)
+        if fault.drop:
+            return _hang_up(request)
+        try:
+            if fault.status:
+                raise _failing(fault)
+            response = await self._answer(request, raw, seen)
+        except Refused as error:
+            response = _refusal(error)
+        seen.status = response.status
+        return _hang_up(request) if fault.lost else response
+
+    def _fault(self, seen: SeenRequest) -> Fault:
+        with self.cluster.lock:
+            for each in self.faults:
+                if each.method in ("", seen.method) and each.path in seen.path:
+                    self.faults.remove(each)
+                    return each
+        return Fault()
+
+    async def _answer(self, request: web.BaseRequest, raw: bytes, seen: SeenRequest) -> web.StreamResponse:
+        path = request.path
+        with self.cluster.lock:
+            found = self.cluster.kinds.discover(path)
+        if found is not None:
+            return web.json_response(found)
+        match = PATH.fullmatch(path)
+        named = match.groupdict("") if match else {}
+        kind = self._kind(named) if named else None
+        if kind is None or named["sub"] not in ("", "status") or (named["sub"] and not kind.has_status):
+            return web.Response(status=404, text="404 page not found\n")
+        _authorize(request, self.token, kind, named)
+        if seen.method == "WATCH" and not named["name"]:
+            return await self._watch(request, kind, named["namespace"] or None, seen)
+        answer = self._handle(request, kind, named, raw)
+        return web.json_response(answer.body, status=answer.status)
+
+    def _kind(self, named: dict[str, str]) -> Kind | None:
+        with self.cluster.lock:
+            return self.cluster.kinds.find(named["group"], named["core"] or named["version"], named["plural"])
+
+    def _handle(self, request: web.BaseRequest, kind: Kind, named: dict[str, str], raw: bytes) -> Answer:
+        namespace, name, sub, query = named["namespace"], named["name"], named["sub"], dict(request.query)
+        asked = Options(
+            manager=query.get("fieldManager") or request.headers.get("User-Agent", "").partition("/")[0],
+            force=query.get("force") in YES,
+        )
+        cluster = self.cluster
+        match request.method, bool(name):
+            case "GET", True:
+                return Answer(200, cluster.get(kind, namespace, name))
+            case "GET", False:
+                return Answer(200, cluster.listed(kind, namespace or None, query))
+            case "POST", False:
+                return cluster.create(kind, namespace, json.loads(raw), asked)
+            case "PUT", True:
+                return cluster.update(kind, namespace, name, json.loads(raw), asked, sub=sub)
+            case "PATCH", True:
+                how = request.content_type.removeprefix("application/")
+                allowed = ["json-patch+json", "merge-patch+json", *([] if kind.custom else [STRATEGIC]), APPLY]
+                if how not in allowed:
+                    listed = ", ".join(f"application/{each}" for each in allowed)
+                    text = f"the body of the request was in an unknown format - accepted media types include: {listed}"
+                    raise refused(415, text)
+                if how != APPLY:
+                    return cluster.patch(kind, namespace, name, json.loads(raw), how, asked, sub=sub)
+                if not query.get("fieldManager"):
+                    why = "Required value: is required for apply patch"
+                    raise options("PatchOptions", Cause("fieldManager", "FieldValueRequired", why))
+                return cluster.apply(kind, namespace, name, json.loads(raw), asked, sub=sub)
+            case "DELETE", True:
+                return delete(cluster, kind, namespace, name, _deletion(raw))
+        raise refused(405, "the server does not allow this method on the requested resource")
+
+    # -- watches
+
+    async def _watch(
+        self, request: web.BaseRequest, kind: Kind, namespace: str | None, seen: SeenRequest
+    ) -> web.StreamResponse:
+        watch = self.cluster.watch(kind, namespace, seen.query)
+        if watch.over and self.gone_as_status:
+            raise Refused(410, watch.due()[0]["object"])
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        seen.status = response.status
+        loop = asyncio.get_running_loop()
+        lasts_s = float(seen.query.get("timeoutSeconds") or 0) * self.pace
+        with self._streaming() as stream:
+            await self._stream(response, watch, stream, loop.time() + lasts_s if lasts_s else None)
+            if stream.cut:
+                return _hang_up(request)
+        await response.write_eof()
+        return response
+
+    @contextmanager
+    def _streaming(self) -> Iterator[_Stream]:
+        stream = _Stream()
+        self.streams.add(stream)
+        try:
+            yield stream
+        finally:
+            self.streams.discard(stream)
+
+    async def _stream(self, response: web.StreamResponse, watch: Watch, stream: _Stream, ends_at: float | None) -> None:
+        """Events as they come, bookmarks when they are asked for, until the time is over or somebody cuts it."""
+        booked = 0
+        while True:
+            stream.wake.clear()
+            with self.cluster.lock:
+                told = watch.due()
+                if stream.booked > booked and watch.bookmarks and not watch.over:
+                    told.append(watch.bookmark())
+            booked = stream.booked
+            if told:
+                await response.write(b"".join(json.dumps(each).encode() + b"\n" for each in told))
+            is_late = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
+            if watch.over or stream.cut or is_late:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(ends_at):
+                    await stream.wake.wait()
+
+
+def _authorize(request: web.BaseRequest, wanted: str, kind: Kind, named: dict[str, str]) -> None:
+    said = request.headers.get("Authorization", "")
+    scheme, _, token = said.partition(" ")
+    if (scheme.lower(), token) == ("bearer", wanted):
+        return
+    if said:
+        raise refused(401, "Unauthorized")
+    verb = {"GET": "get" if named["name"] else "list", "POST": "create", "PUT": "update"}.get(request.method, "")
+    where = f' in the namespace "{named["namespace"]}"' if named["namespace"] else " at the cluster scope"
+    about = kind.named(named["name"])
+    who = f'{about.resource} "{about.name}" is forbidden: User "system:anonymous" cannot'
+    text = f'{who} {verb or request.method.lower()} resource "{kind.plural}" in API group "{kind.group}"{where}'
+    raise refused(403, text, details=about.detailed(kind.plural))
+
+
+def _failing(fault: Fault) -> Refused:
+    texts = {
+        429: "the server has received too many requests and has asked us to try again later",
+        500: "Internal error occurred: a fault of the tests",
+        503: "the server is currently unable to handle the request",
+    }
+    details = {} if fault.retry_after_s is None else {"retryAfterSeconds": fault.retry_after_s}
+    headers = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
+    text = texts.get(fault.status, "a fault of the tests")
+    return Refused(fault.status, failure(fault.status, text, details=details), headers)
+
+
+def _deletion(raw: bytes) -> Deletion:
+    body = json.loads(raw) if raw else {}
+    conditions = body.get("preconditions") or {}
+    uid, version = conditions.get("uid") or "", conditions.get("resourceVersion") or ""
+    return Deletion(body.get("propagationPolicy") or "", uid, version)
+
+
+def _refusal(error: Refused) -> web.Response:
+    if isinstance(error.body, str):
+        return web.Response(status=error.status, text=error.body)
+    return web.json_response(error.body, status=error.status, headers=error.headers)
+
+
+def _hang_up(request: web.BaseRequest) -> web.Response:
+    """No answer, or no end of one: the connection is closed."""
+    if request.transport is not None:
+        request.transport.close()
+    return web.Response(status=500)

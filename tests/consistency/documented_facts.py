@@ -1,0 +1,272 @@
+"""Reads what the docs say and what the code says, for `test_docs` to compare. Every checker returns what is wrong."""
+
+import ast
+import asyncio
+import functools
+import importlib
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from activator.routing.request_routes import ListModels, NoRoute, RequestRoute, route
+from kelvin.blobstore.memory_store import MemoryStore
+from kelvin.contracts import artifact_errors, errors, traffic_errors
+from kelvin.ipc.openapi import build_document
+from snapshotter.app.app import open_app
+from snapshotter.app.settings import SnapshotterSettings
+from tests.controlplane.route_list import AnyAttribute, application, routes_in
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+Route = tuple[str, str]  # method, path with its parameters as {}
+T = TypeVar("T")
+
+
+def read(name: str) -> str:
+    """A page."""
+    return (DOCS / name).read_text()
+
+
+def tracked(pattern: str) -> list[Path]:
+    """Files of the checkout; outside one, those of the docs alone."""
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = [ROOT / line for line in listed.stdout.splitlines()] or list(DOCS.rglob(pattern))
+    return [path for path in found if path.exists()]
+
+
+def differences(documented: Iterable[object], real: Iterable[object]) -> list[str]:
+    """In both directions, in words; [] where they are the same."""
+    written, there = set(documented), set(real)
+    missing, invented = there - written, written - there
+    return sorted([f"not documented: {item}" for item in missing] + [f"not real: {item}" for item in invented])
+
+
+# Failures.
+
+
+def failures_of_code() -> set[tuple[str, int, bool]]:
+    """Code, status and whether a retry may help, of each fact; what another process reported has its own."""
+    named = [kind for module in (errors, artifact_errors, traffic_errors) for kind in vars(module).values()]
+    kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, errors.Failure)]
+    # Where it depends on the instance, a retry may help.
+    return {(kind.code, kind.status, bool(kind.retryable)) for kind in kinds if kind is not errors.RemoteFailure}
+
+
+def failures_of_docs(text: str) -> set[tuple[str, int, bool]]:
+    """Rows of the table of failures."""
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\d{3}) \| (yes|no) \|", text, re.MULTILINE)
+    return {(code, int(status), retryable == "yes") for code, status, retryable in rows}
+
+
+# Routes.
+
+
+def routes_of_docs(text: str) -> set[Route]:
+    """Code spans that begin with a method."""
+    found = re.findall(r"`(GET|POST|PUT|DELETE|PATCH) (/[^\s`?]*)[^`]*`", text)
+    return {(method, re.sub(r"\{[^}]*\}", "{}", path)) for method, path in found}
+
+
+def routes_of_app(app: Any) -> set[Route]:
+    """What an application or router has mounted; HEAD comes with GET."""
+    return {(method, re.sub(r"\{[^}]*\}", "{}", path)) for method, path in routes_in(app)}
+
+
+def routes_of_front() -> set[Route]:
+    """What the activator compares a path with, and the methods that it takes there."""
+    tree = ast.parse((ROOT / "activator" / "routing" / "request_routes.py").read_text())
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    paths = {re.sub(r"\([^)]*\)", "{}", text) for text in texts if re.fullmatch(r"/[a-z]\S*[^/\s]", text)}
+    return {
+        (method, path)
+        for inner in paths
+        for path in (inner, f"/v1{inner}", f"/v2{inner}")
+        for method in ("GET", "POST", "PUT", "DELETE")
+        if _is_there(route(method, path.replace("{}", "x").encode(), "localhost", "kelvin.test"))
+    }
+
+
+def _is_there(asked: RequestRoute) -> bool:
+    """A model's name of two parts, as in `x/infer`, makes no route of its own."""
+    return not isinstance(asked, NoRoute | ListModels) or (
+        isinstance(asked, ListModels) and "/" not in (asked.model or "")
+    )
+
+
+def routes_of_code(scratch: Path) -> set[Route]:
+    """All of the three processes that are asked over HTTP from outside, straight or through the activator."""
+    return routes_of_front().union(*of_services(scratch, routes_of_app))
+
+
+def described_routes(scratch: Path) -> set[Route]:
+    """What the OpenAPI documents of the services describe. Raises KeyError for a route that says nothing of itself."""
+
+    def described(app: Any) -> set[Route]:
+        paths = build_document(app, "Kelvin")["paths"].items()
+        return {(method.upper(), re.sub(r"\{[^}]*\}", "{}", path)) for path, methods in paths for method in methods}
+
+    return set[Route]().union(*of_services(scratch, described))
+
+
+def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
+    """What is seen of the applications behind the activator: the control plane's, the snapshotter's."""
+
+    async def of_snapshotter() -> T:
+        settings = SnapshotterSettings(data=scratch, store_url="memory:")
+        async with open_app(settings, MemoryStore(), cast(Any, AnyAttribute())) as app:
+            return look(app)
+
+    return look(application()), asyncio.run(of_snapshotter())
+
+
+# Layers.
+
+
+def rules_of_docs(text: str) -> list[str]:
+    """What bullets of the page of the architecture begin with, in italics; a star of a name is escaped there."""
+    return [name.replace("\\*", "*") for name in re.findall(r"^- \*((?:[^*\\]|\\\*)+)\*(?=:|$)", text, re.MULTILINE)]
+
+
+def rules_of_imports() -> list[str]:
+    """Names of import-linter's contracts."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return [each["name"] for each in told]
+
+
+# Settings.
+
+
+def settings_of_code() -> dict[str, tuple[str | None, str | None]]:
+    """Name -> default and rule, as the table shows them; None where the code computes them, or has none."""
+    found: dict[str, tuple[str | None, str | None]] = {}
+    for path in sorted(path for path in tracked("*settings.py") if path.relative_to(ROOT).parts[0] != "tests"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and re.fullmatch(r"KELVIN_[A-Z0-9_]+", str(node.value)):
+                found.setdefault(str(node.value), (None, None))
+        scope = vars(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)))
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if ast.unparse(call.func).rpartition(".")[2] in ("integer", "number", "text") and len(call.args) > 2:
+                found[ast.literal_eval(call.args[1])] = _shown(call, scope)
+    return found
+
+
+def _shown(call: ast.Call, scope: dict[str, Any]) -> tuple[str | None, str | None]:
+    name = ast.literal_eval(call.args[1])
+
+    def value_of(expression: ast.expr) -> Any:
+        try:
+            return eval(ast.unparse(expression), scope)
+        except NameError:  # of a variable: computed
+            return None
+
+    limits = {word.arg: value_of(word.value) for word in call.keywords}
+    low, high = (shown(name, limits.get(which)) for which in ("low", "high"))
+    rule = None if low is None else f"{low} or more" if high is None else f"{low} to {high}"
+    return shown(name, value_of(call.args[2])), rule
+
+
+def shown(name: str, value: float | str | None) -> str | None:
+    """A value as people write it: bytes in the largest unit that leaves a whole number."""
+    if not isinstance(value, int | float) or "BYTES" not in name:
+        return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
+    units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value and value % 1024 == 0:
+        value, units = value // 1024, units[1:]
+    return f"{value} {units[0]}"
+
+
+def settings_of_docs(text: str) -> dict[str, tuple[str, str]]:
+    """Rows of the table of settings."""
+    rows = re.findall(r"^\| `(KELVIN_[A-Z0-9_]+|PORT)` \| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
+    return {name: (default.strip().strip("`"), rule.strip()) for name, default, rule in rows}
+
+
+def wrong_settings(text: str, real: dict[str, tuple[str | None, str | None]]) -> list[str]:
+    """Settings that are missing, invented, or have another default or rule."""
+    written = settings_of_docs(text)
+    problems = differences(set(re.findall(r"KELVIN_[A-Z0-9_]+", text)) | set(written), real)
+    problems += [f"no row: {name}" for name in sorted(real.keys() - written.keys())]
+    for name in sorted(real.keys() & written.keys()):
+        for said, meant in zip(written[name], real[name], strict=True):
+            if meant is not None and said != meant:
+                problems.append(f"{name}: {said!r} instead of {meant!r}")
+    return problems
+
+
+# Metrics.
+
+
+def metrics_of_docs(text: str) -> set[str]:
+    """Names in code spans."""
+    return set(re.findall(r"`(kelvin_[a-z0-9_]+)`", text))
+
+
+def metrics_of_code() -> set[str]:
+    """Names among the literals of the product, but for those of other things."""
+    product = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] not in ("tests", "coldstart_bench")]
+    found = {name for path in product for name in re.findall(r'"(kelvin_[a-z0-9_]+)"', path.read_text())}
+    return found - {"kelvin_backend", "kelvin_gate", "kelvin_read_only", "kelvin_recorder"}
+
+
+# Dependencies, links, names.
+
+
+def dependencies_of_project() -> set[str]:
+    """What an installation and its extras bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
+    return {re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in wanted}
+
+
+def dependencies_of_docs(text: str) -> set[str]:
+    """First column of the tables."""
+    return set(re.findall(r"^\| `([A-Za-z0-9._-]+)` \|", text, re.MULTILINE))
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose)]
+    inside = [target for target in targets if target and not re.match(r"[a-z]+:", target)]
+    return [target for target in inside if not (path.parent / target).exists()]
+
+
+def unknown_names(text: str, tests: frozenset[str]) -> list[str]:
+    """Files and tests that a page names and that there are not."""
+    files = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|toml|md))`", text)
+    named = re.findall(r"`(test_\w+)`", text)
+    return [name for name in files if not (ROOT / name).exists()] + [name for name in named if name not in tests]
+
+
+def unlinked_notes(index: str, notes: Iterable[str]) -> list[str]:
+    """Design notes that the index does not lead to."""
+    return [note for note in notes if f"](design/{note})" not in index]
+
+
+def commands_of_docs(text: str) -> set[str]:
+    """The word behind `kelvin` in each code span."""
+    return set(re.findall(r"`kelvin ([a-z]+)", text))
+
+
+def unknown_subcommands(text: str, commands: Mapping[str, click.Command]) -> list[str]:
+    """Commands of groups that a page speaks of and that there are not; not of a group that takes a name as well."""
+    found = []
+    for name, rest in re.findall(r"`kelvin ([a-z]+) ([a-z]+(?:\|[a-z]+)*)", text):
+        group = commands.get(name)
+        if isinstance(group, click.Group) and type(group) is click.Group:
+            found += [f"{name} {each}" for each in rest.split("|") if each not in group.commands]
+    return found
+
+
+@functools.cache
+def names_of_tests() -> frozenset[str]:
+    """Every test that there is; read once for all pages."""
+    return frozenset(
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    )

@@ -1,0 +1,75 @@
+"""Rules of the house that no linter knows."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _tracked(pattern: str) -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
+    return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).exists()]
+
+
+SOURCES = _tracked("*.py")
+PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in ("tests", "examples")]
+
+FLOORS = sorted((ROOT / "coldstart_bench" / "programs" / "floors").glob("floor*.py"))
+
+
+def _reads_environment(text: str) -> bool:
+    return "os.environ" in text or "os.getenv" in text
+
+
+def test_the_environment_is_read_in_settings_alone() -> None:
+    """`os.environ` and `os.getenv` stand in `settings.py`, in the programs of the bench, and nowhere else."""
+    others = [path for path in PRODUCT if path.name != "settings.py" and "coldstart_bench" not in path.parts]
+    assert [path for path in others if _reads_environment(path.read_text())] == []
+
+
+def test_no_route_reads_a_body_without_a_bound() -> None:
+    """`Request.body` takes whatever comes; `kelvin.ipc.http_bodies` and its like stop at a limit."""
+    others = [path for path in PRODUCT if "coldstart_bench" not in path.parts]
+    assert [path for path in others if ".body()" in path.read_text()] == []
+
+
+def test_child_processes_import_nothing_of_the_current_directory() -> None:
+    """`python -P`: a user's own folder may be called like one of our packages."""
+    assert [path for path in PRODUCT if 'executable, "-m"' in path.read_text()] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        pytest.param("os.environ['A']", "environ(name)", id="the environment"),
+        pytest.param("os.getenv('A')", "getenv(name)", id="a variable"),
+    ],
+)
+def test_broken_code_rule_is_found(wrong: str, right: str) -> None:
+    """Negative control."""
+    assert _reads_environment(wrong)
+    assert not _reads_environment(right)
+
+
+# The programs that ratios are to. Another digest belongs to a design note which has both programs' figures.
+FROZEN = {
+    "floor.py": "23dad36440350088",
+    "floor_device.py": "64ab7c54931ca871",
+    "floor_fork.py": "ddfd29eb08fcc97a",
+    "floor_front.py": "8467415180dcae8f",
+    "floor_memory.py": "23b1ed2ccd177f83",
+    "floor_read.py": "8e891700ff729459",
+}
+
+
+def test_floors_are_frozen() -> None:
+    """A ratio of today is to the same program as one of before."""
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in FLOORS} == FROZEN
+
+
+def test_there_is_something_to_look_at() -> None:
+    """The rules are of files that git knows: outside a checkout they would hold of none."""
+    assert PRODUCT

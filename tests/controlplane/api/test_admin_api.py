@@ -1,0 +1,240 @@
+"""The admin API over its socket: what an operator sees, what they change, and how each refusal looks."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.registry.registry import Registry
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from tests.controlplane.builders import digest
+from tests.controlplane.control_plane_server import (
+    ADMIN,
+    ControlPlaneClient,
+    feed,
+    model_status,
+    opened,
+    push,
+    report_request,
+    wait_for_state,
+)
+from tests.controlplane.machine_fixture import RunDirectory
+
+
+async def test_model_status_follows_push_start_and_stop(data: Path) -> None:
+    """Pushed, at zero, restoring, ready with the spans of its restore, stopped: each as it happens."""
+    async with opened(data) as door:
+        await push(door, "held")
+        found = await model_status(door, "held")
+        assert (found["state"], found["replicas"], found["version"]) == ("zero", 0, digest("a"))
+        assert found["last_restore"] is None
+        await report_request(door, "held")
+        await wait_for_state(door, "restoring", "held")
+        (data / "run" / "release").touch()
+        found = await wait_for_state(door, "ready", "held")
+        assert found["replicas"] == 1
+        stages = [span["stage"] for span in found["last_restore"]["spans"]]
+        assert stages == ["decided", "promoted", "leased", "ready"]
+        (version,) = found["versions"]
+        assert [each["state"] for each in version["replicas"]] == ["ready"]
+        status, _ = await door.admin("POST", "/models/held/stop")
+        assert status == 202
+        await wait_for_state(door, "zero", "held")
+
+
+async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> None:
+    """The reason is in the model's status, the version is faulty, and no deploy moves to it."""
+    async with opened(data) as door:
+        await push(door, "corrupt", "b")
+        await push(door, "corrupt", "a")
+        await report_request(door, "corrupt")
+        found = await door.until("/models/corrupt", lambda found: found["versions"][1]["health"] == "faulty")
+        version = found["versions"][1]
+        assert (version["version"], version["fault"]) == (digest("a"), "chunk_corrupt")
+        assert version["last_restore"]["failure_code"] == "chunk_corrupt"
+        status, problem = await door.admin("POST", "/models/corrupt/deploy", {"version": digest("a")})
+        assert (status, problem["code"]) == (409, "conflict")
+
+
+async def test_deploy_moves_prod(data: Path) -> None:
+    """By twelve digits or more; the answer and the feed say the whole digest."""
+    async with opened(data) as door:
+        await push(door, letter="a")
+        await push(door, letter="b")
+        assert await door.admin("POST", "/models/m/deploy", {"version": "b" * 12}) == (
+            200,
+            {"model": "m", "version": digest("b")},
+        )
+        assert (await model_status(door))["aliases"] == {"prod": digest("b")}
+
+
+async def test_scale_changes_what_is_given(data: Path) -> None:
+    """Each setting by itself; a minimum brings a replica without any traffic."""
+    async with opened(data) as door:
+        await push(door)
+        defaults = msgspec.to_builtins(ScaleSettings())
+        assert await door.admin("PUT", "/models/m/scale", {}) == (200, defaults)
+        want = {**defaults, "min": 1, "window_s": 6.0}
+        assert await door.admin("PUT", "/models/m/scale", {"min": 1, "window_s": 6}) == (200, want)
+        assert (await model_status(door))["scale"] == want
+        await wait_for_state(door, "ready")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        pytest.param("GET", "/models/nope", None, 404, "the model 'nope' does not exist", id="an unknown model"),
+        pytest.param("POST", "/models/m/deploy", {}, 400, "missing required field `version`", id="no version"),
+        pytest.param(
+            "POST", "/models/m/deploy", {"version": "a" * 12, "x": 1}, 400, "unknown field `x`", id="one too many"
+        ),
+        pytest.param("POST", "/models/m/deploy", b"{", 400, "Input data was truncated", id="no JSON"),
+        pytest.param("PUT", "/models/m/scale", {"max": 0}, 400, ">= 1", id="a maximum of nothing"),
+        pytest.param("PUT", "/models/m/scale", {"min": 2}, 400, "min=2: must be 1 (max) or less", id="bounds cross"),
+        pytest.param("PUT", "/models/m/scale", {"window_s": 5}, 400, "at `$.window_s`", id="a short window"),
+        pytest.param(
+            "PUT", "/models/m/scale", {"window_s": 6.5}, 400, "window_s=6.5: must be whole seconds", id="a half second"
+        ),
+        pytest.param(
+            "PUT",
+            "/models/m/scale",
+            {"min": 9, "max": 9},
+            400,
+            "min=9: must be 8 or less: your tenant's share of 8 device slots is 8",
+            id="a minimum beyond the tenant's share",
+        ),
+        pytest.param("PUT", "/models/m/scale", {"target": 0}, 400, "> 0", id="a target of nothing"),
+        pytest.param("PUT", "/models/m/scale", {"grace_s": "3"}, 400, "Expected `float`", id="a text for a number"),
+        pytest.param("PUT", "/models/m/scale", b" " * 70_000, 413, "larger than 65536 bytes", id="too much"),
+        pytest.param("POST", "/cache/evict", {"tier": "tape"}, 400, "Invalid enum value 'tape'", id="no such tier"),
+        pytest.param(
+            "POST",
+            "/cache/evict",
+            {"tier": "host", "tenant": "other"},
+            404,
+            "'other' does not exist",
+            id="another's cache",
+        ),
+        pytest.param("GET", "/cache", None, 503, "cache is not available", id="the cache is away"),
+        pytest.param("DELETE", "/models/m", None, 409, "'prod' names a version of it", id="a model that is named"),
+        pytest.param("DELETE", "/models/n?force=true", None, 404, "'n' does not exist", id="no such model"),
+        pytest.param("PATCH", "/models/m", None, 405, "not allowed", id="no such method"),
+        pytest.param("GET", "/nothing", None, 404, "does not exist", id="no such route"),
+    ],
+)
+async def test_refusals(data: Path, method: str, path: str, body: object, status: int, says: str) -> None:
+    """Problem details that name the value and the rule; nothing has changed."""
+    async with opened(data) as door:
+        await push(door)
+        before = await model_status(door)
+        got, problem = await door.admin(method, path, body)
+        assert got == status
+        assert says in problem["detail"]
+        assert problem["status"] == status
+        assert await model_status(door) == before
+
+
+async def test_model_in_use_is_deleted_only_by_force(data: Path) -> None:
+    """Refused while it serves or is named; asked for all the same, it is gone with its replicas, activators hear it,
+    the audit has it, a restart does not bring it back; pushed again it is a new one.
+    """
+    async with opened(data) as door, feed(door) as reader:
+        await push(door)
+        await push(door, letter="b")
+        await report_request(door)
+        await wait_for_state(door, "ready")
+        status, problem = await door.admin("DELETE", "/models/m")
+        assert status == 409
+        assert problem["detail"] == (
+            "model 'm': the alias 'prod' names a version of it and replicas run 1 of its versions; "
+            "with `force` it is deleted all the same"
+        )
+        status, gone = await door.admin("DELETE", "/models/m?force=true")
+        assert (status, gone) == (200, {"model": "m", "versions": [digest("a"), digest("b")]})
+        assert (await door.admin("GET", "/models/m"))[0] == 404
+        removed: set[tuple[str, str]] = set()
+        while not removed:
+            line = await reader.line()
+            removed = set(line.removed_models)
+        assert removed == {("default", "m")}
+        assert {version for _, _, version in line.removed_versions} == {digest("a"), digest("b")}
+        await door.until("/status", lambda found: not found["device"]["held"])
+        status, named = await door.ask("GET", "/internal/v1/versions?tenant=default")
+        assert named == {"versions": []}
+        (event,) = [e for e in (await door.admin("GET", "/audit"))[1]["events"] if e["action"] == "model.deleted"]
+        assert (event["subject"], event["actor"]) == ("m", "k")
+    async with opened(data) as door:
+        assert (await door.admin("GET", "/models"))[1] == {"models": []}
+        await push(door, letter="b")
+        found = await model_status(door)
+        assert (found["version"], len(found["versions"])) == (digest("b"), 1)
+
+
+async def test_an_unforeseen_error_leaks_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """500, `internal`, and not a word of what happened."""
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    async with opened(data) as door:
+        monkeypatch.setattr(Registry, "models", breaks)
+        status, problem = await door.ask("GET", "/admin/v1/models", None, ADMIN)
+        assert (status, problem["code"]) == (500, "internal")
+        assert "secret" not in json.dumps(problem)
+        monkeypatch.undo()
+
+
+async def _restart(door: ControlPlaneClient, method: str = "GET", model: str = "m") -> tuple[int, Any]:
+    return await door.admin(method, f"/models/{model}/restart")
+
+
+async def _ended(door: ControlPlaneClient, model: str = "m") -> Any:
+    return await door.until(f"/models/{model}/restart", lambda found: found["state"] != "running")
+
+
+async def _noted(door: ControlPlaneClient) -> int:
+    """Entries of the audit about restarts."""
+    _, found = await door.admin("GET", "/audit")
+    return sum(each["action"] == "model.restarted" for each in found["events"])
+
+
+async def test_restart_order_shows_its_progress(data: Path) -> None:
+    """None, accepted, running and refused twice, done; of a model at zero done at once, of no model 404."""
+    async with opened(data) as door:
+        await push(door)
+        assert (await _restart(door))[1]["state"] == "none"
+        _, nothing = await _restart(door, "POST")
+        assert nothing["replicas"] == 0
+        assert (await _ended(door))["state"] == "done"
+        await report_request(door)
+        before = await wait_for_state(door, "ready")
+        status, ordered = await _restart(door, "POST")
+        assert (status, ordered["state"], ordered["replicas"], ordered["replaced"]) == (202, "running", 1, 0)
+        status, problem = await _restart(door, "POST")
+        assert (status, problem["code"]) == (409, "conflict")
+        assert "0 of 1 replicas are replaced" in problem["detail"]
+        assert await _ended(door) == {**ordered, "state": "done", "replaced": 1}
+        after = await wait_for_state(door, "ready")
+        (old,), (new,) = (found["versions"][0]["replicas"] for found in (before, after))
+        assert old["runtime_id"] != new["runtime_id"]
+        for method in ("GET", "POST"):
+            assert (await _restart(door, method, "nothing"))[0] == 404
+
+
+async def test_audit_has_accepted_restarts_only(data: Path) -> None:
+    """Of several at once one is, and has its entry; those that are refused have none."""
+    run = RunDirectory(data / "run")
+    async with opened(data) as door:
+        await push(door, "held")
+        run.tell("release")
+        await report_request(door, "held")
+        await wait_for_state(door, "ready", "held")
+        (run.path / "release").unlink()  # the new replica is not there before it is let go
+        answers = await asyncio.gather(*(_restart(door, "POST", "held") for _ in range(4)))
+        assert sorted(status for status, _ in answers) == [202, 409, 409, 409]
+        assert await _noted(door) == 1
+        run.tell("release")
+        assert (await _ended(door, "held"))["state"] == "done"

@@ -1,0 +1,72 @@
+"""Who may call the admin API's routes, and of whose models they speak."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane.control_plane_server import ADMIN, opened, push
+from tests.controlplane.route_list import admin_calls
+
+
+@pytest.mark.parametrize(
+    ("principal", "status", "code"),
+    [
+        pytest.param(None, 401, "invalid_api_key", id="nobody"),
+        pytest.param({"key_id": "k", "tenant": "default", "scopes": ["infer"]}, 403, "insufficient_scope", id="a user"),
+        pytest.param({"key_id": "k", "tenant": "default"}, 400, "invalid_request", id="a header that does not decode"),
+    ],
+)
+async def test_every_admin_route_requires_the_scope(data: Path, principal: object, status: int, code: str) -> None:
+    """Without the scope `admin` nothing is shown and nothing changes, whatever the route."""
+    headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
+    calls = admin_calls()
+    assert {("GET", "/status"), ("DELETE", "/tenants/default"), ("POST", "/audit/expire")} <= {*calls}
+    async with opened(data) as door:
+        for method, path in calls:
+            got, problem = await door.ask(method, f"/admin/v1{path}", {}, headers)
+            assert (path, got, problem["code"]) == (path, status, code)
+
+
+async def test_status_shows_disk_space_to_operators(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk refuses pushes, then requests, while every process is ready. One that fails hides nothing else."""
+
+    def fail(path: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with opened(data) as door:
+        status, found = await door.ask("GET", "/admin/v1/status", None, ADMIN)
+        assert status == 200
+        assert 0 < found["disk"]["free_bytes"] < found["disk"]["total_bytes"]
+        monkeypatch.setattr(os, "statvfs", fail)
+        status, found = await door.ask("GET", "/admin/v1/status", None, ADMIN)
+        assert (status, found["disk"]) == (200, None)
+        assert found["processes"]
+
+
+async def test_tenants_do_not_see_each_other(data: Path) -> None:
+    """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
+    other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
+    async with opened(data) as door:
+        await push(door)
+        assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}
+        hidden: dict[str, object] = {
+            "processes": [], "cache": None, "device": None, "models": [], "pending": [], "pools": [],
+            "replica_exits": None, "disk": None,
+        }  # fmt: skip
+        assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
+        assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403
+        assert (await door.ask("POST", "/admin/v1/cache/check", None, other))[0] == 403
+        for method, path in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("DELETE", "?force=true"),
+            ("POST", "/stop"),
+            ("PUT", "/scale"),
+            ("POST", "/deploy"),
+        ):
+            body = {"version": "a" * 12} if path == "/deploy" else {}
+            status, problem = await door.ask(method, f"/admin/v1/models/m{path}", body, other)
+            assert (status, problem["detail"]) == (404, "the model 'm' does not exist")

@@ -1,0 +1,215 @@
+"""What the other processes call: the feed over its socket, pokes, registrations, jobs, records, readiness."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import httpx
+import msgspec
+import pytest
+from starlette.applications import Starlette
+
+from controlplane.api.internal_api import FeedStream, InternalServices, routes
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.scaling.interfaces import ReplicaBackend
+from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, RequestRecord
+from kelvin.contracts.artifacts.runtime_control import GateJob, SealJob
+from kelvin.contracts.serving.control_messages import (
+    Feed,
+    RegistrationResult,
+    RequestBatch,
+    StartProblem,
+    TimelineAnswer,
+)
+from kelvin.contracts.timeline import Stage, Stamp
+from kelvin.contracts.wire import decode, encode
+from tests.controlplane.builders import TENANT, digest, key, opened_registry, registration, stats
+from tests.controlplane.control_plane_server import feed, opened
+from tests.controlplane.machine_fixture import RunDirectory
+from tests.controlplane.usage_records import lifetime_record, request_record
+from tests.controlplane.virtual_time import VirtualClock
+from tests.eventually import eventually
+
+
+async def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
+    """Snapshot first; then the model, its version, the replica once it is ready, its drain and its end: in order."""
+    async with opened(data) as door, feed(door) as reader:
+        snapshot = await reader.line()
+        assert snapshot.full
+        assert len(snapshot.keys) == 2
+        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
+        pushed = await reader.line()
+        assert pushed.models[0].aliases == {"prod": digest("a")}
+        assert pushed.versions[0].limits.max_streams == 64
+        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 200
+        assert (await door.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
+        (replica,) = (await reader.line()).replicas
+        assert (data / "run" / replica.address).exists()
+        assert not replica.draining
+        headers = {"x-kelvin-principal": '{"key_id":"k","tenant":"default","scopes":["admin"]}'}
+        await door.ask("POST", "/admin/v1/models/m/stop", None, headers)
+        assert (await reader.line()).replicas[0].draining
+        gone = await reader.line()
+        assert gone.removed_replicas == (replica.runtime_id,)
+        assert gone.revision == snapshot.revision + 4
+
+
+async def test_thousand_load_reports_start_one_replica(data: Path) -> None:
+    """Each is answered 204; one runtime is bound."""
+    async with opened(data) as door:
+        await door.ask("POST", "/internal/v1/versions", encode(registration()))
+        answers = await asyncio.gather(
+            *(door.ask("POST", "/internal/v1/stats", encode(stats(key(), 200.0, 200))) for _ in range(1000))
+        )
+        assert {status for status, _ in answers} == {204}
+        async with feed(door) as reader:
+            while not (await reader.line()).replicas:
+                pass
+        assert len(RunDirectory(data / "run").calls("bind:m")) == 1
+
+
+async def test_jobs_run_on_standbys(data: Path) -> None:
+    """Gate and seal answer with what the standby found."""
+    async with opened(data) as door:
+        status, facts = await door.ask("POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={})))
+        assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
+        job = SealJob(tenant="default", version=digest("a"))
+        status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", encode(job))
+        assert (status, attestation["version"]) == (200, digest("a"))
+
+
+async def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
+    """Strict decoding on every route that takes one."""
+    async with opened(data) as door:
+        usage = ("usage/requests", "usage/lifetimes", "usage/lives")
+        for path in ("stats", "versions", "jobs/gate", "jobs/seal", *usage):
+            status, problem = await door.ask("POST", f"/internal/v1/{path}", b'{"surprise":1}')
+            assert (path, status, problem["code"]) == (path, 400, "invalid_request")
+            status, problem = await door.ask("PATCH", f"/internal/v1/{path}")
+            assert (path, status, problem["code"]) == (path, 405, "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        pytest.param("requests", request_record(1), id="of requests"),
+        pytest.param("lifetimes", lifetime_record(1), id="of lives"),
+        pytest.param("lives", lifetime_record(1), id="of lives so far"),
+    ],
+)
+async def test_reserved_sources_are_kept_aside(data: Path, kind: str, record: RequestRecord | LifetimeRecord) -> None:
+    """What it records itself of lives that ended unseen has sources of its own. A record that uses one is kept aside,
+    and holds up no other; a word of a life so far is refused. The control: any other is taken.
+    """
+    path, ours = f"/internal/v1/usage/{kind}", msgspec.structs.replace(record, source="cut-rt-7")
+    async with opened(data) as door:
+        status, problem = await door.ask("POST", path, encode({"records": (record, ours)}))
+        if kind == "lives":
+            assert (status, problem["code"], problem["param"]) == (400, "invalid_request", "source")
+            assert problem["detail"] == "source=cut-rt-7: must not begin with 'cut-'"
+        else:
+            assert status == 204
+            with closing(sqlite3.connect(data / "kelvin.db")) as database:
+                (reason,) = database.execute("SELECT reason FROM ledger_conflicts").fetchone()
+            assert reason == "its source must not begin with 'cut-'"
+        assert (await door.ask("POST", path, encode({"records": (record,)})))[0] == 204
+
+
+async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
+    """Known to its tenant, also after a restart; unknown to others."""
+    record = RequestRecord(
+        request_id="req-1", origin=RecordOrigin.ACTIVATOR, source="activator-1", sequence=1, tenant="default",
+        model="m", version=digest("a"), key_id="k", runtime_id="r", started_at_us=1, ended_at_us=2, queued_us=0,
+        outcome="ok", status=200, stream=True, prompt_tokens=1, cached_tokens=0, completion_tokens=1, device_us=1,
+        timeline=(Stamp(Stage.ROUTED, 10), Stamp(Stage.READY, 500)),
+    )  # fmt: skip
+    path = "/internal/v1/requests/req-1/timeline?tenant="
+    async with opened(data) as door:
+        assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=(record,)))))[
+            0
+        ] == 204
+    async with opened(data) as door:
+        status, found = await door.ask("GET", path + "default")
+        assert (status, found["cold"], found["stamps"][1]) == (200, True, {"stage": "ready", "at_us": 500})
+        assert (await door.ask("GET", path + "other"))[0] == 404
+        assert (await door.ask("GET", "/internal/v1/requests/req-1/timeline"))[0] == 400
+
+
+async def test_not_ready_without_a_zygote(data: Path) -> None:
+    """Alive as soon as it serves; ready while new standbys can be born."""
+    async with opened(data) as door:
+        assert (await door.ask("GET", "/healthz"))[0] == 200
+        assert (await door.ask("GET", "/readyz"))[0] == 200
+        (data / "run" / "zygote.sock").rename(data / "run" / "away")
+        assert (await door.ask("GET", "/readyz"))[0] == 503
+        assert (await door.ask("GET", "/healthz"))[0] == 200
+        (data / "run" / "away").rename(data / "run" / "zygote.sock")
+
+
+async def test_a_reader_that_does_not_read_is_dropped() -> None:
+    """The socket takes no more: the stream ends within its patience, without a last chunk, and its queue is gone."""
+    hub, sent, stuck = FeedHub(max_lines=5), [], asyncio.Event()
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            await stuck.wait()
+
+    async def receive() -> dict[str, object]:
+        await stuck.wait()
+        return {"type": "http.disconnect"}
+
+    streaming = asyncio.create_task(FeedStream(hub, write_s=0.05)({}, receive, send))  # type: ignore[arg-type]
+    await eventually(lambda: len(sent) == 2)
+    for _ in range(20):
+        hub.publish(Feed(removed_replicas=("r",)))
+    await streaming
+    assert all(message.get("more_body", True) for message in sent)
+    assert hub._subscriptions == set()
+
+
+async def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
+    """Its subscription ends with its connection."""
+    hub = FeedHub()
+    left = asyncio.Event()
+
+    async def send(message: dict[str, object]) -> None:
+        """Takes everything."""
+
+    async def receive() -> dict[str, object]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    streaming = asyncio.create_task(FeedStream(hub)({}, receive, send))  # type: ignore[arg-type]
+    await eventually(lambda: len(hub._subscriptions) == 1)
+    left.set()
+    await streaming
+    assert hub._subscriptions == set()
+    assert decode(hub.heartbeat(), Feed).full is False
+
+
+@pytest.mark.parametrize("obstacle", [None, "the namespace kelvin-default lacks the secret kelvin-store"])
+async def test_registration_says_what_keeps_the_version_from_starting(data: Path, obstacle: str | None) -> None:
+    """On a cluster, where a tenant's namespace may be incomplete. The version is registered in any case."""
+    problem = None if obstacle is None else StartProblem("missing_secret", obstacle)
+
+    async def find(tenant: str) -> StartProblem | None:
+        assert tenant == TENANT
+        return problem
+
+    async def nothing_known(tenant: str, request_id: str) -> TimelineAnswer:
+        raise AssertionError
+
+    feed = FeedHub()
+    async with opened_registry(data, feed) as registry:
+        running = cast(ReplicaBackend, SimpleNamespace(jobs=None, find_start_obstacle=find))
+        internals = InternalServices(feed, nothing_known, registry, running, VirtualClock())
+        transport = httpx.ASGITransport(Starlette(routes=routes(internals)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
+            for status in (201, 200):
+                answer = await client.post("/internal/v1/versions", content=encode(registration()))
+                assert answer.status_code == status
+                assert decode(answer.content, RegistrationResult).start_problem == problem

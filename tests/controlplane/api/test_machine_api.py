@@ -1,0 +1,101 @@
+"""What the admin API says of one machine: its processes and devices, and its cache, which is asked for it."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from aiohttp import web
+
+from controlplane.api import cluster_api, machine_api
+from kelvin.contracts.errors import Conflict
+from kelvin.contracts.problem import problem_details
+from tests.controlplane.control_plane_server import opened, push, report_request, wait_for_state
+from tests.controlplane.route_list import AnyAttribute, routes_in
+from tests.stub_server import StubServer
+
+
+async def test_status_names_processes_devices_and_models(data: Path) -> None:
+    """Who answers and who is ready, slots and standbys, all models: what `kelvin status` prints."""
+    async with opened(data, device_slots="3") as door:
+        await push(door)
+        found = await door.until("/status", lambda found: found["device"]["standbys"])
+        assert found["cache"] is None, "no cache agent runs here"
+        assert [(row["name"], row["healthy"], row["ready"]) for row in found["processes"]] == [
+            ("activator", False, False),
+            ("cache", False, False),
+            ("controlplane", True, True),
+            ("snapshotter", False, False),
+            ("zygote", True, True),
+        ]
+        device = found["device"]
+        assert (device["slots"], device["held"], device["standbys"]) == (3, 0, 1)
+        (pool,) = device["pools"]
+        assert (pool["device"], pool["wanted"], pool["why"], pool["parked"]) == ("cpu", 1, "least", 1)
+        assert (pool["hits"], pool["misses"], pool["target"], pool["budget_bytes"]) == (0, 0, 0.99, 1 << 30)
+        for cost in (pool["memory"], device["zygote"]):
+            assert 0 < cost["private"] <= cost["pss"], "what the kernel counts of real processes"
+        assert [model["model"] for model in found["models"]] == ["m"]
+
+
+async def test_cache_calls_name_the_callers_tenant(data: Path) -> None:
+    """Its state comes through as it is; an eviction names the caller's tenant, and a refusal keeps its own words."""
+    told: list[object] = []
+
+    async def evict(request: web.Request) -> web.Response:
+        told.append(await request.json())
+        if len(told) > 1:
+            problem = problem_details(Conflict("version a", "is leased"))
+            return web.Response(body=problem, status=409, content_type="application/problem+json")
+        return web.Response(status=204)
+
+    async def state(_: web.Request) -> web.Response:
+        return web.json_response({"tiers": {"host": {"bytes": 5}}})
+
+    fault = {"tier": "host", "tenant": "other", "chunk": "c", "kind": "digest"}
+    report = {"chunks": {"host": 1}, "bytes": {"host": 2}, "faults": [fault], "contradictions": ["odd"]}
+
+    async def checked(_: web.Request) -> web.Response:
+        return web.json_response(report)
+
+    agent = web.Application()
+    agent.add_routes([web.get("/v1/state", state), web.post("/v1/evict", evict), web.post("/v1/check", checked)])
+    listening = StubServer(agent)
+    await listening.start(data / "run" / "cache.sock")
+    async with opened(data) as door:
+        assert await door.admin("GET", "/cache") == (200, {"tiers": {"host": {"bytes": 5}}})
+        assert (await door.admin("POST", "/cache/evict", {"tier": "host"}))[0] == 204
+        status, problem = await door.admin("POST", "/cache/evict", {"tier": "nvme", "version": "a"})
+        assert (status, problem["detail"]) == (409, "version a: is leased")
+        assert await door.admin("POST", "/cache/check") == (200, report)
+    await listening.stop()
+    assert told == [
+        {"tier": "host", "tenant": "default"},
+        {"tier": "nvme", "version": "a", "tenant": "default"},
+    ]
+
+
+async def test_standbys_keep_to_their_settings(data: Path) -> None:
+    """None fits the budget: none is kept, the operator is told why, and a model starts from zero all the same."""
+    async with opened(data, standbys="2", standby_bytes=str(1 << 20), standby_target="0.9") as door:
+        await push(door)
+        await report_request(door)
+        await wait_for_state(door, "ready")
+        (pool,) = (await door.admin("GET", "/status"))[1]["device"]["pools"]
+        assert (pool["wanted"], pool["why"], pool["parked"], pool["hits"], pool["misses"]) == (0, "budget", 0, 0, 1)
+        assert (pool["target"], pool["budget_bytes"], pool["probability"]) == (0.9, 1 << 20, 0.0)
+    async with opened(data, standby_share="1") as door:
+        await push(door, "n")
+        await report_request(door, "n")
+        await wait_for_state(door, "ready", "n")
+        # One for each replica that runs, an adopted one, too.
+        await door.until("/status", lambda found: _size(found["device"]["pools"]) == (2, "share"))
+
+
+def _size(pools: list[dict[str, Any]]) -> tuple[int, str]:
+    (pool,) = pools
+    return pool["wanted"], pool["why"]
+
+
+def test_cluster_routes_match_machine_routes() -> None:
+    """No call gets 404 there for what one machine has."""
+    nothing = cast(Any, AnyAttribute())
+    assert routes_in(cluster_api.router(nothing)) == routes_in(machine_api.router(*[nothing] * 3))

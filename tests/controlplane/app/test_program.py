@@ -1,0 +1,157 @@
+"""`python -m controlplane` as the supervisor runs it: quick to start, gone on SIGTERM, no loss when it is killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+
+from controlplane.app.settings import load
+from kelvin.contracts.wire import encode
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.ipc.standby_lock import try_acquire_standby_lock
+from tests.controlplane.builders import registration
+from tests.controlplane.control_plane_server import connect_client, program, push, ready, report_request, wait_for_state
+from tests.controlplane.machine_fixture import ROOT, RunDirectory
+from tests.eventually import eventually
+
+
+def replicas_of(found: Any) -> list[dict[str, Any]]:
+    """All of a model's, as an operator sees it."""
+    return [replica for version in found["versions"] for replica in version["replicas"]]
+
+
+async def test_it_starts_in_an_empty_directory(data: Path) -> None:
+    """Ready soon after it was spawned, with keys and a database. The second that it may take is measured, not asserted:
+    a busy machine is no defect; ten of a processor's are."""
+    with program(data) as process:
+        await ready(data)
+        used = psutil.Process(process.pid).cpu_times()
+        assert used.user + used.system < 10
+    assert {"admin.key", "default.key", "kelvin.db"} <= {path.name for path in data.iterdir()}
+
+
+async def test_control_plane_holds_the_decision_lock(data: Path) -> None:
+    """It holds the lock under which an activator would stand in for it, until it is dead, however it dies."""
+    with closing(SocketDirectory(data / "run")) as directory, program(data) as process:
+        await ready(data)
+        assert try_acquire_standby_lock(directory) is None
+        process.kill()
+        process.wait(60)
+        held = try_acquire_standby_lock(directory)
+        assert held is not None
+        held.close()
+
+
+async def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
+    """Exit 0 with a feed open and a standby parked; the standby lives on."""
+    with program(data) as process:
+        await ready(data)
+        run = RunDirectory(data / "run")
+        await eventually(lambda: len(run.sockets()) == 1)
+        async with connect_client(data) as door, door.session.get("http://control/internal/v1/feed") as feed:
+            await feed.content.readline()
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 60) == 0
+        assert len(run.sockets()) == 1
+
+
+async def test_closed_lifeline_ends_the_control_plane(data: Path) -> None:
+    """When the supervisor is gone, so is it."""
+    read, write = os.pipe()
+    os.set_inheritable(read, True)
+    environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": str(read)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "controlplane"], cwd=ROOT, env=environment, pass_fds=[read], stderr=subprocess.DEVNULL
+    )
+    os.close(read)
+    await ready(data)
+    os.close(write)
+    assert process.wait(60) in (0, 1)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+async def test_runtimes_outlive_a_killed_control_plane(data: Path, ending: signal.Signals) -> None:
+    """Killed with a replica ready: the replica is the same process afterwards, known at once, and still watched."""
+    with program(data) as process:
+        await ready(data)
+        async with connect_client(data) as door:
+            await push(door)
+            await report_request(door)
+            found = await wait_for_state(door, "ready")
+        (before,) = replicas_of(found)
+        process.send_signal(ending)
+        process.wait(60)
+    assert Path(f"/proc/{before['pid']}").exists(), "it serves on while no control plane is there"
+    (data / "run" / "control.sock").unlink(missing_ok=True)
+    with program(data):
+        await ready(data)
+        async with connect_client(data) as door:
+            assert replicas_of((await door.admin("GET", "/models/m"))[1]) == [before]
+            await report_request(door)
+            os.kill(before["pid"], signal.SIGKILL)
+            await door.until(
+                "/models/m", lambda found: {each["runtime_id"] for each in replicas_of(found)} - {before["runtime_id"]}
+            )
+            await eventually(
+                lambda: len(RunDirectory(data / "run").calls("bind:m")) == 2, "another one has the version"
+            )
+    assert len(RunDirectory(data / "run").calls("bind:m")) == 2
+
+
+@pytest.mark.deep
+async def test_killed_push_loses_no_acknowledged_version(data: Path) -> None:
+    """Versions are pushed one after another until SIGKILL comes in between: all that were answered are there."""
+    acknowledged: list[str] = []
+    with program(data) as process:
+        await ready(data)
+        async with connect_client(data) as door:
+            for number in range(10_000):
+                version = f"{number:064x}"
+                body = encode(msgspec.structs.replace(registration(), version=version))
+                if number == 25:
+                    asyncio.get_running_loop().call_later(0.05, process.kill)
+                try:
+                    status, _ = await door.ask("POST", "/internal/v1/versions", body)
+                except aiohttp.ClientError:
+                    break
+                assert status == 201
+                acknowledged.append(version)
+    (data / "run" / "control.sock").unlink(missing_ok=True)
+    with program(data):
+        await ready(data)
+        async with connect_client(data) as door:
+            _, model = await door.admin("GET", "/models/m")
+    found = {version["version"] for version in model["versions"]}
+    assert len(acknowledged) >= 25
+    assert set(acknowledged) <= found
+    assert len(found) <= len(acknowledged) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        pytest.param("KELVIN_DATA", "", "is required", id="no data directory"),
+        pytest.param("KELVIN_STANDBYS", "-1", "must be 0 or more", id="fewer than no standbys"),
+        pytest.param("KELVIN_STANDBY_TARGET", "1", "must be 0.9999 or less", id="a certainty that nothing gives"),
+        pytest.param("KELVIN_STANDBY_SHARE", "-0.1", "must be 0 or more", id="less than no share"),
+        pytest.param("KELVIN_STANDBY_BYTES", "0", "must be 1048576 or more", id="no memory for standbys"),
+        pytest.param("KELVIN_DEVICE_SLOTS", "0", "must be 1 or more", id="no device"),
+        pytest.param("KELVIN_THREADS", "two", "must be a whole number", id="a word"),
+        pytest.param("KELVIN_KV_BYTES", "1", "must be 67108864 or more", id="no memory"),
+        pytest.param("KELVIN_SCALE_DOWN_S", "inf", "must be finite", id="for ever"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_value(name: str, value: str, rule: str) -> None:
+    """Variable, value and rule."""
+    with pytest.raises(ValueError, match=f"{name}={value}: {rule}"):
+        load({"KELVIN_DATA": "/somewhere", name: value})

@@ -1,0 +1,111 @@
+"""What was seen last counts: not what is heard of long ago, and not before all was heard once."""
+
+import pytest
+
+from controlplane.knative.apply.applier import Applier
+from controlplane.knative.apply.cluster import Change, Deleted, Json, Synced, Upsert
+from controlplane.knative.apply.object_cache import ObjectCache, UidTracker
+from tests.controlplane.knative.cluster_world import SERVICE, FakeCluster, M, running_applier, running_loop, service
+from tests.controlplane.virtual_time import VirtualClock
+
+
+async def test_own_writes_are_known_before_the_watch() -> None:
+    """Its own calls are known to it before a watch that lags tells of them."""
+    async with running_applier() as (world, it, clock):
+        world.told.clear()
+        it.want([service("m")])
+        await clock.advance(600)
+        assert world.calls == [("apply", M)]
+        it.want([])
+        await clock.advance(600)
+        assert world.calls == [("apply", M), ("delete", M)]
+        world.told.set()
+        await clock.advance(1)
+        assert it.seen(M) is None
+        assert len(world.calls) == 2
+
+
+async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
+    """A control plane that has just begun does not write ten thousand objects that are there."""
+
+    world, clock = FakeCluster(), VirtualClock()
+    world.told.clear()
+    it = Applier(world, *SERVICE, clock, "kelvin", luck=lambda: 0.0)
+    async with running_loop(it):
+        await clock.advance(1)
+        it.want([service("m")])
+        await clock.advance(600)
+        assert world.calls == []
+        world.told.set()
+        await clock.advance(1)
+        assert world.calls == [("apply", M)]
+
+
+@pytest.mark.parametrize("missed", [False, True])
+async def test_object_deleted_before_its_answer_is_rewritten(missed: bool) -> None:
+    """The watch, or a list after a gap, is faster than the answer to what was written: that is of one dead."""
+    async with running_applier() as (world, it, clock):
+        world.answered.clear()
+        it.want([service("m")])
+        await clock.advance(1)
+        world.remove(M)
+        if missed:
+            world.resync()
+        await clock.advance(1)
+        assert world.calls == [("apply", M)]
+        world.answered.set()
+        await clock.advance(600)
+        assert world.calls == [("apply", M), ("apply", M)]
+        assert it.seen(M) == world.objects[M]
+
+
+def _at(version: int, uid: str = "u") -> Json:
+    obj = service("m")
+    obj["metadata"] |= {"resourceVersion": str(version), "uid": uid}
+    return obj
+
+
+def test_old_watch_events_are_ignored() -> None:
+    """An answer may overtake the watch; a name may be given anew before the end of the first is told."""
+    view = ObjectCache()
+    assert view.take(Synced((_at(5),))) == {M}
+    with view.expecting_response(M) as put:
+        assert put(_at(9))
+    assert view.take(Upsert(_at(7))) == set()
+    assert view.take(Deleted(M, "another")) == set()
+    assert view.objects[M]["metadata"]["resourceVersion"] == "9"
+    assert view.take(Deleted(M, "u")) == {M}
+    assert view.take(Deleted(M, "u")) == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "want"),
+    [
+        pytest.param(Deleted(M, "u", "9"), 8, False, id="it was deleted after that was said"),
+        pytest.param(Deleted(M, "u", "9"), 10, True, id="it was made anew by that"),
+        pytest.param(Synced((), "9"), 8, False, id="all there is was heard of, without it"),
+        pytest.param(Synced((), "9"), 10, True, id="all there was before that was heard of"),
+        pytest.param(Synced((_at(7),), "9"), 8, True, id="it was not gone"),
+    ],
+)
+def test_late_answer_revives_no_object(change: Change, answer: int, want: bool) -> None:
+    """What went while it was on its way is not brought back by it; a later one is taken."""
+    view = ObjectCache()
+    view.take(Synced((_at(5),), "6"))
+    with view.expecting_response(M) as put:
+        view.take(change)
+        assert put(_at(answer)) is want
+        assert (M in view.objects) is want
+    with view.expecting_response(M) as put:
+        assert put(_at(11))
+
+
+def test_uid_tracker_follows_name_and_uid() -> None:
+    """What a list has no more is gone, and what bears the name of one that went is not."""
+    known = UidTracker()
+    assert list(known.take(Synced((_at(5),)))) == [(M, _at(5))]
+    assert list(known.take(Upsert(_at(7, "v")))) == [(M, _at(7, "v"))]
+    assert list(known.take(Deleted(M, "u"))) == []
+    assert list(known.take(Synced(()))) == [(M, None)]
+    known.take(Upsert(_at(9)))
+    assert list(known.take(Deleted(M, "u"))) == [(M, None)]

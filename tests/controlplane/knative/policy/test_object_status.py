@@ -1,0 +1,211 @@
+"""What objects of a cluster say of versions: each case is a shape that a real API server was seen to answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.knative.policy.object_status import (
+    Pod,
+    RevisionFailure,
+    Service,
+    SlicePods,
+    describe_reason,
+    parse_revision_failure,
+    parse_service,
+    parse_slice_pods,
+    replica_row,
+    revision_row,
+)
+from controlplane.registry.policy.domain import VersionKey
+
+DIGEST = "3f" * 32
+OF = VersionKey("acme", "llama", DIGEST)
+RECORDED = Path(__file__).parents[4].parent / "shared" / "knative-recorded"
+
+
+def knative_service(status: Any = None, **about: Any) -> dict[str, Any]:
+    """As we write it, with what Knative says of it."""
+    metadata = {
+        "name": "llama-3f3f3f3f3f3f",
+        "namespace": "kelvin-acme",
+        "labels": {"kelvin.dev/tenant": "acme", "kelvin.dev/model": "llama"},
+        "annotations": {"kelvin.dev/version": DIGEST, "kelvin.dev/streams": "8"},
+        **about,
+    }
+    spec = {"template": {"spec": {"containerConcurrency": 16}}}
+    return {"kind": "Service", "metadata": metadata, "spec": spec} | ({} if status is None else {"status": status})
+
+
+def status(ready: str, reason: str | None = None, **more: str) -> dict[str, Any]:
+    """Of a Service or a Revision."""
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-11-20T10:17:24Z"}
+    return {"conditions": [condition | ({"reason": reason} if reason else {})], **more}
+
+
+def endpoint_slice(*endpoints: Any, ports: Any = ({"name": "http", "port": 8012},)) -> dict[str, Any]:
+    """Of the private service of a revision."""
+    labels = {"serving.knative.dev/service": "llama-3f3f3f3f3f3f", "serving.knative.dev/revision": "x-00001"}
+    metadata = {"name": "x-00001-private-abc", "namespace": "kelvin-acme", "labels": labels}
+    return {"metadata": metadata, "endpoints": list(endpoints) or None, "ports": list(ports) or None}
+
+
+def endpoint(name: str = "pod-a", address: str = "10.0.0.1", **conditions: Any) -> dict[str, Any]:
+    """Of a pod."""
+    return {"addresses": [address], "conditions": conditions, "targetRef": {"kind": "Pod", "name": name}}
+
+
+@pytest.mark.parametrize(
+    ("obj", "want"),
+    [
+        pytest.param(knative_service(), Service(OF, 8, "", ""), id="just made: no status at all"),
+        pytest.param(
+            knative_service(status("Unknown", "RevisionMissing", latestCreatedRevisionName="r-1")),
+            Service(OF, 8, "r-1", ""),
+            id="its first revision starts",
+        ),
+        pytest.param(
+            knative_service(status("True", latestCreatedRevisionName="r-2", latestReadyRevisionName="r-1")),
+            Service(OF, 8, "r-2", "r-1"),
+            id="a new revision starts beside the one that serves",
+        ),
+        pytest.param(
+            knative_service(status("False", "RevisionFailed")),
+            Service(OF, 8, "", "", refused="RevisionFailed"),
+            id="not even a revision could be made",
+        ),
+        pytest.param(
+            knative_service(status("True", latestReadyRevisionName="r-1"), deletionTimestamp="2026-11-20T10:17:24Z"),
+            Service(OF, 8, "", "r-1", is_going=True),
+            id="being deleted",
+        ),
+        pytest.param(knative_service(labels={"kelvin.dev/tenant": "acme"}), None, id="somebody else's: no model"),
+        pytest.param(knative_service(annotations=None), None, id="somebody else's: no version"),
+    ],
+)
+def test_service_names_version_and_revisions(obj: dict[str, Any], want: Service | None) -> None:
+    """Of which version, and which revisions it has."""
+    assert parse_service(obj) == want
+
+
+@pytest.mark.parametrize(
+    ("obj", "want"),
+    [
+        pytest.param(endpoint_slice(ports=()), (), id="no pod yet: neither endpoints nor ports"),
+        pytest.param(
+            endpoint_slice(endpoint(ready=True, serving=True, terminating=False)),
+            (Pod("pod-a", "http://10.0.0.1:8012", is_ready=True, is_leaving=False),),
+            id="ready",
+        ),
+        pytest.param(
+            endpoint_slice(endpoint(ready=False, serving=False, terminating=False)),
+            (Pod("pod-a", "http://10.0.0.1:8012", is_ready=False, is_leaving=False),),
+            id="it has an address and is not ready yet",
+        ),
+        pytest.param(
+            endpoint_slice(endpoint(ready=False, serving=True, terminating=True)),
+            (Pod("pod-a", "http://10.0.0.1:8012", is_ready=False, is_leaving=True),),
+            id="leaving",
+        ),
+        pytest.param(
+            endpoint_slice(endpoint()),
+            (Pod("pod-a", "http://10.0.0.1:8012", is_ready=True, is_leaving=False),),
+            id="what is not said of readiness is read as ready",
+        ),
+        pytest.param(
+            endpoint_slice(endpoint(address="fd00::7", ready=True), ports=[{"name": "http2", "port": 8013}]),
+            (Pod("pod-a", "http://[fd00::7]:8013", is_ready=True, is_leaving=False),),
+            id="IPv6, and the port of HTTP/2",
+        ),
+        pytest.param(endpoint_slice(endpoint(), ports=[{"name": "https", "port": 8112}]), (), id="no way in"),
+        pytest.param(endpoint_slice({"addresses": ["10.0.0.9"], "conditions": {}}), (), id="an address of no pod"),
+    ],
+)
+def test_slice_pods_have_queue_proxy_addresses(obj: dict[str, Any], want: tuple[Pod, ...]) -> None:
+    """Each with the address of its queue-proxy."""
+    assert parse_slice_pods(obj) == SlicePods("llama-3f3f3f3f3f3f", want)
+
+
+def test_foreign_slice_is_ignored() -> None:
+    """It is of no Knative Service."""
+    assert parse_slice_pods({"metadata": {"name": "kube-dns", "labels": None}, "endpoints": []}) is None
+
+
+def test_replica_rows_show_pod_state() -> None:
+    """A pod that is not ready is unproven; one that leaves, or whose Service does, drains; nothing else is said."""
+    service, place = Service(OF, 8, "r-2", "r-1"), ("kelvin-acme", "llama-3f3f3f3f3f3f")
+    row = revision_row(service, place)
+    assert row is not None
+    assert (row.tenant, row.model, row.version, row.namespace, row.name) == (
+        "acme", "llama", DIGEST, "kelvin-acme", "r-1",
+    )  # fmt: skip
+    assert revision_row(Service(OF, 8, "", ""), place) is None
+    assert revision_row(Service(OF, 8, "r-1", "r-1", is_going=True), place) is None
+    shown = {
+        (ready, leaving, going): replica_row(
+            Service(OF, 8, "r-1", "r-1", is_going=going), Pod("p", "u", ready, leaving)
+        )
+        for ready in (False, True)
+        for leaving in (False, True)
+        for going in (False, True)
+    }
+    for (ready, leaving, going), replica in shown.items():
+        assert replica.draining == (leaving or going)
+        assert replica.unproven == (not ready and not replica.draining)
+        assert (replica.runtime_id, replica.url, replica.address, replica.max_streams) == ("p", "u", "", 8)
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("ImagePullBackOff", "image"),
+        ("ContainerMissing", "image"),
+        ("ProgressDeadlineExceeded", "in time"),
+        ("Unschedulable", "no node"),
+        ("ExitCode137", "ended with 137"),
+        ("SomethingNew", "could not start"),
+    ],
+)
+def test_unknown_reasons_are_not_repeated(reason: str, says: str) -> None:
+    """A word of Knative's is a sentence of ours, and one that is not known is not repeated."""
+    assert says in describe_reason(reason)
+    assert "SomethingNew" not in describe_reason(reason)
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="the recordings are not in the repository")
+def test_recorded_failures_are_parsed() -> None:
+    """Of each scenario that failed, the words that its revisions had, in order; of the others none."""
+    found = {}
+    for scenario in json.loads((RECORDED / "states_failing.json").read_text()):
+        seen = [
+            parse_revision_failure({"status": {"conditions": each["conditions"]}})
+            for each in scenario["timeline"]
+            if each["kind"] == "Revision"
+        ]
+        found[scenario["scenario"]] = {each.reason for each in seen if each is not None}
+    assert found == {
+        "never_ready_progress_deadline_15s_then_fixed": {"ProgressDeadlineExceeded"},
+        "never_ready_min_scale_1": {"ProgressDeadlineExceeded"},
+        "image_pull_backoff": {"ImagePullBackOff"},
+        "crash_loop_exit_1": {"ExitCode1"},
+        "terminated_exit_1": {"ProgressDeadlineExceeded"},
+        "oom_killed_restarted": {"ExitCode137"},
+        "unschedulable": {"Unschedulable"},
+        "traffic_to_missing_revision": set(),
+        "image_not_resolvable": {"ContainerMissing"},
+        "custom_class_nobody_reconciles": set(),
+        "ready_then_image_update_that_never_gets_ready": set(),
+    }
+    assert parse_revision_failure({"status": status("False", "ExitCode1")}) == RevisionFailure(
+        "ExitCode1", "2026-11-20T10:17:24Z"
+    )
+
+
+@pytest.mark.parametrize("note", [None, "", "many", "-8", "8.5", 8, "9" * 30])
+def test_invalid_streams_annotation_counts_as_zero(note: object) -> None:
+    """Are none until they are put right; what reads them goes on."""
+    notes = {"kelvin.dev/version": DIGEST, "kelvin.dev/streams": note}
+    found = parse_service(knative_service(annotations=notes))
+    assert found is not None
+    assert found.max_streams == 0

@@ -1,0 +1,476 @@
+"""Versions on pods that wait, in a cluster in memory: who is told what, what is found, what comes of cuts."""
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from controlplane.knative.apply.cluster import Denied, Ref
+from controlplane.knative.policy.knative_service import NODE_S
+from controlplane.knative.policy.namespace_requirements import NamespaceRequirements
+from controlplane.knative.pools.pool_actuator import POD_WAIT_S
+from controlplane.knative.pools.pool_pods import PodState
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.registry.tenant_store import insert_tenant
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest
+from kelvin.contracts.errors import NotFound, Refused, Unavailable
+from kelvin.contracts.serving.control_messages import ReplicaRow, RestoreFailure
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, registration, stats
+from tests.controlplane.knative.cluster_world import running_loop
+from tests.controlplane.knative.plane_world import (
+    CLUSTER,
+    CLUSTER_WITH_CONTROL,
+    POOLS,
+    SETTINGS,
+    ControllerScenario,
+    FakeKnativeCluster,
+    FakePods,
+    Pod,
+    address,
+    create_controller,
+    orders,
+    running_pools,
+)
+
+
+async def test_pooled_version_is_bound_and_released(tmp_path: Path) -> None:
+    """No Service of its own, a pod that fits best; told when it serves, worth more than those that wait; released when
+    it is idle, activators first, and told of its end once another life waits there.
+    """
+    async with running_pools(tmp_path) as it:
+        assert it.cluster.services() == {"kelvin-pool--small", "kelvin-pool--large"}
+        await it.register()
+        await it.register(model="other")
+        await it.let_pass(3)
+        assert not any(name.startswith("m-") for name in it.cluster.services())
+        assert any(name.startswith("other-") for name in it.cluster.services()), "the control: that one has its own"
+        await it.run("large", "l1")
+        await it.run("small", "s1")
+        await it.read_feed()
+        await it.ask()
+        assert it.states() == {"l1": PodState.PARKED, "s1": PodState.BINDING}
+        assert it.pod("s1").take == BindPodRequest(
+            tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url,
+            weight_bytes=4096,
+        )  # fmt: skip
+        assert not any(line.replicas for line in await it.read_feed())
+        it.pod("s1").restore_allowed.set()
+        await it.let_pass(2)
+        (row,) = [row for line in await it.read_feed() for row in line.replicas]
+        assert (row.url, row.max_streams, row.model) == (f"http://{address('s1')}:8012", 4, "m")
+        assert (it.cluster.cost("s1"), it.cluster.cost("l1")) == ("1000", "0")
+        assert [each.runtime_id for each in it.table.of(key())] == [row.runtime_id]
+
+        it.plane.observe(stats(key(), 0.0, 0))
+        await it.let_pass(200)
+        lines = await it.read_feed()
+        assert [each.draining for line in lines for each in line.replicas] == [True]
+        assert [name for line in lines for name in line.removed_replicas] == [row.runtime_id]
+        assert it.pods.told[-1] == ("release", orders("s1"))
+        assert it.states()["s1"] is PodState.PARKED
+        assert it.cluster.cost("s1") == "0"
+        assert not it.table.of(key())
+
+
+@pytest.mark.parametrize("idle", ["auto", "sleep", "warm"])
+async def test_idle_setting_of_one_machine_holds_no_pod(tmp_path: Path, idle: str) -> None:
+    """A database that one machine used may hold it. A cluster refuses it, and scales to zero."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.registry.rescale(BY, TENANT, "m", {"idle": idle}, NOW_S)
+        await it.run("small", "s1")
+        await it.ask()
+        it.pod("s1").restore_allowed.set()
+        await it.let_pass(2)
+        assert it.states() == {"s1": PodState.BOUND}
+        it.plane.observe(stats(key(), 0.0, 0))
+        await it.let_pass(200)
+        assert it.states() == {"s1": PodState.PARKED}
+
+
+async def test_pool_rows_report_taken_waiting_and_buffer(tmp_path: Path) -> None:
+    """Pods that are taken, starts that wait, and the buffer; each reader's share of it."""
+    async with running_pools(tmp_path) as it:
+        for each in ("small", "large"):
+            it.cluster.set_pool_ready(each)
+        await it.register()
+        await it.registry.rescale(BY, TENANT, "m", {"max": 8}, NOW_S)
+        await it.let_pass(2)
+        assert await shares(it) == {"small-00001": 2.0, "large-00001": 1.0}
+        await it.ask()
+        await it.let_pass(2)
+        assert await shares(it) == {"small-00001": 3.0, "large-00001": 1.0}, "one waits"
+        await it.run("small", "s1")
+        it.pod("s1").restore_allowed.set()
+        await it.let_pass(2)
+        assert await shares(it) == {}, "it is taken: as many are wanted"
+        with it.feed.subscribe():
+            await it.let_pass(2)
+            assert await shares(it) == {"small-00001": 1.5, "large-00001": 0.5}
+            assert [row.wanted for row in it.feed.snapshot().pools] == [1, 3]
+
+
+async def shares(it: ControllerScenario) -> dict[str, float]:
+    """As they were told last, since the last look."""
+    return {row.name: row.share for line in await it.read_feed() for row in line.pools}
+
+
+async def test_start_takes_the_first_free_pod_or_fails(tmp_path: Path) -> None:
+    """A start takes the first pod that comes; without any it fails in time, and who waits is told."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.ask()
+        await it.run("small", "s1")
+        assert it.states() == {"s1": PodState.BINDING}
+        it.pod("s1").restore_allowed.set()
+        await it.run("small")
+        await it.register(model="n")
+        await it.read_feed()
+        waited_s = 0
+        while not (told := await failures(it)):
+            assert waited_s <= POD_WAIT_S + 60
+            await it.ask(model="n")
+            await it.let_pass(30)
+            waited_s += 30
+        assert waited_s >= NODE_S, "Knative may still bring a pod"
+        assert {each.code for each in told} == {"start_failed"}
+
+
+async def failures(it: ControllerScenario) -> list[RestoreFailure]:
+    return [failure for line in await it.read_feed() for failure in line.failures]
+
+
+@pytest.mark.parametrize(
+    ("failure", "binds", "told"),
+    [
+        pytest.param(NotFound("version", "x"), 1, ["not_found"], id="it says why: who waits is told"),
+        pytest.param(Unavailable("the pod"), 3, ["unavailable"], id="it is lost, three times"),
+    ],
+)
+async def test_failed_bind_is_retried_on_other_pods(
+    tmp_path: Path, failure: NotFound | Unavailable, binds: int, told: list[str]
+) -> None:
+    """On one pod, or on as many as are tried."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.run("small", "s1", "s2", "s3", "s4")
+        for name in ("s1", "s2", "s3", "s4"):
+            it.pod(name).fails = Refused(failure)
+            it.pod(name).restore_allowed.set()
+        await it.read_feed()
+        await it.ask()
+        assert len([what for what, _ in it.pods.told if what == "bind"]) == binds
+        lines = await it.read_feed()
+        assert [each.code for line in lines for each in line.failures] == told
+        explained = [bool(line.start_problems) for line in lines if line.start_problems or line.failures]
+        assert explained == [True, False], "a request that fails takes the problem into its timeline at that moment"
+
+
+async def test_next_leader_adopts_bound_pods(tmp_path: Path) -> None:
+    """What an earlier one had bound, or was about to, is found and told; what nobody knows is released. All of it
+    before activators are told what there is.
+    """
+    pods = FakePods()
+    ours = BindPodRequest(
+        tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
+    )
+    pods.pods[orders("s1")] = Pod(take=ours, is_ready=True)
+    pods.pods[orders("s2")] = Pod(take=ours)
+    pods.pods[orders("s3")] = Pod(take=msgspec.structs.replace(ours, version=digest("f")), is_ready=True)
+    for pod in pods.pods.values():
+        pod.restore_allowed.set()
+    async with running_pools(tmp_path, pods) as it:
+        await it.register()
+        await it.registry.rescale(BY, TENANT, "m", {"max": 8, "min": 2}, NOW_S)
+        await it.run("small", "s1", "s2", "s3")
+        found = it.states()
+        assert (found["s1"], found["s2"]) == (PodState.BOUND, PodState.BOUND)
+        assert len(it.table.of(key())) == 2
+        await it.let_pass(3)
+        assert ("release", orders("s3")) in pods.told
+        assert it.states()["s3"] is PodState.PARKED
+
+
+async def test_start_that_was_taken_over_waits_for_another_pod(tmp_path: Path) -> None:
+    """An earlier control plane bound it to a pod, and that pod goes. The start then waits for another pod."""
+    pods = FakePods()
+    ours = BindPodRequest(
+        tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
+    )
+    pods.pods[orders("s1")] = Pod(take=ours, fails=Refused(Unavailable("the pod")))
+    async with running_pools(tmp_path, pods) as it:
+        await it.register()
+        await it.run("small", "s1")
+        await it.ask()
+        assert it.states() == {"s1": PodState.BINDING}
+        it.pod("s1").restore_allowed.set()
+        it.pod("s1").take = None
+        await it.run("small")
+        assert await failures(it) == []
+        await it.run("small", "s2")
+        it.pod("s2").restore_allowed.set()
+        await it.let_pass(2)
+        assert it.states() == {"s2": PodState.BOUND}
+        assert await failures(it) == []
+
+
+async def test_version_that_waits_for_a_pod_says_so(tmp_path: Path) -> None:
+    """Until it has one."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.ask()
+        await it.let_pass(2)
+        (row,) = it.feed.snapshot().start_problems
+        assert (row.problem.reason, row.problem) == ("no_room", it.outcomes.problem(key()))
+        await it.run("small", "s1")
+        it.pod("s1").restore_allowed.set()
+        await it.let_pass(2)
+        assert it.feed.snapshot().start_problems == ()
+
+
+EVERY_POD = {"small": tuple(f"s{n}" for n in range(8)), "large": tuple(f"l{n}" for n in range(4))}
+
+
+async def test_minimum_takes_no_more_than_a_share_of_the_pods_while_another_tenant_waits(tmp_path: Path) -> None:
+    """One tenant's minimum holds all 12 pods. The first request of another tenant gets one of them."""
+    guest = VersionKey("guest", "n", digest("b"))
+    async with running_pools(tmp_path) as it:
+        for name in (each for names in EVERY_POD.values() for each in names):
+            it.pods.pods[orders(name)] = Pod()
+            it.pods.pods[orders(name)].restore_allowed.set()
+        await it.register()
+        with pytest.raises(Refused, match="12 device slots"):
+            it.plane.check_scale(it.registry.model(TENANT, "m"), ScaleSettings(min=13, max=20))
+        await it.registry.rescale(BY, TENANT, "m", {"min": 12, "max": 20}, NOW_S)
+        for pool, names in EVERY_POD.items():
+            await it.run(pool, *names)
+        await it.let_pass(70)  # a stable window after the takeover
+        assert list(it.states().values()) == [PodState.BOUND] * 12
+
+        await it.registry._database.write(lambda connection: insert_tenant(connection, BY, "guest", NOW_S))
+        await it.registry.register(registration("n", "b", tenant="guest"), NOW_S)
+        it.plane.observe(stats(guest))
+        assert it.outcomes.problem(guest) is not None, "it says that it waits for a pod"
+        for _ in range(40):
+            it.plane.observe(stats(guest))
+            await it.let_pass(1)
+        assert len(it.table.of(guest)) == 1
+        assert len(it.table.of(key())) == 11, "no more than one was taken"
+        assert it.outcomes.problem(guest) is None
+
+
+async def test_minimum_of_a_model_on_pools_is_within_its_share_of_the_devices_too(tmp_path: Path) -> None:
+    """The pools have 12 pods, and the cluster has 4 devices, which another tenant uses as well."""
+    other = ReplicaRow(
+        runtime_id="other-1",
+        tenant="other",
+        model="own",
+        version=digest("b"),
+        address="",
+        max_streams=1,
+        draining=False,
+        restore=(),
+    )
+    async with running_pools(tmp_path, devices=4) as it:
+        await it.register()
+        it.table.put(other)
+        with pytest.raises(Refused, match="share of 4 device slots is 2"):
+            it.plane.check_scale(it.registry.model(TENANT, "m"), ScaleSettings(min=3, max=20))
+
+
+async def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:
+    """Three pods serve when another control plane begins: none is released before a stable window has passed, whoever
+    has reported until then, and all that are used stay after it.
+    """
+    pods = FakePods()
+    ours = BindPodRequest(
+        tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
+    )
+    for name in ("s1", "s2", "s3"):
+        pods.pods[orders(name)] = Pod(take=ours, is_ready=True)
+        pods.pods[orders(name)].restore_allowed.set()
+    async with running_pools(tmp_path, pods) as it:
+        await it.register()
+        await it.registry.rescale(BY, TENANT, "m", {"max": 8}, NOW_S)
+        await it.run("small", "s1", "s2", "s3")
+        for _ in range(50):
+            await it.ask(concurrency=1.0)
+            await it.let_pass(1)
+        assert not [what for what in pods.told if what[0] == "release"]
+        assert set(it.states().values()) == {PodState.BOUND}
+        for _ in range(100):
+            await it.ask(concurrency=1.0)
+            await it.let_pass(1)
+        assert list(it.states().values()).count(PodState.BOUND) == 1
+
+
+async def test_restarted_or_terminating_pod_is_replaced(tmp_path: Path) -> None:
+    """Another life in the pod of one that served is seen, and made up for; a pod that the cluster ends takes nothing
+    more, and one that is gone is told of. One that is silent serves on.
+    """
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.run("small", "s1", "s2")
+        for name in ("s1", "s2"):
+            it.pod(name).restore_allowed.set()
+        await it.ask()
+        (name,) = [name for name, state in it.states().items() if state is PodState.BOUND]
+        (first,) = it.table.of(key())
+        it.pod(name).is_unreachable = True
+        await it.let_pass(10)
+        assert it.table.of(key()) == (first,), "silence is no death"
+        it.pod(name).is_unreachable = False
+        it.pod(name).take, it.pod(name).life = None, 7
+        await it.ask()
+        await it.let_pass(10)
+        (second,) = it.table.of(key())
+        assert second.runtime_id != first.runtime_id
+
+        (name,) = [name for name, state in it.states().items() if state is PodState.BOUND]
+        (other,) = {"s1", "s2"} - {name}
+        await it.read_feed()
+        it.cluster.pool("small", "s1", "s2", leaving=(name,))
+        await it.ask()
+        assert next(row.draining for line in await it.read_feed() for row in line.replicas)
+        it.cluster.pool("small", other)
+        await it.let_pass(3)
+        assert set(it.states()) == {other}
+
+
+async def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: Path) -> None:
+    """After its node has booted again it keeps its name. What it served is lost, and it is asked where it is now."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.run("small", "s1")
+        it.pod("s1").restore_allowed.set()
+        await it.ask()
+        (before,) = it.table.of(key())
+        await it.read_feed()
+        it.pod("s1").is_unreachable = True  # nobody is at its old address
+        it.pods.pods[orders("s9")] = Pod(life=2)
+        it.pod("s9").restore_allowed.set()
+        it.cluster.pool("small", "s1", moved={"s1": "s9"})
+        await it.let_pass(3)
+        assert before.runtime_id in [name for line in await it.read_feed() for name in line.removed_replicas]
+        await it.ask()
+        await it.let_pass(3)
+        (after,) = it.table.of(key())
+        assert after.url == f"http://{address('s9')}:8012"
+
+
+async def test_pods_of_several_slices_are_kept_while_all_are_seen_again(tmp_path: Path) -> None:
+    """A slice has up to 100 pods of one address family. The watch delivers the slices one by one."""
+    cluster, needs = FakeKnativeCluster(), NamespaceRequirements.of(CLUSTER_WITH_CONTROL)
+    for tenant in ("default", "-pools"):
+        cluster.create_namespace(tenant, needs)
+    async with create_controller(tmp_path, cluster, pools=SETTINGS, spec=CLUSTER_WITH_CONTROL) as it:
+        async with running_loop(it.plane):
+            await it.register()
+            await it.run("small", "s1")
+            await it.ask()
+            it.pod("s1").restore_allowed.set()
+            await it.let_pass(2)
+            assert it.states() == {"s1": PodState.BOUND}
+            await it.read_feed()
+        of_s1 = Ref("discovery.k8s.io/v1", "EndpointSlice", POOLS, "kelvin-pool--small-x")
+        seen = cluster.objects.pop(of_s1)
+        cluster.put({**seen, "metadata": {**seen["metadata"], "name": "kelvin-pool--small-a"}, "endpoints": None})
+        cluster.put(seen)  # it comes after the other
+        async with running_loop(it.plane):
+            await it.let_pass(2)
+            assert it.states() == {"s1": PodState.BOUND}
+            assert [name for line in await it.read_feed() for name in line.removed_replicas] == []
+
+
+async def test_slow_pod_delays_no_other(tmp_path: Path) -> None:
+    """A pod that says nothing: others are found and bound, and what is reported is as it is."""
+    async with running_pools(tmp_path) as it:
+        it.cluster.set_pool_ready("small")
+        it.pods.pods[orders("s1")] = Pod(says=asyncio.Event())
+        it.pod("s1").says.clear()
+        await it.register()
+        await it.run("small", "s1")
+        await it.read_feed()
+        await it.ask()
+        await it.let_pass(2)
+        assert await shares(it) == {"small-00001": 3.0}
+        await it.run("small", "s1", "s2")
+        assert it.states() == {"s1": PodState.UNKNOWN, "s2": PodState.BINDING}
+        assert it.pools.counts() == {
+            ("small", "wanted"): 3, ("large", "wanted"): 1, ("small", "unknown"): 1, ("small", "binding"): 1,
+        }  # fmt: skip
+        it.pod("s1").says.set()
+        await it.let_pass(2)
+        assert it.states()["s1"] is PodState.PARKED
+
+
+async def test_cost_that_is_refused_is_tried_again_and_seldom_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the cluster does not take it, each pod of a large pool would have a line each second."""
+    async with running_pools(tmp_path) as it:
+        it.cluster.refuse[Ref("v1", "Pod", POOLS, "s1")] = deque([Denied("forbidden")] * 60)
+        await it.run("small", "s1")
+        await it.let_pass(100)
+        assert it.cluster.cost("s1") == "0"
+        told = [record for record in caplog.records if "worth" in record.message]
+        assert [record.failures for record in told] == [1, 2, 4, 8, 16, 32]  # type: ignore[attr-defined]
+
+
+async def test_terminating_pod_takes_no_version_again(tmp_path: Path) -> None:
+    """Its version goes to another one, and it takes none again."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.run("small", "s1", "s2")
+        await it.ask()
+        (name,) = [name for name, state in it.states().items() if state is PodState.BINDING]
+        (other,) = {"s1", "s2"} - {name}
+        it.cluster.pool("small", "s1", "s2", leaving=(name,))
+        it.pod(name).restore_allowed.set()
+        it.pod(other).restore_allowed.set()
+        await it.let_pass(3)
+        assert it.states() == {name: PodState.UNKNOWN, other: PodState.BOUND}
+
+
+async def test_excluded_tenants_get_their_own_service(tmp_path: Path) -> None:
+    """A tenant that is apart, and a version that fits no pod, have a Service of their own."""
+    async with running_pools(tmp_path) as it:
+        pooled_models = it.pools.pooled_models
+        of = registration("m")
+        await it.register()
+        (model,) = it.registry.every_model()
+        (version,) = model.versions
+        assert pooled_models.is_pooled(model, version)
+        assert not pooled_models.is_pooled(replace(model, tenant="secretive"), version)
+        too_large = replace(version, registration=msgspec.structs.replace(of, total_bytes=50_001))
+        assert not pooled_models.is_pooled(model, too_large)
+
+
+async def test_pooled_version_counts_as_ready(tmp_path: Path) -> None:
+    """A version with a Service of its own, as it is too large, goes when one that shares pods takes its place."""
+    async with running_pools(tmp_path) as it:
+        large = msgspec.structs.replace(registration("m"), total_bytes=60_000)
+        await it.registry.register(large, NOW_S)
+        await it.let_pass(3)
+        assert any(name.startswith("m-") for name in it.cluster.services())
+        await it.register("b")
+        await it.deploy("b")
+        await it.let_pass(3)
+        assert not any(name.startswith("m-") for name in it.cluster.services())
+
+
+async def test_deleted_version_releases_its_pod(tmp_path: Path) -> None:
+    """And a suspended tenant's."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.run("small", "s1")
+        it.pod("s1").restore_allowed.set()
+        await it.ask()
+        assert it.states() == {"s1": PodState.BOUND}
+        it.plane.stop((key(),))
+        await it.let_pass(5)
+        assert it.states() == {"s1": PodState.PARKED}

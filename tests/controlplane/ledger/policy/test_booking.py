@@ -1,0 +1,145 @@
+"""Of requests that are one, one is charged: which, and in which window, follows from the set of their records."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.ledger.policy.booking import IDEMPOTENCY_WINDOW_US, LedgerRecord, mark_charged_by_key
+from kelvin.contracts.accounting.usage import RecordOrigin, RequestRecord
+from tests.controlplane.usage_records import BEGIN_US, HOUR_US, request_record
+
+
+def at(hours: float, number: int = 0, **other: object) -> RequestRecord:
+    """A request that begins so late; its id is `req-HOURS`, as `number` tells apart."""
+    started = BEGIN_US + int(hours * HOUR_US)
+    values = {"ended_at_us": started + 500, "request_id": f"req-{hours}-{number}", "once": "a", **other}
+    return request_record(int(hours * 1000) + number + 1, **values)  # type: ignore[arg-type]
+
+
+def cut(hours: float, tokens: int, number: int = 0, **other: object) -> RequestRecord:
+    """One that failed after so many tokens."""
+    return at(hours, number, **{"outcome": "cancelled", "status": 499, "completion_tokens": tokens, **other})
+
+
+def charged(records: Sequence[RequestRecord], closed: Sequence[LedgerRecord] = ()) -> set[str]:
+    """The ids that stand; `closed` are of a month that is."""
+    groups: dict[str, list[LedgerRecord]] = {}
+    for booked in [*closed, *(LedgerRecord(record, "2026-11") for record in records)]:
+        groups.setdefault(booked.record.request_id, []).append(booked)
+    found = mark_charged_by_key(groups, {"2026-10"})
+    return {request_id for request_id, group in found.items() if any(each.stands for each in group)}
+
+
+FROZEN = LedgerRecord(at(0, ended_at_us=BEGIN_US - 1, completion_tokens=1), "2026-10", stands=True)
+FREE = LedgerRecord(cut(0, 0, ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
+
+
+@pytest.mark.parametrize(
+    ("records", "closed", "want"),
+    [
+        pytest.param([at(0), at(1)], [], {"req-0-0"}, id="of two right answers the first"),
+        pytest.param([cut(0, 90), at(1)], [], {"req-1-0"}, id="a right answer before one that was cut"),
+        pytest.param([cut(0, 5), cut(1, 9), cut(2, 7)], [], {"req-1-0"}, id="else what delivered most"),
+        pytest.param([at(0), at(1, once="b")], [], {"req-0-0", "req-1-0"}, id="another key is another request"),
+        pytest.param([at(0), at(23.9)], [], {"req-0-0"}, id="within a day"),
+        pytest.param([at(0), at(24)], [], {"req-0-0", "req-24-0"}, id="a day later it is another one"),
+        pytest.param(
+            [at(0), at(20), at(30), at(44)], [], {"req-0-0", "req-30-0"}, id="a window begins with the first after one"
+        ),
+        pytest.param(
+            [at(0), msgspec.structs.replace(at(1), once=msgspec.UNSET)], [], {"req-0-0", "req-1-0"},
+            id="a record without one stands by itself",
+        ),
+        pytest.param([at(1, completion_tokens=99)], [FROZEN], {"req-0-0"}, id="a closed month has charged it"),
+        pytest.param([at(1)], [FREE], {"req-0-0", "req-1-0"}, id="a closed month that charged nothing takes nothing"),
+        pytest.param(
+            [cut(0, 64, origin=RecordOrigin.ORPHAN, source="rt-1"), at(1)], [], {"req-1-0"},
+            id="an orphan's beside the repeat that another activator served",
+        ),
+    ],
+)  # fmt: skip
+def test_charged_request_of_a_key(records: list[RequestRecord], closed: list[LedgerRecord], want: set[str]) -> None:
+    """And whatever the order."""
+    assert charged(records, closed) == want
+    assert charged(records[::-1], closed) == want
+
+
+def test_a_record_of_the_same_request_takes_back_what_was_charged() -> None:
+    """The activator's late record of an orphan's request in a closed month: as without a repeat, and the repeat is
+    charged nothing."""
+    orphan = LedgerRecord(
+        cut(0, 9, origin=RecordOrigin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True
+    )
+    late, repeat = at(0, source="a-2", sequence=7), at(1)
+    groups = {
+        late.request_id: [orphan, LedgerRecord(late, "2026-11")],
+        repeat.request_id: [LedgerRecord(repeat, "2026-11")],
+    }
+    found = mark_charged_by_key(groups, {"2026-10"})
+    assert [(each.stands, each.replaces) for each in found[late.request_id]] == [
+        (True, None),
+        (True, ("orphan", "rt-1")),
+    ]
+    assert [each.stands for each in found[repeat.request_id]] == [False]
+
+
+@pytest.mark.parametrize("is_late_closed", [False, True])
+def test_a_charge_that_was_taken_back_charges_the_repeat(is_late_closed: bool) -> None:
+    """A closed month charged an orphan's record. The activator's late record says that it delivered nothing."""
+    orphan = LedgerRecord(
+        cut(0, 9, origin=RecordOrigin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True
+    )
+    late = LedgerRecord(cut(0, 0, source="a-2", sequence=7), "2026-11")
+    repeat = LedgerRecord(at(1, number=1), "2026-12")
+    closed = {"2026-10"}
+    if is_late_closed:
+        late, closed = replace(late, stands=True, replaces=("orphan", "rt-1")), {"2026-10", "2026-11"}
+    groups = {late.record.request_id: [orphan, late], repeat.record.request_id: [repeat]}
+    found = mark_charged_by_key(groups, closed)
+    assert [(each.stands, each.replaces) for each in found[late.record.request_id]] == [
+        (True, None),
+        (True, ("orphan", "rt-1")),
+    ]
+    assert [each.stands for each in found[repeat.record.request_id]] == [True]
+    assert mark_charged_by_key(found, closed) == found
+
+
+RECORDS = st.lists(
+    st.builds(
+        cut,
+        st.integers(min_value=0, max_value=60),
+        st.integers(min_value=0, max_value=3),
+        st.integers(min_value=0, max_value=2),
+        once=st.sampled_from(["a", "b"]),
+        outcome=st.sampled_from(["ok", "cancelled"]),
+    ),
+    max_size=12,
+    unique_by=lambda record: record.request_id,
+)
+
+
+@given(records=RECORDS, data=st.data())
+def test_one_request_per_key_and_day_is_charged(records: list[RequestRecord], data: st.DataObject) -> None:
+    """In any order; each that does not stand is within a day of one that does, and is no better."""
+    stands = charged(records)
+    assert charged(data.draw(st.permutations(records))) == stands
+    by_id = {record.request_id: record for record in records}
+    for record in records:
+        best = [by_id[each] for each in stands if by_id[each].once == record.once]
+        near = [each for each in best if abs(each.started_at_us - record.started_at_us) < IDEMPOTENCY_WINDOW_US]
+        if record.request_id not in stands:
+            assert any(
+                (each.outcome == "ok", each.completion_tokens) >= (record.outcome == "ok", record.completion_tokens)
+                for each in near
+            )
+    for once in ("a", "b"):
+        begun = sorted(record.started_at_us for record in records if record.once == once)
+        windows, edge = 0, -1
+        for us in begun:
+            if us >= edge:
+                windows, edge = windows + 1, us + IDEMPOTENCY_WINDOW_US
+        assert sum(by_id[each].once == once for each in stands) == windows

@@ -1,0 +1,280 @@
+"""What a replica in a pod says of its life counts where nobody can say how it ended: once, and named."""
+
+import asyncio
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, Engine, insert, select, text
+
+from controlplane.db.ledger_schema import conflicts, lifetime_records
+from controlplane.db.ledger_schema import open_lives as table
+from controlplane.ledger import running_replicas
+from controlplane.ledger.running_replicas import LOOK_S, LOST_AFTER_S, read_final_records, watch_lost_replicas
+from controlplane.ledger.usage_ledger import Ledger, append_lifetimes
+from kelvin.contracts.accounting.usage import RUNNING_REPORT_INTERVAL_S, UNSEEN_END_PREFIX, LifetimeRecord
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.serving.control_messages import RunningLifetimes
+from kelvin.contracts.wire import encode
+from kelvin.process.loops import LoopHealth, Loops
+from tests.controlplane.billing_fixture import enter, report, run_usage_audit, verify
+from tests.controlplane.database_backends import DatabaseBackend
+from tests.controlplane.usage_records import END_US, HOUR_US, lifetime_record, request_record
+from tests.controlplane.virtual_time import VirtualClock
+from tests.eventually import eventually
+
+NOW_US = END_US - HOUR_US
+
+
+def so_far(idle_us: int, *, requests: int = 1, **figures: int) -> LifetimeRecord:
+    """The word of a replica that was idle for so long."""
+    known = lifetime_record(1, idle_us=idle_us, requests=requests, died_at_us=NOW_US - HOUR_US + idle_us)
+    return msgspec.structs.replace(known, sequence=0, **figures)
+
+
+def note(engine: Engine, *records: LifetimeRecord, now_us: int = NOW_US) -> None:
+    with engine.begin() as connection:
+        running_replicas.note(connection, records, now_us)
+
+
+def cut(engine: Engine, before_us: int) -> list[LifetimeRecord]:
+    """End those that have said nothing since then."""
+    with engine.begin() as connection:
+        records, unreadable = read_final_records(connection, before_us)
+        append_lifetimes(connection, records)
+    assert unreadable == []
+    return records
+
+
+def open_ones(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(select(table.c.runtime_id)).scalars())
+
+
+def charged_us(engine: Engine) -> tuple[int, int]:
+    """Lives and idle time on the bill."""
+    device = report(engine).device
+    return sum(each.lifetimes for each in device), sum(each.idle_us for each in device)
+
+
+def test_last_report_is_charged_for_a_lost_replica(engine: Engine) -> None:
+    """Once, as a record like others: the bill has it, the chain is whole, and words of before change nothing."""
+    for idle_us in (5_000_000, 9_000_000, 7_000_000):  # the last one was overtaken
+        note(engine, so_far(idle_us))
+    assert charged_us(engine) == (0, 0), "while it may live, nothing is charged"
+    assert cut(engine, NOW_US) == [], "it has just spoken"
+    (ended,) = cut(engine, NOW_US + 1)
+    assert (ended.source, ended.sequence, ended.exit_status) == (f"{UNSEEN_END_PREFIX}rt-1", 1, -9)
+    assert charged_us(engine) == (1, 9_000_000)
+    assert (open_ones(engine), cut(engine, NOW_US + 1)) == ([], [])
+    note(engine, so_far(9_000_000))
+    assert open_ones(engine) == [], "who is recorded has nothing more to say"
+    assert verify(engine).sound
+
+
+def test_reports_after_a_clock_step_back_are_kept(engine: Engine) -> None:
+    """Its later words say an earlier end. They count: it lives, and is billed to its last word."""
+    note(engine, so_far(600_000_000), now_us=NOW_US - HOUR_US)
+    stepped = so_far(36_000_000_000)
+    note(engine, msgspec.structs.replace(stepped, died_at_us=stepped.died_at_us - 12 * HOUR_US), now_us=NOW_US)
+    assert cut(engine, NOW_US) == [], "it spoke a moment ago"
+    (ended,) = cut(engine, NOW_US + 1)
+    assert ended.idle_us == 36_000_000_000
+
+
+class SteppingClock(VirtualClock):
+    """Its wall clock can be set."""
+
+    ahead_s = 0
+
+    def wall_s(self) -> int:
+        return super().wall_s() + self.ahead_s
+
+
+async def test_own_clock_step_records_no_lost_replica() -> None:
+    """Who spoke a moment before has been silent for two hours by then."""
+    clock, told_at_s, ended = SteppingClock(), list[int](), list[int]()
+
+    async def cut(before_us: int) -> int:
+        ended.extend(at_s for at_s in told_at_s if at_s * 1_000_000 < before_us)
+        return 0
+
+    ending = asyncio.create_task(watch_lost_replicas(cut, clock, clock.monotonic_us()))
+    await clock.advance(LOST_AFTER_S + 10 * LOOK_S)
+    told_at_s.append(clock.wall_s())
+    clock.ahead_s = 2 * int(LOST_AFTER_S)
+    await clock.advance(LOST_AFTER_S - 2 * LOOK_S)
+    assert ended == []
+    await clock.advance(4 * LOOK_S)
+    assert ended, "an hour later it is silent by every clock"
+    ending.cancel()
+
+
+async def test_report_from_the_future_still_expires(ledger: Ledger) -> None:
+    """Its pod ended before the clock was set right: an hour after that the life is recorded, and not before."""
+    await ledger.record_running_replicas(RunningLifetimes(records=(so_far(5_000_000),)), NOW_US + 365 * 24 * HOUR_US)
+    cut_us = int(LOST_AFTER_S * 1e6)
+    assert await ledger.record_lost_replicas(NOW_US - cut_us) == 0
+    assert await ledger.record_lost_replicas(NOW_US) == 0
+    assert await ledger.record_lost_replicas(NOW_US + 1) == 1
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_life_that_contradicts_the_ledger_ends_once(
+    backend: DatabaseBackend, ledger: Ledger, caplog: pytest.LogCaptureFixture, taken: bool
+) -> None:
+    """Kept aside, counted and named, and not tried for ever: here its record's place is another's. The control: where
+    it isn't, the life is recorded.
+    """
+    other = lifetime_record(2, source=f"{UNSEEN_END_PREFIX}rt-1", sequence=1)  # as only an older control plane let in
+    if taken:
+        await ledger.database.write(lambda connection: append_lifetimes(connection, [other]))
+    await ledger.record_running_replicas(RunningLifetimes(records=(so_far(5_000_000),)), NOW_US)
+    assert [await ledger.record_lost_replicas(NOW_US + 1) for _ in range(2)] == [0 if taken else 1, 0]
+    assert await ledger.database.read(lambda c: c.execute(select(table.c.runtime_id)).all()) == []
+    kept = await ledger.database.read(lambda c: list(c.execute(select(conflicts.c.subject)).scalars()))
+    assert kept == ["rt-1 (cut-rt-1#1)"] * taken
+    assert [vars(each)["count"] for each in caplog.records] == [1] * taken
+
+
+def _word(runtime: int) -> str:
+    """As it lies there."""
+    known = lifetime_record(runtime, idle_us=5_000_000, died_at_us=NOW_US - HOUR_US)
+    return encode(msgspec.structs.replace(known, sequence=0)).decode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        pytest.param("", "Input data was truncated", id="nothing"),
+        pytest.param(_word(2)[:-9], "Input data was truncated", id="cut"),
+        pytest.param(_word(2).replace('"pid"', '"pids"'), "unknown field `pids`", id="of another program"),
+        pytest.param(_word(3), "it is another replica's", id="another's"),
+        pytest.param(_word(2), None, id="the control: a good one"),
+    ],
+)
+async def test_unreadable_report_blocks_no_other(
+    backend: DatabaseBackend, ledger: Ledger, caplog: pytest.LogCaptureFixture, raw: str, why: str | None
+) -> None:
+    """It is named, in the log and in the accounts, kept aside as it is, and gone; lives that come later end, too."""
+    row = {"runtime_id": "rt-2", "tenant": "acme", "told_at_us": NOW_US - 1, "died_at_us": NOW_US, "record": raw}
+    later = msgspec.structs.replace(so_far(5_000_000), runtime_id="rt-4")
+    clock, database = VirtualClock(), ledger.database
+    ending = asyncio.create_task(watch_lost_replicas(lambda _: ledger.record_lost_replicas(NOW_US + 1), clock, 0))
+
+    async def ended() -> set[str]:
+        """Whose life is recorded, once nobody's is open."""
+        while await database.read(lambda c: c.execute(select(table.c.runtime_id)).all()):
+            assert not ending.done()
+            await clock.advance(LOOK_S)
+        return set(await database.read(lambda c: c.execute(select(lifetime_records.c.runtime_id)).scalars().all()))
+
+    await database.write(lambda connection: connection.execute(insert(table).values(row)))
+    await ledger.record_running_replicas(RunningLifetimes(records=(so_far(5_000_000),)), NOW_US)
+    assert await ended() == {"rt-1"} | ({"rt-2"} if why is None else set())
+    await ledger.record_running_replicas(RunningLifetimes(records=(later,)), NOW_US)
+    assert "rt-4" in await ended()
+    ending.cancel()
+    await asyncio.gather(ending, return_exceptions=True)
+    aside = await database.read(lambda c: c.execute(select(conflicts.c.subject, conflicts.c.record)).all())
+    assert [tuple(each) for each in aside] == ([] if why is None else [("rt-2", raw)])
+    assert verify(database.engine).sound
+    named = [each for each in run_usage_audit(database.engine).differences if each.kind == "conflict"]
+    assert [(each.subject, each.fails) for each in named] == ([] if why is None else [("rt-2", True)])
+    assert why is None or why in named[0].detail
+    told = [vars(each)["subject"] for each in caplog.records if each.levelname == "ERROR"]
+    assert told == ([] if why is None else ["rt-2"])
+
+
+async def test_report_that_is_not_utf8_blocks_no_other(ledger: Ledger) -> None:
+    """SQLite gives back what a disk made of them. Of two that are the same each is named."""
+
+    def spoil(connection: Connection) -> None:
+        for name in ("rt-2", "rt-3"):
+            row = "INSERT INTO ledger_open_lives VALUES (:name, 'acme', 1, 1, CAST(x'7bff' AS TEXT))"
+            connection.execute(text(row), {"name": name})
+
+    await ledger.record_running_replicas(RunningLifetimes(records=(so_far(5_000_000),)), NOW_US)
+    await ledger.database.write(spoil)
+    assert [await ledger.record_lost_replicas(NOW_US + 1) for _ in range(2)] == [1, 0]
+    kept = await ledger.database.read(lambda c: c.execute(select(conflicts.c.subject)).scalars().all())
+    assert sorted(kept) == ["rt-2", "rt-3"]
+
+
+def test_lifetime_record_replaces_reports(engine: Engine) -> None:
+    """Also where the last word comes behind it."""
+    note(engine, so_far(5_000_000))
+    enter(engine, [request_record(1), lifetime_record(1, idle_us=9_000_000)])
+    note(engine, so_far(8_000_000))
+    assert (open_ones(engine), cut(engine, NOW_US + 1)) == ([], [])
+    assert charged_us(engine) == (1, 9_000_000)
+    assert run_usage_audit(engine).differences == ()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_lost_replica_is_reported(engine: Engine, told: bool) -> None:
+    """Known, at most so long, and no failure, before it is charged and after; what it served later raises no alarm.
+
+    The control: of a replica that said nothing the life is missing, and no account agrees.
+    """
+    served = [request_record(number, device_us=1_500_000) for number in (1, 2, 3)]
+    enter(engine, served)
+    if told:
+        note(engine, so_far(5_000_000, requests=1))
+    for charged in (False, True):
+        if charged:
+            cut(engine, NOW_US + 1)
+        (difference,) = run_usage_audit(engine).differences
+        kind = "charged_so_far" if told else "lifetime_missing"
+        assert (difference.kind, difference.subject, difference.fails) == (kind, "rt-1", not told)
+        assert difference.device_us == (RUNNING_REPORT_INTERVAL_S * 1_000_000 if told else None)
+        assert report(engine, live=set()).balance.balanced is told
+
+
+def test_reporting_replica_is_open(engine: Engine) -> None:
+    """Neither gone nor charged, though the control plane knows no replica of that name."""
+    enter(engine, [request_record(1)])
+    note(engine, so_far(5_000_000), now_us=END_US)
+    assert run_usage_audit(engine).differences == ()
+    month = report(engine, live=set(), now_us=END_US)
+    assert (month.open_runtimes, month.balance.balanced) == (("rt-1",), True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        pytest.param(lifetime_record(1, tenant=None), "must be of a replica that has a version", id="nobody's"),
+        pytest.param(so_far(1, active_us=-1), "can't be: active_us is -1", id="less than nothing"),
+    ],
+)
+def test_impossible_report_is_refused(engine: Engine, wrong: LifetimeRecord, rule: str) -> None:
+    """By name, and nothing of its batch is noted."""
+    with pytest.raises(Refused, match=rule):
+        note(engine, so_far(1, total_us=9), wrong)
+    assert open_ones(engine) == []
+
+
+async def test_no_replica_is_lost_right_after_a_start() -> None:
+    """After a start of the control plane as long as any other; then whoever has said nothing for that long.
+
+    An error of the database does not make the hour begin anew.
+    """
+    clock, asked, error = VirtualClock(), list[int](), list[Exception]()
+
+    async def record_lost_replicas(before_us: int) -> int:
+        if error:
+            raise error.pop()
+        asked.append(clock.wall_s() * 1_000_000 - before_us)
+        return 0
+
+    since_us = clock.monotonic_us()
+    async with Loops(LoopHealth()) as loops:
+        loops.start("lives", lambda: watch_lost_replicas(record_lost_replicas, clock, since_us))
+        await clock.advance(LOST_AFTER_S - 1)
+        assert asked == []
+        await clock.advance(1 + 2 * LOOK_S)
+        assert asked == [int(LOST_AFTER_S * 1e6)] * 3
+        error.append(OSError("disk I/O error"))
+        await clock.advance(LOOK_S)  # this one fails
+        await eventually(lambda: len(asked) == 4, "it is begun again")
+        await clock.advance(LOOK_S)
+        assert len(asked) == 5

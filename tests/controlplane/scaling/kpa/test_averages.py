@@ -1,0 +1,65 @@
+"""Windows that weigh the last seconds, in the decider of one machine: a model's own setting, which loses nothing."""
+
+import pytest
+
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from tests.controlplane.scaling.scaling_world import AutoscalerScenario, replace_scale, wake_version, world
+
+LINEAR = ScaleSettings(max=8, grace_s=0.0)
+WEIGHTED = replace_scale(LINEAR, average="weighted")
+
+
+async def _steady(w: AutoscalerScenario, scale: ScaleSettings, name: str) -> None:
+    """20 at once for two minutes: three replicas of ten streams, and no panic any more."""
+    which = w.catalogue.add(name, scale, max_streams=10)
+    await wake_version(w, which)
+    for _ in range(120):
+        await w.pass_seconds(1, which, 20.0)
+        for _ in range(w.actuator.starting.get(which, 0)):
+            w.actuator.become_ready(which)
+    assert w.actuator.ready(which) == 3
+
+
+async def _after(w: AutoscalerScenario, name: str, scale: ScaleSettings, pass_seconds: int, concurrency: float) -> int:
+    """Replicas, so many seconds later."""
+    which = w.catalogue.add(name, scale, max_streams=10)
+    await w.pass_seconds(pass_seconds, which, concurrency)
+    return w.actuator.live(which)
+
+
+@pytest.mark.parametrize(
+    ("scale", "want"),
+    [
+        pytest.param(LINEAR, 3, id="the linear window has hardly seen it"),
+        pytest.param(WEIGHTED, 1, id="the weighted one holds what there is now"),
+    ],
+)
+async def test_weighted_average_falls_sooner_after_load(scale: ScaleSettings, want: int) -> None:
+    """Twelve seconds of a fifth of the load."""
+
+    async with world(slots=20) as w:
+        await _steady(w, scale, "m")
+        assert await _after(w, "m", scale, 12, 4.0) == want
+
+
+async def test_changing_average_keeps_the_window_values() -> None:
+    """No replica goes, or comes, for the change itself; and back it is as if it had never been."""
+
+    async with world(slots=20) as w:
+        await _steady(w, LINEAR, "m")
+        assert await _after(w, "m", WEIGHTED, 4, 20.0) == 3
+        assert await _after(w, "m", LINEAR, 12, 4.0) == 3
+        assert await _after(w, "m", WEIGHTED, 3, 4.0) == 1
+
+
+async def test_weighted_average_reaches_zero_without_reports() -> None:
+    """After a stable window without a report, as by the linear one."""
+
+    async with world(slots=20) as w:
+        which = w.catalogue.add("m", WEIGHTED, max_streams=10)
+        await wake_version(w, which)
+        await w.pass_seconds(5, which, 3.0)
+        await w.pass_seconds(50)
+        assert w.actuator.live(which) == 1
+        await w.pass_seconds(60)
+        assert w.actuator.live(which) == 0

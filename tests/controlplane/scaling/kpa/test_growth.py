@@ -1,0 +1,118 @@
+"""Ten thousand models on one control plane: what is at zero costs no look and next to no memory."""
+
+import tracemalloc
+from collections import Counter
+
+from controlplane.registry.feed_hub import FeedHub
+from controlplane.registry.policy.domain import Model, Version, VersionKey
+from controlplane.registry.policy.version_lifecycle import VersionState
+from controlplane.scaling.policy.scale_settings import ScaleSettings
+from kelvin.contracts.serving.control_messages import Feed
+from tests.controlplane.builders import registration
+from tests.controlplane.scaling.scaling_world import (
+    FAST,
+    AutoscalerScenario,
+    FakeVersions,
+    replace_scale,
+    wake_version,
+    world,
+)
+
+MODELS = 10_000
+IN_USE = 20
+IDLE_BYTES = 4096
+LETTERS = "0123456789ab"
+
+
+def looked_at(w: AutoscalerScenario) -> Counter[VersionKey]:
+    """How often one tick asks for each version."""
+    found: Counter[VersionKey] = Counter()
+    find = w.catalogue.find
+
+    def counted(which: VersionKey) -> tuple[Model, Version] | None:
+        found[which] += 1
+        return find(which)
+
+    w.catalogue.find = counted  # type: ignore[method-assign]
+    w.scaler.tick()
+    w.catalogue.find = find  # type: ignore[method-assign]
+    return found
+
+
+def grown(catalogue: FakeVersions, scale: ScaleSettings) -> list[VersionKey]:
+    """Ten thousand, all at zero."""
+    return [catalogue.add(f"m{number}", scale) for number in range(MODELS)]
+
+
+async def test_tick_evaluates_only_active_versions() -> None:
+    """And at nobody else, before and after they come and go; a report is of its own version."""
+
+    async with world(slots=IN_USE) as w:
+        used = grown(w.catalogue, FAST)[:: MODELS // IN_USE]
+        assert not looked_at(w)
+        for which in used:
+            await wake_version(w, which)
+        seen = looked_at(w)
+        assert set(seen) == set(used)
+        assert max(seen.values()) == 1
+        await w.pass_seconds(30)
+        for which in used:
+            w.actuator.drained(which)
+        await w.pass_seconds(4)
+        assert not looked_at(w), "who is at zero again is forgotten"
+
+
+async def test_minimum_on_all_models_evaluates_all() -> None:
+    """Negative control: the counter counts. Where there is no slot, a look is no look at all the others."""
+
+    async with world(slots=0) as w:
+        every = grown(w.catalogue, replace_scale(FAST, min=1))
+        seen = looked_at(w)
+        assert set(seen) == set(every)
+        assert max(seen.values()) < 4
+
+
+async def test_waiting_versions_check_only_slot_holders() -> None:
+    """A thousand versions that are asked for at once, with all slots held by busy ones: each looks at these alone."""
+
+    async with world(slots=IN_USE) as w:
+        every = grown(w.catalogue, FAST)[:1000]
+        for which in every[:IN_USE]:
+            await wake_version(w, which)
+        asked: Counter[VersionKey] = Counter()
+        live = w.actuator.live
+
+        def counted(which: VersionKey) -> int:
+            asked[which] += 1
+            return live(which)
+
+        w.actuator.live = counted  # type: ignore[method-assign]
+        for which in every[IN_USE:]:
+            w.report(which)
+        assert len(w.actuator.refused) == len(every) - IN_USE
+        holders = sum(asked[which] for which in every[:IN_USE])
+        assert sum(asked.values()) - holders < 10 * len(every), "of one another they know nothing"
+
+
+def bytes_of_each(count: int, versions: int) -> float:
+    """What models take in the registry and the feed, with so many versions each."""
+    tracemalloc.start()
+    try:
+        hub, models = FeedHub(), {}
+        for number in range(count):
+            name = f"model-{number}"
+            every = tuple(
+                Version(registration(name, letter), 1_700_000_000, VersionState.READY) for letter in LETTERS[:versions]
+            )
+            aliases = {"prod": every[0].registration.version}
+            model = Model("default", name, 1_700_000_000, ScaleSettings(), aliases, every)
+            models[model.tenant, model.model] = model
+            hub.publish(Feed(models=(model.row(),), versions=tuple(each.row() for each in every)))
+        return tracemalloc.get_traced_memory()[0] / count
+    finally:
+        tracemalloc.stop()
+
+
+def test_idle_model_takes_under_4_kilobytes() -> None:
+    """Less than 4 KB, of one version; the control is a model of twelve, which takes more."""
+    assert bytes_of_each(2000, versions=1) < IDLE_BYTES < bytes_of_each(500, versions=12)

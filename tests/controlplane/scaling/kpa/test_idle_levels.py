@@ -1,0 +1,196 @@
+"""Where the last replica goes when nobody asks: by the model's setting, over virtual time."""
+
+import asyncio
+
+import pytest
+
+from controlplane.scaling.policy.breakeven import Level, LevelChange
+from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, replace_scale, wake_version, world
+
+
+def _play(
+    idle: str, pass_seconds: int, said: tuple[LevelChange, ...] = (), **scale: float
+) -> tuple[int, bool, AutoscalerScenario]:
+    """Ready replicas and whether one sleeps, so long after the last request (window 6 s, grace 2 s, asleep at 20)."""
+
+    async def main() -> tuple[int, bool, AutoscalerScenario]:
+        async with world() as w:
+            w.plans.said = said or w.plans.said
+            which = w.catalogue.add("m", replace_scale(FAST, idle=idle, **scale))
+            await wake_version(w, which)
+            await w.pass_seconds(pass_seconds)
+            return w.actuator.ready(which), which in w.actuator.asleep, w
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("idle", "after_s", "ready", "asleep"),
+    [
+        pytest.param("zero", 4, 1, False, id="zero: the window first"),
+        pytest.param("zero", 14, 0, False, id="zero: after window and grace nothing is left"),
+        pytest.param("sleep", 4, 1, False, id="sleep: the same window"),
+        pytest.param("sleep", 14, 0, True, id="sleep: after window and grace it sleeps"),
+        pytest.param("sleep", 2000, 0, True, id="sleep: and goes on sleeping"),
+        pytest.param("warm", 2000, 1, False, id="warm: it stays"),
+        pytest.param("auto", 16, 1, False, id="auto: kept over window and grace, as that is cheaper"),
+        pytest.param("auto", 24, 0, True, id="auto: asleep from its break-even on"),
+        pytest.param("auto", 290, 0, True, id="auto: still"),
+        pytest.param("auto", 306, 0, False, id="auto: zero from the next break-even on"),
+    ],
+)
+def test_last_replica_follows_the_idle_setting(idle: str, after_s: int, ready: int, asleep: bool) -> None:
+    """And not before its time."""
+    found_ready, found_asleep, w = _play(idle, after_s)
+    assert (found_ready, found_asleep) == (ready, asleep)
+    assert len(w.actuator.starts) == 1, "nothing was started for nobody"
+
+
+DEEPER = (
+    LevelChange(Level.WARM, 0.0),
+    LevelChange(Level.ASLEEP, 20.0),
+    LevelChange(Level.ASLEEP2, 100.0),
+    LevelChange(Level.ZERO, 300.0),
+)
+AT_ONCE = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP2, 20.0))
+
+
+@pytest.mark.parametrize(
+    ("idle", "said", "after_s", "asleep", "empty"),
+    [
+        pytest.param("sleep2", (), 4, False, False, id="sleep2: the same window as for sleep"),
+        pytest.param("sleep2", (), 14, True, True, id="sleep2: asleep by then, and without weights a tick later"),
+        pytest.param("sleep2", (), 2000, True, True, id="sleep2: and so it goes on"),
+        pytest.param("sleep", (), 2000, True, False, id="sleep: keeps them"),
+        pytest.param("auto", DEEPER, 90, True, False, id="auto: asleep"),
+        pytest.param("auto", DEEPER, 106, True, True, id="auto: without weights from the next break-even on"),
+        pytest.param("auto", DEEPER, 306, False, False, id="auto: then zero"),
+        pytest.param("auto", AT_ONCE, 26, True, True, id="auto: past a level that is never the cheapest"),
+    ],
+)
+def test_weights_are_released_at_their_time(
+    idle: str, said: tuple[LevelChange, ...], after_s: int, asleep: bool, empty: bool
+) -> None:
+    """One process throughout; a caller wakes it from either sleep."""
+    _, found_asleep, w = _play(idle, after_s, said)
+    assert (found_asleep, bool(w.actuator.without_weights)) == (asleep, empty)
+    assert len(w.actuator.starts) == 1
+
+
+async def test_break_even_applies_before_the_window_ends() -> None:
+    """A version that is cheap to start is given up at once, though the window's mean still remembers its traffic."""
+
+    async with world() as w:
+        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
+        await wake_version(w, which)
+        await w.pass_seconds(30, which, 5.0)
+        assert w.actuator.ready(which) == 1
+        await w.pass_seconds(6)
+        assert w.actuator.live(which) == 0
+        await w.pass_seconds(60)
+        assert len(w.actuator.starts) == 1, "the window's mean starts nothing"
+        w.report(which)
+        assert len(w.actuator.starts) == 2
+
+
+async def test_sleeping_replica_wakes_for_a_request() -> None:
+    """Instead of another start; a minimum wakes it, too."""
+
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
+        await wake_version(w, which)
+        await w.pass_seconds(14)
+        assert which in w.actuator.asleep
+        w.report(which)
+        assert w.actuator.woken_versions == [which]
+        w.actuator.become_ready(which)
+        await w.pass_seconds(14)
+        w.catalogue.add("m", replace_scale(FAST, idle="sleep", min=1))
+        await w.pass_seconds(3)
+        assert w.actuator.woken_versions == [which, which]
+
+
+async def test_stop_or_zero_setting_ends_a_sleeping_replica() -> None:
+    """Zero means that no process is left."""
+
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
+        await wake_version(w, which)
+        await w.pass_seconds(14)
+        w.scaler.stop((which,))
+        assert not w.actuator.asleep
+        await wake_version(w, which)
+        await w.pass_seconds(14)
+        assert w.actuator.asleep
+        w.catalogue.add("m", FAST)
+        await w.pass_seconds(3)
+        assert not w.actuator.asleep
+
+
+async def test_only_the_last_replica_sleeps() -> None:
+    """Only the last one has a choice."""
+
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=3), max_streams=10)
+        await wake_version(w, which)
+        for _ in range(4):
+            w.report(which, 15.0, 0)
+            await w.clock.advance(1.0)
+        while w.actuator.starting[which]:
+            w.actuator.become_ready(which)
+        assert w.actuator.ready(which) == 3
+        await w.pass_seconds(14)
+        assert w.actuator.ready(which) == 1
+        await w.pass_seconds(14)
+        assert which in w.actuator.asleep
+
+
+async def test_sleeping_replica_stays_asleep_after_price_change() -> None:
+    """Prices changed, or a control plane came back that doesn't know since when nobody asks: nothing is thrown away."""
+
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto"))
+        await wake_version(w, which)
+        await w.pass_seconds(24)
+        assert which in w.actuator.asleep
+        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 100.0))
+        await w.pass_seconds(20)
+        assert which in w.actuator.asleep
+        w.catalogue.add("m", replace_scale(FAST, idle="warm"))
+        await w.pass_seconds(20)
+        assert which in w.actuator.asleep
+        w.catalogue.add("m", replace_scale(FAST, idle="auto"))
+        await w.pass_seconds(60)
+        assert which not in w.actuator.asleep
+        assert len(w.actuator.starts) == 1
+
+
+async def test_failed_start_does_not_keep_a_replica_asleep() -> None:
+    """One of two starts failed, the other served: what follows its sleep follows all the same."""
+
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=2), max_streams=10)
+        for _ in range(4):
+            w.report(which, 15.0, 0)
+            await w.clock.advance(1.0)
+        assert w.actuator.starting[which] == 2
+        w.actuator.become_ready(which)
+        w.actuator.fail(which)
+        await w.pass_seconds(28)
+        assert which in w.actuator.asleep
+        await w.pass_seconds(300)
+        assert which not in w.actuator.asleep
+
+
+async def test_idle_gaps_are_remembered() -> None:
+    """Those of two seconds and more, also across a time at zero."""
+
+    async with world() as w:
+        which = w.catalogue.add("m", FAST)
+        await wake_version(w, which)
+        await w.pass_seconds(30)
+        await wake_version(w, which)
+        await w.pass_seconds(1)
+        w.report(which)
+        assert [round(gap_s) for gap_s in w.scaler.idle_gaps.of(which)] == [30]

@@ -1,0 +1,121 @@
+"""A control plane that has only just begun takes nothing away: silence of activators is not yet idleness."""
+
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.policy.breakeven import Level, LevelChange
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.replicas import Replica
+from kelvin.contracts.serving.control_messages import Stats
+from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, replace_scale, world
+
+
+def adopt(w: AutoscalerScenario, which: VersionKey, count: int) -> None:
+    """One after the other, as each answers."""
+    for number in range(count):
+        w.actuator.serving[which] = number + 1
+        w.scaler.ready(Replica(f"r{number}", ReplicaState.READY, 0, key=which))
+
+
+async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
+    """Three adopted replicas stay while nobody has reported; then those that nobody uses leave."""
+
+    async with world(started_ago_s=0.0) as w:
+        which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0))
+        adopt(w, which, 3)
+        await w.pass_seconds(19)
+        assert w.actuator.live(which) == 3
+        await w.pass_seconds(60)
+        assert w.actuator.live(which) == 0
+
+
+async def test_takeover_counts_no_load_of_an_activator_that_is_not_back() -> None:
+    """One of two activators reports a third of the load: the replicas of the other's streams stay."""
+
+    async with world(started_ago_s=0.0) as w:
+        which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0), max_streams=10)
+        adopt(w, which, 3)
+        await w.pass_seconds(15, which, 5.0)
+        assert w.actuator.live(which) == 3
+
+
+async def test_takeover_makes_no_room_before_every_activator_has_reported() -> None:
+    """A version that is asked for waits for a slot until what runs is known to be idle; no longer than that."""
+
+    async with world(slots=1, started_ago_s=0.0) as w:
+        which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
+        other = w.catalogue.add("n", FAST)
+        adopt(w, which, 1)
+        with w.feed.subscribe("activator-0"), w.feed.subscribe("activator-1"):
+            await w.pass_seconds(10, other, 1.0)
+            assert w.actuator.live(which) == 1, "activator-1 may have streams there"
+            w.scaler.observe(Stats(activator="activator-1", stats=()))
+            await w.pass_seconds(3, other, 1.0)
+            assert w.actuator.live(which) == 0
+
+
+async def test_takeover_makes_no_room_while_no_activator_is_back() -> None:
+    """No reader of the feed is not the same as no activator."""
+
+    async with world(slots=1, started_ago_s=0.0) as w:
+        which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
+        other = w.catalogue.add("n", FAST)
+        adopt(w, which, 1)
+        await w.pass_seconds(30, other, 1.0)
+        assert w.actuator.live(which) == 1
+        await w.pass_seconds(40, other, 1.0)
+        assert w.actuator.live(which) == 0, "a stable window has passed"
+
+
+async def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() -> None:
+    """Break-even counts from the last request, which a new control plane does not know."""
+
+    async with world(started_ago_s=0.0) as w:
+        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 3.0))
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=30.0))
+        adopt(w, which, 1)
+        await w.pass_seconds(29)
+        assert w.actuator.live(which) == 1
+        await w.pass_seconds(5)
+        assert which in w.actuator.asleep
+
+
+async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> None:
+    """Down to zero as well: it counts from the last request, so the window's average, still unknown, is not needed."""
+
+    async with world(started_ago_s=0.0) as w:
+        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
+        used = w.catalogue.add("n", replace_scale(FAST, idle="auto", window_s=60.0))
+        adopt(w, which, 1)
+        adopt(w, used, 1)
+        with w.feed.subscribe("activator-0"), w.feed.subscribe("activator-1"):
+            await w.pass_seconds(10, used, 1.0)
+            assert w.actuator.live(which) == 1, "activator-1 may have streams there"
+            w.scaler.observe(Stats(activator="activator-1", stats=()))
+            await w.pass_seconds(5, used, 1.0)
+            assert w.actuator.live(which) == 0
+            assert w.actuator.live(used) == 1
+
+
+async def test_takeover_starts_at_once() -> None:
+    """Starts and minimums wait for nobody."""
+
+    async with world(started_ago_s=0.0) as w:
+        which = w.catalogue.add("m", FAST)
+        pinned = w.catalogue.add("p", replace_scale(FAST, min=1))
+        w.report(which)
+        assert w.actuator.live(which) == 1
+        await w.pass_seconds(3)
+        assert w.actuator.live(pinned) == 1
+
+
+async def test_takeover_starts_a_stopped_version_for_a_request_that_waits() -> None:
+    """The poke of a version that an operator stopped went to a control plane that died. The next one hears a repeated
+    poke first, and starts the version.
+    """
+
+    async with world(started_ago_s=0.0) as w:
+        which = w.catalogue.add("m", FAST)
+        w.catalogue.set_stopped(which, 1)
+        await w.clock.advance(0.9)
+        w.report(which, 1.0, requests=1)
+        assert w.actuator.live(which) == 1

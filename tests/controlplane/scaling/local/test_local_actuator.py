@@ -1,0 +1,492 @@
+"""The local actuator over real sockets and processes: promotion, single start, failure, loss, drain, pool, kill -9."""
+
+import asyncio
+import errno
+import os
+import signal
+
+import msgspec
+import pytest
+
+from controlplane.app.settings import load
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.local import fleet as fleet_module
+from controlplane.scaling.local import local_actuator as local_module
+from controlplane.scaling.local.cpu_share import CpuShare
+from controlplane.scaling.local.runtime_process import RuntimeProcess
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from controlplane.scaling.policy.start_problem import problem_from_failure
+from controlplane.scaling.replicas import Replica
+from kelvin.contracts.artifacts.runtime_control import RuntimeReport
+from kelvin.contracts.errors import Failure, Refused, RemoteFailure, Unavailable
+from kelvin.contracts.serving.control_messages import Feed, StartProblemRow
+from kelvin.contracts.timeline import Stage
+from kelvin.contracts.traffic_errors import StartFailed
+from tests.controlplane.builders import key
+from tests.controlplane.machine_fixture import RecordingListener, RunDirectory, fail_next_reports, local
+from tests.eventually import eventually
+
+
+async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
+    """It takes the version, is in the feed with the spans of its restore, and the pool is filled again afterwards."""
+    async with local(run) as it:
+        await it.parked()
+        asked_us = it.apply(key(), 1)
+        await it.ready(key())
+        (row,) = it.feed.snapshot().replicas
+        assert (row.model, row.version, row.max_streams, row.draining) == ("m", key().version, 4, False)
+        assert [span.stage for span in row.restore] == [Stage.DECIDED, Stage.PROMOTED, Stage.LEASED, Stage.READY]
+        times = [span.after_us for span in row.restore]
+        assert times == sorted(times)
+        ((_, bound_us),) = run.calls("bind:m")
+        assert 0 <= times[0] <= times[1] <= bound_us - asked_us
+        await it.parked()
+        assert len(it.news.became_ready) == 1
+
+
+async def test_the_pool_is_refilled_only_after_the_restore(run: RunDirectory) -> None:
+    """While a version restores nothing is forked: the core is the cold start's."""
+    async with local(run) as it:
+        await it.parked()
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+        it.pool.balance()
+        assert it.pool.parked == 0
+        assert len(run.calls("born")) == 1
+        run.tell("release")
+        await it.ready(key("held"))
+        await it.parked()
+        (born, refilled), ((_, bound_us),) = run.calls("born"), run.calls("bind:held")
+        assert refilled[1] > bound_us > born[1]
+
+
+async def test_a_thousand_requests_for_one_replica_bind_once(run: RunDirectory) -> None:
+    """Starts count from the moment they are accepted, also while no standby is there."""
+    async with local(run, standbys=0) as it:
+        for _ in range(1000):
+            it.apply(key(), 1)
+        await it.ready(key())
+        assert len(run.calls("bind:m")) == 1
+
+
+async def test_missing_standby_is_forked_at_once(run: RunDirectory) -> None:
+    """Three versions are asked for with one standby parked: three forks, whatever restores meanwhile. The two that
+    wait for their process are told of, so that their bytes need not wait for it, too.
+    """
+    placing: list[VersionKey] = []
+    async with local(run) as it:
+        it.actuator.on_start_waiting = placing.append
+        await it.parked()
+        for name in ("a", "b", "c"):
+            it.apply(key(name), 1)
+        for name in ("a", "b", "c"):
+            await it.ready(key(name))
+        assert placing == [key("b"), key("c")]
+
+
+async def test_failed_restore_fails_requests_and_ends_the_runtime(run: RunDirectory) -> None:
+    """Its failure is in the feed under its own code, its process dead, its slot free."""
+    async with local(run) as it:
+        with it.feed.subscribe() as subscription:
+            it.apply(key("corrupt"), 1)
+            await eventually(lambda: len(it.news.failures) == 1)
+            lines = [msgspec.json.decode(await subscription.take(), type=Feed) for _ in range(2)]
+        (failure,) = lines[1].failures
+        assert (failure.code, failure.status, failure.retryable) == ("chunk_corrupt", 500, False)
+        assert failure.version == key("corrupt").version
+        await eventually(lambda: it.table.held == 0)
+        assert len(run.calls("bind:corrupt")) == 1
+        assert it.feed.snapshot().replicas == ()
+
+
+async def test_standby_dying_as_it_answers_is_a_failed_fork(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its death is noticed before its answer is read. The next birth waits, as after any that failed."""
+    report = RuntimeProcess.report
+
+    async def last_words(self: RuntimeProcess) -> RuntimeReport:
+        found = await report(self)
+        os.kill(self.pid, signal.SIGKILL)
+        assert await self.gone(5.0)
+        return found
+
+    async with local(run, standbys=0) as it:
+        monkeypatch.setattr(RuntimeProcess, "report", last_words)
+        with pytest.raises(Refused):
+            await it.fleet.fork_standby()
+
+
+async def test_start_problem_is_published_before_waiting_requests_fail(run: RunDirectory) -> None:
+    """A request that fails takes the problem into its timeline at that moment."""
+
+    class Explaining(RecordingListener):
+        def failed(self, key: VersionKey, failure: Failure) -> None:
+            super().failed(key, failure)
+            row = StartProblemRow(
+                tenant=key.tenant, model=key.model, version=key.version, problem=problem_from_failure(failure)
+            )
+            it.feed.publish(Feed(start_problems=(row,)))
+
+    async with local(run) as it:
+        explaining = Explaining()
+        it.actuator.add_listener(explaining)
+        with it.feed.subscribe() as subscription:
+            it.apply(key("corrupt"), 1)
+            await eventually(lambda: len(explaining.failures) == 1)
+            lines = [msgspec.json.decode(await subscription.take(), type=Feed) for _ in range(3)]
+        assert [(len(line.start_problems), len(line.failures)) for line in lines] == [(0, 0), (1, 0), (0, 1)]
+
+
+async def test_lost_restore_is_retried_at_most_twice(run: RunDirectory) -> None:
+    """Its callers wait on; only after three deaths in a row are they told."""
+    async with local(run, slots=1) as it:
+        it.apply(key("crash"), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        assert len(run.calls("bind:crash")) == local_module.MAX_ATTEMPTS
+        failure = it.news.failures[0][1]
+        assert isinstance(failure, StartFailed)
+        assert failure.reason == "crash_loop"
+        await eventually(lambda: it.table.held == 0)
+
+
+@pytest.mark.parametrize("briefly", [True, False], ids=["and comes back", "and stays away"])
+async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: RunDirectory, briefly: bool) -> None:
+    """Callers wait on for the second try. What it says is what they are told."""
+    async with local(run, slots=1) as it:
+        if briefly:
+            run.tell("briefly")
+        it.apply(key("away"), 1)
+        if briefly:
+            await it.ready(key("away"))
+        else:
+            await eventually(lambda: len(it.news.failures) == 1)
+        assert [failure.code for _, failure in it.news.failures] == ([] if briefly else ["unavailable"])
+        assert len(run.calls("bind:away")) == 2
+
+
+async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None:
+    """The first standby is killed with SIGKILL in the middle of its restore; another takes over, with the old zero."""
+    async with local(run) as it:
+        asked_us = it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+        (victim,) = it.table.of(key("held"))
+        os.kill(victim.pid, signal.SIGKILL)
+        await eventually(lambda: len(run.calls("bind:held")) == 2)
+        run.tell("release")
+        await it.ready(key("held"))
+        assert it.news.failures == []
+        (row,) = it.feed.snapshot().replicas
+        second_bind_us = run.calls("bind:held")[1][1]
+        assert row.restore[1].after_us <= second_bind_us - asked_us
+        assert row.restore[1].after_us > run.calls("bind:held")[0][1] - asked_us
+
+
+async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) -> None:
+    """Its socket is removed, its slot free, listeners hear that it had served."""
+    async with local(run) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        os.kill(replica.pid, signal.SIGKILL)
+        await eventually(lambda: len(it.news.deaths) == 1)
+        assert it.news.deaths[0].state is ReplicaState.READY
+        assert it.feed.snapshot().replicas == ()
+        assert replica.runtime_id not in run.sockets()
+        assert it.table.live(key()) == 0
+
+
+async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> None:
+    """Activators are told first, then the runtime; the row goes when the process is dead."""
+    async with local(run) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        with it.feed.subscribe() as subscription:
+            it.apply(key(), 0)
+            assert it.feed.snapshot().replicas[0].draining
+            assert it.table.live(key()) == 0
+            await asyncio.sleep(0)
+            assert run.calls("drain") == [], "an activator does not know yet"
+            for _ in range(2):
+                await subscription.take()
+                subscription.sent()
+            await eventually(lambda: len(run.calls("drain")) == 1)
+            await eventually(lambda: it.feed.snapshot().replicas == ())
+        assert it.news.deaths[0].state in (ReplicaState.DRAINING, ReplicaState.ENDING)
+
+
+async def test_busy_replica_finishes_its_requests(run: RunDirectory) -> None:
+    """It drains for as long as it has work, and ends when it has none."""
+    async with local(run) as it:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(run.calls("drain")) == 1)
+        assert it.table.count(ReplicaState.DRAINING) == 1
+        assert it.news.deaths == []
+        run.tell("idle")
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+
+async def test_missed_report_does_not_cut_a_drain(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that computes a long prompt on a loaded core may not answer for a while: its streams go on."""
+    async with local(run) as it:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        missed = fail_next_reports(monkeypatch, 3)
+        it.apply(key("busy"), 0)
+        await eventually(lambda: not missed)
+        assert it.table.count(ReplicaState.DRAINING) == 1
+        run.tell("idle")
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+
+async def test_a_drain_has_a_deadline(run: RunDirectory) -> None:
+    """Whoever never finishes is ended when the time is up."""
+    async with local(run, drain_s=0.2) as it:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+
+async def test_a_replica_that_ends_has_its_own_time_to_drain(run: RunDirectory) -> None:
+    """It is killed no sooner than `KELVIN_RUNTIME_DRAIN_S` lets it finish what it has."""
+    settings = load({"KELVIN_DATA": str(run.path), "KELVIN_RUNTIME_DRAIN_S": "120"})
+    run.tell("ignore-term")
+    async with local(run, drain_s=0.1, term_s=settings.term_s) as it:
+        assert it.actuator.drain_max_s > settings.term_s > 120
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        (replica,) = it.table.of(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: it.table[replica.runtime_id].state is ReplicaState.ENDING)
+        os.kill(replica.pid, signal.SIGKILL)
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+
+async def test_a_version_can_start_again_while_its_last_replica_drains(run: RunDirectory) -> None:
+    """A request that comes during a drain does not wait for its end."""
+    async with local(run) as it:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(run.calls("drain")) == 1)
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        assert it.table.count(ReplicaState.DRAINING) == 1
+        run.tell("idle")
+        await eventually(lambda: len(it.news.deaths) == 1)
+        assert it.table.ready(key("busy")) == 1
+
+
+async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -> None:
+    """Zero wanted while restoring: the process goes, nobody is told of a failure, nothing is tried again."""
+    async with local(run) as it:
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+        it.apply(key("held"), 0)
+        await eventually(lambda: len(it.news.deaths) == 1)
+        await it.parked()
+        assert it.news.failures == []
+        assert len(run.calls("bind:held")) == 1
+        assert it.table.held == 0
+
+
+async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the loss and the next attempt, while the dead process is waited for."""
+    waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), RuntimeProcess.gone
+
+    async def slow(self: RuntimeProcess, timeout_s: float) -> bool:
+        if timeout_s == local_module.EXIT_WAIT_S:
+            waits.set()
+            await may_go_on.wait()
+        return await gone(self, timeout_s)
+
+    monkeypatch.setattr(RuntimeProcess, "gone", slow)
+    async with local(run) as it:
+        await it.parked()
+        it.apply(key("crash"), 1)
+        await waits.wait()
+        it.apply(key("crash"), 0)
+        may_go_on.set()
+        await it.parked()
+        await eventually(lambda: not it.table.of(key("crash")), "it is gone")
+        assert len(run.calls("bind:crash")) == 1
+        assert it.table.live(key("crash")) == 0
+        assert it.news.failures == []
+
+
+async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: RunDirectory) -> None:
+    """The standby that comes is parked instead."""
+    async with local(run) as it:
+        it.apply(key(), 1)
+        it.apply(key(), 0)
+        assert it.table.held == 0
+        await it.parked()
+        assert run.calls("bind:m") == []
+
+
+async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
+    """Ten replicas wanted, two slots: two run, and a version without any is told that the machine is full."""
+    async with local(run, slots=2) as it:
+        it.apply(key(), 10)
+        await it.ready(key(), 2)
+        assert it.table.held == 2
+        with it.feed.subscribe() as subscription:
+            it.apply(key("other"), 1)
+            await subscription.take()
+            line = msgspec.json.decode(await subscription.take(), type=Feed)
+        assert [failure.code for failure in line.failures] == ["overloaded"]
+        assert line.failures[0].message.startswith("this machine is full (limit of device slots: 2)")
+        assert it.news.failures == [], "no restore was tried, so none failed"
+
+
+async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where this process has no descriptor left for a moment, the version can be started after it."""
+    async with local(run, slots=1) as it:
+        await it.parked()
+        with monkeypatch.context() as patch:
+            patch.setattr(CpuShare, "kv_bytes", _no_descriptor)
+            it.apply(key(), 1)
+            await eventually(lambda: len(it.news.failures) == 1)
+        await eventually(lambda: it.table.held == 0)
+        it.apply(key(), 1)
+        await it.ready(key())
+
+
+def _no_descriptor(device: CpuShare) -> int:
+    raise OSError(errno.EMFILE, "too many open files")
+
+
+async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirectory) -> None:
+    """Waiters of a version that serves are not told of a failure beside it."""
+    async with local(run) as it:
+        run.tell("healed")
+        it.apply(key("corrupt"), 1)
+        await it.ready(key("corrupt"))
+        (run.path / "healed").unlink()
+        with it.feed.subscribe() as subscription:
+            await subscription.take()
+            it.apply(key("corrupt"), 2)
+            await eventually(lambda: len(it.news.failures) == 1)
+            assert not subscription._lines
+        assert it.news.failures[0][1].code == "chunk_corrupt"
+        assert isinstance(it.news.failures[0][1], RemoteFailure)
+
+
+async def test_a_standby_that_dies_is_replaced(run: RunDirectory) -> None:
+    """The pool notices by the pidfd, not by the next cold start."""
+    async with local(run) as it:
+        await it.parked()
+        (standby,) = it.table
+        os.kill(standby.pid, signal.SIGKILL)
+        await eventually(lambda: standby.runtime_id not in it.table)
+        await it.parked()
+        assert len(run.calls("born")) == 2
+
+
+async def test_start_without_zygote_fails(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ready models are not concerned; a start fails within its patience, and the pool goes on trying."""
+    monkeypatch.setattr(local_module, "STANDBY_WAIT_S", 0.3)
+    async with local(run, standbys=0) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        (run.path / "zygote.sock").rename(run.path / "away")
+        it.apply(key("other"), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        assert isinstance(it.news.failures[0][1], Unavailable)
+        assert it.table.ready(key()) == 1
+        assert it.table.held == 1
+        (run.path / "away").rename(run.path / "zygote.sock")
+        monkeypatch.undo()
+        it.apply(key("other"), 1)
+        await it.ready(key("other"))
+
+
+async def test_full_disk_is_the_reason_of_a_start_that_fails(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby that finds no room for its socket or meter page ends, and can tell nobody why. Callers are told all the
+    same, and a start works again once there is room.
+    """
+    monkeypatch.setattr(local_module, "STANDBY_WAIT_S", 2.0)
+    monkeypatch.setattr(fleet_module, "PARK_S", 0.2)
+    monkeypatch.setattr(os, "posix_fallocate", _no_room)
+    async with local(run, standbys=0) as it:
+        run.tell("never-park")
+        it.apply(key(), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        failure = it.news.failures[0][1]
+        assert isinstance(failure, StartFailed)
+        assert problem_from_failure(failure).message == (
+            "no replica could be started: the disk of the data directory is full; free some of it"
+        )
+        monkeypatch.undo()
+        (run.path / "never-park").unlink()
+        it.apply(key(), 1)
+        await it.ready(key())
+
+
+def _no_room(fd: int, start: int, length: int) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+async def test_start_listeners_hear_of_each_accepted_start(run: RunDirectory) -> None:
+    """Whether a standby was parked for it; what is refused is no start."""
+    async with local(run, slots=2) as it:
+        told: list[tuple[str, bool, object]] = []
+        it.actuator.add_start_listener(
+            lambda which, _, *, parked, wake_level: told.append((which.model, parked, wake_level))
+        )
+        await it.parked()
+        it.apply(key("a"), 1)
+        it.apply(key("a"), 1)
+        it.apply(key("b"), 1)
+        it.apply(key("c"), 1)
+        assert told == [("a", True, None), ("b", False, None)]
+        for name in ("a", "b"):
+            await it.ready(key(name))
+
+
+class Broken(RecordingListener):
+    """A listener with a defect in each call."""
+
+    def ready(self, replica: Replica) -> None:
+        raise ValueError("ready")
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        raise ValueError("failed")
+
+    def lost(self, replica: Replica) -> None:
+        raise ValueError("lost")
+
+    def starting(self, *_: object, **__: object) -> None:
+        raise ValueError("starting")
+
+
+async def test_defect_of_a_listener_stops_no_other(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    """One that raises at each call stands before another one, which hears of a start, a replica, a failure, a death."""
+    starts: list[VersionKey] = []
+    async with local(run) as it:
+        broken, sound = Broken(), RecordingListener()
+        it.actuator.add_listener(broken)
+        it.actuator.add_listener(sound)
+        it.actuator.add_start_listener(broken.starting)
+        it.actuator.add_start_listener(lambda which, *_, **__: starts.append(which))
+        await it.parked()
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        await eventually(lambda: sound.became_ready)
+        os.kill(replica.pid, signal.SIGKILL)
+        await eventually(lambda: sound.deaths)
+        await it.parked()
+        it.apply(key("corrupt"), 1)
+        await eventually(lambda: sound.failures)
+        await eventually(lambda: it.table.held == 0)
+        assert starts == [key(), key("corrupt")]
+    said = [str(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
+    assert {"starting", "ready", "lost", "failed"} <= set(said)

@@ -1,0 +1,356 @@
+"""Replicas that sleep, over real sockets and processes: the slot is free, the version is kept, a caller wakes it."""
+
+import os
+import signal
+
+import msgspec
+import pytest
+
+from controlplane.registry.policy.domain import VersionKey
+from controlplane.scaling.local import replica_sleeper as sleep_module
+from controlplane.scaling.local.cpu_share import CpuShare
+from controlplane.scaling.policy.breakeven import Level
+from controlplane.scaling.policy.replacement_steps import ReplacementStep
+from controlplane.scaling.policy.replica_lifecycle import ReplicaState
+from kelvin.contracts.serving.control_messages import Feed
+from kelvin.contracts.timeline import Stage
+from tests.controlplane.builders import key
+from tests.controlplane.machine_fixture import LocalMachine, RunDirectory, local
+from tests.eventually import eventually
+
+
+async def asleep(it: LocalMachine, which: VersionKey, level: Level = Level.ASLEEP) -> None:
+    """Start it, and have it asleep."""
+    it.apply(which, 1)
+    await it.ready(which)
+    it.actuator.sleep(which, level)
+    await eventually(lambda: len(it.table.sleepers(which)) == 1, f"{which} sleeps")
+    if level is Level.ASLEEP2:
+        it.actuator.sleep(which, level)
+        await eventually(lambda: it.table.count(ReplicaState.ASLEEP2) == 1, f"{which} drops its weights")
+    it.check_integrity()
+
+
+async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> None:
+    """With one slot: another version runs meanwhile; then the first wakes, in the same process, and is in the feed."""
+    async with local(run, slots=1) as it:
+        rooms: list[int] = []
+        it.actuator.on_slot_freed(lambda: rooms.append(it.table.held))
+        await asleep(it, key())
+        assert rooms == [0]
+        assert (it.table.held, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
+        assert it.feed.snapshot().replicas == ()
+        (sleeper,) = it.table.of(key())
+        it.apply(key("n"), 1)
+        await it.ready(key("n"))
+        it.apply(key("n"), 0)
+        await eventually(lambda: it.table.held == 0)
+        asked_us = it.apply(key(), 1)
+        await it.ready(key())
+        (row,) = it.feed.snapshot().replicas
+        assert (row.runtime_id, row.draining) == (sleeper.runtime_id, False)
+        assert [span.stage for span in row.restore] == [Stage.DECIDED, Stage.PROMOTED, Stage.READY]
+        ((_, woken_us),) = run.calls("wake:m")
+        assert 0 <= row.restore[1].after_us <= woken_us - asked_us
+        assert len(run.calls("bind:m")) == 1
+        assert it.table.held == 1
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: len(it.table.sleepers()) == 1, "it sleeps again")
+
+
+async def failures_of(it: LocalMachine, which: VersionKey) -> list[str]:
+    """What waiting requests are told when the version is to have a replica."""
+    with it.feed.subscribe() as subscription:
+        it.apply(which, 1)
+        await subscription.take()
+        line = msgspec.json.decode(await subscription.take(), type=Feed)
+    return [failure.code for failure in line.failures]
+
+
+async def test_wake_needs_a_slot(run: RunDirectory) -> None:
+    """However many ask; where the slot is another's, callers are told."""
+    async with local(run, slots=1) as it:
+        await asleep(it, key())
+        it.apply(key("n"), 1)
+        assert await failures_of(it, key()) == ["overloaded"]
+        await it.ready(key("n"))
+        it.apply(key("n"), 0)
+        await eventually(lambda: it.table.held == 0)
+        for _ in range(100):
+            it.apply(key(), 1)
+        await it.ready(key())
+        assert len(run.calls("wake:m")) == 1
+
+
+async def test_wake_counts_no_replica_that_is_being_replaced(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its share of the machine for good, as a start does, and a replica that is being replaced leaves soon."""
+    shares: list[int] = []
+
+    def threads(_: CpuShare, replicas: int) -> int:
+        shares.append(replicas)
+        return 1
+
+    monkeypatch.setattr(CpuShare, "threads", threads)
+    async with local(run) as it:
+        await asleep(it, key())
+        run.tell("release")
+        it.apply(key("held"), 1)
+        await it.ready(key("held"))
+        (run.path / "release").unlink()
+        (old,) = it.table.of(key("held"))
+        it.actuator.replace(old.runtime_id, ReplacementStep.BESIDE)
+        await eventually(lambda: len(run.calls("bind:held")) == 2)
+        shares.clear()
+        it.apply(key(), 1)
+        await it.ready(key())
+        assert shares == [2]
+
+
+async def test_sleeper_that_holds_a_slot_is_caught(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: where a sleeper counts as one that holds a slot, nothing else can run."""
+    async with local(run, slots=1) as it:
+        await asleep(it, key())
+        monkeypatch.setattr(type(it.table), "held", property(lambda table: len(table.of(key()))))
+        assert await failures_of(it, key("n")) == ["overloaded"]
+        monkeypatch.undo()
+
+
+async def test_request_during_falling_asleep_wakes_the_replica(run: RunDirectory) -> None:
+    """One process throughout, no second start, and the slot is never another's."""
+    async with local(run, slots=1) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        run.tell("restless")
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: len(run.calls("sleep")) == 1)
+        it.apply(key(), 1)
+        it.apply(key(), 1)
+        assert (it.table.live(key()), it.table.held) == (1, 1)
+        (run.path / "restless").unlink()
+        await it.ready(key())
+        assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
+        (row,) = it.feed.snapshot().replicas
+        assert not row.draining
+
+
+async def test_replica_falling_asleep_may_regain_its_slot(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    """It waits for a slot, and the one that it gives back is free: it wakes, once."""
+    async with local(run, slots=1) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        it.actuator.on_slot_freed(lambda: it.actuator.apply(key(), 1, it.fleet.clock.monotonic_us()))
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: len(run.calls("wake:m")) == 1)
+        await it.ready(key())
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_busy_replica_does_not_sleep(run: RunDirectory) -> None:
+    """It is in the feed as before."""
+    async with local(run) as it:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.actuator.sleep(key("busy"), Level.ASLEEP)
+        await eventually(lambda: len(run.calls("sleep")) == 1)
+        await it.ready(key("busy"))
+        (row,) = it.feed.snapshot().replicas
+        assert not row.draining
+        run.tell("idle")
+
+
+async def test_sleeper_that_keeps_its_memory_is_ended(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls itself asleep from the beginning. Its slot is another's only once it is gone."""
+    monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
+    async with local(run, slots=1) as it:
+        slept: list[int] = []
+        it.actuator.on_slot_freed(lambda: slept.append(len(it.table.sleepers())))
+        it.apply(key(), 1)
+        await it.ready(key())
+        run.tell("restless")
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: not it.table.of(key()), "it is gone")
+        assert slept in ([], [0])
+        assert len(run.calls("drain")) == 1
+
+
+async def test_replica_that_may_still_sleep_does_not_serve(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it is ready, as it has not begun what it was told."""
+    monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
+    async with local(run) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        run.tell("drowsy")
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: not it.table.of(key()), "it is gone")
+
+
+async def test_scale_to_zero_ends_a_sleeper(run: RunDirectory) -> None:
+    """And one that is falling asleep."""
+    async with local(run) as it:
+        await asleep(it, key())
+        it.apply(key(), 0)
+        await eventually(lambda: not it.table.of(key()))
+        it.apply(key(), 1)
+        await it.ready(key())
+        run.tell("restless")
+        it.actuator.sleep(key(), Level.ASLEEP)
+        it.apply(key(), 0)
+        (run.path / "restless").unlink()
+        await eventually(lambda: not it.table.of(key()))
+        assert it.table.held == 0
+
+
+async def test_dead_sleeper_is_started_on_request(run: RunDirectory) -> None:
+    """Nobody misses it until somebody asks."""
+    async with local(run) as it:
+        await asleep(it, key())
+        (sleeper,) = it.table.sleepers()
+        os.kill(sleeper.pid, signal.SIGKILL)
+        await eventually(lambda: not it.table.of(key()))
+        it.apply(key(), 1)
+        await it.ready(key())
+        assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
+
+
+LEVELS = pytest.mark.parametrize("level", [Level.ASLEEP, Level.ASLEEP2])
+
+
+@LEVELS
+async def test_a_wake_that_fails_is_followed_by_a_start(run: RunDirectory, level: Level) -> None:
+    """Its process is dead; callers wait on for another one, and are told of no failure. With one slot."""
+    async with local(run, slots=1) as it:
+        await asleep(it, key(), level)
+        (sleeper,) = it.table.sleepers()
+        run.tell("nightmare")
+        it.apply(key(), 1)
+        await it.ready(key())
+        (row,) = it.feed.snapshot().replicas
+        assert row.runtime_id != sleeper.runtime_id
+        assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 2)
+        assert it.news.failures == []
+        assert it.table.held == 1
+
+
+async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) -> None:
+    """Control of the test above: where the version itself is bad, callers learn it, under its own code."""
+    async with local(run) as it:
+        run.tell("healed")
+        await asleep(it, key("corrupt"), Level.ASLEEP2)
+        run.tell("nightmare")
+        (run.path / "healed").unlink()
+        it.apply(key("corrupt"), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        assert it.news.failures[0][1].code == "chunk_corrupt"
+        assert (len(run.calls("wake:corrupt")), len(run.calls("bind:corrupt"))) == (1, 2)
+        await eventually(lambda: it.table.held == 0)
+        await eventually(lambda: not it.table.of(key("corrupt")))
+
+
+async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
+    """The process that leases its weights again is killed: a standby takes the version instead."""
+    async with local(run, slots=1) as it:
+        await asleep(it, key(), Level.ASLEEP2)
+        (sleeper,) = it.table.sleepers()
+        run.tell("snooze")
+        asked_us = it.apply(key(), 1)
+        await eventually(lambda: len(run.calls("wake:m")) == 1)
+        os.kill(sleeper.pid, signal.SIGKILL)
+        await it.ready(key())
+        (row,) = it.feed.snapshot().replicas
+        assert row.runtime_id != sleeper.runtime_id
+        ((_, woken_us),) = run.calls("wake:m")
+        assert row.restore[1].after_us > woken_us - asked_us, "its caller asked before that wake"
+        assert it.news.failures == []
+
+
+async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
+    """The same process: no slot while it sleeps, at the wake another lease, told with the tier that it came from."""
+    async with local(run, slots=1) as it:
+        await asleep(it, key(), Level.ASLEEP2)
+        assert (it.table.held, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
+        it.actuator.sleep(key(), Level.ASLEEP2)
+        it.actuator.sleep(key(), Level.ASLEEP)
+        (sleeper,) = it.table.sleepers()
+        assert sleeper.state is ReplicaState.ASLEEP2
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        assert (replica.runtime_id, dict(replica.bytes_by_tier)) == (sleeper.runtime_id, {"nvme": 1})
+        assert [span.stage for span in replica.restore] == [
+            Stage.DECIDED, Stage.PROMOTED, Stage.LEASED, Stage.READY
+        ]  # fmt: skip
+        assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
+
+
+async def test_request_during_release_wakes_without_weights(run: RunDirectory) -> None:
+    """The wake comes after the drop, however often both are asked for, and nothing is dropped under a caller."""
+    async with local(run) as it:
+        await asleep(it, key())
+        run.tell("restless")
+        for _ in range(3):
+            it.actuator.sleep(key(), Level.ASLEEP2)
+        await eventually(lambda: len(run.calls("drop")) == 1)
+        it.apply(key(), 1)
+        await eventually(lambda: len(run.calls("wake:m")) == 1)
+        it.actuator.sleep(key(), Level.ASLEEP2)
+        (run.path / "restless").unlink()
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        assert Stage.LEASED in [span.stage for span in replica.restore]
+        assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
+
+
+async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> None:
+    """Something still refers to them: nobody may be served by it again. The next caller has a start."""
+    async with local(run) as it:
+        await asleep(it, key())
+        run.tell("clinging")
+        it.actuator.sleep(key(), Level.ASLEEP2)
+        await eventually(lambda: not it.table.of(key()))
+        it.apply(key(), 1)
+        await it.ready(key())
+        assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
+        assert it.news.failures == []
+
+
+@LEVELS
+async def test_a_restarted_control_plane_finds_its_sleepers(run: RunDirectory, level: Level) -> None:
+    """It sleeps on, as deep as before, and wakes for the next caller; one of a version that is gone by now ends."""
+    async with local(run) as it:
+        await asleep(it, key(), level)
+    async with local(run) as it:
+        (sleeper,) = it.table.of(key())
+        assert (sleeper.state.value, it.table.held) == (level.value, 0)
+        it.apply(key(), 1)
+        await it.ready(key())
+        assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: len(it.table.sleepers()) == 1)
+    async with local(run, known=lambda _: False) as it:
+        await eventually(lambda: not it.table.of(key()))
+
+
+async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> None:
+    """The one that has slept for longest first, one at a time, and no more than it takes; who keeps none is spared."""
+    async with local(run) as it:
+        await asleep(it, key("empty"), Level.ASLEEP2)
+        for name in ("a", "b", "c"):
+            await asleep(it, key(name))
+        run.tell("crowded")
+        it.apply(key("full"), 1)
+        await eventually(lambda: not it.table.of(key("a")))
+        (run.path / "crowded").unlink()
+        await it.ready(key("full"))
+        assert [len(it.table.sleepers(key(name))) for name in ("a", "c", "empty")] == [0, 1, 1]
+        assert it.news.failures == []
+
+
+async def test_start_without_memory_fails_without_sleepers(run: RunDirectory) -> None:
+    """Control of the test above: nothing gives way, so the failure is the callers'."""
+    async with local(run) as it:
+        run.tell("crowded")
+        it.apply(key("full"), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        assert it.news.failures[0][1].code == "overloaded"

@@ -1,0 +1,190 @@
+"""How warm an idle model is kept never costs more than twice what foresight would; and follows its prices."""
+
+import csv
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.scaling.policy.breakeven import (
+    MAX_GAPS,
+    MAX_VERSIONS,
+    IdleGaps,
+    Level,
+    LevelChange,
+    LevelPrice,
+    by_length,
+    level_after,
+    next_level_change,
+    optimal_pause_cost,
+    pause_cost,
+    plan_levels,
+)
+
+TRACES = Path(__file__).parents[5] / "shared" / "traces"
+
+
+def rungs(
+    idle: float = 10.0, memory: float = 1.0, wake_s: float = 0.05, start_s: float = 2.0, wait: float = 10_000.0
+) -> tuple[LevelPrice, ...]:
+    """As the economy makes them."""
+    return (
+        LevelPrice(Level.WARM, idle + memory, 0.0),
+        LevelPrice(Level.ASLEEP, memory, wake_s * wait),
+        LevelPrice(Level.ZERO, 0.0, start_s * wait),
+    )
+
+
+def with_empty(process: float, refill_s: float, start_s: float = 2.0) -> tuple[LevelPrice, ...]:
+    """And a level that keeps its process alone."""
+    warm, asleep, zero = rungs(start_s=start_s)
+    return warm, asleep, LevelPrice(Level.ASLEEP2, process, refill_s * 10_000.0), zero
+
+
+@pytest.mark.parametrize(
+    ("of", "want"),
+    [
+        pytest.param(rungs(), [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ZERO, 19_500.0)], id="each in its time"),
+        pytest.param(rungs(memory=0.0), [(Level.WARM, 0.0), (Level.ASLEEP, 50.0)], id="memory that costs nothing"),
+        pytest.param(rungs(wait=0.0), [(Level.ZERO, 0.0)], id="waiting that costs nothing: zero at once"),
+        pytest.param(rungs(idle=0.0, memory=0.0), [(Level.WARM, 0.0)], id="a device that costs nothing is kept"),
+        pytest.param(
+            rungs(wake_s=2.0), [(Level.WARM, 0.0), (Level.ZERO, 20_000 / 11)], id="a wake as slow as a start: no sleep"
+        ),
+        pytest.param(
+            with_empty(0.1, 1.0),
+            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ASLEEP2, 9_500 / 0.9), (Level.ZERO, 100_000.0)],
+            id="weights dropped between: a process that spares half of a start",
+        ),
+        pytest.param(
+            with_empty(0.1, 2.0),
+            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ZERO, 19_500.0)],
+            id="a process that spares nothing is not kept",
+        ),
+        pytest.param(
+            with_empty(0.1, 1.999),
+            [(Level.WARM, 0.0), (Level.ASLEEP, 50.0), (Level.ZERO, 19_500.0)],
+            id="nor one that spares less than it costs until then",
+        ),
+        pytest.param(rungs(start_s=0.05), [(Level.WARM, 0.0), (Level.ZERO, 500 / 11)], id="a start as fast as a wake"),
+    ],
+)
+def test_plan_changes_level_at_each_break_even_point(
+    of: tuple[LevelPrice, ...], want: list[tuple[Level, float]]
+) -> None:
+    """What is never cheapest is left out."""
+    found = plan_levels(of)
+    assert [step.level for step in found] == [level for level, _ in want]
+    assert [step.from_s for step in found] == pytest.approx([from_s for _, from_s in want])
+
+
+def test_level_lasts_until_next_change() -> None:
+    """On the edge it is the next one."""
+    steps = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 50.0), LevelChange(Level.ZERO, 90.0))
+    assert [level_after(steps, idle_s) for idle_s in (0, 49.9, 50, 89, 90, 1e9)] == [
+        Level.WARM, Level.WARM, Level.ASLEEP, Level.ASLEEP, Level.ZERO, Level.ZERO
+    ]  # fmt: skip
+    assert next_level_change(steps, 60.0) == LevelChange(Level.ZERO, 90.0)
+    assert next_level_change(steps, 90.0) is None
+
+
+def test_pause_cost_is_holding_plus_wake() -> None:
+    """By hand: 50 s at 11, then 10 s at 1, then a wake of 500."""
+    of = rungs()
+    assert pause_cost(of, plan_levels(of), 60.0) == pytest.approx(50 * 11 + 10 * 1 + 500)
+    assert optimal_pause_cost(of, 60.0) == pytest.approx(60 + 500)
+    assert optimal_pause_cost(of, 10.0) == pytest.approx(110)
+
+
+MONEY = st.floats(0.0, 1e6)
+RUNGS = st.lists(st.tuples(MONEY, MONEY), min_size=2, max_size=3).map(
+    lambda found: (
+        LevelPrice(Level.WARM, max(hold for hold, _ in found) + 1.0, 0.0),
+        *(
+            LevelPrice(level, *each)
+            for level, each in zip((Level.ASLEEP, Level.ASLEEP2, Level.ZERO), found, strict=False)
+        ),
+    )
+)
+
+
+@given(of=RUNGS, gaps=st.lists(st.floats(0.0, 1e7), max_size=20))
+def test_plan_costs_at_most_twice_the_optimum(of: tuple[LevelPrice, ...], gaps: list[float]) -> None:
+    """The classical bound, pause by pause and so on any trace."""
+    steps = plan_levels(of)
+    for gap_s in gaps:
+        assert pause_cost(of, steps, gap_s) <= 2 * optimal_pause_cost(of, gap_s) * (1 + 1e-9) + 1e-6
+
+
+def test_other_plans_exceed_twice_the_optimum() -> None:
+    """Negative control: one that sleeps at once, and one that never does, are both found to cost more than twice."""
+    of = rungs()
+    eager = (LevelChange(Level.ZERO, 0.0),)
+    stubborn = (LevelChange(Level.WARM, 0.0),)
+    assert pause_cost(of, eager, 3.0) > 2 * optimal_pause_cost(of, 3.0)
+    assert pause_cost(of, stubborn, 1e6) > 2 * optimal_pause_cost(of, 1e6)
+
+
+@given(
+    prices=st.tuples(st.floats(0.01, 1e4), st.floats(0.0, 10.0), st.floats(0.001, 1.0), st.floats(1.0, 10.0)),
+    wait=st.floats(1.0, 1e6),
+    more=st.floats(1.0, 100.0),
+)
+def test_level_is_monotone_in_wait_and_device_price(
+    prices: tuple[float, float, float, float], wait: float, more: float
+) -> None:
+    """Monotone: at no idle time does a higher price of waiting give a colder level, nor one of the device a warmer."""
+    idle, memory, wake_s, start_s = prices
+    order = list(Level)
+
+    def levels(idle: float, wait: float) -> list[int]:
+        steps = plan_levels(rungs(idle, memory, wake_s, start_s, wait))
+        return [order.index(level_after(steps, 2.0**power)) for power in range(-4, 30)]
+
+    base = levels(idle, wait)
+    assert all(dear <= cheap for dear, cheap in zip(levels(idle, wait * more), base, strict=True))
+    assert all((dear != 0) >= (cheap != 0) for dear, cheap in zip(levels(idle * more, wait), base, strict=True))
+
+
+def test_idle_gaps_are_recorded_and_bounded() -> None:
+    """The last of each version, of the versions that were busy last; short ones are none."""
+    gaps = IdleGaps[int]()
+    assert gaps.idle_s(1, 5.0) is None
+    for second in range(0, 10 * (MAX_GAPS + 5), 10):
+        gaps.record_request(1, float(second))
+    assert gaps.of(1) == (10.0,) * MAX_GAPS
+    gaps.record_request(2, 0.0)
+    gaps.record_request(2, 1.9)
+    assert gaps.of(2) == ()
+    assert gaps.idle_s(2, 5.0) == pytest.approx(3.1)
+    for version in range(3, MAX_VERSIONS + 3):
+        gaps.record_request(version, 0.0)
+    assert gaps.of(1) == ()
+    assert by_length((2.0, 2.1, 4.0, 100.0)) == {2: 1, 4: 2, 128: 1}
+
+
+def _trace() -> list[float]:
+    """Arrivals of Azure's trace in seconds."""
+    path = TRACES / "AzureLLMInferenceTrace_code.csv"
+    if not path.exists():
+        pytest.skip("the trace is not beside this checkout")
+    with path.open() as file:
+        rows = [row["TIMESTAMP"] for row in csv.DictReader(file)]
+    return sorted(datetime.fromisoformat(stamp[:26]).timestamp() for stamp in rows)
+
+
+@pytest.mark.parametrize("share", [1, 50, 500])
+def test_plan_is_cheapest_on_recorded_trace(share: int) -> None:
+    """A model that gets one request in `share`: never over twice of foresight, never dearer than any level throughout
+    at its worst."""
+    arrivals = _trace()[::share]
+    gaps = [after - before for before, after in pairwise(arrivals)]
+    of = rungs(start_s=0.5)
+    steps = plan_levels(of)
+    paid = sum(pause_cost(of, steps, gap_s) for gap_s in gaps)
+    assert paid <= 2 * sum(optimal_pause_cost(of, gap_s) for gap_s in gaps)
+    always = [sum(rung.hold * gap_s + rung.wake for gap_s in gaps) for rung in of]
+    assert paid <= max(always)

@@ -1,0 +1,111 @@
+"""Arithmetic of the source's language: total, and otherwise than Python's at its edges."""
+
+from math import inf, isnan, nan
+
+import pytest
+
+from controlplane.scaling.policy.go_numbers import (
+    INT32_MIN,
+    go_ceil,
+    go_divide,
+    go_floor,
+    go_max,
+    go_min,
+    go_power,
+    int32,
+    round_to_micro,
+    to_nanoseconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("dividend", "divisor", "want"),
+    [
+        (6.0, 4.0, 1.5),
+        (1.0, 0.0, inf),
+        (-1.0, 0.0, -inf),
+        (1.0, -0.0, -inf),
+        (inf, 0.0, inf),
+        (1e308, 0.01, inf),
+        (0.0, 0.0, nan),
+        (nan, 0.0, nan),
+    ],
+)
+def test_division_follows_ieee_754(dividend: float, divisor: float, want: float) -> None:
+    """By zero, too."""
+    assert same(go_divide(dividend, divisor), want)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "largest", "smallest"),
+    [
+        (1.0, 2.0, 2.0, 1.0),
+        (nan, 1.0, nan, nan),
+        (1.0, nan, nan, nan),
+        (nan, inf, inf, nan),
+        (-inf, nan, nan, -inf),
+    ],
+)
+def test_larger_and_smaller(one: float, other: float, largest: float, smallest: float) -> None:
+    """Infinity is larger than what is no number."""
+    assert same(go_max(one, other), largest)
+    assert same(go_min(one, other), smallest)
+
+
+@pytest.mark.parametrize(
+    ("value", "up", "down"), [(1.5, 2, 1), (-1.5, -1, -2), (3.0, 3, 3), (inf, inf, inf), (nan, nan, nan)]
+)
+def test_rounding(value: float, up: float, down: float) -> None:
+    """To whole numbers, where there are any."""
+    assert same(go_ceil(value), up)
+    assert same(go_floor(value), down)
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        pytest.param(2.9, 2, id="towards zero"),
+        pytest.param(-2.9, -2, id="from below, too"),
+        pytest.param(2147483647.5, 2147483647, id="the largest"),
+        pytest.param(2147483648.0, INT32_MIN, id="more than the largest is the least"),
+        pytest.param(-2147483648.5, INT32_MIN, id="the least"),
+        pytest.param(-inf, INT32_MIN, id="infinite"),
+        pytest.param(nan, INT32_MIN, id="no number"),
+    ],
+)
+def test_int32(value: float, want: int) -> None:
+    """As amd64 has it."""
+    assert int32(value) == want
+
+
+def test_times_are_whole_nanoseconds() -> None:
+    """Tenths add up."""
+    assert to_nanoseconds(0.1) + to_nanoseconds(0.2) == to_nanoseconds(0.3)
+    assert to_nanoseconds(-1.5) == -1_500_000_000
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, 60])
+def test_power_matches_go_to_the_last_digit(exponent: int) -> None:
+    """Up to its last digit, which is Go's."""
+    assert go_power(0.8, exponent) == pytest.approx(0.8**exponent, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        pytest.param(1 / 3, 0.333333, id="rounded"),
+        pytest.param(2**-7, 0.007813, id="a half up"),
+        pytest.param(-(2**-7), -0.007813, id="a half down below zero"),
+        pytest.param(1e300, 1e300, id="large"),
+        pytest.param(1e305, inf, id="too large to be rounded"),
+        pytest.param(nan, nan, id="no number"),
+    ],
+)
+def test_rounding_to_micro_goes_away_from_zero(value: float, want: float) -> None:
+    """Halves go away from zero."""
+    assert same(round_to_micro(value), want)
+
+
+def same(one: float, other: float) -> bool:
+    """What is no number is the same as what is none."""
+    return one == other or (isnan(one) and isnan(other))

@@ -1,0 +1,197 @@
+"""The table of replicas: no illegal move, slots held until death, indexes always right, whatever comes and when."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from controlplane.scaling.policy.replica_lifecycle import SLEEPING, IllegalMove, ReplicaEvent, ReplicaState
+from controlplane.scaling.replicas import UNBOUND, NoSlot, Replica, ReplicaTable, Start
+from tests.controlplane.builders import key
+
+SLOTS = 4
+NEED_A_SLOT = (ReplicaEvent.BIND, ReplicaEvent.WAKE)
+KEYS = [key(letter=letter) for letter in "abc"]
+
+
+class Table(RuleBasedStateMachine):
+    """Random births, starts, binds, events and deaths against a plain model of what must hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = ReplicaTable(SLOTS)
+        self.alive: dict[str, ReplicaState] = {}
+        self.starts: list[Start] = []
+        self.born = 0
+
+    def _any(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.alive)))
+
+    @rule()
+    def fork(self) -> None:
+        self.born += 1
+        self.table.add(Replica(f"r{self.born}", ReplicaState.FORKED, 0))
+        self.alive[f"r{self.born}"] = ReplicaState.FORKED
+
+    @rule(which=st.sampled_from(KEYS))
+    def begin(self, which: object) -> None:
+        held = self.table.held
+        try:
+            self.starts.append(self.table.begin(which, 0))  # type: ignore[arg-type]
+        except NoSlot:
+            assert held >= SLOTS
+            assert self.table.held == held
+        else:
+            assert held < SLOTS
+
+    @precondition(lambda self: ReplicaState.DRAINING in self.alive.values())
+    @rule(data=st.data())
+    def begin_after(self, data: st.DataObject) -> None:
+        """A start that waits for the slot of a process which has a version."""
+        draining = [each for each in sorted(self.alive) if self.alive[each] is ReplicaState.DRAINING]
+        before, held = data.draw(st.sampled_from(draining)), self.table.held
+        if before not in {start.after for start in self.starts}:
+            self.starts.append(self.table.begin(KEYS[0], 0, after=before))
+            assert self.table.held == held, "it has the other's slot"
+
+    @precondition(lambda self: self.starts)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        start = data.draw(st.sampled_from(self.starts))
+        self.starts.remove(start)
+        self.table.abandon(start)
+        self.table.abandon(start)
+        assert not self.table.is_pending(start)
+
+    @precondition(lambda self: self.starts and self.alive)
+    @rule(data=st.data())
+    def bind(self, data: st.DataObject) -> None:
+        start, runtime_id = data.draw(st.sampled_from(self.starts)), self._any(data)
+        before = self.table[runtime_id]
+        try:
+            after = self.table.bind(start, runtime_id, 1, "cpu-1")
+        except IllegalMove:
+            assert before.state is not ReplicaState.STANDBY
+            assert self.table[runtime_id] == before
+            assert self.table.is_pending(start)
+        except ValueError:
+            assert start.after in self.alive
+            assert self.table.is_pending(start)
+        else:
+            assert (before.state, after.state, after.key) == (ReplicaState.STANDBY, ReplicaState.RESTORING, start.key)
+            self.alive[runtime_id] = after.state
+            self.starts.remove(start)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), event=st.sampled_from([each for each in ReplicaEvent if each not in NEED_A_SLOT]))
+    def move(self, data: st.DataObject, event: ReplicaEvent) -> None:
+        runtime_id = self._any(data)
+        before, held = self.table[runtime_id], self.table.held
+        try:
+            self.alive[runtime_id] = self.table.move(runtime_id, event, 2).state
+        except IllegalMove:
+            assert self.table[runtime_id] == before
+            assert self.table.held == held
+        else:
+            assert self.table.held == held - (event is ReplicaEvent.SLEPT), "only a death and a sleep free a slot"
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def wake(self, data: st.DataObject) -> None:
+        runtime_id = self._any(data)
+        before, held = self.table[runtime_id], self.table.held
+        try:
+            self.alive[runtime_id] = self.table.wake(runtime_id, 3).state
+        except NoSlot:
+            assert before.state in SLEEPING
+            assert (self.table.held, self.table[runtime_id]) == (SLOTS, before)
+        except IllegalMove:
+            assert self.table[runtime_id] == before
+        else:
+            assert self.table.held == held + (before.state in SLEEPING)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        runtime_id = self._any(data)
+        held, replica = self.table.held, self.table[runtime_id]
+        heirs = sum(start.after == runtime_id for start in self.starts)
+        assert self.table.remove(runtime_id) == replica
+        assert self.table.remove(runtime_id) is None
+        assert self.table.held == held - replica.holds_slot + heirs
+        del self.alive[runtime_id]
+
+    @invariant()
+    def holds(self) -> None:
+        self.table.check_integrity()
+        assert {replica.runtime_id: replica.state for replica in self.table} == self.alive
+        assert self.table.held <= SLOTS
+        for which in KEYS:
+            live = [each for each in self.table.of(which) if each.state in ("restoring", "ready")]
+            assert self.table.live(which) == len(live) + sum(start.key == which for start in self.starts)
+
+
+Table.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestTable = Table.TestCase
+
+
+def _table(state: ReplicaState) -> ReplicaTable:
+    table = ReplicaTable(SLOTS)
+    bound = state not in (*UNBOUND, ReplicaState.ENDING)
+    table.add(Replica("r1", state, 0, key=KEYS[0] if bound else None))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        pytest.param(ReplicaState.READY, ReplicaEvent.END, id="what serves is never ended without a drain"),
+        pytest.param(ReplicaState.DRAINING, ReplicaEvent.BOUND, id="what drains does not serve again"),
+        pytest.param(ReplicaState.JOB, ReplicaEvent.PARKED, id="a standby that ran a job is not parked again"),
+        pytest.param(ReplicaState.RESTORING, ReplicaEvent.PARKED, id="what was bound is not parked again"),
+        pytest.param(ReplicaState.ENDING, ReplicaEvent.BOUND, id="what was told to end does not serve"),
+        pytest.param(ReplicaState.FORKED, ReplicaEvent.TOOK_JOB, id="what is not parked takes no job"),
+        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.PARKED, id="what sleeps is no standby"),
+        pytest.param(ReplicaState.ASLEEP, ReplicaEvent.BOUND, id="what sleeps does not serve before it woke"),
+        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.BOUND, id="nor does what has dropped its weights"),
+        pytest.param(ReplicaState.ASLEEP2, ReplicaEvent.SLEPT, id="what has dropped its weights has none by itself"),
+        pytest.param(ReplicaState.READY, ReplicaEvent.DROPPED, id="what serves keeps its weights"),
+        pytest.param(ReplicaState.RESTORING, ReplicaEvent.DOZE, id="what does not serve does not fall asleep"),
+    ],
+)
+def test_transition_table_refuses_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:
+    """The shape of the table keeps the two rules of the docstring."""
+    table = _table(state)
+    with pytest.raises(IllegalMove):
+        table.move("r1", event, 1)
+    assert table["r1"].state is state
+
+
+@pytest.mark.parametrize("state", sorted(SLEEPING))
+def test_sleeper_that_ends_holds_no_slot(state: ReplicaState) -> None:
+    """It gave its slot back when it fell asleep: its end takes none from others, and frees none."""
+    table = ReplicaTable(1)
+    table.add(Replica("r1", state, 0, key=KEYS[0]))
+    table.add(Replica("r2", ReplicaState.READY, 0, key=KEYS[1]))
+    table.move("r1", ReplicaEvent.END, 1)
+    assert (table.held, table.leaving()) == (1, 0)
+    table.remove("r2")
+    table.begin(KEYS[1], 2)
+
+
+def test_duplicate_runtime_id_is_refused() -> None:
+    """Ids are given once."""
+    table = _table(ReplicaState.STANDBY)
+    with pytest.raises(ValueError, match="exists"):
+        table.add(Replica("r1", ReplicaState.FORKED, 0))
+
+
+def test_integrity_check_finds_broken_index() -> None:
+    """Negative control: a replica behind the index's back turns the check red."""
+    table = _table(ReplicaState.READY)
+    table.check_integrity()
+    table._replicas["r1"] = replace(table._replicas["r1"], key=KEYS[1])
+    with pytest.raises(AssertionError):
+        table.check_integrity()

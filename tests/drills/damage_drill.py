@@ -1,0 +1,150 @@
+"""Start an installation over one damaged file of its data directory, and compare what came of it with the matrix.
+
+The directory is that of an installation that was killed with all its processes, so everything that a start repairs is
+there. Chunks, packs and staged pushes are damaged in `tests/snapshotter` and `tests/weightcache`, segments in
+`tests/spool`, the journal in `tests/controlplane`, meter pages in `tests/kelvin`.
+"""
+
+import shlex
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from coldstart_bench.harness.request_outcome import BillTotals, bill_totals_of
+from tests.drills.drill_installation import DrillInstallation, running_drill_installation, wait
+from tests.drills.matrix import DamageKind, StartOutcome, start_expected
+from tests.drills.operations import ROOT, PreconditionFailed
+from tests.drills.stage_drill import DrillContext, kill, run_cell
+
+SECRETS: Final = ("ca.pem", "tls/ca.key", "once.key", "attest.key", "admin.key", "default.key")
+KEYS: Final = ("admin.key", "default.key")  # of the drill's own client
+FRIEND: Final = "trust/friend.pem"
+PRICES: Final = "prices.toml"  # KELVIN_PRICE_BOOK
+# By warnings that do not have a file's name.
+WARNING_TEXTS: Final = {"run/feed": "the feed that was kept can't be read"}
+
+
+@dataclass(frozen=True, slots=True)
+class KilledInstallation:
+    """The data directory of an installation that had pushed, answered and billed, and was killed as a whole."""
+
+    data: Path
+    totals: BillTotals  # on its bill
+
+
+def drill_damage(context: DrillContext, cells: Collection[tuple[str, DamageKind]]) -> None:
+    """Start over each of these damages, each on a copy of its own."""
+    killed = _killed(context)
+    for number, (file, damage) in enumerate(cells):
+        cell = partial(_start_over, killed, context.work / f"damaged-{number}", file, damage)
+        context.tell(run_cell(f"{file}/{damage}", cell))
+
+
+def _killed(context: DrillContext) -> KilledInstallation:
+    data = context.work / "damage" / "data"
+    data.mkdir(parents=True)
+    shutil.copyfile(ROOT / "controlplane" / "price_book.toml", data / PRICES)
+    ground = DrillInstallation(data, settings=_settings(data))
+    with running_drill_installation(ground, context.models.served):
+        ground.expect_answer()
+        if wrong := ground.settle([]):
+            raise PreconditionFailed(f"before the damage: {wrong}")
+        totals = bill_totals_of(ground.bill())
+        wait((data / "run" / "feed").exists, "the feed is kept")
+        ground.note_family()
+        kill(ground.everything())
+        ground.gone()
+    (data / FRIEND).parent.mkdir()
+    shutil.copyfile(data / "attest.pub", data / FRIEND)
+    for name in ("exits.json", "succession", "decider"):
+        with (data / "run" / name).open("a") as file:
+            file.write("[]\n")
+    return KilledInstallation(data, totals)
+
+
+def _settings(data: Path) -> dict[str, str]:
+    return {"KELVIN_PRICE_BOOK": str(data / PRICES), "KELVIN_BACKUP": str(data.parent / f"{data.name}-backup")}
+
+
+def _start_over(killed: KilledInstallation, place: Path, file: str, damage: DamageKind) -> tuple[None, list[str]]:
+    """Return what is not as the matrix has it."""
+    data = place / "data"
+    shutil.copytree(killed.data, data, ignore=lambda _, names: [name for name in names if name.endswith(".sock")])
+    shutil.copytree(_settings(killed.data)["KELVIN_BACKUP"], _settings(data)["KELVIN_BACKUP"])
+    shutil.rmtree(data / "logs")
+    _damage(data / file, damage)
+    before = {name: (data / name).read_bytes() for name in SECRETS}
+    expected = start_expected(file, damage)
+    ground = DrillInstallation(data, settings=_settings(data))
+    try:
+        ground.begin()
+        is_ready = ground.becomes_ready()
+        wrong = [f"{name} was overwritten" for name in SECRETS if (data / name).read_bytes() != before[name]]
+        if is_ready:
+            seen, more = _started(ground, killed, file)
+        elif expected is StartOutcome.RESTORED:
+            seen, more = _restored(ground, killed)
+        else:
+            seen, more = _refused(ground, file)
+    finally:
+        ground.abandon()
+    wrong += more + ([] if seen is expected else [f"expected: {expected}; seen: {seen}"])
+    logs = (ground.errors, *(data / "logs").iterdir())
+    return None, wrong + [f"{log.name} has a traceback" for log in logs if "Traceback" in log.read_text()]
+
+
+def _damage(path: Path, damage: DamageKind) -> None:
+    content = path.read_bytes()
+    match damage:
+        case DamageKind.EMPTY:
+            path.write_bytes(b"")
+        case DamageKind.TORN:
+            path.write_bytes(content[: len(content) // 2])
+        case DamageKind.ZEROED:
+            path.write_bytes(bytes(len(content)))
+
+
+def _refused(ground: DrillInstallation, file: str) -> tuple[StartOutcome, list[str]]:
+    status, last = ground.wait_exit(), _last_line(ground)
+    is_named = last.startswith("Error: ") and Path(file).name in last
+    return StartOutcome.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {last}"]
+
+
+def _last_line(ground: DrillInstallation) -> str:
+    """Of its standard error; empty where it said nothing."""
+    return "".join(ground.errors.read_text().strip().splitlines()[-1:])
+
+
+def _restored(ground: DrillInstallation, killed: KilledInstallation) -> tuple[StartOutcome, list[str]]:
+    """What is wrong with the restore that the refusal names, and with the bill after it."""
+    restore = ("restore", _settings(ground.data)["KELVIN_BACKUP"], "--data", str(ground.data), "--replace")
+    refusal = _last_line(ground)
+    if shlex.join(("kelvin", *restore)) not in refusal:
+        return StartOutcome.REFUSED, [refusal]
+    status, _, said = ground.kelvin(*restore)
+    ground.begin()
+    if status != 0 or not ground.becomes_ready():
+        return StartOutcome.REFUSED, [said]
+    for key in KEYS:
+        shutil.copyfile(killed.data / key, ground.data / key)
+    ground.connect()
+    bill = bill_totals_of(ground.bill())
+    return StartOutcome.RESTORED, [] if bill == killed.totals else [f"the bill was {killed.totals}, and is {bill}"]
+
+
+def _started(ground: DrillInstallation, killed: KilledInstallation, file: str) -> tuple[StartOutcome, list[str]]:
+    """Whether the file was named in a log, and what is wrong with the next request and the bill."""
+    for key in KEYS:  # whoever has a copy can go on
+        shutil.copyfile(killed.data / key, ground.data / key)
+    ground.connect()
+    ground.wait_until_whole()
+    ground.count_from(killed.totals)
+    ground.expect_answer()
+    wrong = ground.settle([])
+    lines = [line for log in (ground.data / "logs").iterdir() for line in log.read_text().splitlines()]
+    said = WARNING_TEXTS.get(file, Path(file).name)
+    is_named = any('"warning"' in line and said in line for line in lines)
+    return StartOutcome.WARNED if is_named else StartOutcome.WHOLE, wrong

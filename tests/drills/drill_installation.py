@@ -1,0 +1,410 @@
+"""The installation under drill, as its operator has it: `kelvin up`, HTTPS, the command line, and the process table."""
+
+import contextlib
+import http.client
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from coldstart_bench.clock import SteppedClock
+from coldstart_bench.harness import polling
+from coldstart_bench.harness.installation import (
+    Installation,
+    InstallationFailed,
+    KelvinUpProcess,
+    free_port,
+    run_command,
+)
+from coldstart_bench.harness.request_outcome import (
+    ANSWERED,
+    BillBounds,
+    BillTotals,
+    RequestEnd,
+    bill_differences,
+    bill_totals_of,
+)
+from tests.drills.bill_checks import bounds_of_all, remaining, unexplained_imbalance
+from tests.drills.matrix import VictimProcess
+from tests.drills.operations import KelvinCommand, PreconditionFailed, PushCommand, StreamedRequests
+
+SERVED: Final = "served"
+STANDBYS: Final = 2
+STALL_S: Final = 3
+SETTINGS: Final = {
+    "KELVIN_HOST_BYTES": str(256 << 20),
+    "KELVIN_SLAB_BYTES": str(16 << 20),
+    "KELVIN_NVME_BYTES": str(64 << 20),
+    "KELVIN_KV_BYTES": str(64 << 20),
+    "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
+    "KELVIN_STANDBYS": str(STANDBYS),
+    "KELVIN_DEVICE_SLOTS": "4",
+    "KELVIN_STALL_S": str(STALL_S),
+    "KELVIN_FILTERS": "on",
+}
+SETTLED_S: Final = 30.0
+WAIT_S: Final = 60.0
+AWAY: Final = (OSError, http.client.HTTPException, InstallationFailed)
+_MODULES: Final = {
+    VictimProcess.ACTIVATOR: "activator",
+    VictimProcess.CONTROL_PLANE: "controlplane",
+    VictimProcess.SNAPSHOTTER: "snapshotter",
+    VictimProcess.CACHE: "weightcache",
+    VictimProcess.ZYGOTE: "runtime.app.zygote",
+    VictimProcess.FILTERS: "kelvin.filters",
+}
+
+
+def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
+    """Wait until `is_so()`. Raises PreconditionFailed, naming `what`, after `limit_s`."""
+    if not polling.poll_until_true(is_so, limit_s):
+        raise PreconditionFailed(f"after {limit_s:g} s it is not so that {what}")
+
+
+class DrillInstallation:
+    """One data directory and the installation on it, started as often as it is killed."""
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        program: str = "kelvin.cli.main",
+        settings: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        clock: SteppedClock | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`settings` are added to the drills' own. `step` sets the `clock`. `prefix` is what runs `kelvin up`."""
+        self.data, self.port = data, free_port()
+        self._clock, self._ahead_s = clock, 0
+        self._program, self._options, self._prefix = program, options, prefix
+        self._settings = {**SETTINGS, **(settings or {}), **(clock.settings if clock else {})}
+        self._process: KelvinUpProcess | None = None
+        self._family: list[psutil.Process] = []
+        self._up: Installation | None = None
+        self._counted = BillTotals()
+        self._late = BillBounds()  # what may still come of requests that are counted
+        self._unrecorded = 0  # requests whose replica had counted them when everything was killed
+        self._due: list[RequestEnd] = []  # requests of the drill's own since the bill was looked at
+
+    def __repr__(self) -> str:
+        return f"<Ground {self.data} pid={self._process.pid if self._process else None}>"
+
+    @property
+    def up(self) -> Installation:
+        """Its doors."""
+        assert self._up is not None
+        return self._up
+
+    def start(self) -> None:
+        """`kelvin up`, until it says that it is ready."""
+        self.begin()
+        if not self.becomes_ready():
+            self.wait_exit()
+            raise PreconditionFailed(f"`kelvin up` is not ready: {self.errors.read_text()[-800:]}")
+
+    @property
+    def errors(self) -> Path:
+        """The file with what `kelvin up` says on standard error."""
+        return self.data.parent / f"{self.data.name}.errors"
+
+    def begin(self) -> int:
+        """Start `kelvin up` and return its process id."""
+        self.data.parent.mkdir(parents=True, exist_ok=True)
+        if self._process is not None:
+            self._process.close()
+        self._process = KelvinUpProcess(
+            self.data, self.port, self._settings,
+            options=self._options, program=self._program, prefix=self._prefix, errors=self.errors,
+        )  # fmt: skip
+        return self._process.pid
+
+    def becomes_ready(self) -> bool:
+        """Wait until it says that it is ready, or ends."""
+        assert self._process is not None
+        if "ready" not in self._process.ready_line():
+            return False
+        self.connect()
+        return True
+
+    def connect(self) -> None:
+        """Speak to it with the keys that are in the data directory now."""
+        assert self._process is not None
+        self._up = Installation(self.data, self.port, self._process.pid)
+
+    def count_from(self, totals: BillTotals) -> None:
+        """Take these for what the bill has, on a directory that another installation used before."""
+        self._counted = totals
+
+    def wait_exit(self) -> int:
+        """The exit status of `kelvin up`, which has ended or is about to."""
+        assert self._process is not None
+        return self._process.wait_exit()
+
+    def step(self, seconds: int) -> None:
+        """Set the installation's wall clock so far ahead of this process's. A month that begins counts from nothing."""
+        assert self._clock is not None
+        before = self.month
+        self._clock.step(seconds)
+        self._ahead_s = seconds
+        if self.month != before:
+            self._counted, self._late = BillTotals(), BillBounds()
+
+    @property
+    def month(self) -> str:
+        """The calendar month of the installation's clock."""
+        return time.strftime("%Y-%m", time.gmtime(time.time() + self._ahead_s))
+
+    def stop(self) -> None:
+        """SIGTERM; it has to end well, and nothing of it may be left."""
+        self.note_family()
+        assert self._process is not None
+        # The activator would wait for the TLS end of our idle connections, which we read only with the next answer.
+        self.up.close()
+        self._process.send(signal.SIGTERM)
+        status = self.wait_exit()
+        self.gone()
+        if status != 0:
+            raise PreconditionFailed(f"`kelvin up` ended with {status}")
+
+    def restart(self) -> None:
+        """After the supervisor's death: all others end by themselves, and the directory is free again."""
+        self.gone()
+        self.start()
+
+    def abandon(self) -> None:
+        """Whatever is left of it, ended the hard way."""
+        if self._up is not None:
+            self._up.close()
+        self.note_family()
+        for process in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if self._process is not None:
+            self._process.send(signal.SIGKILL)
+            self._process.close()
+
+    def ask(self, method: str, path: str, body: object | None = None) -> Any:
+        """Of the admin API. Raises one of AWAY while nobody answers."""
+        try:
+            return self.up.admin.request(method, path, body)
+        except AWAY:
+            self.up.admin.close()  # what was begun on it is not gone on with
+            raise
+
+    def kelvin(self, *words: str) -> tuple[int, str, str]:
+        """Run a command to its end. Return its exit code, standard output and standard error."""
+        # With its settings: a command reads some of them, too. Its clock does not step what a command calls today.
+        return run_command(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
+
+    def push(self, directory: Path, model: str, rate: str = "16M") -> PushCommand:
+        """Begin a push."""
+        return PushCommand(directory, model, self.data, rate)
+
+    def call(
+        self, tokens: int, *, times: int = 1, prompt: str = "w1 w2 w3", pace_s: float = 0.0, port: int | None = None
+    ) -> StreamedRequests:
+        """Begin requests to the served model."""
+        body = {"model": SERVED, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        return StreamedRequests(self.address(port), body, times, pace_s)
+
+    def address(self, port: int | None = None) -> dict[str, Any]:
+        """Return where and with which key an outside client calls."""
+        key = (self.data / "default.key").read_text().strip()
+        return {"port": port or self.port, "ca": str(self.data / "ca.pem"), "key": key}
+
+    def replicas(self, model: str = SERVED, *states: str) -> list[dict[str, Any]]:
+        """Return the replicas of all versions of the model, in those states or in any."""
+        versions = self.ask("GET", f"/admin/v1/models/{model}")["versions"]
+        rows = [row for version in versions for row in version["replicas"]]
+        return [row for row in rows if not states or row["state"] in states]
+
+    def replica_row(self, state: str = "ready") -> dict[str, Any]:
+        """Wait until the served model has one replica, in that state, and none that was killed. Return its row."""
+        found: list[dict[str, Any]] = []
+
+        def is_alone() -> bool:
+            found[:] = self.replicas()
+            return len(found) == 1 and found[0]["state"] == state
+
+        wait(is_alone, f"one replica is {state}")
+        return found[0]
+
+    def replica(self, state: str = "ready") -> psutil.Process:
+        """Return the process of `replica_row`."""
+        return psutil.Process(self.replica_row(state)["pid"])
+
+    def standbys(self, runtime: psutil.Process | None) -> list[psutil.Process]:
+        """Processes that have a meter page, and are not the one that has a version, if there is one."""
+        waiting = self._metered() - ({runtime.pid} if runtime else set())
+        return [child for child in self._children() if child.pid in waiting]
+
+    def replica_at_work(self) -> psutil.Process:
+        """Return the process of the served model's replica. Wake it first if none is ready."""
+        if not self.replicas(SERVED, "ready"):
+            self.expect_answer()
+        return self.replica()
+
+    def everything(self) -> list[psutil.Process]:
+        """The supervisor and every process below it."""
+        supervisor = self.process(VictimProcess.SUPERVISOR)
+        return [supervisor, *supervisor.children(recursive=True)]
+
+    def process(self, which: VictimProcess) -> psutil.Process:
+        """The one service of that name; the zygote is the process of its module that has no meter page."""
+        if which is VictimProcess.SUPERVISOR:
+            assert self._process is not None
+            return psutil.Process(self._process.pid)
+        metered = self._metered()
+        module = _MODULES[which]
+        for child in self._children():
+            words = _words(child)
+            if len(words) == 4 and words[3].endswith(module) and child.pid not in metered:
+                return child
+        raise PreconditionFailed(f"no {which} runs")
+
+    def wait_until_whole(self) -> None:
+        """Every process is healthy and ready, and as many standbys are parked as should be at least."""
+
+        def is_whole() -> bool:
+            try:
+                found = self.ask("GET", "/admin/v1/status")
+            except AWAY:
+                return False
+            ready = all(row["healthy"] and row["ready"] for row in found["processes"])
+            return bool(ready and found["device"] and found["device"]["standbys"] >= STANDBYS)
+
+        wait(is_whole, "every process is ready, and the standbys are parked")
+        self.note_family()
+
+    def to_zero(self) -> None:
+        """Stop the served model, and wait until no replica of it is left."""
+
+        def is_at_zero() -> bool:
+            try:
+                self.ask("POST", f"/admin/v1/models/{SERVED}/stop")
+                return not self.replicas()
+            except AWAY:
+                return False
+
+        wait(is_at_zero, "the model is at zero")
+
+    def bill(self) -> Any:
+        """Return this month's bill."""
+        return self.ask("GET", f"/admin/v1/billing/report?month={self.month}")
+
+    def settle(self, endings: Iterable[RequestEnd]) -> list[str]:
+        """What is wrong with the bill after these requests, once it has had time to hear of them; counts from there."""
+        endings = [*endings, *self._due]
+        bounds = bounds_of_all(endings) + self._late
+        self._unrecorded += sum(each.unrecorded and each.words > 0 for each in endings)
+        self._due.clear()
+        found = BillTotals()
+
+        def amiss() -> list[str]:
+            nonlocal found
+            with contextlib.suppress(*AWAY):
+                found = bill_totals_of(self.bill())
+                return bill_differences(self._counted, found, bounds)
+            return ["the bill can't be asked for"]
+
+        wrong = polling.remaining(amiss, SETTLED_S)
+        self._late = BillBounds() if wrong else remaining(self._counted, found, bounds)
+        self._counted = found
+        return wrong
+
+    def unsettled(self) -> list[str]:
+        """Return what the bill has gained since `settle` that no request explains."""
+        return bill_differences(self._counted, bill_totals_of(self.bill()), self._late)
+
+    def unbalanced(self) -> list[str]:
+        """Return what `kelvin billing report` names of this month, except for requests that nobody could record."""
+        status, out, err = self.kelvin("billing", "report", "--format", "json", "--month", self.month)
+        if status not in (0, 2):
+            return [f"kelvin billing report ends with {status}: {err.strip()}"]
+        return unexplained_imbalance(json.loads(out), self._unrecorded)
+
+    def expect_answer(self) -> None:
+        """The next request. Raises PreconditionFailed where it is not answered."""
+        with self.call(3) as call:
+            (ending,) = call.endings()
+        self._due.append(ending)
+        if ending.outcome != ANSWERED:
+            raise PreconditionFailed(f"the next request is {ending.outcome}")
+
+    def billing(self) -> KelvinCommand:
+        """Begin asking for the bill."""
+        return KelvinCommand(["billing", "report", "--format", "json", "--data", str(self.data)])
+
+    def wait_for_connection(self, client: int) -> None:
+        """Wait until that process is connected to the activator."""
+
+        def is_connected() -> bool:
+            ends = psutil.Process(client).net_connections("tcp")
+            return any(end.status == psutil.CONN_ESTABLISHED and end.raddr.port == self.port for end in ends)
+
+        wait(is_connected, "the client is connected")
+
+    def _children(self) -> list[psutil.Process]:
+        if self._process is None:
+            return []
+        try:
+            return psutil.Process(self._process.pid).children()
+        except psutil.NoSuchProcess:
+            return []
+
+    def _metered(self) -> set[int]:
+        """Process ids of standbys and runtimes."""
+        return {int(page.name.partition(".")[0]) for page in (self.data / "run" / "meters").glob("[0-9]*")}
+
+    def family(self) -> list[psutil.Process]:
+        """Return what was noted, dead or alive."""
+        return list(self._family)
+
+    def note_family(self) -> None:
+        """Remember what runs now: all of it has to be gone with its supervisor."""
+        known = {process.pid for process in self._family}
+        self._family += [child for child in self._children() if child.pid not in known]
+
+    def gone(self) -> None:
+        """Wait for the end of every process that was noted. Raises PreconditionFailed."""
+        self.wait_exit()
+        if self._up is not None:
+            self._up.close()
+        _, alive = psutil.wait_procs(self._family, timeout=WAIT_S)  # one that is still loading hears of it afterwards
+        if alive:
+            raise PreconditionFailed(
+                f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}"
+            )
+        self._family.clear()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+@contextlib.contextmanager
+def running_drill_installation(ground: DrillInstallation, directory: Path) -> Iterator[DrillInstallation]:
+    """Start the installation, and have it serve the model of that directory. What is left of it after the block is
+    killed: call `ground.stop()` to see it end well.
+    """
+    try:
+        ground.start()
+        first = ground.push(directory, SERVED)
+        if first.outcome() != ANSWERED:
+            raise PreconditionFailed(f"the first push is {first.outcome()}: {json.dumps(first.said())}")
+        ground.ask("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
+        ground.expect_answer()
+        wrong = ground.settle([])
+        if wrong:
+            raise PreconditionFailed(f"the first request: {wrong}")
+        yield ground
+    finally:
+        ground.abandon()

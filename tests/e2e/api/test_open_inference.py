@@ -1,0 +1,70 @@
+"""schemathesis drives the Open Inference Protocol's routes by our description of them: no 5xx, nothing undocumented."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart_bench.harness.installation import Installation
+from tests.consistency.api_conformance import drive, operations, with_examples
+from tests.consistency.documented_facts import DOCS, routes_of_front
+from tests.runtime.predictor import models
+
+pytestmark = pytest.mark.deep
+
+DOCUMENT = json.loads((DOCS / "open-inference.json").read_text())
+BODY = {
+    "id": "42",
+    "inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [[1, 2, 3, 4], [0.5, -1, 0, 9]]}],
+    "outputs": [{"name": "y"}],
+}
+# What each must have answered while it was looked at: else the run shows less than it seems to.
+REACHED = {("get", 200), ("get", 404), ("post", 200), ("post", 400), ("post", 404)}
+
+
+@pytest.fixture(scope="module")
+def version(kelvin: Installation, scratch: Path) -> str:
+    """Of a model to call."""
+    directory = scratch / "described"
+    directory.mkdir()
+    (directory / "model.onnx").write_bytes(models.regression().SerializeToString())
+    return kelvin.push(directory, "described")
+
+
+def filled(version: str) -> Any:
+    """The description with values that name what is there."""
+    infer = {operation for operation in operations(DOCUMENT) if operation[0] == "POST"}
+    parameters = {"model": "described", "version": version[:12]}
+    return with_examples(DOCUMENT, parameters, dict.fromkeys(infer, BODY))
+
+
+def test_it_describes_every_route() -> None:
+    """Each route of the protocol that there is, and no other."""
+    real = {route for route in routes_of_front() if route[1].startswith("/v2")}
+    named = {
+        (method, path.replace("{model}", "{}").replace("{version}", "{}")) for method, path in operations(DOCUMENT)
+    }
+    assert named == real
+
+
+def test_as_described(kelvin: Installation, version: str, tmp_path: Path) -> None:
+    """Whatever is sent: an answer that the description has, in its form, and never a defect of ours."""
+    key = (kelvin.data / "default.key").read_text().strip()
+    url = f"https://localhost:{kelvin.port}"
+    verdict = drive(url, kelvin.data / "ca.pem", filled(version), tmp_path, key, examples=40)
+    assert verdict.sound, verdict.said
+    reached = {(method.lower(), status) for (method, path), seen in verdict.statuses.items() if path for status in seen}
+    assert reached >= REACHED
+
+
+def test_an_undocumented_answer_is_found(kelvin: Installation, version: str, tmp_path: Path) -> None:
+    """Negative control: with an answer taken out of the description, the same run goes red."""
+    key = (kelvin.data / "default.key").read_text().strip()
+    document = filled(version)
+    path = "/v2/models/{model}"
+    del document["paths"][path]["get"]["responses"]["200"]
+    url = f"https://localhost:{kelvin.port}"
+    verdict = drive(url, kelvin.data / "ca.pem", document, tmp_path, key, examples=5, only=path)
+    assert not verdict.sound
+    assert "Undocumented" in verdict.said

@@ -1,0 +1,233 @@
+"""An activator at one address, a snapshotter at a second one, control plane and runtimes at a third: mutual TLS is all
+that is between them, and its certificates and authorities change while it is in use.
+"""
+
+import contextlib
+import http.client
+import json
+import shutil
+import signal
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coldstart_bench.harness.installation import Installation, free_port, running_installation
+from kelvin.contracts.roles import Role
+from kelvin.crypto.trust_roots import PUBLIC_FILE, SECRET_FILE
+from tests.e2e.commands import run_to_end
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.installation_processes import service, services
+from tests.e2e.installation_state import is_recorded, log_lines
+from tests.kelvin.crypto.pki import Authority, write
+
+pytestmark = pytest.mark.deep
+
+HERE, THERE, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+ROLES = (Role.CONTROLPLANE, Role.SNAPSHOTTER, Role.RUNTIME, Role.ACTIVATOR)
+ONE, TWO = Authority("one"), Authority("two")
+READ_AGAIN = "our certificate was read again"
+BODY = {"model": "llama", "prompt": "w1 w2", "max_tokens": 3, "temperature": 0}
+
+
+@dataclass
+class Elsewhere:
+    """The activator, and what both ends are known by."""
+
+    data: Path
+    port: int
+    key: str
+    process: "subprocess.Popen[bytes]"
+
+    def ask(self, method: str, path: str, body: object = None, key: str | None = None) -> tuple[int, bytes, str]:
+        """Status, body, the request's id. Over a connection of its own."""
+        tls = ssl.create_default_context(cafile=str(self.data / "ca.pem"))
+        tls.check_hostname = False  # its leaf is for localhost
+        with contextlib.closing(http.client.HTTPSConnection(HERE, self.port, context=tls, timeout=120)) as there:
+            headers = {"authorization": f"Bearer {key or self.key}", "content-type": "application/json"}
+            there.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = there.getresponse()
+            return answer.status, answer.read(), answer.headers["x-request-id"]
+
+    def is_ready(self) -> bool:
+        """Whether it answers and knows the model."""
+        assert self.process.poll() is None, (self.data / "log").read_text()
+        with contextlib.suppress(OSError):
+            return self.ask("GET", "/v1/models/llama")[0] == 200
+        return False
+
+
+def _reread(data: Path) -> int:
+    """How often a process read its certificate again."""
+    return (data / "log").read_text().count(READ_AGAIN)
+
+
+def _certify(inner: Path, of: Authority, *bundle: Authority) -> None:
+    for role in ROLES:
+        write(inner / role, of.of(role), *bundle)
+
+
+def _settings(data: Path, inner: Path, **more: str) -> dict[str, str]:
+    return {**SETTINGS, "KELVIN_DATA": str(data), "KELVIN_INNER_TLS": str(inner), **more}
+
+
+@contextlib.contextmanager
+def _process(module: str, settings: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """On a host of its own: it has its data directory for itself. It ends well."""
+    with service(Path(settings["KELVIN_DATA"], "log"), settings, module) as process:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def inner(scratch: Path) -> Path:
+    """Certificates of every role."""
+    place = scratch / "inner"
+    _certify(place, ONE, ONE)
+    return place
+
+
+@pytest.fixture(scope="module")
+def places() -> dict[str, str]:
+    """Where the activator finds the others."""
+    return {
+        "KELVIN_CONTROL": f"https://{THERE}:{free_port()}",
+        "KELVIN_SNAPSHOTTER": f"https://{THIRD}:{free_port()}",
+    }
+
+
+@pytest.fixture(scope="module")
+def kelvin(scratch: Path, llama: Path, inner: Path, places: dict[str, str]) -> Iterator[Installation]:
+    """What is there."""
+    settings = {
+        **SETTINGS,
+        "KELVIN_INNER_TLS": str(inner),
+        "KELVIN_CONTROL_LISTEN": places["KELVIN_CONTROL"].removeprefix("https://"),
+        "KELVIN_RUNTIME_LISTEN": f"{THERE}:0",
+    }
+    with running_installation(scratch / "there", settings=settings) as installation:
+        installation.push(llama, "llama")
+        installation.admin.request("PUT", "/admin/v1/models/llama/scale", {"max": 1})
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def snapshotter(kelvin: Installation, scratch: Path, inner: Path, places: dict[str, str]) -> Iterator[Path]:
+    """Of the same installation: it has its store and its key."""
+    data = scratch / "third"
+    data.mkdir()
+    for name in (SECRET_FILE, PUBLIC_FILE):
+        shutil.copy2(kelvin.data / name, data / name)
+    listen = places["KELVIN_SNAPSHOTTER"].removeprefix("https://")
+    settings = _settings(
+        data, inner, KELVIN_CONTROL=places["KELVIN_CONTROL"], KELVIN_SNAPSHOTTER_LISTEN=listen,
+        KELVIN_STORE=(kelvin.data / "store").as_uri(),
+    )  # fmt: skip
+    with _process("snapshotter", settings):
+        kelvin.wait((data / "run" / "snapshotter.sock").exists, "the snapshotter listens")
+        yield data
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    kelvin: Installation, snapshotter: Path, scratch: Path, inner: Path, places: dict[str, str]
+) -> Iterator[Elsewhere]:
+    """What is here."""
+    data, port = scratch / "here", free_port()
+    data.mkdir()
+    settings = _settings(data, inner, **places, KELVIN_HOST="0.0.0.0", KELVIN_PORT=str(port))
+    with _process("activator", settings) as process:
+        found = Elsewhere(data, port, (kelvin.data / "default.key").read_text().strip(), process)
+        kelvin.wait(found.is_ready, "the activator elsewhere knows the model")
+        yield found
+
+
+def test_a_version_at_zero_is_woken_from_another_host(kelvin: Installation, elsewhere: Elsewhere) -> None:
+    """Feed, poke, request, frames, record: all of it crosses, and the ledger has the request of that activator."""
+    kelvin.to_zero("llama")
+    status, raw, request_id = elsewhere.ask("POST", "/v1/completions", BODY)
+    assert status == 200, raw
+    assert json.loads(raw)["usage"]["completion_tokens"] == 3
+    kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
+    assert kelvin.door.request("POST", "/v1/completions", BODY)["choices"] == json.loads(raw)["choices"]
+    assert not [line for line in log_lines(kelvin) if "activator lost" in line["message"]]  # its spool is not here
+
+
+def test_a_model_is_pushed_from_another_host(kelvin: Installation, elsewhere: Elsewhere, qwen2: Path) -> None:
+    """Through the activator to a snapshotter, which asks the control plane for gate, seal and registration."""
+    door = ["--url", f"https://localhost:{elsewhere.port}", "--ca", str(elsewhere.data / "ca.pem")]
+    key = ["--key", str(kelvin.data / "admin.key")]
+    status, _, err = run_to_end("push", str(qwen2), "--name", "pushed", *door, *key)
+    assert status == 0, err
+    kelvin.wait(lambda: elsewhere.ask("GET", "/v1/models/pushed")[0] == 200, "the activator elsewhere knows it")
+    status, raw, _ = elsewhere.ask("POST", "/v1/completions", BODY | {"model": "pushed"})
+    assert status == 200, raw
+
+
+def test_requests_go_on_while_the_control_plane_is_replaced(kelvin: Installation, elsewhere: Elsewhere) -> None:
+    """It is killed and comes back: what is ready serves, and the records arrive."""
+    elsewhere.ask("POST", "/v1/completions", BODY)
+    before = services(kelvin)["controlplane"]
+    before.kill()
+    answers = [elsewhere.ask("POST", "/v1/completions", BODY) for _ in range(5)]
+    assert [status for status, _, _ in answers] == [200] * 5
+    kelvin.wait(lambda: all(is_recorded(kelvin, name) for *_, name in answers), "the records are in the ledger")
+    assert services(kelvin)["controlplane"].pid != before.pid
+
+
+def test_callers_reach_what_is_behind(kelvin: Installation, elsewhere: Elsewhere) -> None:
+    """Administration and the objects at rest, for keys that may."""
+    admin = (kelvin.data / "admin.key").read_text().strip()
+    assert elsewhere.ask("GET", "/admin/v1/models", key=admin)[0] == 200
+    status, raw, _ = elsewhere.ask("POST", "/push/v1/fsck", key=admin)
+    assert status == 200, raw
+    assert elsewhere.ask("GET", "/admin/v1/models")[0] == 403
+
+
+def test_certificates_change_while_requests_run(
+    kelvin: Installation, elsewhere: Elsewhere, snapshotter: Path, inner: Path
+) -> None:
+    """A bundle of two authorities, the other one's leaves, the first one gone: no request fails."""
+    stop, statuses = threading.Event(), list[int]()
+
+    def load() -> None:
+        while not stop.is_set():
+            statuses.append(elsewhere.ask("POST", "/v1/completions", BODY)[0])
+
+    def reread() -> dict[str, int]:
+        lines = [line["message"] for line in log_lines(kelvin, "controlplane")]
+        return {"here": _reread(elsewhere.data), "third": _reread(snapshotter), "there": lines.count(READ_AGAIN)}
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for of, bundle in ((ONE, (ONE, TWO)), (TWO, (ONE, TWO)), (TWO, (TWO,))):
+            before, asked = reread(), len(statuses)
+            _certify(inner, of, *bundle)
+            kelvin.wait(
+                lambda before=before: all(now > before[name] for name, now in reread().items()),  # type: ignore[misc]
+                "all have read it",
+            )
+            kelvin.wait(lambda asked=asked: len(statuses) > asked + 5, "requests ran since")  # type: ignore[misc]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
+    assert set(statuses) == {200}
+    kelvin.to_zero("llama")  # so that all that follows is of new connections
+    assert elsewhere.ask("POST", "/v1/completions", BODY)[0] == 200
+
+
+def test_another_roles_certificate_starts_no_activator(scratch: Path, inner: Path, places: dict[str, str]) -> None:
+    """It ends at once, and says which setting is at fault."""
+    log = scratch / "none.log"
+    with service(log, _settings(scratch / "none", inner / Role.RUNTIME, **places), "activator") as process:
+        assert process.wait(60) == 2
+    assert "KELVIN_INNER_TLS=" in log.read_text()
+    assert "is for the role runtime, not spiffe://kelvin/activator" in log.read_text()

@@ -1,0 +1,75 @@
+"""A replica killed in the middle of an answer: told, replaced, and billed for what was delivered."""
+
+import contextlib
+import os
+import signal
+
+from coldstart_bench.harness.installation import Installation
+from tests.e2e.https_client import complete, connect, headers
+from tests.e2e.installation_state import bill, cache, is_recorded, living, replicas, report
+from tests.e2e.tiny_models import words_of
+
+
+def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str:
+    """Stream, kill the replica after some events, read to the end; everything that came."""
+    connection, pids = connect(kelvin), [replica["pid"] for replica in replicas(kelvin, model)]
+    body = f'{{"model": "{model}", "prompt": "w1 w2 w3", "max_tokens": 3000, "temperature": 0, "stream": true}}'
+    connection.request("POST", "/v1/completions", body, headers(kelvin))
+    seen, lines = 0, []
+    for line in connection.getresponse():
+        lines.append(line.decode())
+        seen += line.startswith(b"data: {")
+        if seen == after_events and line.startswith(b"data: {"):
+            for pid in pids:  # one that another test stopped may be listed still
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    connection.close()
+    return "".join(lines)
+
+
+def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_was_delivered(
+    kelvin: Installation,
+) -> None:
+    """The stream ends with an error event, the next request is served, and the bill counts the delivered tokens."""
+    marker = complete(kelvin, "llama", "w1", max_tokens=1)
+    assert marker.status == 200
+    kelvin.wait(lambda: is_recorded(kelvin, marker.headers["x-request-id"]), "every record is in the ledger")
+    before = bill(kelvin)
+    raw = _stream_and_kill(kelvin, "llama", 3)
+    assert "event: error" in raw
+    assert '"replica_lost"' in raw
+    assert "[DONE]" not in raw
+    last = complete(kelvin, "llama", "w1 w2", max_tokens=2)
+    assert last.status == 200
+    kelvin.wait(lambda: is_recorded(kelvin, last.headers["x-request-id"]), "the last one, too")
+    after = bill(kelvin)
+    assert after["requests"].get("replica_lost", 0) == before["requests"].get("replica_lost", 0) + 1
+    kelvin.wait(lambda: cache(kelvin)["leases"] == living(kelvin), "the dead replica's lease is gone")
+    assert after["completion_tokens"] == before["completion_tokens"] + words_of(raw) + 2
+
+
+def test_nothing_leaks_after_many_hangups(kelvin: Installation) -> None:
+    """After clients that hang up at every point, the replica has no request, all blocks, and no more descriptors."""
+    complete(kelvin, "llama", "w1", max_tokens=1)
+    before = report(kelvin, "llama")
+    for events in (0, 1, 2, 5, 9):
+        for _ in range(4):
+            connection = connect(kelvin)
+            body = '{"model": "llama", "prompt": "w1 w2", "max_tokens": 3000, "stream": true}'
+            connection.request("POST", "/v1/completions", body, headers(kelvin))
+            if events:
+                answer = connection.getresponse()
+                for _line in zip(range(events), answer, strict=False):
+                    pass
+            connection.close()
+
+    def quiet() -> bool:
+        now = report(kelvin, "llama")
+        return bool(
+            now.running == 0
+            and now.waiting == 0
+            and now.kv_blocks_free == now.kv_blocks_total
+            and now.open_files <= before.open_files + 2
+        )
+
+    kelvin.wait(quiet, "the replica is as before")

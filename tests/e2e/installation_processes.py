@@ -1,0 +1,61 @@
+"""The processes of an installation, as its operator's process table shows them. Any of them may end meanwhile."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from coldstart_bench.harness.installation import Installation, KelvinUpProcess, free_port
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Its words; none where it has ended."""
+    try:
+        return process.cmdline()
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return []
+
+
+def refused_start(
+    data: Path, settings: Mapping[str, str] | None = None, *, port: int | None = None, options: Sequence[str] = ()
+) -> str:
+    """What `kelvin up` says of why it does not start: it is never ready, and ends with 1."""
+    with KelvinUpProcess(data, port or free_port(), settings, options=options) as process:
+        assert (process.ready_line(), process.wait_exit()) == ("", 1), process.said()
+        return process.said()
+
+
+@contextlib.contextmanager
+def service(log: Path, settings: Mapping[str, str], *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """`python -m` with these words, one process of a host of its own. Killed in the end, if it still runs."""
+    with log.open("ab") as said:
+        process = subprocess.Popen([sys.executable, "-m", *words], env={**os.environ, **settings}, stderr=said)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def supervisor(installation: Installation) -> psutil.Process:
+    """Its `kelvin up`."""
+    return psutil.Process(installation.pid)
+
+
+def services(installation: Installation) -> dict[str, psutil.Process]:
+    """The services that live, by module."""
+    named = [(command(process), process) for process in supervisor(installation).children()]
+    return {words[3]: process for words, process in named if len(words) == 4}
+
+
+def mapped(installation: Installation, library: str) -> dict[str, bool]:
+    """The services that live, by module: whether a file of that name is in their memory."""
+    found = {}
+    for module, process in services(installation).items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[module] = any(library in row.path for row in process.memory_maps())
+    return found

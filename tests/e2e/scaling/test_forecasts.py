@@ -1,0 +1,58 @@
+"""How long a start will take is said before it, by tier, and how right that was is shown after it."""
+
+from typing import Any
+
+import pytest
+
+from coldstart_bench.harness.installation import Installation
+from tests.e2e.commands import run
+from tests.e2e.https_client import complete
+from tests.e2e.tiny_models import prompt_of
+
+pytestmark = pytest.mark.deep
+
+
+def starts(kelvin: Installation) -> Any:
+    """What the admin API says of starts of the version that `prod` names."""
+    found = kelvin.admin.request("GET", "/admin/v1/models/llama/starts")["versions"]
+    return next(version for version in found if "prod" in version["aliases"])
+
+
+def held(kelvin: Installation) -> set[str]:
+    """The tiers that a start would take its bytes from."""
+    expected = starts(kelvin)["expected"]
+    return {name for name, count in expected["bytes_by_tier"].items() if count} if expected else set()
+
+
+def started(kelvin: Installation, tier: str) -> Any:
+    """Start it from that tier until a forecast came in time; what was said before the start, and the error after it."""
+    for _ in range(10):
+        kelvin.forget("host") if tier == "nvme" else kelvin.to_zero("llama")
+        kelvin.wait(lambda: held(kelvin) == {tier}, f"all of it is in the tier '{tier}'")
+        before = starts(kelvin)
+        assert complete(kelvin, "llama", prompt_of([5, 9, 12]), max_tokens=1).status == 200
+        after = starts(kelvin)["past"]
+        if after and after != before["past"]:
+            return before["expected"], after[-1]
+    raise AssertionError("no start was foretold in time")
+
+
+def test_a_start_is_foretold_by_tier_and_its_error_shown(kelvin: Installation) -> None:
+    """From the host tier and from NVMe: bytes where they are, a time from measured rates, then what it took."""
+    assert complete(kelvin, "llama", prompt_of([5, 9, 12]), max_tokens=1).status == 200
+    total = kelvin.model("llama")["versions"][0]["total_bytes"]
+    for tier in ("host", "nvme"):
+        expected, past = started(kelvin, tier)
+        assert 0 < expected["bytes_by_tier"][tier] <= total
+        assert (expected["bytes_s"] > 0) == (tier == "nvme")
+        longest = max(expected["process_s"], expected["bytes_s"])
+        assert abs(expected["ready_s"] - longest - expected["lease_s"] - expected["bind_s"]) < 1e-6
+        assert past["tier"] == tier
+        assert past["predicted_s"] > 0
+        assert past["actual_s"] > 0
+        page = kelvin.admin.text("/admin/v1/metrics")
+        assert f'kelvin_eta_ratio_count{{process="controlplane",tier="{tier}"}}' in page
+    assert starts(kelvin)["expected"]["rates"]["nvme"]["loads"] > 0, "measured, not guessed"
+    said = run(kelvin, "explain", "start", "llama")
+    assert "first token in" in said
+    assert "actual / predicted" in said

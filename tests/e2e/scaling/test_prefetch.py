@@ -1,0 +1,37 @@
+"""Bytes move while a start waits for its process. What a deploy brings ahead is in `test_commands`."""
+
+from pathlib import Path
+
+import pytest
+
+from coldstart_bench.harness.installation import Installation, InstallationFailed, running_installation
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.https_client import complete
+from tests.e2e.installation_state import cache, chunk_reads, chunks, wait_cache_idle
+
+
+def is_forgotten(kelvin: Installation) -> bool:
+    """Whether the host tier could be emptied: what is just being written to NVMe keeps its slab."""
+    try:
+        kelvin.admin.request("POST", "/admin/v1/cache/evict", {"tier": "host"})
+    except InstallationFailed:
+        return False
+    return True
+
+
+@pytest.mark.deep
+def test_a_start_without_a_standby_has_its_bytes_brought_meanwhile(tmp_path: Path, llama: Path) -> None:
+    """No standby is parked: the version's bytes do not wait for its process, each chunk is read once, and the start
+    is told where they came from.
+    """
+    with running_installation(tmp_path / "data", settings={**SETTINGS, "KELVIN_STANDBYS": "0"}) as kelvin:
+        kelvin.push(llama, "llama")
+        kelvin.wait(lambda: cache(kelvin)["prefetches"]["done"] >= 1, "what `prod` names was brought")
+        wait_cache_idle(kelvin)
+        kelvin.wait(lambda: is_forgotten(kelvin), "the host tier is empty")
+        done = cache(kelvin)["prefetches"]["done"]
+        before = chunk_reads(kelvin)
+        assert complete(kelvin, "llama", "w1 w2 w3", max_tokens=2).status == 200
+        kelvin.wait(lambda: cache(kelvin)["prefetches"]["done"] == done + 1, "what the start waited for was brought")
+        assert chunk_reads(kelvin) - before == len(set(chunks(kelvin, "llama")))
+        assert cache(kelvin)["leases_hot"] == 0

@@ -1,0 +1,112 @@
+"""Answers that other endpoints than the tests' server give, and that mean something else than they say."""
+
+import asyncio
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from kelvin.blobstore.blob_store import BlobShort, BlobUnavailable, StoreFull
+from kelvin.blobstore.retrying_store import Retry, RetryBudget
+from kelvin.blobstore.s3_location import parse_s3_url
+from kelvin.blobstore.s3_store import S3Store
+from kelvin.contracts.errors import CapacityExceeded
+from tests.eventually import PATIENCE_S
+
+PLACE = parse_s3_url("s3://bucket/p")
+
+
+def refused(code: str, status: int) -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Call")
+
+
+class Endpoint:
+    """Knows one object of `size` bytes by its head, and refuses all else."""
+
+    def __init__(self, size: int, refusal: ClientError) -> None:
+        self._size, self._refusal = size, refusal
+
+    def head_object(self, **_: Any) -> Any:
+        return {"ContentLength": self._size, "ETag": '"e"', "LastModified": datetime.now(UTC), "Body": io.BytesIO()}
+
+    def get_object(self, **_: Any) -> Any:
+        raise self._refusal
+
+    def delete_object(self, **_: Any) -> Any:
+        raise self._refusal
+
+    def put_object(self, **_: Any) -> Any:
+        raise self._refusal
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def ask(endpoint: Endpoint, call: str, *arguments: Any) -> Any:
+    async def main() -> Any:
+        store = S3Store(PLACE, endpoint, retry=Retry(RetryBudget(attempts=1)))
+        try:
+            return await getattr(store, call)("t/a", *arguments)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
+def test_what_was_not_there_is_deleted_all_the_same() -> None:
+    """Amazon answers 204 for it, others 404."""
+    ask(Endpoint(0, refused("NoSuchKey", 404)), "delete")
+    with pytest.raises(BlobUnavailable):
+        ask(Endpoint(0, refused("SlowDown", 503)), "delete")
+
+
+def test_an_object_with_bytes_is_never_read_as_empty() -> None:
+    """416 is believed where nothing is: not where the object's own head says otherwise."""
+    nothing_begins = refused("InvalidRange", 416)
+    assert ask(Endpoint(0, nothing_begins), "read") == b""
+    assert ask(Endpoint(7, nothing_begins), "read", 7) == b""
+    with pytest.raises(BlobShort):
+        ask(Endpoint(7, nothing_begins), "read", 8)
+    with pytest.raises(BlobUnavailable, match="object store"):
+        ask(Endpoint(7, nothing_begins), "read")
+    with pytest.raises(BlobUnavailable, match="object store"):
+        ask(Endpoint(7, nothing_begins), "read", 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("XMinioStorageFull", 507), ("InsufficientStorage", 507), ("QuotaExceeded", 403)]
+)
+def test_full_store_is_told_as_such(code: str, status: int) -> None:
+    """It is not tried again as one that is away is."""
+    endpoint = Endpoint(0, refused(code, status))
+    with pytest.raises(StoreFull) as full:
+        ask(endpoint, "put_if_absent", b"x")
+    assert full.value.failure == CapacityExceeded("bytes in the object store", 1, 0)
+
+
+class Standstill(Endpoint):
+    """Names the same next page on every page of a listing."""
+
+    def __init__(self) -> None:
+        super().__init__(0, refused("SlowDown", 503))
+
+    def list_objects_v2(self, **_: Any) -> Any:
+        return {"Contents": [], "IsTruncated": True, "NextContinuationToken": "t"}
+
+    def list_multipart_uploads(self, **_: Any) -> Any:
+        return {"Uploads": [], "IsTruncated": True, "NextKeyMarker": "p/t/a", "NextUploadIdMarker": "u"}
+
+
+async def test_listing_that_repeats_a_page_ends() -> None:
+    """Otherwise the same page would be requested for ever."""
+    store = S3Store(PLACE, Standstill(), retry=Retry(RetryBudget(attempts=1)))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(BlobUnavailable):
+                [key async for key in store.list("t/")]
+            with pytest.raises(BlobUnavailable):
+                await store.uploads.abort_leftovers()
+    finally:
+        await store.close()

@@ -1,0 +1,353 @@
+"""What a network or an endpoint does to the S3 store is tried again or told as what it is; never are bytes short."""
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+import pytest
+from blake3 import blake3
+
+from kelvin.blobstore.blob_store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore, BlobUnavailable
+from kelvin.blobstore.s3_reads import CancelToken
+from kelvin.blobstore.verifying_store import VerifyingStore
+from tests.eventually import wait
+from tests.faults.fault_proxy import FaultProxy
+from tests.faults.http_faults import (
+    CONFLICT,
+    SLOW_DOWN,
+    AlteredBody,
+    ClosedConnection,
+    DelayedAnswer,
+    Exchange,
+    Fault,
+    LostAnswer,
+    S3Error,
+    StaleAnswer,
+    StalledBody,
+    TruncatedBody,
+    flipped,
+    truncated,
+)
+from tests.kelvin.blobstore.s3_world import BODY, PART, World
+from tests.kelvin.blobstore.suite import keys_of, pieces
+
+pytestmark = pytest.mark.deep
+
+KEYS = [f"t/{n}" for n in range(5)]
+
+
+async def read(store: BlobStore) -> None:
+    assert await store.read("t/0") == BODY
+
+
+async def read_into(store: BlobStore) -> None:
+    into = bytearray(3000)
+    await store.read_into("t/0", 500, memoryview(into))
+    assert bytes(into) == BODY[500:3500]
+
+
+async def stat(store: BlobStore) -> None:
+    assert (await store.stat("t/0")).size == len(BODY)
+
+
+async def listing(store: BlobStore) -> None:
+    assert await keys_of(store, "t/") == KEYS
+
+
+async def put(store: BlobStore) -> None:
+    await store.put_if_absent("t/new", BODY)
+    assert await store.read("t/new") == BODY
+
+
+async def put_pieces(store: BlobStore) -> None:
+    await store.put_if_absent("t/new", pieces())
+    assert await store.read("t/new") == BODY
+
+
+async def delete(store: BlobStore) -> None:
+    await store.delete("t/0")
+
+
+CALLS = {
+    "read": read,
+    "read_into": read_into,
+    "stat": stat,
+    "list": listing,
+    "put": put,
+    "put of pieces": put_pieces,
+    "delete": delete,
+}
+LINE = {
+    "slow down": SLOW_DOWN,
+    "an error of the server": S3Error(500, "InternalError"),
+    "a closed connection": ClosedConnection(),
+    "a lost answer": LostAnswer(),
+}
+BODIES = {"a body that is cut": TruncatedBody(100), "a body that is too short": truncated(100)}
+TABLE = [pytest.param(CALLS[call], fault, id=f"{call}: {name}") for call in CALLS for name, fault in LINE.items()] + [
+    pytest.param(CALLS[call], fault, id=f"{call}: {name}")
+    for call in ("read", "read_into", "list")
+    for name, fault in BODIES.items()
+]
+
+
+@pytest.mark.parametrize(("call", "fault"), TABLE)
+def test_a_fault_is_told_and_the_next_try_succeeds(
+    world: World, call: Callable[[BlobStore], Coroutine[None, None, None]], fault: Fault
+) -> None:
+    """Alone, the store says unavailable, for as long as it lasts; with retries nobody notices a single one."""
+    for key in KEYS:
+        world.plant(key)
+    alone = world.store(read_bytes=700)
+    with world.proxy.faulty(fault), pytest.raises(BlobUnavailable):
+        asyncio.run(call(alone))
+    world.proxy.inject(fault)
+    asyncio.run(call(world.retrying(alone)))
+    assert world.proxy.seen[-1].fault is None
+
+
+def test_tries_are_counted_once(world: World) -> None:
+    """Four in all, whatever boto3 would do by itself."""
+    world.plant("t/a")
+    store = world.retrying(world.store())
+    with world.proxy.faulty(SLOW_DOWN), pytest.raises(BlobUnavailable):
+        asyncio.run(store.stat("t/a"))
+    assert world.proxy.count("HEAD") == 4
+
+
+def test_what_no_retry_mends_is_asked_once(world: World) -> None:
+    """A key that is missing, and a range that is."""
+    world.plant("t/a")
+    store = world.retrying(world.store())
+    with pytest.raises(BlobNotFound):
+        asyncio.run(store.read("t/b", 0, 5))
+    with pytest.raises(BlobShort):
+        asyncio.run(store.read("t/a", len(BODY) - 1, 2))
+    with pytest.raises(BlobShort):
+        asyncio.run(store.read("t/a", len(BODY) + 1, 2))
+    assert world.proxy.count("GET") == 3
+
+
+def test_a_small_object_is_one_round_trip(world: World) -> None:
+    """Manifests and indexes are on the path of a cold start; an empty rest costs a second one."""
+    world.plant("t/a")
+    store = world.store()
+    assert asyncio.run(store.read("t/a")) == BODY
+    assert asyncio.run(store.read("t/a", 100)) == BODY[100:]
+    assert (world.proxy.count("GET"), world.proxy.count("HEAD")) == (2, 0)
+    assert asyncio.run(store.read("t/a", len(BODY))) == b""
+
+
+def test_a_put_whose_answer_was_lost(world: World) -> None:
+    """It is there, whole; that this call made it is not known any more."""
+    world.proxy.inject(LostAnswer(), method="PUT")
+    assert asyncio.run(world.retrying(world.store()).put_if_absent("t/a", BODY)) is False
+    assert world.fetch("t/a") == BODY
+
+
+def test_a_conflict_is_asked_again(world: World) -> None:
+    """409 is neither won nor lost."""
+    world.proxy.inject(CONFLICT, method="PUT", times=2)
+    assert asyncio.run(world.retrying(world.store()).put_if_absent("t/a", BODY)) is True
+    assert world.proxy.count("PUT") == 3
+
+
+def _without(header: str) -> Fault:
+    """A server that does not know a header."""
+
+    def fault(exchange: Exchange) -> None:
+        rest = {name: value for name, value in exchange.request.headers.items() if name != header}
+        exchange.send(exchange.ask(replace(exchange.request, headers=rest)))
+
+    return fault
+
+
+def _saying(header: str, value: str) -> Fault:
+    """An answer with another header."""
+
+    def fault(exchange: Exchange) -> None:
+        answer = exchange.ask()
+        rest = tuple((name, said) for name, said in answer.headers if name.lower() != header)
+        exchange.send(replace(answer, headers=(*rest, (header, value))))
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(_without("range"), id="the whole object instead of a range"),
+        pytest.param(_saying("content-range", f"bytes 1-100/{len(BODY)}"), id="another range"),
+        pytest.param(_saying("content-range", "bytes of some kind"), id="a range that can't be read"),
+        pytest.param(AlteredBody(lambda body: body + b"x"), id="more bytes than were asked for"),
+        pytest.param(AlteredBody(lambda body: b""), id="none"),
+    ],
+)
+def test_another_range_than_was_asked_for(world: World, fault: Fault) -> None:
+    """It is never taken for the right one."""
+    world.plant("t/a")
+    store = world.store()
+    world.proxy.inject(fault, method="GET")
+    with pytest.raises(BlobUnavailable):
+        asyncio.run(store.read("t/a", 0, 100))
+    assert asyncio.run(store.read("t/a", 0, 100)) == BODY[:100]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda body: body[: len(body) // 2], id="half of it"),
+        pytest.param(lambda body: b"no XML at all", id="another text"),
+        pytest.param(lambda body: body.replace(b"<Key>p/", b"<Key>q/"), id="keys of another prefix"),
+        pytest.param(lambda body: body.replace(b"t/1<", b"t/3<"), id="keys out of order"),
+        pytest.param(lambda body: body.replace(b"NextContinuationToken", b"Next"), id="no way to the next page"),
+    ],
+)
+def test_a_listing_that_makes_no_sense(world: World, change: Callable[[bytes], bytes]) -> None:
+    """It is tried again, and is not a shorter listing."""
+    for key in KEYS:
+        world.plant(key)
+    store = world.store()
+    with world.proxy.faulty(AlteredBody(change), method="GET"), pytest.raises(BlobUnavailable):
+        asyncio.run(keys_of(store))
+    world.proxy.inject(AlteredBody(change), method="GET")
+    assert asyncio.run(keys_of(world.retrying(store))) == KEYS
+
+
+def test_ranges_are_of_one_object(world: World) -> None:
+    """Once its ETag is known, every range asks for it; an object that was replaced is read anew, not mixed."""
+    world.plant("t/a")
+    store = world.store(read_bytes=PART)
+    assert asyncio.run(store.read("t/a")) == BODY
+    asked = [seen.request.headers.get("if-match") for seen in world.proxy.seen]
+    assert len(asked) == 10
+    assert asked[0] is None
+    assert None not in asked[1:]
+    other = BODY[::-1]
+    world.plant("t/a", other)
+    with pytest.raises(BlobUnavailable):
+        asyncio.run(store.read_into("t/a", 0, memoryview(bytearray(2000))))
+    assert asyncio.run(store.read("t/a")) == other
+
+
+def test_an_endpoint_without_if_match(world: World) -> None:
+    """Its answers are compared all the same."""
+    world.plant("t/a")
+    store = world.store(read_bytes=PART)
+    asyncio.run(store.stat("t/a"))
+    world.plant("t/a", BODY[::-1])
+    with world.proxy.faulty(_without("if-match")), pytest.raises(BlobUnavailable):
+        asyncio.run(store.read_into("t/a", 0, memoryview(bytearray(2000))))
+
+
+def test_stale_reads(world: World) -> None:
+    """What was not there a moment ago may be missing still, and is found when the endpoint has caught up."""
+    store = world.store()
+    with pytest.raises(BlobNotFound):
+        asyncio.run(store.stat("t/a"))
+    asyncio.run(store.put_if_absent("t/a", BODY))
+    world.proxy.inject(StaleAnswer(), method="HEAD")
+    with pytest.raises(BlobNotFound):
+        asyncio.run(store.stat("t/a"))
+    assert asyncio.run(store.stat("t/a")).size == len(BODY)
+
+
+def test_wrong_bytes_are_for_the_layer_above(world: World) -> None:
+    """The store hands them on; by their digest they are refused. The control is the first half."""
+    key = f"t/manifests/{blake3(BODY).hexdigest()}"
+    world.plant(key)
+    store = world.store()
+    with world.proxy.faulty(flipped(77), method="GET"):
+        assert asyncio.run(store.read(key)) != BODY
+        with pytest.raises(BlobCorrupt):
+            asyncio.run(VerifyingStore(store).read(key))
+    assert asyncio.run(VerifyingStore(store).read(key)) == BODY
+
+
+@pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300)], ids=["no answer", "no more of it"])
+def test_silent_endpoint_is_unavailable(world: World, fault: Fault) -> None:
+    """An endpoint that says nothing is unavailable after `read_s`."""
+    world.plant("t/a")
+    store = world.store(read_s=0.3)
+    with world.proxy.faulty(fault), pytest.raises(BlobUnavailable):
+        asyncio.run(store.read_into("t/a", 0, memoryview(bytearray(1000))))
+
+
+async def test_a_cancelled_read_ends_at_once(world: World) -> None:
+    """Its connections are shut although the client would wait for a minute; nothing writes to the memory any more."""
+    world.plant("t/a")
+    store = world.store(read_bytes=2500)
+    into = bytearray(10_000)
+
+    await store.stat("t/a")  # the ETag: all ranges at once
+    world.proxy.inject(StalledBody(300), method="GET", times=None)
+    read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
+    await asyncio.to_thread(world.proxy.wait_until_seen, 4, "GET")
+    read.cancel()
+    await asyncio.wait({read}, timeout=30)
+    assert read.cancelled()
+    found = bytes(into)
+    world.proxy.lift()
+    assert await store.read("t/a") == BODY
+    assert bytes(into) == found
+
+
+async def test_control_without_the_halt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same read waits for as long as the client does."""
+    monkeypatch.setattr(CancelToken, "set", lambda halt: None)
+    world.plant("t/a")
+    store = world.store()
+
+    world.proxy.inject(StalledBody(300), method="GET", times=None)
+    read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(bytearray(1000))))
+    await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
+    read.cancel()
+    await asyncio.wait({read}, timeout=0.2)
+    assert not read.done()
+    world.proxy.lift()
+    with pytest.raises(asyncio.CancelledError):
+        await read
+
+
+async def test_a_read_that_fails_ends_its_other_ranges(world: World) -> None:
+    """One range is refused while the others stall: the error comes at once."""
+    world.plant("t/a")
+    store = world.store(read_bytes=2500)
+    await store.stat("t/a")
+    world.proxy.inject(StalledBody(300), method="GET", times=3)
+    world.proxy.inject(SLOW_DOWN, method="GET")
+
+    with pytest.raises(BlobUnavailable, match="unavailable"):
+        await asyncio.wait_for(store.read_into("t/a", 0, memoryview(bytearray(10_000))), 30)
+
+
+async def test_no_connection_is_left(world: World) -> None:
+    """After cuts, failures and retries as many are open as there are threads at most, after `close` none."""
+    world.plant("t/a")
+    with FaultProxy(*world.proxy.upstream) as proxy:
+        store = world.store(endpoint=proxy.url, connections=3, read_bytes=500)
+
+        for fault in (TruncatedBody(3), truncated(5), SLOW_DOWN, ClosedConnection()):
+            proxy.inject(fault, method="GET")
+            with contextlib.suppress(BlobUnavailable):
+                await store.read("t/a")
+        for _ in range(3):
+            assert await store.read("t/a") == BODY
+        wait(lambda: 0 < proxy.connections <= 3, "at most three connections stay")
+        await store.close()
+        gc.collect()  # urllib3 closes a pool with its last reference
+        wait(lambda: proxy.connections == 0, "no connection stays")
+
+
+async def test_a_connection_is_used_again(world: World) -> None:
+    """Many calls one after another are one connection."""
+    world.plant("t/a")
+    with FaultProxy(*world.proxy.upstream) as proxy:
+        store = world.store(endpoint=proxy.url, connections=3)
+
+        for _ in range(5):
+            assert await store.read("t/a") == BODY
+            assert await store.read("t/a", 5, 10) == BODY[5:15]
+        assert proxy.connections == 1

@@ -1,0 +1,33 @@
+"""The exit code says whom to ask: the operator, the caller, the model's owner."""
+
+import pytest
+
+from kelvin.cli.artifacts.exit_code_policy import PushExitCode, exit_code_of
+from kelvin.contracts.artifact_errors import ArtifactRejected, ProbeFailed, StorageQuotaExceeded
+from kelvin.contracts.errors import CapacityExceeded, Failure, Forbidden, InvalidRequest, Unauthenticated, Unavailable
+from kelvin.contracts.problem import from_wire, to_wire
+
+
+@pytest.mark.parametrize(
+    ("failure", "want"),
+    [
+        pytest.param(Unavailable("the installation"), PushExitCode.FAILED, id="unreachable"),
+        pytest.param(Unauthenticated(), PushExitCode.FAILED, id="an unknown key"),
+        pytest.param(Forbidden("admin"), PushExitCode.FAILED, id="a key that may not"),
+        pytest.param(ArtifactRejected("x.pt", "pickles"), PushExitCode.ARTIFACT, id="what may not enter"),
+        pytest.param(ProbeFailed("0" * 64, "no"), PushExitCode.ARTIFACT, id="what does not compute"),
+        pytest.param(StorageQuotaExceeded(1, 2, 2), PushExitCode.ROOM, id="the quota"),
+        pytest.param(CapacityExceeded("bytes", 2, 1), PushExitCode.ROOM, id="the disk"),
+    ],
+)
+def test_push_exit_code_follows_the_failure(failure: Failure, want: PushExitCode) -> None:
+    """The same for a failure that came over the wire."""
+    assert exit_code_of(failure) is want
+    assert exit_code_of(from_wire(to_wire(failure))) is want
+
+
+def test_local_invalid_request_is_wrong_usage() -> None:
+    """Found here it is wrong usage; what the installation calls invalid is ours to mend, not the caller's."""
+    wrong = InvalidRequest("model", "No Label", "must be a DNS label")
+    assert exit_code_of(wrong) is PushExitCode.USAGE
+    assert exit_code_of(from_wire(to_wire(wrong))) is PushExitCode.FAILED

@@ -1,0 +1,212 @@
+"""A whole push against a real snapshotter: what is sent, what is said, and what happens when something changes."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from msgspec import structs
+
+from kelvin.cli.artifacts.progress import Progress
+from kelvin.cli.artifacts.push import DEFAULT_SENDERS, TransferOptions, push_directory
+from kelvin.cli.artifacts.push_client import RetryPolicy
+from kelvin.cli.artifacts.push_source import PushSource
+from kelvin.contracts.errors import Refused, Unavailable
+from tests.kelvin.doors import push
+from tests.snapshotter.house import TENANT, House
+from tests.snapshotter.models import Model, default_weights, resharded, weight
+from tests.snapshotter.reader import assert_whole, read_version, versions_of
+
+FAST = TransferOptions(retry_policy=RetryPolicy(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01))
+
+
+@dataclass
+class Told(Progress):
+    """`Progress` that remembers, and may do something at the start of a stage."""
+
+    at: dict[str, Callable[[], object]] = field(default_factory=dict)
+    stages: list[tuple[str, int | None]] = field(default_factory=list)
+    done: int = 0
+
+    def begin(self, stage: str, total_bytes: int | None) -> None:
+        self.stages.append((stage, total_bytes))
+        self.done = 0
+        self.at.pop(stage, lambda: None)()
+
+    def advance(self, nbytes: int) -> None:
+        self.done += nbytes
+
+
+def test_pushed_version_is_stored_byte_for_byte(house: House, tmp_path: Path) -> None:
+    """What was pushed is what the store holds, byte for byte; what is served is registered."""
+    model = Model()
+    directory = model.write(tmp_path / "model")
+    told = Told()
+    with house.client() as door:
+        committed = push(directory, "toy", door, told)
+    files, tensors = read_version(house.store, TENANT, committed.version)
+    assert tensors == {name: each.data for name, each in model.shards["model.safetensors"].items()}
+    assert files == {path: raw for path, raw in model.files().items() if path.endswith(".json")}
+    assert [(each.version, each.pushed_by) for each in house.control.registrations] == [(committed.version, "k1")]
+    assert told.stages[:2] == [("looking", None), ("hashing", committed.total_bytes)]
+
+
+def test_second_push_sends_nothing(house: House, tmp_path: Path) -> None:
+    """The second push sends nothing, seals nothing, and says the same version."""
+    directory = Model().write(tmp_path / "model")
+    with house.client() as door:
+        first = push_directory(directory, "toy", door, Progress())
+        second = push_directory(directory, "toy", door, Progress())
+    assert first.committed.created
+    assert first.sent_bytes > 0
+    assert second.committed == structs.replace(first.committed, created=False, new_chunks=0)
+    assert second.sent_bytes == 0
+    assert len(house.control.seals) == 1
+
+
+def test_sends_only_what_changed(house: House, tmp_path: Path) -> None:
+    """One tensor changed: one chunk travels. Sharded otherwise: nothing does, and the version is the same."""
+    weights = default_weights() | {"model.big.weight": weight((10_000,), 7)}
+    with house.client() as door:
+        first = push(Model(shards={"model.safetensors": weights}).write(tmp_path / "a"), "toy", door, Progress())
+        changed = weights | {"model.norm.weight": weight((8,), 4242)}
+        pushed = push_directory(
+            Model(shards={"model.safetensors": changed}).write(tmp_path / "b"), "toy", door, Progress()
+        )
+        assert pushed.sent_bytes == 4096
+        assert pushed.committed.new_chunks == 1
+        sharded = Model(shards=resharded(weights, 3, seed=9)).write(tmp_path / "c")
+        again = push_directory(sharded, "toy", door, Progress())
+    assert again.committed.version == first.version
+    assert again.sent_bytes == 0
+    assert_whole(house.store, TENANT)
+
+
+def rewrite(path: Path) -> None:
+    """Other bytes, with size and time as they were."""
+    before = path.stat()
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "change"),
+    [
+        pytest.param("hashing", "model.safetensors", append, id="weights that grow before they are hashed"),
+        pytest.param("sending", "model.safetensors", append, id="weights that grow before they are sent"),
+        pytest.param("sending", "model.safetensors", rewrite, id="weights that are rewritten in secret"),
+        pytest.param("sending", "config.json", append, id="a config that grows after it was judged"),
+        pytest.param("sending", "config.json", rewrite, id="a config that is rewritten in secret"),
+        pytest.param("sending", "model.safetensors", Path.unlink, id="weights that go away"),
+    ],
+)
+def test_file_changed_during_a_push_is_refused(
+    house: House, tmp_path: Path, stage: str, name: str, change: Callable[[Path], None]
+) -> None:
+    """Refused, named, and nothing is published; pushed again when it is quiet, it is."""
+    directory = Model().write(tmp_path / "model")
+    told = Told(at={stage: lambda: change(directory / name)})
+    with house.client() as door:
+        with pytest.raises(Refused) as caught:
+            push(directory, "toy", door, told)
+        assert caught.value.failure.code == "artifact_rejected"
+        assert caught.value.failure.param == name
+        assert versions_of(house.store, TENANT) == []
+        Model().write(directory)
+        assert push(directory, "toy", door, Progress()).created
+
+
+def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
+    """A pickle is refused before the first call."""
+
+    def never(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"{request.method} {request.url}")
+
+    directory = Model(more={"pytorch_model.bin": b""}).write(tmp_path / "model")
+    with (
+        httpx.Client(transport=httpx.MockTransport(never), base_url="http://x") as door,
+        pytest.raises(Refused, match="pickles"),
+    ):
+        push(directory, "toy", door, Progress())
+
+
+def test_dropped_push_begins_again(house: House, tmp_path: Path) -> None:
+    """Dropped while it was being sent (too old, or the disk was cleaned): it begins again by itself, and ends well."""
+    directory = Model().write(tmp_path / "model")
+
+    def forget() -> None:
+        for plan in (house.data / "staging" / TENANT).iterdir():
+            plan.rename(tmp_path / plan.name)
+
+    with house.client() as door:
+        committed = push_directory(directory, "toy", door, Told(at={"sending": forget}), FAST).committed
+    assert committed.created
+    assert_whole(house.store, TENANT)
+
+
+def test_lost_staged_chunk_is_sent_again(house: House, tmp_path: Path) -> None:
+    """Staged bytes gone before the commit: they are sent again."""
+    directory = Model().write(tmp_path / "model")
+    lost: list[Path] = []
+
+    class Losing(PushSource):
+        def check_unchanged(self) -> None:
+            if not lost:
+                lost.extend((house.data / "staging" / TENANT).glob("*/chunks/*"))
+                for path in lost:
+                    path.unlink()
+            super().check_unchanged()
+
+    with house.client() as door, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kelvin.cli.artifacts.push_source.PushSource", Losing)
+        assert push_directory(directory, "toy", door, Progress(), FAST).committed.created
+    assert lost
+    assert_whole(house.store, TENANT)
+
+
+def test_push_waits_for_an_unavailable_control_plane(house: House, tmp_path: Path) -> None:
+    """Passing failures of gate, sealing and registration are waited out; a refusal is not."""
+    directory = Model().write(tmp_path / "model")
+    away = Unavailable("the control plane", 0.001)
+    house.control.failures = {"gate": [away] * 2, "seal": [away] * 2, "versions": [away]}
+    with house.client() as door:
+        assert push_directory(directory, "toy", door, Progress(), FAST).committed.version
+    assert len(house.control.registrations) == 1
+
+
+def test_push_holds_one_chunk_per_sender(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the model: no more chunks in memory at once than there are senders."""
+    weights = {f"t{number}": weight((2048,), number) for number in range(60)}
+    directory = Model(shards={"model.safetensors": weights}).write(tmp_path / "model")
+    held, most = [0], [0]
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        held[0] += 1
+        most[0] = max(most[0], held[0])
+        yield
+        held[0] -= 1
+
+    honest = httpx.Client.request
+
+    def request(self: httpx.Client, method: str, *rest: object, **more: object) -> httpx.Response:
+        if method != "PUT":
+            return honest(self, method, *rest, **more)  # type: ignore[arg-type]
+        with counted():
+            return honest(self, method, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(httpx.Client, "request", request)
+    with house.client() as door:
+        pushed = push_directory(directory, "toy", door, Progress())
+    assert pushed.committed.new_chunks >= 60
+    assert 1 <= most[0] <= DEFAULT_SENDERS

@@ -1,0 +1,47 @@
+"""What `kelvin explain start` says beside its forecast."""
+
+import pytest
+from click.testing import CliRunner
+
+from kelvin.cli.models.explain_command import explain_command
+from tests.kelvin.doors import answering
+
+VERSION = "6756b70454e7" + "0" * 52
+FORECAST = {
+    "model": "m",
+    "versions": [
+        {"version": VERSION, "aliases": ["prod"], "expected": None, "standbys": 1, "wake_s": None, "past": []},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("problem", "last", "want"),
+    [
+        pytest.param(
+            {"reason": "no_room", "message": "all 1 device slots of this machine are taken"}, None,
+            "m@6756b70454e7: all 1 device slots of this machine are taken", id="a full machine",
+        ),
+        pytest.param(
+            None, {"failure": "chunk_corrupt: chunk 2fb0"}, "m: its last start: chunk_corrupt: chunk 2fb0",
+            id="a damaged chunk that nobody asks for now",
+        ),
+        pytest.param(None, None, None, id="nothing is wrong"),
+    ],
+)  # fmt: skip
+def test_explain_start_says_why_none_comes(
+    problem: dict[str, str] | None, last: dict[str, str] | None, want: str | None
+) -> None:
+    """A forecast in milliseconds is no answer where the start can't come."""
+    versions = [{"version": VERSION, "start_problem": problem}]
+    model = {"model": "m", "state": "zero", "last_restore": last, "versions": versions}
+    installation = answering(FORECAST, model)
+    said = CliRunner().invoke(explain_command, ["start", "m"], obj=installation)
+    assert said.exit_code == 0
+    assert [request.url.path for request in installation.asked] == [
+        "/admin/v1/models/m/starts",
+        "/admin/v1/models/m",
+    ]
+    lines = said.output.splitlines()
+    assert lines[0] == "m@6756b70454e7 (prod)"
+    assert lines[2:] == ([] if want is None else [want])

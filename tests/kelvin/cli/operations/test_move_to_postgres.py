@@ -1,0 +1,142 @@
+"""`kelvin restore --database` from outside: an installation goes on in a PostgreSQL with the keys and bill it had."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kelvin.contracts.serving.control_messages import KeyRow, LifetimeBatch, Principal, RequestBatch, Scope
+from kelvin.contracts.wire import encode
+from kelvin.ipc.principal import PRINCIPAL_HEADER
+from kelvin.supervisor.data_lock import data_lock
+from tests.controlplane.builders import registration
+from tests.controlplane.control_plane_server import connect_client, feed, program, ready
+from tests.controlplane.machine_fixture import RunDirectory, fake_zygote
+from tests.controlplane.postgres_server import PostgresServer
+from tests.controlplane.usage_records import MONTH, lifetime_record, request_record
+from tests.kelvin.cli.operations.test_recovery_commands import kelvin
+
+READER = {PRINCIPAL_HEADER: encode(Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))).decode()}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    """A data directory with a zygote."""
+    where = tmp_path / "data"
+    with fake_zygote(RunDirectory(where / "run")):
+        yield where
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    """Of this test's own."""
+    with PostgresServer() as made:
+        yield made
+
+
+async def used(data: Path) -> None:
+    """A tenant with a key of its own and a bill, and a model."""
+    await ready(data)
+    async with connect_client(data) as door:
+        assert (await door.admin("POST", "/tenants", {"tenant": "acme"}))[0] == 201
+        assert (await door.admin("POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}))[0] == 201
+        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
+        records = RequestBatch(records=tuple(request_record(number) for number in range(1, 6)))
+        assert (await door.ask("POST", "/internal/v1/usage/requests", encode(records)))[0] == 204
+        lived = LifetimeBatch(records=(lifetime_record(1, requests=5),))
+        assert (await door.ask("POST", "/internal/v1/usage/lifetimes", encode(lived)))[0] == 204
+
+
+async def seen(data: Path) -> tuple[Any, list[KeyRow]]:
+    """The bill, and the keys as activators hear of them."""
+    await ready(data)
+    async with connect_client(data) as door, feed(door) as reader:
+        keys = sorted((await reader.line()).keys, key=lambda row: row.key_id)
+        status, bill = await door.ask("GET", f"/admin/v1/billing/report?month={MONTH}", headers=READER)
+        assert status == 200
+        return bill, keys
+
+
+def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
+    """A backup of it, running or stopped, becomes an empty database, and what is told of it there is what was told of
+    it here. One that isn't empty is refused.
+    """
+    place, file = postgres.database(migrated=False), data.with_name("stopped.backup")
+    words = ("restore", str(file), "--database", place.url)
+
+    def ends(process: Any) -> None:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+    with program(data) as process:
+        asyncio.run(used(data))
+        before = asyncio.run(seen(data))
+        ends(process)
+    assert before[0]["total_micros"] > 0
+    assert len(before[1]) == 3
+    with data_lock(data):
+        code, said = kelvin("backup", str(file), "--data", str(data))
+        assert (code, "is in use by process" in said, file.exists()) == (1, True, False), said
+    code, said = kelvin("backup", str(file), "--data", str(data))
+    assert code == 0, said
+    code, said = kelvin(*words, "--json")
+    assert code == 0, said
+    report = json.loads(said)
+    assert (report["database"], report["keys"], len(report["versions"])) == (place.url, 3, 1)
+    with program(data, database=place.url) as process:
+        assert asyncio.run(seen(data)) == before
+        ends(process)
+    code, said = kelvin(*words)
+    assert (code, "is not empty" in said) == (1, True), said
+    code, said = kelvin(*words[:3], postgres.database().url, database=place.url)
+    assert (code, "every row" in said, "KELVIN_DATABASE=postgresql://" in said) == (0, True, True), said
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        pytest.param("postgresql://kelvin:hunter2@db/kelvin", "must hold no password", id="a password"),
+        pytest.param("mysql://db/kelvin", "must be postgresql://", id="another server"),
+        pytest.param("postgresql://kelvin@127.0.0.1:9/kelvin", "Connection refused", id="nobody there"),
+    ],
+)
+def test_refused_restore_shows_no_password(tmp_path: Path, url: str, says: str) -> None:
+    """Nothing was restored, it says why, and shows no password."""
+    (tmp_path / "made.backup").touch()
+    code, said = kelvin("restore", str(tmp_path / "made.backup"), "--database", url)
+    assert (code, "nothing was restored" in said, says in said) == (1, True, True), said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("--database", "new.db", "--check"), id="a check"),
+        pytest.param(("--database", "new.db", "--replace"), id="one that is not empty"),
+        pytest.param(("--password-file", __file__), id="a password of nothing"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """As wrong usage."""
+    (tmp_path / "made.backup").touch()
+    assert kelvin("restore", str(tmp_path / "made.backup"), *words, "--data", str(tmp_path / "data"))[0] == 2
+    assert {each.name for each in tmp_path.iterdir()} == {"made.backup"}
+
+
+def test_nothing_is_backed_up_where_there_is_nothing(tmp_path: Path) -> None:
+    """No directory is made, and a kelvin.db that isn't the database is no backup of one."""
+    data, file = tmp_path / "data", tmp_path / "made.backup"
+    code, said = kelvin("backup", str(file), "--data", str(data))
+    assert (code, "holds no kelvin.db" in said, data.exists()) == (1, True, False), said
+    data.mkdir()
+    (data / "kelvin.db").touch()
+    code, said = kelvin("backup", str(file), "--data", str(data), database="postgresql://kelvin@db/kelvin")
+    assert (code, "pg_dump" in said, "KELVIN_DATABASE" in said) == (1, True, True), said
+    (data / "url").touch()
+    code, said = kelvin("backup", str(file), "--data", str(data))
+    assert (code, "no backup was made" in said, "kelvin.db is empty" in said) == (1, True, True), said
+    assert not file.exists()

@@ -1,0 +1,155 @@
+"""`kelvin backup` and `kelvin restore` where the database is no file of this installation: refused, with what to do."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controlplane.db.database import open_database
+from kelvin.cli.operations.recovery_commands import run_for_output
+from kelvin.supervisor.data_lock import AlreadyRunning, data_lock
+from tests.controlplane.builders import back_up_and_enter_one, installed
+from tests.controlplane.control_plane_server import program
+from tests.controlplane.machine_fixture import ROOT
+from tests.controlplane.postgres_server import PostgresServer
+from tests.runtime.processes import poll_until
+
+URL = "postgresql://kelvin@db.example/kelvin"
+
+
+def kelvin(*words: str, database: str = "") -> tuple[int, str]:
+    """Exit code, and all that it said."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("KELVIN_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "kelvin.cli.main", *words],
+        cwd=ROOT,
+        env=ours | ({"KELVIN_DATABASE": database} if database else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_restore_is_refused_while_a_database_is_set(tmp_path: Path) -> None:
+    """It names the setting and what to do in its place, and touches nothing; a backup may be looked at. The control:
+    without the setting it is restored.
+    """
+    file, new = tmp_path / "made.backup", tmp_path / "new"
+    async with installed(tmp_path) as world:
+        await world.back_up(file)
+    code, said = kelvin("restore", str(file), "--data", str(new), database=URL)
+    assert (code, new.exists()) == (1, False)
+    for word in ("KELVIN_DATABASE is set", "pg_restore", "unset KELVIN_DATABASE"):
+        assert word in said
+    assert "db.example" not in said
+    assert kelvin("restore", str(file), "--check", database=URL)[0] == 0
+    code, said = kelvin("restore", str(file), "--data", str(new))
+    assert (code, "next: `kelvin up`, `kelvin billing verify`" in said) == (0, True)
+    assert (new / "kelvin.db").exists()
+
+
+async def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
+    """It is in place all the same. The command does what it says."""
+    file = await back_up_and_enter_one(tmp_path)
+    new = str(tmp_path / "new")
+    code, said = kelvin("restore", str(file), "--data", new)
+    assert code == 2
+    assert "1 entries are missing" in said
+    assert f"`kelvin restore {tmp_path / 'place'} --replace`" in said
+    assert kelvin("restore", str(tmp_path / "place"), "--replace", "--data", new)[0] == 0
+
+
+def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> None:
+    """It would go on with the files that were moved aside, and all that it takes would be lost. It may run without a
+    supervisor, whose lock would say so. The control: a look, and the same once it has ended.
+    """
+    data, file = tmp_path / "data", tmp_path / "made.backup"
+    data.mkdir()
+    words = ("restore", str(file), "--replace", "--data", str(data))
+    with program(data) as process:
+        poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
+        assert kelvin("backup", str(file), "--data", str(data))[0] == 0
+        code, said = kelvin(*words)
+        assert (code, "a control plane runs in" in said) == (1, True), said
+        assert kelvin("restore", str(file), "--check")[0] == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert kelvin(*words)[0] == 0
+
+
+def test_a_restore_whose_command_was_killed_still_keeps_others_out(tmp_path: Path) -> None:
+    """What restores is a program of its own, and goes on. A `kelvin up` beside it would have its files moved aside."""
+    data, source = tmp_path / "data", tmp_path / "source"
+    os.mkfifo(source)
+    command = [sys.executable, "-m", "kelvin.cli.main", "restore", str(source), "--data", str(data)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        poll_until("it runs the program", lambda: psutil.Process(process.pid).children() or None)
+    finally:
+        process.kill()
+        process.wait(60)
+    is_free = _is_free(data)
+    source.write_bytes(b"")  # the program has waited for its source, and finds no backup in it
+    assert not is_free
+    poll_until("the program has ended", lambda: _is_free(data) or None)
+
+
+def _is_free(data: Path) -> bool:
+    try:
+        with data_lock(data):
+            return True
+    except AlreadyRunning:
+        return False
+
+
+@pytest.mark.parametrize(
+    "is_file", [pytest.param(False, id="PostgreSQL"), pytest.param(True, id="the control: a file")]
+)
+def test_external_database_is_refused_by_backup(tmp_path: Path, is_file: bool) -> None:
+    """The running installation says so, by the setting and by what backs it up."""
+    data, file = tmp_path / "data", tmp_path / "made.backup"
+    data.mkdir()
+    with PostgresServer() as postgres, program(data, **({} if is_file else {"database": postgres.database().url})):
+        poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
+        code, said = kelvin("backup", str(file), "--data", str(data))
+    assert (code, file.exists()) == ((0, True) if is_file else (1, False)), said
+    for word in ("KELVIN_DATABASE", "pg_dump"):
+        assert (word in said) is not is_file
+
+
+def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes is read to its end."""
+    (tmp_path / "talkative.py").write_text("import sys; sys.stderr.write('x' * (1 << 20)); print('whole')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert b"".join(run_for_output("talkative", [], otherwise="nothing was written")) == b"whole\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_partly_written_backup_fails(tmp_path: Path, unbuffered: str) -> None:
+    """The disk is full before the last byte. The command prints no digest of a truncated backup."""
+    open_database(tmp_path / "kelvin.db").close()
+    to = tmp_path / "made.backup"
+
+    def back_up(limit_bytes: int) -> subprocess.CompletedProcess[str]:
+        limit = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, -1))"
+        command = [sys.executable, "-c", f"{limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
+        words = ["-m", "kelvin.cli.main", "backup", "-", "--data", str(tmp_path)]
+        with to.open("wb") as file:
+            return subprocess.run(
+                command + words,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+                stdout=file,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+
+    assert back_up(-1).returncode == 0
+    done = back_up(to.stat().st_size - 1)
+    assert (done.returncode, done.stderr) == (1, "Error: standard output can't be written: File too large\n")

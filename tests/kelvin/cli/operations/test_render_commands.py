@@ -1,0 +1,67 @@
+"""`kelvin models render` refuses in a sentence what it can't render."""
+
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from controlplane.knative.policy.knative_service import IMAGE_RULE, STORE_RULE
+from kelvin.cli.operations import render_commands
+from kelvin.cli.operations.render_commands import cluster_group
+from kelvin.contracts.errors import InvalidRequest, Refused, RemoteFailure
+from tests.kelvin.doors import answering
+
+VERSION = "3f" * 32
+GONE = {"error": {"message": "model 'm' does not exist", "code": "model_not_found"}}
+MODEL = {"aliases": {"prod": VERSION}, "versions": [{"version": VERSION}]}
+
+
+def rendered(reference: str, *answers: httpx.Response) -> Result:
+    """By the command."""
+    words = [reference, "--image", "i", "--store", "s3://m"]
+    return CliRunner().invoke(render_commands.render_command, words, obj=answering(*answers))
+
+
+def test_digits_without_a_model_are_refused() -> None:
+    """Before anybody is asked: 2, and what it must be."""
+    done = rendered(VERSION)
+    assert done.exit_code == 2
+    assert f"Error: {VERSION}: must be M, M@prod or M@HEX\n" in done.output
+
+
+def test_store_that_pods_cannot_reach_is_refused() -> None:
+    """Before anybody is asked, by render and by the command that prints a namespace; the error says what to do."""
+    words = ["m", "--image", "i", "--store", "file:///x"]
+    done = CliRunner().invoke(render_commands.render_command, words, obj=answering())
+    assert done.exit_code == 2
+    told = " ".join(done.output.split())
+    assert f"'file:///x': {STORE_RULE}" in told
+    namespace = CliRunner().invoke(cluster_group, ["tenant", "acme", "--store", "file:///x"])
+    assert isinstance(namespace.exception, Refused)
+    assert namespace.exception.failure == InvalidRequest("store", "file:///x", STORE_RULE)
+
+
+@pytest.mark.parametrize("image", ["", "registry.example/kelvin@sha256:…", "a b"])
+def test_name_that_no_image_has_is_refused(image: str) -> None:
+    """Before anybody is asked. No cluster takes an empty image, or the dots of an example."""
+    done = CliRunner().invoke(
+        render_commands.render_command, ["m", "--image", image, "--store", "s3://m"], obj=answering()
+    )
+    assert done.exit_code == 2
+    assert f"{image!r}: {IMAGE_RULE}" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([httpx.Response(404, json=GONE)], id="it never was there"),
+        pytest.param([httpx.Response(200, json=MODEL), httpx.Response(404, json=GONE)], id="deleted meanwhile"),
+    ],
+)
+def test_a_refusal_is_raised_as_it_was_said(monkeypatch: pytest.MonkeyPatch, answers: list[httpx.Response]) -> None:
+    """Also by the second question, of how the model scales."""
+    monkeypatch.setattr(render_commands, "ExportClient", lambda *_: SimpleNamespace(manifest=lambda _: None))
+    done = rendered("m", *answers)
+    assert isinstance(done.exception, Refused)
+    assert done.exception.failure == RemoteFailure("model_not_found", 404, "model 'm' does not exist")

@@ -1,0 +1,57 @@
+"""`kelvin audit`: a chain that does not hold is exit code 2 and named; what is asked for reaches the installation."""
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kelvin.cli.tenants.audit_commands import audit_command, format_changes
+from kelvin.contracts.accounting.audit_reports import AuditChain, AuditReport, AuditWindows
+from tests.kelvin.doors import Installation, answering
+
+HOLDS = AuditChain(tenant="", links=2, chain="c" * 64, expired=0)
+BROKEN = AuditChain(tenant="acme", links=4, chain="d" * 64, expired=1, difference="link 5: an entry is missing")
+
+
+def run(answer: object, *words: str) -> tuple[Result, Installation]:
+    installation = answering(answer)
+    return CliRunner().invoke(audit_command, [*words], obj=installation), installation
+
+
+def test_broken_audit_chain_exits_with_2() -> None:
+    """With its tenant and the first link; one that holds is told with its digest, and alone it is exit code 0."""
+    result, installation = run(AuditReport(sound=False, chains=(HOLDS, BROKEN)), "verify", "--all")
+    assert result.exit_code == 2
+    assert f"(the installation): 2 entries hold, 0 of them expired, chain {'c' * 64}" in result.output
+    assert "acme: link 5: an entry is missing" in result.output
+    assert dict(installation.asked[0].url.params) == {"all": "true"}
+    result, installation = run(AuditReport(sound=True, chains=(HOLDS,)), "verify", "--tenant", "")
+    assert result.exit_code == 0
+    assert dict(installation.asked[0].url.params) == {"tenant": ""}
+
+
+def test_windows_are_set_by_name() -> None:
+    """In days, or back to the installation's. A word that is neither is refused before anybody is asked, and so is a
+    window that is named twice.
+    """
+    windows = AuditWindows(tenant="acme", days={"access": 0})
+    result, installation = run(windows, "windows", "--set", "access=0", "--set", "keys=default", "--tenant", "acme")
+    assert result.output == "access: 0 days\n"
+    assert json.loads(installation.asked[0].content) == {"days": {"access": 0, "keys": None}}
+    for wrong in (["access"], ["access=-1"], ["access=soon"], ["access=1", "access=2"], ["access=1", "access=default"]):
+        result, installation = run(windows, "windows", *(word for each in wrong for word in ("--set", each)))
+        assert (result.exit_code, installation.asked) == (2, [])
+        assert "must be WINDOW=DAYS" in result.output
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        pytest.param({"rpm": [None, 5]}, "rpm none → 5", id="a number where none was"),
+        pytest.param({"prod": ["a" * 64, "b" * 64]}, "prod aaaaaaaaaaaa… → bbbbbbbbbbbb…", id="digests are cut"),
+        pytest.param({"split": [{}, {"x": 1}]}, 'split {} → {"x": 1}', id="a split"),
+    ],
+)
+def test_changes_are_formatted_in_a_line(fields: dict[str, object], says: str) -> None:
+    """What changed, for a line."""
+    assert format_changes(fields) == says

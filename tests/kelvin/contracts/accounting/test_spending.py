@@ -1,0 +1,23 @@
+"""What a request costs, as a table."""
+
+import pytest
+
+from kelvin.contracts.accounting.spending import TokenPrices
+
+PRICES = TokenPrices(per_tokens=1000, prompt=500, cached=50, completion=1500, request=3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "want"),
+    [
+        pytest.param((0, 0, 0), 3, id="its own price"),
+        pytest.param((1000, 0, 0), 503, id="a prompt"),
+        pytest.param((1000, 1000, 0), 53, id="one that was cached"),
+        pytest.param((0, 0, 1000), 1503, id="an answer"),
+        pytest.param((1, 0, 0), 4, id="rounded up"),
+        pytest.param((1000, 400, 2000), 3 + 300 + 20 + 3000, id="all of it"),
+    ],
+)
+def test_request_cost_counts_each_kind_of_token(tokens: tuple[int, int, int], want: int) -> None:
+    """Micro-units of prompt, cached and completion tokens."""
+    assert PRICES.cost_micros(*tokens) == want

@@ -1,0 +1,117 @@
+"""A policy is read strictly and refused in words; what was found is put in its place."""
+
+from typing import Any
+
+import pytest
+
+from kelvin.contracts.artifact_errors import ArtifactRejected
+from kelvin.contracts.artifacts.filter_api import (
+    POLICY_FILE,
+    EntitySpan,
+    FilteredText,
+    FilterRule,
+    Pii,
+    TextResult,
+    apply_result,
+    read_policy,
+    rules_for_direction,
+)
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.wire import encode
+
+PII: dict[str, Any] = {"filter": "pii", "input": {"EMAIL_ADDRESS": "redact"}, "output": {"CREDIT_CARD": "stop"}}
+POLICY: dict[str, Any] = {"format": 1, "filters": [PII]}
+
+
+def test_policy_has_defaults() -> None:
+    """What it doesn't say has a default, and the default refuses."""
+    policy = read_policy(encode(POLICY))
+    assert (policy.deadline_ms, policy.on_failure) == (500, "refuse")
+    assert policy.filters == (Pii(input={"EMAIL_ADDRESS": "redact"}, output={"CREDIT_CARD": "stop"}),)
+    assert rules_for_direction(policy, "output") == (FilterRule(filter="pii", actions={"CREDIT_CARD": "stop"}),)
+    one_way = read_policy(encode({"format": 1, "filters": [{"filter": "pii", "input": {"US_SSN": "stop"}}]}))
+    assert rules_for_direction(one_way, "output") == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        pytest.param(b"{", "truncated", id="no JSON"),
+        pytest.param(b"\xff", "", id="no text"),
+        pytest.param(encode({"filters": [PII]}), "`format`", id="no format"),
+        pytest.param(encode(POLICY | {"format": 2}), "2 - at `$.format`", id="another format"),
+        pytest.param(encode(POLICY | {"filter": []}), "unknown field `filter`", id="a field that is none"),
+        pytest.param(encode(POLICY | {"filters": []}), "at least one filter", id="no filter"),
+        pytest.param(encode(POLICY | {"filters": [PII, PII]}), "'pii' is named twice", id="a filter twice"),
+        pytest.param(encode(POLICY | {"filters": [{"filter": "pi"}]}), "'pi' - at `$.filters[0]", id="another filter"),
+        pytest.param(encode(POLICY | {"filters": [{"filter": "pii"}]}), "must name an entity", id="nothing to find"),
+        pytest.param(
+            encode(POLICY | {"filters": [{"filter": "pii", "input": {"EMAIL": "redact"}}]}),
+            "'EMAIL' is not known; must be one of CREDIT_CARD, EMAIL_ADDRESS",
+            id="an entity that is none",
+        ),
+        pytest.param(
+            encode(POLICY | {"filters": [PII | {"input": {"US_SSN": "hide"}}]}), "'hide' - at", id="another action"
+        ),
+        pytest.param(
+            encode(POLICY | {"deadline_ms": 5}), ">= 10` - at `$.deadline_ms`".replace("`", ""), id="too soon"
+        ),
+        pytest.param(encode(POLICY | {"deadline_ms": 60_000}), "<= 5000", id="too late"),
+        pytest.param(encode(POLICY | {"on_failure": "ask"}), "'ask' - at `$.on_failure`", id="another behaviour"),
+        pytest.param(
+            encode(POLICY | {"filters": [PII | {"phone_regions": ["us"]}]}), "'us' must be two capital", id="a region"
+        ),
+        pytest.param(
+            encode(POLICY | {"filters": [PII | {"phone_regions": ["US"] * 17}]}), "at most 16", id="too many regions"
+        ),
+    ],
+)
+def test_a_malformed_policy_is_refused(raw: bytes, said: str) -> None:
+    """With the file, the value and the rule."""
+    with pytest.raises(Refused) as refused:
+        read_policy(raw)
+    failure = refused.value.failure
+    assert isinstance(failure, ArtifactRejected)
+    assert failure.param == POLICY_FILE
+    assert said.replace("`", "") in failure.message.replace("`", "")
+
+
+def _span(start: int, end: int, action: Any = "redact") -> EntitySpan:
+    return EntitySpan(start=start, end=end, label="X", action=action)
+
+
+@pytest.mark.parametrize(
+    ("looked", "passed"),
+    [
+        pytest.param(TextResult(decided=6), FilteredText("abcdef"), id="nothing was found"),
+        pytest.param(TextResult(decided=2), FilteredText("ab", "cdef"), id="the rest is undecided"),
+        pytest.param(
+            TextResult(decided=4, spans=(_span(1, 3),)), FilteredText("a<X>d", "ef"), id="something is replaced"
+        ),
+        pytest.param(
+            TextResult(decided=6, spans=(_span(0, 3), _span(3, 6))), FilteredText("<X><X>"), id="one after the other"
+        ),
+        pytest.param(
+            TextResult(decided=6, spans=(_span(1, 3, "stop"),)), FilteredText("a", stopped="X"), id="the end of it"
+        ),
+    ],
+)
+def test_filtered_text_splits_into_final_and_pending(looked: TextResult, passed: FilteredText) -> None:
+    """What may go on, and what has to be asked about again."""
+    assert apply_result("abcdef", looked) == passed
+
+
+@pytest.mark.parametrize(
+    "looked",
+    [
+        pytest.param(TextResult(decided=7), id="more than there is"),
+        pytest.param(TextResult(decided=-1), id="less than nothing"),
+        pytest.param(TextResult(decided=2, spans=(_span(1, 3),)), id="a span that is undecided"),
+        pytest.param(TextResult(decided=6, spans=(_span(2, 4), _span(1, 3))), id="spans out of order"),
+        pytest.param(TextResult(decided=6, spans=(_span(2, 2),)), id="an empty span"),
+    ],
+)
+def test_contradictory_filter_answer_is_refused(looked: TextResult) -> None:
+    """Is an answer that was not given: the text does not go on."""
+    with pytest.raises(ValueError, match=r"decided|span"):
+        apply_result("abcdef", looked)

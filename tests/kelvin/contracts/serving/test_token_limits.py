@@ -1,0 +1,43 @@
+"""What a tenant may use of what a version allows, as a table."""
+
+import pytest
+
+from kelvin.contracts.numbers import MAX_LIMIT
+from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits, read_tokens
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "prompt_tokens", "want"),
+    [
+        pytest.param(NO_TOKEN_LIMITS, 10, 50, id="none: what the version allows"),
+        pytest.param(TokenLimits(output_tokens=20), 10, 20, id="of output"),
+        pytest.param(TokenLimits(output_tokens=70), 10, 50, id="above the version's"),
+        pytest.param(TokenLimits(context_tokens=30), 10, 20, id="of context: what the prompt leaves"),
+        pytest.param(TokenLimits(30, 5), 10, 5, id="the lower of both"),
+        pytest.param(TokenLimits(context_tokens=10), 10, 0, id="a prompt that fills it"),
+        pytest.param(TokenLimits(context_tokens=10), 99, 0, id="a prompt beyond it"),
+    ],
+)
+def test_output_tokens_respect_every_limit(ceiling: TokenLimits, prompt_tokens: int, want: int) -> None:
+    """Of 50 tokens of an answer."""
+    assert ceiling.output(50, prompt_tokens) == want
+
+
+def test_headers_hold_only_set_limits() -> None:
+    """Only of what there is."""
+    assert list(NO_TOKEN_LIMITS.headers()) == []
+    assert dict(TokenLimits(30, 5).headers()) == {"x-kelvin-context-tokens": "30", "x-kelvin-output-tokens": "5"}
+    assert dict(TokenLimits(None, 5).headers()) == {"x-kelvin-output-tokens": "5"}
+    assert dict(TokenLimits(cap_tokens=7).headers()) == {"x-kelvin-cap-tokens": "7"}
+
+
+@pytest.mark.parametrize("tokens", [1, MAX_LIMIT])
+def test_every_valid_limit_round_trips(tokens: int) -> None:
+    """A replica that can't read it refuses each request of the tenant."""
+    assert [read_tokens(value) for _, value in TokenLimits(tokens, tokens, tokens).headers()] == [tokens] * 3
+
+
+@pytest.mark.parametrize("written", ["", "-1", "1.5", " 1", "\u0661", str(10 * MAX_LIMIT)])
+def test_invalid_limit_header_is_ignored(written: str) -> None:
+    """Digits alone, and not too many."""
+    assert read_tokens(written) is None

@@ -1,0 +1,24 @@
+"""How long a pause is after how many failures."""
+
+import pytest
+
+from kelvin.contracts.backoff import ExponentialBackoff, should_log
+
+
+@pytest.mark.parametrize(("failures", "luck", "want"), [
+    pytest.param(1, 0.0, 0.1, id="the first"),
+    pytest.param(2, 0.0, 0.2, id="twice as long"),
+    pytest.param(5, 0.0, 1.6, id="and so on"),
+    pytest.param(6, 0.0, 2.0, id="up to the bound"),
+    pytest.param(10**9, 0.0, 2.0, id="however many"),
+    pytest.param(2, 0.5, 0.15, id="less by luck"),
+    pytest.param(6, 1.0, 1.0, id="by a half at most, of the bound as well"),
+])  # fmt: skip
+def test_delay_doubles_within_bounds(failures: int, luck: float, want: float) -> None:
+    """It doubles, and is bounded on both sides."""
+    assert ExponentialBackoff(0.1, 2.0).after(failures, luck) == pytest.approx(want)
+
+
+def test_failures_are_logged_at_powers_of_two() -> None:
+    """Each time there are twice as many."""
+    assert [failures for failures in range(1, 1025) if should_log(failures)] == [2**power for power in range(11)]

@@ -1,0 +1,12 @@
+"""A deadline is a point in time; what travels is what remains of it."""
+
+from kelvin.contracts.deadline import Deadline
+
+
+def test_remaining_time_is_never_negative() -> None:
+    """After the deadline nothing remains."""
+    deadline = Deadline.after(2.0, now=10.0)
+    assert deadline.remaining_ms(10.5) == 1500
+    assert deadline.remaining_s(13.0) == 0.0
+    assert not deadline.passed(11.99)
+    assert deadline.passed(12.0)

@@ -1,0 +1,127 @@
+"""Names in a request are DNS labels, and a reference means exactly one thing."""
+
+import pytest
+
+from activator.routing.request_routes import ListModels, route
+from kelvin.contracts.errors import InvalidRequest, Refused
+from kelvin.contracts.names import (
+    RESERVED_TENANTS,
+    ModelReference,
+    is_digest,
+    parse_address,
+    parse_reference,
+    qualified_model_name,
+    require_dns_label,
+    require_model_name,
+    require_tenant_name,
+    split_qualified_name,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("m", ModelReference("m", "prod", None), id="a bare name means the alias prod"),
+        pytest.param("m@staging", ModelReference("m", "staging", None), id="a word after @ is an alias"),
+        pytest.param("m@0123456789ab", ModelReference("m", None, "0123456789ab"), id="twelve hex digits are a version"),
+        pytest.param("m@0123456789a", ModelReference("m", "0123456789a", None), id="eleven hex digits are an alias"),
+        pytest.param("m@" + "f" * 64, ModelReference("m", None, "f" * 64), id="a whole digest is a version"),
+    ],
+)
+def test_parse_reference(text: str, want: ModelReference) -> None:
+    """`M`, `M@alias` and `M@version` are told apart by form alone."""
+    assert parse_reference(text) == want
+
+
+@pytest.mark.parametrize("text", ["", "M", "-m", "m-", "m_x", "a" * 64, "m@", "m@UP", "m/../x", "m\n"])
+def test_a_bad_name_is_refused_by_value_and_rule(text: str) -> None:
+    """What is no DNS label is refused, and the error says which value broke which rule."""
+    with pytest.raises(Refused) as refused:
+        parse_reference(text)
+    assert isinstance(refused.value.failure, InvalidRequest)
+    assert "DNS label" in refused.value.failure.message
+
+
+def test_the_longest_label_is_63() -> None:
+    """RFC 1123's limit is inclusive."""
+    assert require_dns_label("a" * 63, "model") == "a" * 63
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED_TENANTS), "-x"])
+def test_a_name_that_no_tenant_may_have(name: str) -> None:
+    """The first segments of our own paths are refused, as is what is no label; the rule is told."""
+    with pytest.raises(Refused, match=r"is reserved|DNS label"):
+        require_tenant_name(name)
+    assert require_tenant_name("v3") == "v3"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_TENANTS))
+def test_reserved_tenant_prefix_is_never_a_model_owner(name: str) -> None:
+    """A path that begins with it is never read as that tenant's."""
+    asked = route("GET", f"/{name}/v1/v1/models".encode(), "localhost", "kelvin.localhost")
+    assert not isinstance(asked, ListModels)
+    named = route("GET", b"/acme/v1/v1/models", "localhost", "kelvin.localhost")
+    assert isinstance(named, ListModels)
+    assert named.target.tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("m", ModelReference("m", "prod", None), id="one's own"),
+        pytest.param("acme/m", ModelReference("m", "prod", None, "acme"), id="another tenant's"),
+        pytest.param("acme/m@next", ModelReference("m", "next", None, "acme"), id="its alias"),
+        pytest.param("acme/m@0123456789ab", ModelReference("m", None, "0123456789ab", "acme"), id="its version"),
+        *(
+            pytest.param(text, None, id=f"refused: {text!r}")
+            for text in ("/m", "acme/", "acme//m", "a/b/m", "Acme/m", "acme@x/m", "../m", "acme/m@", "/")
+        ),
+    ],
+)
+def test_parse_address(text: str, want: ModelReference | None) -> None:
+    """`OWNER/` before a reference names whose it is; what is printed of it reads back."""
+    if want is None:
+        with pytest.raises(Refused, match="DNS label"):
+            parse_address(text)
+        return
+    assert parse_address(text) == want
+    assert parse_address(str(want)) == want
+    if want.owner is not None:
+        with pytest.raises(Refused, match="DNS label"):
+            parse_reference(text)
+
+
+@pytest.mark.parametrize(
+    ("owner", "want"),
+    [pytest.param("acme", "m", id="one's own"), pytest.param("other", "other/m", id="another tenant's")],
+)
+def test_qualified_model_name_splits_back(owner: str, want: str) -> None:
+    """And the way back; both are names of models."""
+    assert qualified_model_name("acme", owner, "m") == want
+    assert split_qualified_name("acme", want) == (owner, "m")
+    assert require_model_name(want, "models") == want
+
+
+@pytest.mark.parametrize("value", ["", "/m", "a/", "a/b/c", "A/m", "a/m@x"])
+def test_invalid_model_name_is_refused_with_the_value(value: str) -> None:
+    """The field and the whole value are named, and what is too much of it."""
+    with pytest.raises(Refused, match=f"models='{value}': must be MODEL or OWNER/MODEL.*without the alias"):
+        require_model_name(value, "models")
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("0123456789abcdef" * 4, True, id="64 digits"),
+        pytest.param("a" * 63, False, id="one less"),
+        pytest.param("a" * 65, False, id="one more"),
+        pytest.param("A" * 64, False, id="upper case"),
+        pytest.param("g" * 64, False, id="other letters"),
+        pytest.param("٣" * 64, False, id="other digits"),
+        pytest.param("a" * 64 + "\n", False, id="a line's end"),
+        pytest.param("", False, id="nothing"),
+    ],
+)
+def test_digest_is_64_lower_case_hex_digits(text: str, want: bool) -> None:
+    """All of a digest, and nothing else."""
+    assert is_digest(text) is want

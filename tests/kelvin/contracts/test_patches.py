@@ -1,0 +1,64 @@
+"""A patch has the settings of its struct: what is left out is told from null, and bounds are those of the struct."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from kelvin.contracts.patches import patch_of
+
+
+class Things(msgspec.Struct, frozen=True):
+    """Some settings."""
+
+    max: Annotated[int, Meta(ge=1, le=9, description="At most.")] = 1
+    rate: Annotated[float, Meta(gt=0, description="A second.")] | None = None
+    mode: Annotated[Literal["slow", "fast"], Meta(description="How.")] = "slow"
+
+
+Patch = patch_of(Things, "Patch", "Some of the things.")
+
+
+@pytest.mark.parametrize("given", [{}, {"max": 3}, {"rate": None}, {"rate": 2.5, "mode": "fast"}])
+def test_only_what_is_given_changes(given: dict[str, Any]) -> None:
+    """Null is a value, and nothing is none."""
+    patch = msgspec.convert(given, Patch)
+    assert patch.given() == given
+    assert msgspec.json.decode(msgspec.json.encode(patch)) == given
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"max": 0}, id="below"),
+        pytest.param({"max": 10}, id="beyond"),
+        pytest.param({"max": None}, id="null, where there is none"),
+        pytest.param({"rate": 0}, id="not above"),
+        pytest.param({"mode": "other"}, id="no choice"),
+        pytest.param({"least": 1}, id="no setting"),
+    ],
+)
+def test_the_rules_are_the_struct_s(wrong: dict[str, Any]) -> None:
+    """Each is refused."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(wrong, Patch)
+
+
+def test_a_part_by_other_names_without_bounds() -> None:
+    """As a cluster's object has it: its types hold, and what it has not is refused."""
+    part = patch_of(Things, "Part", "Of a cluster.", bounded=False, without=("mode",), rename=str.upper)
+    assert msgspec.convert({"MAX": 10}, part).given() == {"max": 10}
+    for wrong in ({"max": 1}, {"MODE": "slow"}, {"MAX": "1"}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, part)
+
+
+def test_a_patch_says_what_it_is() -> None:
+    """Documents of the API have its name, and each setting's sentence."""
+    _, found = msgspec.json.schema_components((Patch,))
+    assert found["Patch"]["description"] == "Some of the things."
+    assert found["Patch"]["properties"]["max"] == {
+        "type": "integer", "minimum": 1, "maximum": 9, "description": "At most.",
+    }  # fmt: skip
+    assert found["Patch"]["required"] == []

@@ -1,0 +1,155 @@
+"""A failure renders the same whichever process met it."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kelvin.contracts import artifact_errors, errors, traffic_errors
+from kelvin.contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
+from kelvin.contracts.errors import CapacityExceeded, Conflict, Failure, LimitExceeded, Refused, Unauthenticated
+from kelvin.contracts.problem import (
+    from_problem,
+    from_wire,
+    headers_of,
+    open_inference_error,
+    openai_error,
+    problem_details,
+    sse_error,
+    to_wire,
+)
+from kelvin.contracts.traffic_errors import BreakerOpen, BudgetSpent, DeadlineTooShort, Overloaded
+
+FAILURES = [
+    pytest.param(Unauthenticated(), "authentication_error", id="a bad key is an authentication error"),
+    pytest.param(LimitExceeded("max_tokens", 9, 8, "tokens"), "invalid_request_error", id="a limit is a bad request"),
+    pytest.param(Overloaded("the queue", 8, 1.5), "server_error", id="a full queue is the server's"),
+]
+
+
+@pytest.mark.parametrize(("failure", "kind"), FAILURES)
+def test_openai_error_has_message_type_param_and_code(failure: Failure, kind: str) -> None:
+    """OpenAI's clients read message, type, param and code."""
+    error = msgspec.json.decode(openai_error(failure))["error"]
+    assert error["type"] == kind
+    assert (error["message"], error["param"], error["code"]) == (failure.message, failure.param, failure.code)
+
+
+@pytest.mark.parametrize(("failure", "_kind"), FAILURES)
+def test_a_failure_that_crossed_processes_renders_the_same(failure: Failure, _kind: str) -> None:
+    """Remote and local failures cannot be told apart by a client."""
+    remote = from_wire(to_wire(failure))
+    assert openai_error(remote) == openai_error(failure)
+    assert problem_details(remote) == problem_details(failure)
+    assert headers_of(remote) == headers_of(failure)
+    assert str(Refused(remote)) == str(Refused(failure))
+    assert remote.retryable == failure.retryable
+
+
+@pytest.mark.parametrize(("failure", "_kind"), FAILURES)
+def test_problem_is_read_as_it_was_written(failure: Failure, _kind: str) -> None:
+    """By another process or the command line."""
+    assert from_problem(problem_details(failure)) == from_wire(to_wire(failure))
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"code": "\xff"}', openai_error(Unauthenticated())])
+def test_other_answers_are_no_problem(body: bytes) -> None:
+    """Of a proxy, or in another form."""
+    assert from_problem(body) is None
+
+
+ALL = [
+    kind
+    for module in (errors, artifact_errors, traffic_errors)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Failure)
+]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_failure_renders(kind: type[Failure]) -> None:
+    """A template and a retry rule name fields that the failure has; values are shown as they are, braces included."""
+
+    @given(st.builds(kind))
+    def rendered(failure: Failure) -> None:
+        assert isinstance(failure.message, str)
+        assert isinstance(failure.param, str | None)
+        assert isinstance(failure.retry_after_s, int | float | None)
+
+    rendered()
+    assert errors.Conflict("{what}", "{}").message == "{what}: {}"
+
+
+def test_retry_after_is_whole_seconds_rounded_up() -> None:
+    """RFC 9110 knows no fractions."""
+    assert headers_of(Overloaded("the queue", 8, 1.2)) == {"retry-after": "2"}
+    assert headers_of(Unauthenticated()) == {}
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        pytest.param(CapacityExceeded("the cache", 9, 8), "false", id="what never fits"),
+        pytest.param(ChunkCorrupt("c7", "store"), "false", id="damaged bytes"),
+        pytest.param(BudgetSpent(1), "false", id="a spent budget"),
+        pytest.param(Conflict("m", "is in use"), "false", id="a conflict"),
+        pytest.param(
+            BreakerOpen("capacity_exceeded", 1.0, cause_retryable=False), "false", id="a breaker over one of them"
+        ),
+        pytest.param(BreakerOpen("replica_lost", 1.0), None, id="a breaker over what passes"),
+        pytest.param(Overloaded("the queue", 8, 1.2), None, id="a full queue"),
+        pytest.param(Unauthenticated(), None, id="a status that no client retries"),
+    ],
+)
+def test_client_is_told_not_to_retry_in_vain(failure: Failure, told: str | None) -> None:
+    """OpenAI's clients retry 409, 429 and 5xx by themselves, unless `x-should-retry` says no."""
+    assert headers_of(failure).get("x-should-retry") == told
+    assert headers_of(from_wire(to_wire(failure))) == headers_of(failure)
+
+
+def test_overloaded_names_the_limited_resource() -> None:
+    """A queue is measured in one thing, a machine in several, so its refusal names the one that ran out."""
+    machine, queue = Overloaded("this machine", 1, 2.0, "device slots"), Overloaded("the queue of seals", 8, 2.0)
+    assert machine.message == "this machine is full (limit of device slots: 1); retry after 2 s"
+    assert queue.message == "the queue of seals is full (limit 8); retry after 2 s"
+
+
+@pytest.mark.parametrize("why", ["chunk_missing: chunk 7 is in no tier", "chunk 7 is in no tier"])
+def test_open_breaker_names_its_cause_once(why: str) -> None:
+    """A start that failed gives its reason with the code, another one without."""
+    message = BreakerOpen("chunk_missing", 1.0, why).message
+    assert message.startswith("this model failed (chunk_missing: chunk 7 is in no tier), has no other replica")
+
+
+def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
+    """Beside the whole seconds of `Retry-After`."""
+    headers = headers_of(DeadlineTooShort(1.2345, 0.5, True))
+    assert headers == {"retry-after": "2", "x-kelvin-expected-wait-ms": "1235"}
+
+
+@pytest.mark.parametrize(
+    ("need", "have", "message"),
+    [
+        pytest.param(1, 0, "bytes on the disk: none are left; free some, then try again", id="a full disk"),
+        pytest.param(9, 8, "bytes on the disk: needs 9, has 8", id="too little room"),
+    ],
+)
+def test_capacity_that_is_used_up_says_what_to_do(need: int, have: int, message: str) -> None:
+    """A full disk does not say how much a write needed."""
+    assert CapacityExceeded("bytes on the disk", need, have).message == message
+
+
+def test_an_sse_error_is_one_event() -> None:
+    """A stream's failure is a single terminal event that carries the request id."""
+    event = sse_error(Unauthenticated(), "req_1")
+    assert event.startswith(b"event: error\ndata: {")
+    assert event.endswith(b"}\n\n")
+    assert b'"request_id":"req_1"' in event
+
+
+def test_what_utf_8_cannot_say_is_escaped() -> None:
+    """JSON may hold half of a surrogate pair: whoever sent it is told what is wrong, in every form."""
+    failure = ArtifactRejected("\ud800.json", "architectures: '\ud800'")
+    assert to_wire(failure).param == "\\ud800.json"
+    for render in (problem_details, openai_error, open_inference_error):
+        assert b"\\\\ud800" in render(failure)

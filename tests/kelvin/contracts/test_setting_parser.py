@@ -1,0 +1,44 @@
+"""A bad setting names itself, its value and the rule."""
+
+import pytest
+
+from kelvin.contracts.setting_parser import BadSetting, integer, number, text
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        pytest.param("-3", "LIMIT=-3: must be 1 or more", id="below"),
+        pytest.param("99", "LIMIT=99: must be 9 or less", id="above"),
+        pytest.param("x", "LIMIT=x: must be a whole number", id="no number"),
+        pytest.param("\u0663", "LIMIT=\u0663: must be a whole number", id="Arabic digits"),
+        pytest.param("\uff13", "LIMIT=\uff13: must be a whole number", id="full-width digits"),
+    ],
+)
+def test_integer_setting_refuses_bad_form_and_range(raw: str, said: str) -> None:
+    """Range and form are checked."""
+    with pytest.raises(BadSetting) as bad:
+        integer({"LIMIT": raw}, "LIMIT", 5, low=1, high=9)
+    assert str(bad.value) == said
+
+
+@pytest.mark.parametrize("raw", ["nan", "inf", "-inf", "1e999"])
+def test_number_must_be_finite(raw: str) -> None:
+    """Infinity would pass every later comparison."""
+    with pytest.raises(BadSetting, match="finite"):
+        number({"X": raw}, "X", 1.0, low=0)
+
+
+def test_number_in_another_script_is_refused() -> None:
+    """`float` would take it, and a search for the value would not find it."""
+    with pytest.raises(BadSetting, match="must be a number"):
+        number({"X": "\u0663.5"}, "X", 1.0, low=0)
+
+
+def test_defaults_hold_where_nothing_is_set() -> None:
+    """An absent variable is the default; an absent text without one is refused."""
+    assert integer({}, "N", 5, low=1) == 5
+    assert number({}, "X", 0.5, low=0) == 0.5
+    assert text({}, "T", "d") == "d"
+    with pytest.raises(BadSetting, match="is required"):
+        text({}, "T")

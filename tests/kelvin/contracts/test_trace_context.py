@@ -1,0 +1,53 @@
+"""A caller's trace is read as W3C Trace Context says; what is derived from an id is the same each time."""
+
+import pytest
+
+from kelvin.contracts.trace_context import TraceContext, outgoing_trace_context, parse, span_id_of, trace_id_of
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+KNOWN = TraceContext(int(TRACE, 16), int(SPAN, 16), True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "want"),
+    [
+        pytest.param(f"00-{TRACE}-{SPAN}-01", KNOWN, id="a sampled one"),
+        pytest.param(
+            f"00-{TRACE}-{SPAN}-00", TraceContext(KNOWN.trace_id, KNOWN.span_id, False), id="one that is not sampled"
+        ),
+        pytest.param(f"00-{TRACE}-{SPAN}-ff", KNOWN, id="flags that we don't know are ignored"),
+        pytest.param(f"cc-{TRACE}-{SPAN}-01-more", KNOWN, id="a later version may say more"),
+        pytest.param(f"cc-{TRACE}-{SPAN}-01", KNOWN, id="or no more"),
+        pytest.param(f"cc-{TRACE}-{SPAN}-01more", None, id="but not without a dash"),
+        pytest.param(f"00-{TRACE}-{SPAN}-01-more", None, id="this version says no more"),
+        pytest.param(f"ff-{TRACE}-{SPAN}-01", None, id="version ff is forbidden"),
+        pytest.param(f"00-{'0' * 32}-{SPAN}-01", None, id="a trace of zeros is none"),
+        pytest.param(f"00-{TRACE}-{'0' * 16}-01", None, id="nor is a span of zeros"),
+        pytest.param(f"00-{TRACE.upper()}-{SPAN}-01", None, id="upper case is not allowed"),
+        pytest.param(f"00-{TRACE[:-1]}-{SPAN}-01", None, id="too short"),
+        pytest.param("", None, id="nothing"),
+    ],
+)
+def test_invalid_traceparent_is_ignored(raw: str, want: TraceContext | None) -> None:
+    """What must be ignored is None."""
+    assert parse(raw.encode()) == want
+
+
+def test_traceparent_round_trips() -> None:
+    """`str` is the header."""
+    assert str(KNOWN) == f"00-{TRACE}-{SPAN}-01"
+
+
+def test_outgoing_call_carries_our_span_in_the_trace() -> None:
+    """The parent changes, trace and flag don't."""
+    told = outgoing_trace_context(KNOWN, "req_1")
+    assert told == TraceContext(KNOWN.trace_id, span_id_of("req_1"), True)
+    assert outgoing_trace_context(None, "req_1") is None
+
+
+def test_ids_belong_to_their_names() -> None:
+    """The same each time, different for another name or stage, within their bits."""
+    assert trace_id_of("req_1") == trace_id_of("req_1") != trace_id_of("req_2")
+    assert len({span_id_of("req_1"), span_id_of("req_1", "routed"), span_id_of("req_2")}) == 3
+    assert 0 < trace_id_of("req_1") < 1 << 128
+    assert 0 < span_id_of("req_1", "a stage with a very long name") < 1 << 64

@@ -1,0 +1,116 @@
+"""A text gives the same in any pieces, and nothing is held back that is decided."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kelvin.contracts.artifacts.filter_api import ENTITIES, Action, FilterRule, apply_result
+from kelvin.filters.pii import build_finders, scan_text
+from kelvin.filters.segmentation_policy import SEGMENT_CHARACTERS_MAX, is_plain, without_invisible
+
+ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
+REDACT = (FilterRule(filter="pii", actions=ALL, phone_regions=("US",)),)
+STOP = (FilterRule(filter="pii", actions=ALL | {"CREDIT_CARD": "stop"}),)
+FOUND = (
+    "4111\u20111111\u20091111\t1111", "4111\u200b1111 11\u206011 1111", "gb29 nwbk 6016 1331 9268 19",
+    "４１１１１１１１１１１１１１１１", "4111.1111.1111.1111", "078 05 1121",
+    "jo.doe@example.org", "4111 1111 1111 1111", "5500000000000004", "DE89 3704 0044 0532 0130 00", "192.168.0.1",
+    "2001:db8::1", "078-05-1121", "+49 30 901820", "(212) 555-0143", "GB29 NWBK 6016 1331 9268 19",
+)  # fmt: skip
+BETWEEN = (
+    "",
+    " ",
+    "  ",
+    "\n",
+    ", ",
+    "a",
+    "THE END",
+    "5",
+    " 7 ",
+    "-",
+    "(",
+    "@",
+    "é",
+    "中",
+    "x" * 40,
+    "a1" * 300,
+    "9 " * 600,
+)
+TEXTS = st.lists(st.sampled_from(FOUND + BETWEEN) | st.text(max_size=5), max_size=10).map("".join)
+
+
+def streamed(text: str, cuts: Sequence[int], rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
+    """What goes on of a text that comes in these pieces, and what stopped it."""
+    bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    said, held = "", ""
+    for start, end in zip(bounds, [*bounds[1:], len(text)], strict=True):
+        held += text[start:end]
+        passed = apply_result(held, scan_text(held, rules, whole=end == len(text) and start == end))
+        said, held = said + passed.text, passed.pending_text
+        if passed.stopped is not None:
+            return said, passed.stopped
+    assert held == ""
+    return said, None
+
+
+def whole(text: str, rules: tuple[FilterRule, ...]) -> tuple[str, str | None]:
+    passed = apply_result(text, scan_text(text, rules, whole=True))
+    return passed.text, passed.stopped
+
+
+@given(TEXTS, st.lists(st.integers(0, 3000), max_size=30), st.sampled_from([REDACT, STOP]))
+@example("a" * (SEGMENT_CHARACTERS_MAX - 3) + "@example.org", [SEGMENT_CHARACTERS_MAX], REDACT)
+@example("x" * 5000 + "@example.org 4111 1111 1111 1111", list(range(0, 5000, 7)), REDACT)
+def test_pieces_do_not_change_the_text(text: str, cuts: list[int], rules: tuple[FilterRule, ...]) -> None:
+    """However it is cut, also in the middle of something, the same goes on, and the same stops it."""
+    assert streamed(text, cuts, rules) == whole(text, rules)
+
+
+@given(TEXTS)
+def test_characters_one_by_one(text: str) -> None:
+    """The smallest pieces there are."""
+    assert streamed(text, range(len(text)), REDACT) == whole(text, REDACT)
+
+
+def test_looking_at_each_piece_alone_would_not_do() -> None:
+    """The control: without what was held back, something that comes in two pieces goes on."""
+    pieces = ("to jo@exam", "ple.org now")
+    alone = "".join(whole(piece, REDACT)[0] for piece in pieces)
+    assert alone == "".join(pieces)
+    assert streamed("".join(pieces), [len(pieces[0])], REDACT) == ("to <EMAIL_ADDRESS> now", None)
+
+
+def test_a_cut_goes_through_nothing() -> None:
+    """What would be found shortened at the end of a long run is found whole in its next part."""
+    rules = (FilterRule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
+    before = ":" * (SEGMENT_CHARACTERS_MAX - len("jo@example.or"))
+    assert whole(f"{before}jo@example.org", rules) == (f"{before}<EMAIL_ADDRESS>", None)
+
+
+@given(st.lists(st.sampled_from((":", "ab", "f", "x", ".", "-", "\u200b")), max_size=24).map("".join))
+@example("ab:" * 7 + "ab")
+@example("ab:\u200b:f")
+def test_plain_segment_holds_nothing(text: str) -> None:
+    """What is passed over without a look would have shown nothing."""
+    visible, _ = without_invisible(text)
+    assert not is_plain(text) or not any(finder(visible) for finder in build_finders(REDACT[0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        pytest.param("The quick brown fox ", "", id="words that have ended"),
+        pytest.param("The quick brown fo", "fo", id="a word that may become an address"),
+        pytest.param("It costs 5 ", "5 ", id="a number that may go on"),
+        pytest.param("It costs 5\n", "", id="one that does not"),
+        pytest.param("It costs 5 a", "a", id="nor does this"),
+        pytest.param("谢谢", "", id="letters that no address has"),
+        pytest.param("x" * 3000, "x" * 888, id="no more than a segment"),
+    ],
+)
+def test_only_a_possible_match_is_held_back(text: str, held: str) -> None:
+    """Only what may be the beginning of something."""
+    looked = scan_text(text, REDACT, whole=False)
+    assert text[looked.decided :] == held

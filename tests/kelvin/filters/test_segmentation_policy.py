@@ -1,0 +1,33 @@
+"""Of what lies across one another one span is made, and the stricter action holds."""
+
+import pytest
+
+from kelvin.contracts.artifacts.filter_api import Action, EntitySpan
+from kelvin.filters.segmentation_policy import merge_spans
+
+
+def _span(start: int, end: int, label: str, action: Action = "redact") -> EntitySpan:
+    return EntitySpan(start=start, end=end, label=label, action=action)
+
+
+@pytest.mark.parametrize(
+    ("found", "settled"),
+    [
+        pytest.param(
+            [_span(5, 7, "B"), _span(0, 2, "A")], [_span(0, 2, "A"), _span(5, 7, "B")], id="they come in order"
+        ),
+        pytest.param([_span(0, 2, "A"), _span(2, 4, "B")], [_span(0, 2, "A"), _span(2, 4, "B")], id="neighbours"),
+        pytest.param([_span(0, 3, "A"), _span(1, 9, "B")], [_span(0, 9, "B")], id="the longest names all of it"),
+        pytest.param(
+            [_span(0, 9, "A"), _span(1, 3, "B", "stop")], [_span(0, 9, "B", "stop")], id="a part stops all of it"
+        ),
+        pytest.param(
+            [_span(0, 2, "A", "stop"), _span(5, 7, "B")], [_span(0, 2, "A", "stop")], id="nothing after a stop"
+        ),
+        pytest.param([_span(0, 4, "A"), _span(3, 6, "B"), _span(5, 8, "C")], [_span(0, 8, "A")], id="a chain is one"),
+    ],
+)
+def test_merge_spans(found: list[EntitySpan], settled: list[EntitySpan]) -> None:
+    """Whatever the order in which they were found."""
+    assert merge_spans(found) == settled
+    assert merge_spans(found[::-1]) == settled

@@ -1,0 +1,269 @@
+"""Processes meet over TCP as over their sockets: by role, by settings, and with certificates that change meanwhile."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.roles import Role
+from kelvin.ipc.internal_server import InternalServer, open_internal_server
+from kelvin.ipc.peer_settings import LOCAL_ONLY, PeerSettings
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.loops import PROCESS_HEALTH, record_error
+from tests.kelvin.crypto.pki import Authority, write
+
+ONE, TWO = Authority("one"), Authority("two")
+CONTROL, ACTIVATOR = "127.0.0.3", "127.0.0.2"
+RULES = {
+    "/fault": frozenset({Role.ACTIVATOR}),
+    "/feed": frozenset({Role.ACTIVATOR}),
+    "/name": frozenset({Role.ACTIVATOR, Role.RUNTIME}),
+}
+NAME = "KELVIN_CONTROL_LISTEN"
+
+
+def _app() -> FastAPI:
+    app = FastAPI(openapi_url=None)
+
+    @app.get("/name")
+    async def name() -> str:
+        return "control"
+
+    @app.get("/fault")
+    async def fault() -> str:
+        record_error(ValueError("of a request"), "a request")
+        return "recorded"
+
+    @app.get("/secret")
+    async def secret() -> str:
+        return "the backup"
+
+    @app.get("/feed")
+    async def feed() -> StreamingResponse:
+        async def lines() -> AsyncIterator[bytes]:
+            while True:
+                yield b"line\n"
+                await asyncio.sleep(0)
+
+        return StreamingResponse(lines())
+
+    return app
+
+
+@contextlib.asynccontextmanager
+async def opened(place: Path, role: Role, peer_settings: PeerSettings = LOCAL_ONLY) -> AsyncIterator[InternalServer]:
+    with contextlib.closing(SocketDirectory(place / "run")) as directory:
+        async with open_internal_server(directory, peer_settings, role, NAME) as inner:
+            yield inner
+
+
+@contextlib.asynccontextmanager
+async def control_plane(place: Path) -> AsyncIterator[InternalServer]:
+    """Serves on its socket and on its own address."""
+    files, stop = write(place / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
+    with contextlib.closing(SocketDirectory(place / "run")) as directory:
+        async with open_internal_server(directory, PeerSettings(files, (CONTROL, 0)), Role.CONTROLPLANE, NAME) as inner:
+            serving = asyncio.create_task(inner.serve(_app(), directory.listen("control.sock"), RULES, stop, 1))
+            try:
+                yield inner
+            finally:
+                stop.set()
+                await serving
+
+
+async def asked(inner: InternalServer, address: str, path: str = "/name") -> str:
+    """What is answered, or the code of what went wrong."""
+    client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "the control plane")
+    try:
+        return await client.call("GET", path, str, timeout_s=10)
+    except Refused as refused:
+        return refused.failure.code
+    finally:
+        await client.close()
+
+
+@pytest.mark.uvloop
+@pytest.mark.parametrize(
+    ("role", "path", "want"),
+    [
+        pytest.param(Role.ACTIVATOR, "/name", "control", id="what is for it"),
+        pytest.param(Role.RUNTIME, "/name", "control", id="what is for several"),
+        pytest.param(Role.AGENT, "/name", "not_found", id="what is for others"),
+        pytest.param(Role.RUNTIME, "/feed", "not_found", id="the feed is the activator's"),
+        pytest.param(Role.ACTIVATOR, "/secret", "not_found", id="what no rule is for"),
+        pytest.param(Role.ACTIVATOR, "/nowhere", "not_found", id="what there is not"),
+    ],
+)
+async def test_role_reaches_only_its_routes(role: Role, path: str, want: str, tmp_path: Path) -> None:
+    """Anything else looks as if it weren't there."""
+    peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(role), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, peer_settings) as inner:
+        assert control.url.startswith(f"https://{CONTROL}:")
+        assert await asked(inner, control.url, path) == want
+
+
+@pytest.mark.uvloop
+async def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
+    """What a request reports is not counted as an error of the loop that accepts connections."""
+    peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+    before = PROCESS_HEALTH.errors.total()
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
+        assert await asked(inner, control.url, "/fault") == "recorded"
+        assert PROCESS_HEALTH.errors.total() == before
+
+
+@pytest.mark.uvloop
+async def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
+    """Who may open it is of this host: all is theirs, with certificates or without."""
+    async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
+        assert await asked(inner, "control.sock", "/secret") == "the backup"
+        with pytest.raises(ValueError, match="no certificate for other hosts"):
+            inner.connector_factory.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
+
+
+@pytest.mark.uvloop
+async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
+    """It gets no answer in HTTP, by TLS or openly, and others go on being answered."""
+    peer_settings = PeerSettings(write(tmp_path / "pki", TWO.of(Role.ACTIVATOR), TWO, ONE))
+    good = PeerSettings(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+    async with (
+        control_plane(tmp_path / "c") as control,
+        opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as stranger,
+        opened(tmp_path / "y", Role.ACTIVATOR, good) as inner,
+        aiohttp.ClientSession() as plain,
+    ):
+        url = control.url
+        assert await asked(stranger, url) == "unavailable"
+        with pytest.raises(aiohttp.ClientError):
+            await plain.get(url.replace("https:", "http:") + "/name")
+        assert await asked(inner, url) == "control"
+        client = ServiceClient.from_connector(inner.connector_factory.to(url, Role.CONTROLPLANE), "x")
+        with pytest.raises(aiohttp.NonHttpUrlClientError):  # nor does one of ours ever speak openly
+            await client.session.get(url.replace("https:", "http:") + "/name")
+        await client.close()
+
+
+@pytest.mark.uvloop
+@pytest.mark.parametrize("way", [pytest.param("", id="by its socket"), pytest.param("https", id="from another host")])
+async def test_aborted_server_accepts_no_more(way: str, tmp_path: Path) -> None:
+    """Streams under way end with it, nobody is let in after, and another may serve there in the same process."""
+    files, stop = write(tmp_path / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
+    peer_settings = PeerSettings(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+    port = 0
+    for _ in range(2):
+        with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
+            async with (
+                open_internal_server(
+                    directory, PeerSettings(files, (CONTROL, port)), Role.CONTROLPLANE, NAME
+                ) as control,
+                opened(tmp_path, Role.ACTIVATOR, peer_settings) as inner,
+            ):
+                work = control.serve(_app(), directory.listen("control.sock"), RULES, stop, 1)
+                serving = asyncio.create_task(work)
+                port = int(control.url.rsplit(":", 1)[1])
+                address = control.url if way else "control.sock"
+                client = ServiceClient.from_connector(inner.connector_factory.to(address, Role.CONTROLPLANE), "x")
+                async with client.open("GET", "/feed") as stream:
+                    assert await stream.content.readline() == b"line\n"
+                    serving.cancel()
+                    await asyncio.wait([serving])
+                    assert serving.cancelled()
+                    with pytest.raises(aiohttp.ClientError):
+                        async with asyncio.timeout(20):
+                            await stream.read()
+                assert await asked(inner, address) == "unavailable"
+                await client.close()
+
+
+@pytest.mark.uvloop
+async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
+    """Who connected asks the other one's kernel after a silence, by whichever client it was."""
+
+    def asks(transport: asyncio.BaseTransport | None) -> bool:
+        assert transport is not None
+        made = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        with made:
+            kept = made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            return bool(kept) and made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+    class Raw(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+    peer_settings = PeerSettings(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
+        way = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
+        raw = await way.connect(Raw)
+        assert asks(raw.transport)
+        raw.transport.close()
+        client = ServiceClient.from_connector(way, "x")
+        async with client.open("GET", "/feed") as answer:
+            assert answer.connection is not None
+            assert asks(answer.connection.transport)
+        await client.close()
+
+
+@pytest.mark.uvloop
+async def test_certificates_rotate_under_load(tmp_path: Path) -> None:
+    """Certificates and authorities are replaced over and over, with every half-way state read: no request fails, new
+    connections and old ones, and a stream that began under the first certificate goes on under the last.
+    """
+    there, here = tmp_path / "c" / "pki", tmp_path / "pki"
+    peer_settings = PeerSettings(write(here, ONE.of(Role.ACTIVATOR), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, peer_settings) as inner:
+        way = inner.connector_factory.to(control.url, Role.CONTROLPLANE)
+        kept, stop, answered, failed = ServiceClient.from_connector(way, "kept"), asyncio.Event(), 0, 0
+
+        async def load(*, anew: bool) -> None:
+            nonlocal answered, failed
+            while not stop.is_set():
+                client = ServiceClient.from_connector(way, "anew") if anew else kept
+                try:
+                    answered += await client.call("GET", "/name", str, timeout_s=30) == "control"
+                except Refused:
+                    failed += 1
+                finally:
+                    if anew:
+                        await client.close()
+
+        async def turn(of: Authority, *bundle: Authority) -> None:
+            """Written in pieces, and each piece is looked at."""
+            seen = answered
+            for place, role in ((there, Role.CONTROLPLANE), (here, Role.ACTIVATOR)):
+                pair = of.of(role)
+                (place / "tls.crt").write_bytes(pair.certificate[:200])
+                await identities[place].reload()
+                (place / "tls.crt").write_bytes(pair.certificate)
+                await identities[place].reload()
+                write(place, pair, *bundle)
+                await identities[place].reload()
+            async with asyncio.timeout(60):
+                while answered < seen + 8:
+                    await asyncio.sleep(0)
+
+        assert inner.identity is not None
+        assert control.identity is not None
+        identities = {here: inner.identity, there: control.identity}
+        async with kept.open("GET", "/feed") as stream:
+            tasks = [asyncio.create_task(load(anew=anew)) for anew in (True, True, False)]
+            for _ in range(3):
+                await turn(ONE, ONE, TWO)
+                await turn(TWO, ONE, TWO)
+                await turn(TWO, TWO)
+                await turn(TWO, ONE, TWO)
+                await turn(ONE, ONE, TWO)
+                await turn(ONE, ONE)
+            assert await stream.content.readline() == b"line\n"
+            stop.set()
+            await asyncio.gather(*tasks)
+        await kept.close()
+        assert failed == 0

@@ -1,0 +1,53 @@
+"""One decider at a time, whoever asks; a death lets go."""
+
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kelvin.contracts.errors import Refused
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.ipc.standby_lock import acquire_standby_lock, try_acquire_standby_lock
+
+HOLDER = """
+import pathlib, sys, threading
+from kelvin.ipc.standby_lock import try_acquire_standby_lock
+from kelvin.ipc.socket_directory import SocketDirectory
+held = try_acquire_standby_lock(SocketDirectory(pathlib.Path(sys.argv[1])))
+print(held is not None, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_standby_lock_has_one_holder(tmp_path: Path) -> None:
+    """A second one gets nothing until the first lets go; closing twice harms nobody."""
+    with closing(SocketDirectory(tmp_path)) as directory:
+        first = try_acquire_standby_lock(directory)
+        assert first is not None
+        assert try_acquire_standby_lock(directory) is None
+        first.close()
+        second = try_acquire_standby_lock(directory)
+        assert second is not None
+        first.close()
+        assert try_acquire_standby_lock(directory) is None
+        second.close()
+
+
+async def test_dead_holder_releases_the_standby_lock(tmp_path: Path) -> None:
+    """Whoever waits for it has it then, and not before."""
+    with (
+        closing(SocketDirectory(tmp_path)) as directory,
+        subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"True\n"
+            with pytest.raises(Refused, match="the decider's place"):
+                await acquire_standby_lock(directory, 0.05)
+        finally:
+            process.send_signal(signal.SIGKILL)
+        with closing(await acquire_standby_lock(directory, 60)):
+            assert try_acquire_standby_lock(directory) is None

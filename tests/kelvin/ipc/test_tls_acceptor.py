@@ -1,0 +1,95 @@
+"""A port that is closed leaves nothing behind, whatever the other ends do."""
+
+import asyncio
+import errno
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from kelvin.contracts.roles import Role
+from kelvin.crypto.tls_identity import TlsIdentity
+from kelvin.ipc import tls_acceptor as greeter_module
+from kelvin.ipc.tcp_listener import listen
+from kelvin.ipc.tls_acceptor import TlsAcceptor
+from tests.kelvin.crypto.pki import Authority, write
+
+HOST = "127.0.0.1"
+
+
+class Leaving(asyncio.Protocol):
+    """Says goodbye at once, and waits for the other end's."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def left_open(tmp_path: Path, *, ends: bool) -> int:
+    """Descriptors that are open still, after a client that never says goodbye."""
+    authority = Authority()
+    server = TlsIdentity(write(tmp_path / "s", authority.of(Role.CONTROLPLANE), authority), Role.CONTROLPLANE)
+    client = TlsIdentity(write(tmp_path / "c", authority.of(Role.ACTIVATOR), authority), Role.ACTIVATOR)
+    listener = listen(HOST, 0)
+    greeter = TlsAcceptor(listener, server.server(), Leaving, is_full=lambda: False, refused=lambda _: None)
+    greeter.open()
+
+    def shake() -> tuple[socket.socket, ssl.SSLObject]:
+        """By hand, so that nothing answers for us afterwards."""
+        sock = socket.create_connection(listener.getsockname()[:2])
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = client.client(Role.CONTROLPLANE).wrap_bio(incoming, outgoing)
+        while True:
+            try:
+                tls.do_handshake()
+            except ssl.SSLWantReadError:
+                sock.sendall(outgoing.read())
+                incoming.write(sock.recv(65536))
+            else:
+                sock.sendall(outgoing.read())
+                return sock, tls
+
+    sock, _ = await asyncio.to_thread(shake)
+    try:
+        while not (known := list(greeter._open)):
+            await asyncio.sleep(0.001)
+        await greeter.close()
+        if ends:
+            await greeter.end()
+        return sum(each.fileno() >= 0 for each in known)
+    finally:
+        sock.close()
+        await greeter.end()
+
+
+@pytest.mark.parametrize(("ends", "left"), [(True, 0), (False, 1)])
+def test_connection_without_close_notify_is_cut(tmp_path: Path, ends: bool, left: int) -> None:
+    """At the end of a server, not two seconds later, when its loop is gone. The control waits for the goodbye."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(left_open(tmp_path, ends=ends)) == left
+
+
+class Exhausted(socket.socket):
+    """A listener of a process without descriptors."""
+
+    tries = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.tries += 1
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+async def test_failed_accepts_are_logged_less_and_less(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process without descriptors tries ten times a second. A line for each try would fill the log."""
+    monkeypatch.setattr(greeter_module, "ACCEPT_PAUSE_S", 0.0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    greeter = TlsAcceptor(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
+    greeter.open()
+    while greeter._listener.tries < 9:  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+    await greeter.close()
+    told = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
+    assert told[:4] == [1, 2, 4, 8]

@@ -1,0 +1,115 @@
+"""A fair lock goes by tenant, weight and time held; its queue is bounded; waiting is safe to cancel."""
+
+import asyncio
+
+import pytest
+
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import Overloaded
+from kelvin.process.fair_lock import FairLock
+
+
+class Desk:
+    """A lock that notes the order of its holders."""
+
+    def __init__(self) -> None:
+        self.lock = FairLock("the queue", 8, 4)
+        self.began: list[str] = []
+
+    async def work(self, tenant: str, lasts_s: float, weight: int = 1) -> None:
+        async with self.lock.hold(tenant, weight):
+            self.began.append(tenant)
+            await asyncio.sleep(lasts_s)
+
+
+@pytest.mark.virtual_time
+async def test_tenant_with_one_request_waits_for_one_holder_of_another() -> None:
+    """A tenant with many long requests in the queue gets one of them before a newcomer, and no more."""
+    desk = Desk()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(5):
+            tasks.create_task(desk.work("many", 60))
+        await asyncio.sleep(1)
+        tasks.create_task(desk.work("one", 5))
+    assert desk.began == ["many", "one", "many", "many", "many", "many"]
+    desk.lock.check_integrity()
+
+
+async def test_cancelled_request_does_not_wait_for_a_free_lock() -> None:
+    """It leaves the queue when it runs next, which may be after the holder has gone."""
+    desk = Desk()
+    async with desk.lock.hold("a"):
+        waiting = asyncio.create_task(desk.work("b", 0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+    desk.lock.check_integrity()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert desk.lock.waiting == 0
+    desk.lock.check_integrity()
+
+
+@pytest.mark.virtual_time
+async def test_lock_is_shared_by_weight_and_time() -> None:
+    """Of two that always wait, the one of three times the weight has three times the time."""
+    desk, used = Desk(), {"light": 0.0, "heavy": 0.0}
+
+    async def always(tenant: str, lasts_s: float, weight: int) -> None:
+        while sum(used.values()) < 4000:
+            async with desk.lock.hold(tenant, weight):
+                await asyncio.sleep(lasts_s)
+                used[tenant] += lasts_s
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(always("light", 10, 1))
+            tasks.create_task(always("heavy", 5, 3))
+    assert used["heavy"] / used["light"] == pytest.approx(3, rel=0.1)
+
+
+@pytest.mark.virtual_time
+async def test_tenant_that_was_away_has_no_claim_from_before() -> None:
+    """It gets no credit for the time that others held the lock meanwhile."""
+    desk = Desk()
+    for _ in range(10):
+        await desk.work("busy", 100)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(desk.work("busy", 10))
+        await asyncio.sleep(1)
+        for tenant in ("new", "busy", "new", "busy"):
+            tasks.create_task(desk.work(tenant, 10))
+    assert desk.began[10:] == ["busy", "new", "busy", "new", "busy"]
+
+
+@pytest.mark.virtual_time
+async def test_one_tenant_can_not_fill_the_queue() -> None:
+    """Its own part is full first, and others are still taken; a full queue takes nobody."""
+    desk = Desk()
+    waiting = [asyncio.create_task(desk.work("many", 60)) for _ in range(5)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refused) as refused:
+        await desk.work("many", 1)
+    assert isinstance(refused.value.failure, Overloaded)
+    waiting += [asyncio.create_task(desk.work(f"t{at}", 1)) for at in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refused) as refused:
+        await desk.work("one more", 1)
+    assert refused.value.failure == Overloaded("the queue", 8, 1.0)
+    await asyncio.gather(*waiting)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
+async def test_cancelled_waiter_leaves_the_lock_to_others(moment: int) -> None:
+    """Whenever it leaves, also in the moment in which it is granted: the next one is served."""
+    desk = Desk()
+    first = asyncio.create_task(desk.work("a", 1))
+    leaver = asyncio.create_task(desk.work("b", 1))
+    last = asyncio.create_task(desk.work("c", 1))
+    await asyncio.sleep(0)
+    first.cancel()
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    leaver.cancel()
+    await asyncio.wait_for(last, 10)
+    assert desk.began[-1] == "c"
+    desk.lock.check_integrity()

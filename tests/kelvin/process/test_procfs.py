@@ -1,0 +1,59 @@
+"""When a process was forked, by the clock that its life is measured with, whoever had the core meanwhile."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from kelvin.process import procfs
+from kelvin.process.procfs import born_ns
+
+TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+AWAY_NS = 113_000_000
+SUSPENDED_NS = 7 * 10**9
+
+
+def clocks(away: Callable[[int], bool]) -> SimpleNamespace:
+    """Of a machine that slept for a while; before those readings that `away` names somebody else had the core."""
+    now, readings = 10**12, 0
+
+    def read() -> int:
+        nonlocal now, readings
+        now += AWAY_NS if away(readings) else 50
+        readings += 1
+        return now
+
+    def boottime(_: int) -> int:
+        return read() + SUSPENDED_NS
+
+    return SimpleNamespace(monotonic_ns=read, clock_gettime_ns=boottime, CLOCK_BOOTTIME=time.CLOCK_BOOTTIME)
+
+
+def test_a_child_is_born_between_two_readings() -> None:
+    """By this process's own clock, to the kernel's tick."""
+    before_ns = time.monotonic_ns()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        after_ns = time.monotonic_ns()
+        assert before_ns - TICK_NS <= born_ns(child.pid) <= after_ns
+        child.communicate(b"\n")
+
+
+@pytest.mark.parametrize("lost", [1, 3, 5, 9], ids=lambda number: f"before reading {number}")
+def test_start_time_is_stable_under_preemption(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bill of 113 ms that a replica never lived would be one that does not agree with its supervisor's clock."""
+    monkeypatch.setattr(procfs, "time", clocks(lambda _: False))
+    want = born_ns(os.getpid())
+    monkeypatch.setattr(procfs, "time", clocks(lambda number: number == lost))
+    assert abs(born_ns(os.getpid()) - want) < TICK_NS
+
+
+def test_repeated_preemption_shifts_the_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who loses it before each second reading is told another time: then there is nothing to tell it by."""
+    monkeypatch.setattr(procfs, "time", clocks(lambda _: False))
+    want = born_ns(os.getpid())
+    monkeypatch.setattr(procfs, "time", clocks(lambda number: number % 2 == 1))
+    assert want - born_ns(os.getpid()) >= AWAY_NS - TICK_NS

@@ -1,0 +1,40 @@
+"""Calls in threads end before their caller goes on, whatever happens to him."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kelvin.process.thread_calls import run_uncancellable
+
+
+async def test_thread_call_returns_result_or_error() -> None:
+    """Its result or its error."""
+    assert await run_uncancellable(None, pow, 2, 10) == 1024
+    with pytest.raises(ZeroDivisionError):
+        await run_uncancellable(None, divmod, 1, 0)
+
+
+async def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+    """Its result, or its error, is nobody's then."""
+    halted, begun = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def call() -> None:
+        begun.set()
+        assert halted.wait(30)
+        ran.append(1)
+        raise KeyError("late")
+
+    with ThreadPoolExecutor(1) as threads:
+        work = asyncio.ensure_future(run_uncancellable(threads, call))
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(3):
+            work.cancel()
+            await asyncio.sleep(0)
+        assert not work.done()
+        halted.set()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert ran == [1]

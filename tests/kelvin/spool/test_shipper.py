@@ -1,0 +1,280 @@
+"""Records arrive in order, at least once, in bounded batches; nothing is forgotten before it was acknowledged."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kelvin.contracts.deadline import Deadline
+from kelvin.contracts.errors import Refused, Unavailable
+from kelvin.process.loops import LoopHealth, Loops
+from kelvin.spool.recent_records import RECENT_BYTES
+from kelvin.spool.segment_disk import segments
+from kelvin.spool.segment_reader import SegmentReader, read_position
+from kelvin.spool.shipper import MAX_RECORDS, Shipper
+from kelvin.spool.spool import Spool
+from tests.kelvin.spool.test_segment_writer import make
+
+DEADLINE_S = 20.0
+AWAY = Refused(Unavailable("control plane"))
+
+
+class Receiver:
+    """Takes records durably; refuses the first `refusals` posts, half of them after having taken the records."""
+
+    def __init__(self, refusals: int = 0, error: Exception = AWAY) -> None:
+        self.taken: list[bytes] = []
+        self.batches: list[int] = []
+        self.refusals = refusals
+        self.error = error
+        self.more = asyncio.Event()
+
+    async def post(self, records: Sequence[bytes]) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            if self.refusals % 2:
+                self.taken += records  # the answer is lost, not the records
+            raise self.error
+        self.taken += records
+        self.batches.append(len(records))
+        self.more.set()
+
+    def first_times(self) -> list[bytes]:
+        """What a receiver that ignores repeats has."""
+        return list(dict.fromkeys(self.taken))
+
+
+def quick(spool: Spool, receiver: Receiver) -> Shipper:
+    """Without pauses, so that a test takes no time."""
+    return Shipper(spool, receiver.post, linger_s=0.0, backoff_s=0.0, max_backoff_s=0.0)
+
+
+def soon() -> Deadline:
+    return Deadline.after(DEADLINE_S, time.monotonic())
+
+
+async def test_everything_arrives_in_order_and_segments_go(tmp_path: Path) -> None:
+    """While it runs in the background: batches within the limit, acknowledged segments deleted, position kept."""
+    spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=300_000), Receiver()
+    async with quick(spool, receiver) as shipper:
+        await asyncio.gather(*(spool.append(make("x" * 1000)) for _ in range(2000)))
+        assert await shipper.flush(soon())
+        assert shipper.backlog == 0
+    assert receiver.taken == [make("x" * 1000)(sequence) for sequence in range(1, 2001)]
+    assert max(receiver.batches) <= MAX_RECORDS
+    assert len(segments(spool.path)) == 1
+    assert read_position(spool.path) == 2000
+    spool.close()
+    assert not spool.path.exists()
+
+
+async def test_a_batch_that_is_not_full_waits_for_company(tmp_path: Path) -> None:
+    """Also behind one that was full: else requests that come steadily are posted a few at a time."""
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
+    await asyncio.gather(*(spool.append(make("x")) for _ in range(MAX_RECORDS + 1)))
+    async with Shipper(spool, receiver.post, linger_s=3600.0) as shipper, asyncio.timeout(DEADLINE_S):
+        await receiver.more.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert receiver.batches == [MAX_RECORDS]
+        assert await shipper.flush(soon())
+        assert receiver.batches == [MAX_RECORDS, 1]
+    spool.close()
+
+
+async def test_the_background_ships_without_being_asked(tmp_path: Path) -> None:
+    """A commit wakes it."""
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
+    async with quick(spool, receiver):
+        for _ in range(3):
+            receiver.more.clear()
+            await spool.append(make("x"))
+            async with asyncio.timeout(DEADLINE_S):
+                await receiver.more.wait()
+    assert receiver.taken == [b"1:x", b"2:x", b"3:x"]
+    spool.close()
+
+
+@pytest.mark.parametrize("error", [AWAY, OSError("full")], ids=["refused", "a disk"])
+async def test_a_receiver_that_is_away_loses_nothing(tmp_path: Path, error: Exception) -> None:
+    """Refused posts are repeated in order; a receiver that ignores repeats has each record once."""
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver(7, error)
+    async with quick(spool, receiver) as shipper:
+        for _ in range(20):
+            await spool.append(make("x"))
+        assert await shipper.flush(soon())
+    assert receiver.first_times() == [make("x")(sequence) for sequence in range(1, 21)]
+    assert shipper.failures == 0
+    spool.close()
+
+
+async def test_flush_ends_at_its_deadline(tmp_path: Path) -> None:
+    """Nothing is forgotten then: the records are there for a recovery."""
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver(refusals=10**9)
+    await spool.append(make("x"))
+    shipper = quick(spool, receiver)
+    assert not await shipper.flush(Deadline.after(0.05, time.monotonic()))
+    assert shipper.backlog == 1
+    assert shipper.failures > 0
+    spool.close()
+    assert segments(spool.path) == [1]
+
+
+def test_pauses_double_up_to_the_cap_and_are_jittered(tmp_path: Path) -> None:
+    """Between half of the pause and all of it."""
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
+    low = Shipper(spool, receiver.post, backoff_s=0.1, max_backoff_s=3.0, jitter=lambda: 0.0)
+    high = Shipper(spool, receiver.post, backoff_s=0.1, max_backoff_s=3.0, jitter=lambda: 1.0)
+    seen = []
+    for failures in (0, 1, 2, 3, 4, 5, 60):
+        low.failures = high.failures = failures
+        seen.append((low._pause_s(), high._pause_s()))
+    assert [round(pause, 3) for _, pause in seen] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
+    assert all(half == pytest.approx(full / 2) for half, full in seen)
+    spool.close()
+
+
+async def test_one_large_record_is_not_held_back_by_the_batch_limit(tmp_path: Path) -> None:
+    """Batches end before they grow over the limit, but hold one record at least."""
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
+    for _ in range(9):
+        await spool.append(lambda sequence: bytes([sequence]) * 200_000)
+    assert await quick(spool, receiver).flush(soon())
+    assert receiver.batches == [5, 4]
+    spool.close()
+
+
+async def test_cancelling_a_post_repeats_it_later(tmp_path: Path) -> None:
+    """Leaving the block in the middle of a post leaks no task and acknowledges nothing."""
+    spool, entered, tasks = Spool.open(tmp_path, "a-1"), asyncio.Event(), asyncio.all_tasks()
+
+    async def hang(_: Sequence[bytes]) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    async with Shipper(spool, hang, linger_s=0.0):
+        await spool.append(make("x"))
+        async with asyncio.timeout(DEADLINE_S):
+            await entered.wait()
+    assert asyncio.all_tasks() == tasks
+    assert spool._listeners == {}
+    receiver = Receiver()
+    assert await quick(spool, receiver).flush(soon())
+    assert receiver.taken == [b"1:x"]
+    spool.close()
+
+
+async def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> None:
+    """Records that cannot be read back neither spin nor vanish: they are a backlog, then a hole that is passed."""
+    spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096, recent_bytes=0), Receiver()
+    assert await spool.append(make("x" * 3000)) == 1
+    (path,) = spool.path.glob("*.seg")
+    path.write_bytes(bytes(4096))
+    shipper = quick(spool, receiver)
+    assert not await shipper.flush(Deadline.after(0.05, time.monotonic()))
+    assert (shipper.backlog, receiver.taken) == (1, [])
+    assert shipper.failures > 0
+    assert await spool.append(make("y" * 3000)) == 2
+    assert await shipper.flush(soon())
+    assert receiver.taken == [make("y" * 3000)(2)]
+    spool.close()
+
+
+@given(
+    steps=st.lists(st.sampled_from(["append", "ship", "refuse", "restart"]), max_size=40),
+    size=st.integers(min_value=1, max_value=2000),
+    recent_bytes=st.sampled_from([0, 1500, RECENT_BYTES]),
+)
+@example(
+    steps=["ship", "append", "restart", "append", "refuse"], size=1, recent_bytes=0
+)  # a refused batch that spans two segments
+@settings(max_examples=80)
+async def test_any_order_of_appends_failures_and_restarts_loses_nothing(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str], size: int, recent_bytes: int
+) -> None:
+    """Whatever happens, a last flush completes exactly the sequence 1..n, from memory, the disk, or both."""
+    root = tmp_path_factory.mktemp("spool")
+
+    def opened() -> Spool:
+        return Spool.open(root, "a-1", segment_bytes=4096, recent_bytes=recent_bytes)
+
+    spool, receiver, appended = opened(), Receiver(), 0
+    # An empty directory is removed at a close, and its sequence with it: keep one record back.
+    for step in ["append", *steps]:
+        if step == "append":
+            appended += 1
+            assert await spool.append(make("x" * size)) == appended
+        elif step == "restart":
+            if spool.tail.acknowledged < spool.committed:
+                spool.close()
+                spool = opened()
+        elif spool.tail.acknowledged < spool.committed:
+            receiver.refusals = int(step == "refuse")
+            shipper = quick(spool, receiver)
+            await shipper._try_ship()
+            assert shipper.backlog == spool.committed - spool.tail.acknowledged
+    receiver.refusals = 0
+    assert await quick(spool, receiver).flush(soon())
+    spool._journal.check_integrity()
+    spool.close()
+    assert receiver.first_times() == [make("x" * size)(sequence) for sequence in range(1, appended + 1)]
+
+
+async def test_defect_of_shipping_is_the_loops_to_count(tmp_path: Path) -> None:
+    """What is neither the receiver's refusal nor the disk's ends the run. Its loop counts that, and ships on."""
+    spool, receiver, health = Spool.open(tmp_path, "a-1"), Receiver(), LoopHealth()
+
+    async def post(records: Sequence[bytes]) -> None:
+        if not health.errors:
+            raise KeyError("a defect")
+        await receiver.post(records)
+
+    await spool.append(make("x"))
+    async with Loops(health) as loops:
+        loops.start("shipper", Shipper(spool, post, linger_s=0.0).run)
+        async with asyncio.timeout(DEADLINE_S):
+            await receiver.more.wait()
+    assert health.errors == {"shipper": 1}
+    spool.close()
+
+
+async def test_defect_ends_no_drain(tmp_path: Path) -> None:
+    """A flush says that it did not succeed, and who drains goes on."""
+
+    async def post(_: Sequence[bytes]) -> None:
+        raise KeyError("a defect")
+
+    spool = Spool.open(tmp_path, "a-1")
+    await spool.append(make("x"))
+    assert not await Shipper(spool, post).flush(soon())
+    spool.close()
+
+
+async def test_slow_disk_holds_up_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the position of what was acknowledged is being written, the loop goes on. A shipper that is cancelled ends
+    once the disk is done.
+    """
+    goes_on, writes = threading.Event(), threading.Event()
+    acknowledge = SegmentReader.acknowledge
+
+    def slow(tail: SegmentReader, last: int) -> None:
+        writes.set()
+        assert goes_on.wait(DEADLINE_S)
+        acknowledge(tail, last)
+
+    monkeypatch.setattr(SegmentReader, "acknowledge", slow)
+
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
+    async with quick(spool, receiver):
+        await spool.append(make("x"))
+        await receiver.more.wait()
+        while not writes.is_set():
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.01, goes_on.set)  # the loop runs, or nothing ever goes on
+    assert read_position(spool.path) == 1
+    spool.close()

@@ -1,0 +1,334 @@
+"""Appends from loops and threads: durable when they return, one commit for many, bounded, and clean to close."""
+
+import asyncio
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kelvin.contracts.errors import Internal, Refused, Unavailable
+from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded
+from kelvin.spool import spool as module
+from kelvin.spool.segment_disk import SegmentDisk
+from kelvin.spool.spool import Spool
+from tests.kelvin.spool.disks import DEADLINE_S, FailingDisk, GatedDisk
+from tests.kelvin.spool.test_segment_writer import make, read_all
+
+
+async def test_an_append_returns_after_the_sync(tmp_path: Path) -> None:
+    """While the disk has not synced, the append waits; so do all others, and they share the next sync."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+
+    first = asyncio.create_task(spool.append(make("first")))
+    await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+    others = [asyncio.create_task(spool.append(make("other"))) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert not first.done()
+    assert spool.committed == 0
+    disk.gate.set()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await first == 1
+        assert sorted(await asyncio.gather(*others)) == list(range(2, 102))
+    assert disk.syncs == 2
+    spool.close()
+    assert len(read_all(tmp_path / "a-1")) == 101
+
+
+def test_many_threads_and_a_loop_share_one_gapless_sequence(tmp_path: Path) -> None:
+    """Every sequence is given once; the record under it is the one that was told so."""
+    spool = Spool.open(tmp_path, "a-1")
+
+    async def loop_side() -> list[tuple[int, str]]:
+        async def one(number: int) -> tuple[int, str]:
+            return await spool.append(make(f"loop{number}")), f"loop{number}"
+
+        return await asyncio.gather(*(one(number) for number in range(200)))
+
+    def thread_side(thread: int) -> list[tuple[int, str]]:
+        return [(spool.append_blocking(make(f"t{thread}.{number}")), f"t{thread}.{number}") for number in range(50)]
+
+    with ThreadPoolExecutor(4) as threads:
+        pending = [threads.submit(thread_side, thread) for thread in range(4)]
+        told = asyncio.run(loop_side())
+        for future in pending:
+            told += future.result(DEADLINE_S)
+    spool.close()
+    assert sorted(sequence for sequence, _ in told) == list(range(1, 401))
+    assert read_all(tmp_path / "a-1") == [f"{sequence}:{text}".encode() for sequence, text in sorted(told)]
+
+
+async def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> None:
+    """The record of a cancelled append is there; the committer goes on."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+
+    task = asyncio.create_task(spool.append(make("cancelled")))
+    await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    disk.gate.set()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await spool.append(make("next")) == 2
+    spool.close()
+    assert read_all(tmp_path / "a-1") == [b"1:cancelled", b"2:next"]
+
+
+async def test_a_closed_loop_does_not_stop_the_committer(tmp_path: Path) -> None:
+    """Who waits on a loop that is gone is forgotten; the record stays."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(spool.append(make("abandoned")))
+    await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+    task.cancel()
+    disk.gate.set()
+    assert spool.append_blocking(make("next")) == 2
+    spool.close()
+
+
+def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -> None:
+    """`failing` holds until a commit succeeds; the sequence has no hole."""
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with pytest.raises(Refused) as caught:
+        spool.append_blocking(make("lost"))
+    assert caught.value.failure == Unavailable("the usage spool (its disk is full)")
+    assert spool.failure == caught.value.failure
+    assert "FAILING" in repr(spool)
+    with pytest.raises(KeyError):  # nothing is written, so nothing is known of the disk
+        spool.append_blocking(_no_record)
+    assert "FAILING" in repr(spool)
+    disk.fail.clear()
+    assert spool.append_blocking(make("kept")) == 1
+    assert "FAILING" not in repr(spool)
+    spool.close()
+
+
+def _no_record(sequence: int) -> bytes:
+    raise KeyError(sequence)
+
+
+def test_a_defect_of_the_committer_is_told_and_survived(tmp_path: Path) -> None:
+    """Nobody waits for ever, and the next append is made."""
+
+    class Defective(SegmentDisk):
+        defect = True
+
+        def sync(self, fd: int) -> None:
+            if self.defect:
+                raise AttributeError("a defect")
+            super().sync(fd)
+
+    disk = Defective()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with pytest.raises(Refused) as caught:
+        spool.append_blocking(make("lost"))
+    assert caught.value.failure == Internal()
+    disk.defect = False
+    assert spool.append_blocking(make("kept")) == 1
+    spool.close()
+    assert read_all(tmp_path / "a-1") == [b"1:kept"]
+
+
+def test_waiting_is_bounded(tmp_path: Path) -> None:
+    """One more than may wait is refused at once; a thread's wait has a deadline."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(spool.append_blocking, make("first"))
+        assert disk.reached.wait(DEADLINE_S)
+        with pytest.raises(Refused) as late:
+            spool.append_blocking(make("second"), timeout_s=0.01)
+        assert isinstance(late.value.failure, DeadlineExceeded)
+        with pytest.raises(Refused) as full:
+            spool.append_blocking(make("third"))
+        assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
+        disk.gate.set()
+        assert first.result(DEADLINE_S) == 1
+    spool.close()
+
+
+@pytest.mark.parametrize("follows", [pytest.param(True, id="with the next one"), pytest.param(False, id="by itself")])
+async def test_unawaited_record_is_written_soon(tmp_path: Path, follows: bool) -> None:
+    """Nothing is waited for; it is on the disk before the next append that is, and without one a moment later."""
+    spool = Spool.open(tmp_path, "a-1")
+
+    for number in range(3):
+        spool.append_unacknowledged(make(f"soon{number}"))
+    assert spool.committed == 0
+    if follows:
+        assert await spool.append(make("next")) == 4
+    committed = asyncio.Event()
+    end = spool.subscribe(committed.set)
+    async with asyncio.timeout(DEADLINE_S):
+        while spool.committed < 3:
+            await committed.wait()
+    end()
+    spool.close()
+    assert read_all(tmp_path / "a-1")[:3] == [b"1:soon0", b"2:soon1", b"3:soon2"]
+
+
+async def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One more than may wait is refused; one that the disk does not take is in the log, and the spool says so."""
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
+
+    spool.append_unacknowledged(make("lost"))
+    with pytest.raises(Refused) as full:
+        spool.append_unacknowledged(make("one too many"))
+    assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
+    async with asyncio.timeout(DEADLINE_S):
+        while spool.failure is None:
+            await asyncio.sleep(0)
+    spool.close()
+    assert "a record is lost" in caplog.messages
+
+
+def test_closing_commits_what_waits(tmp_path: Path) -> None:
+    """An append that was accepted before the close succeeds; one after it is refused; closing again is harmless."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(spool.append_blocking, make("first"))
+        assert disk.reached.wait(DEADLINE_S)
+        second = threads.submit(spool.append_blocking, make("second"))
+        closing = threads.submit(spool.close)
+        disk.gate.set()
+        closing.result(DEADLINE_S)
+        assert first.result(DEADLINE_S) == 1
+        late = second.exception(DEADLINE_S)
+        if late is None:
+            assert second.result() == 2
+        else:  # it came after the close
+            assert isinstance(late, Refused)
+            assert late.failure == Internal()
+    with pytest.raises(Refused):
+        spool.append_blocking(make("late"))
+    spool.close()
+
+
+def test_closing_on_a_disk_that_hangs_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process whose disk does not answer ends all the same. It says so, and keeps the source until then."""
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    with ThreadPoolExecutor(2) as threads:
+        append = threads.submit(spool.append_blocking, make("first"))
+        assert disk.reached.wait(DEADLINE_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "BLOCKING_TIMEOUT_S", 0.05)
+            closing = threads.submit(spool.close)
+            try:
+                closing.result(5.0)
+                with pytest.raises(BlockingIOError):
+                    Spool.open(tmp_path, "a-1")
+            finally:
+                disk.gate.set()
+        assert append.result(DEADLINE_S) == 1
+    assert "the disk of a spool does not answer: records that wait are lost" in caplog.messages
+    spool.close()
+    Spool.open(tmp_path, "a-1").close()
+
+
+def test_a_source_has_one_live_owner(tmp_path: Path) -> None:
+    """A second open is refused while the first lives; an unshipped directory stays after the close."""
+    spool = Spool.open(tmp_path, "a-1")
+    with pytest.raises(BlockingIOError):
+        Spool.open(tmp_path, "a-1")
+    spool.append_blocking(make("kept"))
+    spool.close()
+    assert (tmp_path / "a-1").exists()
+    again = Spool.open(tmp_path, "a-1")
+    assert again.append_blocking(make("next")) == 2
+    again.close()
+
+
+class RecordingDisk(SegmentDisk):
+    """Says what was made durable, in order: names in a directory, or the bytes of a segment."""
+
+    def __init__(self) -> None:
+        self.synced: list[Path | str] = []
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.synced.append("bytes")
+
+    def sync_directory(self, directory: Path) -> None:
+        super().sync_directory(directory)
+        self.synced.append(directory)
+
+
+def test_a_sources_name_is_durable_before_its_records_are(tmp_path: Path) -> None:
+    """No power cut takes the directory with records that were acknowledged."""
+    disk = RecordingDisk()
+    spool = Spool.open(tmp_path, "a-1", disk=disk)
+    spool.append_blocking(make("kept"))
+    spool.close()
+    assert disk.synced == [tmp_path, "bytes", tmp_path / "a-1"]
+
+
+def test_a_name_that_does_not_become_durable(tmp_path: Path) -> None:
+    """There is no spool then, and nobody keeps its lock."""
+    with pytest.raises(OSError, match="No space left"):
+        Spool.open(tmp_path, "a-1", disk=FailingDisk("sync_directory"))
+    Spool.open(tmp_path, "a-1").close()
+
+
+def test_an_empty_spool_leaves_no_directory(tmp_path: Path) -> None:
+    """Nothing to ship, nothing left."""
+    Spool.open(tmp_path, "a-1").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", [pytest.param("unlink", id="read-only"), pytest.param("read_bytes", id="unreadable")])
+def test_a_spool_on_a_disk_that_fails_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """Whoever has it ends in order, and lets go of the source: the next one can have it."""
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    spool = Spool.open(tmp_path, "a-1")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, call, refuse)
+        spool.close()
+    assert "a shipped spool can't be removed" in caplog.messages
+    Spool.open(tmp_path, "a-1").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("source", ["", ".", "..", "a/b", ".hidden", "a" * 129, "a\0b"])
+def test_a_source_is_a_plain_file_name(tmp_path: Path, source: str) -> None:
+    """Anything else is refused by name and rule."""
+    with pytest.raises(ValueError, match="source"):
+        Spool.open(tmp_path, source)
+
+
+def test_a_loop_that_ended_before_it_woke_the_committer_stops_nobody(tmp_path: Path) -> None:
+    """Its record goes with the next one, whoever brings that: another loop, or a thread."""
+
+    async def leave(spool: Spool) -> None:
+        waiting = spool.append(make("left"))
+        waiting.send(None)
+        waiting.close()
+
+    for name in ("loop", "thread"):
+        spool = Spool.open(tmp_path, name)
+        loop = asyncio.new_event_loop()  # `asyncio.run` would go round once more, and wake the committer
+        loop.run_until_complete(leave(spool))
+        loop.close()
+        assert spool.committed == 0, "nobody was woken"
+        if name == "loop":
+            assert asyncio.run(spool.append(make("next"))) == 2
+        else:
+            assert spool.append_blocking(make("next"), DEADLINE_S) == 2
+        spool.close()

@@ -1,0 +1,300 @@
+"""Each replica's life is written once, wherever the supervisor that writes it is killed."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from controlplane.db.ledger_schema import conflicts, lifetime_records
+from controlplane.ledger.usage_ledger import append_lifetimes
+from kelvin.contracts.accounting.meter_format import METER_FILE_BYTES, Meter, Phase, encode_meter
+from kelvin.contracts.accounting.usage import LifetimeRecord
+from kelvin.contracts.wire import decode
+from kelvin.process.procfs import born_ns
+from kelvin.spool.leftover_recovery import recover
+from kelvin.spool.shipper import Post
+from kelvin.spool.source_directory import SourceDirectory
+from kelvin.spool.spool import Spool
+from kelvin.supervisor.child_group import ReapedChild
+from kelvin.supervisor.exit_recorder import ExitRecorder, read_recorded_runtimes
+from tests.controlplane.billing_fixture import memory_ledger_engine
+from tests.kelvin.dying_supervisor import PID, POINTS
+from tests.kelvin.spool.disks import FailingDisk, GatedDisk
+
+ROOT = Path(__file__).parents[3]
+LIVED_US = 9_000_000  # as the supervisor that saw the death has it
+
+
+def leave_page(data: Path, name: str, idle_ns: int = 0, version: str = "") -> None:
+    """A replica that restored for a second, was active for two, and is idle since."""
+    now_ns = time.monotonic_ns() - idle_ns
+    meter = Meter(Phase.RESTORE, now_ns - 3 * 10**9, now_ns - 3 * 10**9, tenant="acme", model="m", device_class="cpu-1")
+    meter = replace(meter, version=version).enter(Phase.ACTIVE, now_ns - 2 * 10**9).enter(Phase.IDLE, now_ns)
+    meters = data / "run" / "meters"
+    meters.mkdir(parents=True, exist_ok=True)
+    (meters / name).write_bytes(encode_meter(meter, 2).ljust(METER_FILE_BYTES, b"\0"))
+
+
+def pages(data: Path) -> list[str]:
+    """What is not buried."""
+    return sorted(page.name for page in (data / "run" / "meters").iterdir())
+
+
+def record_exit(graves: ExitRecorder, reaped: ReapedChild, patience_s: float = 60.0) -> None:
+    """Until the record is written, or the patience ends."""
+
+    async def main() -> None:
+        graves.record_exit(reaped)
+        await graves.wait_recorded(patience_s)
+
+    asyncio.run(main())
+
+
+def kill_at(data: Path, point: str) -> None:
+    """A supervisor that dies while it buries."""
+    command = [sys.executable, "-m", "tests.kelvin.dying_supervisor", str(data), point]
+    assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == -signal.SIGKILL
+
+
+def start_again(data: Path, source: str, recorded: Collection[str]) -> None:
+    """The next supervisor's first act."""
+    spool = Spool.open(data / "spool", source)
+    ExitRecorder(data / "run" / "meters", spool, source).recover(recorded)
+    spool.close()
+
+
+def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
+    """Ship what all of them left: (runtime, microseconds of life) of every record, and how many contradict."""
+    engine = memory_ledger_engine()
+
+    def post_for(_: str) -> Post:
+        async def post(records: Sequence[bytes]) -> None:
+            with engine.begin() as connection:
+                append_lifetimes(connection, [decode(raw, LifetimeRecord) for raw in records])
+
+        return post
+
+    assert all(found.lost == found.remaining == 0 for found in asyncio.run(recover(data / "spool", post_for)))
+    with engine.connect() as connection:
+        lives = connection.execute(select(lifetime_records.c.runtime_id, lifetime_records.c.total_us)).all()
+        aside = connection.execute(select(conflicts)).all()
+    engine.dispose()
+    return [(runtime_id, total_us) for runtime_id, total_us in lives], len(aside)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("point", POINTS)
+def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path, point: str) -> None:
+    """What the killed one wrote stands; where it wrote nothing, the next one counts up to the page's last change."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    kill_at(tmp_path, point)
+    assert pages(tmp_path) == ([] if point == "page removed" else [f"{PID}.rt-1"])
+    for source in ("supervisor-2", "supervisor-3"):
+        start_again(tmp_path, source, read_recorded_runtimes(tmp_path / "spool"))
+    assert pages(tmp_path) == []
+    is_recorded = point in ("written", "synced", "page removed")
+    assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US if is_recorded else 3_000_000)], 0)
+
+
+def test_without_a_look_into_the_spool_the_life_is_written_twice(tmp_path: Path) -> None:
+    """The control: the ledger keeps the second one aside, and the month does not balance."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    kill_at(tmp_path, "synced")
+    start_again(tmp_path, "supervisor-2", ())
+    assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US)], 1)
+
+
+async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the death that the supervisor saw: its idle time is not lost. It is written once."""
+    monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
+    leave_page(tmp_path, f"{PID}.rt-1")
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await graves.wait_recorded(0.1)
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    disk.fail.clear()
+    await graves.wait_recorded(60.0)
+    assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
+
+
+@pytest.mark.parametrize("call", ["glob", "read_bytes"])
+async def test_life_whose_page_cannot_be_read_now_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A supervisor without file descriptors goes on with other deaths, and bills up to the death that it saw."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
+    leave_page(tmp_path, f"{PID}.rt-1")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1")
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, call, fail)
+        graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await graves.wait_recorded(60.0)
+    assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
+
+
+def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path) -> None:
+    """A full disk ends no supervisor; what it could not write until its own end is there for the next start."""
+    for number in (1, 2):
+        leave_page(tmp_path, f"{PID + number}.rt-{number}")
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    record_exit(graves, ReapedChild(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0), patience_s=0.1)
+    assert pages(tmp_path) == [f"{PID + 1}.rt-1", f"{PID + 2}.rt-2"]
+    disk.fail.clear()
+    record_exit(graves, ReapedChild(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    assert pages(tmp_path) == [f"{PID + 1}.rt-1"]
+    spool.close()
+    start_again(tmp_path, "supervisor-2", read_recorded_runtimes(tmp_path / "spool"))
+    assert in_the_ledger(tmp_path) == ([("rt-2", LIVED_US), ("rt-1", 3_000_000)], 0)
+
+
+def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> None:
+    """The spool refused the first life. The page of it ends with its last change, not with the second process."""
+    leave_page(tmp_path, f"{PID}.rt-1", idle_ns=20 * 10**9)
+    spool = Spool.open(tmp_path / "spool", "supervisor-1")
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    leave_page(tmp_path, f"{PID}.rt-2")
+    record_exit(graves, ReapedChild(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
+    spool.close()
+    assert pages(tmp_path) == []
+    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
+
+
+def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path) -> None:
+    """Its socket answers nobody: the process that has the pid now would be killed for it. Pages tell which processes
+    have taken a version.
+    """
+    leave_page(tmp_path, f"{os.getpid()}.rt-1", idle_ns=time.monotonic_ns() - born_ns(os.getpid()) + 10**9)
+    leave_page(tmp_path, f"{os.getpid()}.rt-2")
+    leave_page(tmp_path, f"{os.getpid()}.rt-3", version="a" * 64)
+    spool = Spool.open(tmp_path / "spool", "supervisor-1")
+    assert ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1").lives() == [
+        (os.getpid(), "rt-2", False),
+        (os.getpid(), "rt-3", True),
+    ]
+    spool.close()
+
+
+def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
+    """Foreign entries stay. The earlier supervisor was killed before its first record."""
+    SourceDirectory.lock(tmp_path / "spool", "supervisor-0").close()
+    leave_page(tmp_path, f"{PID}.rt-1")
+    meters = tmp_path / "run" / "meters"
+    for name in ("lost+found", f"{PID}.a-directory", "no-pid", "a.b"):
+        (meters / name).mkdir()
+    (meters / "stray").touch()
+    (meters / "a" / "b" / "c" / "d").mkdir(parents=True)
+    (meters / f"{PID}.empty").touch()
+    (meters / f"{PID}.zeros").write_bytes(bytes(METER_FILE_BYTES))
+    start_again(tmp_path, "supervisor-1", read_recorded_runtimes(tmp_path / "spool"))
+    assert pages(tmp_path) == sorted(["lost+found", f"{PID}.a-directory", "no-pid", "a.b", "stray", "a"])
+    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
+
+
+async def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> None:
+    """The page stays for the start after it, if the disk takes nothing until then."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=FailingDisk("write"))
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.recover(())
+    await graves.wait_recorded(0.1)
+    await asyncio.to_thread(spool.close)
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    start_again(tmp_path, "supervisor-2", ())
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
+
+
+async def test_a_life_of_before_that_the_spool_refused_is_written_once_the_disk_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same supervisor: nobody has to start it again for a bill that balances."""
+    monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
+    leave_page(tmp_path, f"{PID}.rt-1")
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.recover(())
+    await graves.wait_recorded(0.1)
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    disk.fail.clear()
+    await graves.wait_recorded(60.0)
+    assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
+
+
+@pytest.mark.parametrize("recorded", [{"rt-0"}, ()], ids=["recorded", "no page"])
+def test_a_page_that_cannot_be_removed_keeps_no_other(
+    tmp_path: Path, recorded: Collection[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays, and the page behind it becomes a record."""
+    leave_page(tmp_path, f"{PID}.rt-0")
+    leave_page(tmp_path, f"{PID}.rt-1")
+    stuck, unlink = tmp_path / "run" / "meters" / f"{PID}.rt-0", Path.unlink
+    if not recorded:
+        stuck.write_bytes(b"")
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path == stuck:
+            raise PermissionError(1, "not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    start_again(tmp_path, "supervisor-1", recorded)
+    assert pages(tmp_path) == [f"{PID}.rt-0"]
+    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
+
+
+def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
+    """Its clock says nothing here."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    page = tmp_path / "run" / "meters" / f"{PID}.rt-1"
+    far_ns = time.monotonic_ns() + 10**15
+    page.write_bytes(encode_meter(Meter(Phase.IDLE, far_ns, far_ns), 2).ljust(METER_FILE_BYTES, b"\0"))
+    start_again(tmp_path, "supervisor-1", ())
+    assert pages(tmp_path) == []
+    assert in_the_ledger(tmp_path) == ([], 0)
+
+
+async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
+    """The disk stalls while a life is written. The event loop goes on, and the life is recorded once it is back."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    disk = GatedDisk()
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = ExitRecorder(tmp_path / "run" / "meters", spool, "supervisor-1")
+    started_s = time.monotonic()
+    graves.record_exit(ReapedChild(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    graves.record_exit(
+        ReapedChild(PID, 0, 1, time.monotonic_ns(), 0, 0)
+    )  # a later process with the pid: the page is not its
+    await graves.wait_recorded(0.01)
+    assert time.monotonic() - started_s < 5.0
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    disk.gate.set()
+    await graves.wait_recorded(60.0)
+    assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)

@@ -1,0 +1,154 @@
+"""What a pod tells a real control plane over mutual TLS: its life while it lasts, its end, its orphans."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart_bench.harness.installation import free_port
+from kelvin.contracts.accounting.usage import LifetimeRecord
+from kelvin.contracts.roles import Role
+from kelvin.contracts.serving.stream_frames import FrameDecoder, FrameKind
+from kelvin.contracts.wire import decode
+from tests.controlplane.control_plane_server import program
+from tests.kelvin.crypto.pki import Authority, write
+from tests.kelvin.pods import LONG, PROMPT, pod
+from tests.runtime.processes import DEADLINE_S, Installation, poll_until
+from tests.weightcache.kit import TENANT, Version
+
+LIFE_S = 1
+
+
+class Books:
+    """A control plane's, read beside it."""
+
+    def __init__(self, place: Path) -> None:
+        self.data = place / "control"
+        self.data.mkdir()
+        inner, authority = place / "inner", Authority()
+        for role in (Role.CONTROLPLANE, Role.RUNTIME):
+            write(inner / role, authority.of(role), authority)
+        port = free_port()
+        self.listens = {"inner_tls": str(inner), "control_listen": f"127.0.0.1:{port}"}
+        self.pods = {"INNER_TLS": str(inner), "CONTROL": f"https://127.0.0.1:{port}", "LIFE_S": str(LIFE_S)}
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """Of its database, none before there is one."""
+        try:
+            with closing(sqlite3.connect(f"file:{self.data / 'kelvin.db'}?mode=ro", uri=True)) as database:
+                database.row_factory = sqlite3.Row
+                return [dict(row) for row in database.execute(query)]
+        except sqlite3.OperationalError:
+            return []
+
+    def so_far(self) -> LifetimeRecord | None:
+        """What the only pod has said of its life."""
+        rows = self.rows("SELECT record FROM ledger_open_lives")
+        return decode(rows[0]["record"].encode(), LifetimeRecord) if rows else None
+
+    def lives(self) -> list[dict[str, Any]]:
+        """Whose end is recorded."""
+        return self.rows("SELECT * FROM ledger_lifetimes")
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path)
+
+
+def open_stream(port: int, tokens: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """An answer that goes on for long; nobody will confirm that it is recorded."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    body = PROMPT | {"max_tokens": tokens, "stream": True}
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"x-kelvin-request-id": "r9", "x-kelvin-source": "activator-1"}
+    )
+    return connection, connection.getresponse()
+
+
+def test_a_drain_that_is_too_short_loses_nothing(
+    sealed: tuple[Installation, Version], books: Books, tmp_path: Path
+) -> None:
+    """The control plane comes late and hears of the life so far. A stream that outlives the drain ends with an error,
+    and its record, the pod's life and its exit status arrive before the pod has ended; its directory can go with it.
+    """
+    house, version = sealed
+    with pod(house, version.id, tmp_path / "data", "--threads", "1", RUNTIME_DRAIN_S="1", **books.pods) as each:
+        poll_until("it is ready", each.is_ready)
+        with program(books.data, **books.listens):
+            connection, answer = open_stream(each.port, LONG - 100)
+            name = answer.headers["x-kelvin-runtime"]
+            first = answer.read(1)
+            told = poll_until("it tells of what it does", lambda: books.so_far() if _active(books) else None)
+            assert (told.runtime_id, told.tenant, told.version) == (name, TENANT, version.id)
+            assert books.lives() == []
+            each.process.send_signal(signal.SIGTERM)
+            frames = FrameDecoder().feed(first + answer.read())
+            connection.close()
+            assert frames[-1].kind is FrameKind.FAILED
+            assert each.process.wait(DEADLINE_S) == 0
+            (life,) = books.lives()
+            assert (life["runtime_id"], life["requests"], life["exit_status"]) == (name, 1, 0)
+            assert life["total_us"] >= told.total_us
+            parts = sum(life[f"{part}_us"] for part in ("standby", "restore", "active", "idle"))
+            assert abs(life["total_us"] - parts) < max(100_000, life["total_us"] // 100)
+            assert books.so_far() is None, "what was said before counts no more"
+            (record,) = books.rows("SELECT * FROM ledger_requests")
+            assert (record["runtime_id"], record["origin"], record["outcome"]) == (name, "orphan", "cancelled")
+            assert not list((tmp_path / "data" / "spool").iterdir())
+
+
+def _active(books: Books) -> bool:
+    told = books.so_far()
+    return told is not None and told.active_us > 0
+
+
+def test_killed_runtime_is_still_recorded(sealed: tuple[Installation, Version], books: Books, tmp_path: Path) -> None:
+    """A runtime alone: what keeps it records its end, and ends as it did. All of a pod at once, and its directory with
+    it: what it lived since its last word is what is lost, and no more than one interval of it. (Of one that is told of
+    no ledger the record stays in its spool: `test_a_pods_life`.)
+    """
+    house, version = sealed
+    data = tmp_path / "data"
+    with (
+        program(books.data, **books.listens),
+        pod(house, version.id, data, "--threads", "1", **books.pods) as whole,
+        pod(house, version.id, tmp_path / "other", "--threads", "1", **books.pods) as part,
+    ):
+        for each in (whole, part):
+            poll_until("it is ready", each.is_ready)
+        assert part.ask(PROMPT)[0] == 200
+        os.kill(part.child("runtime.app.pod"), signal.SIGKILL)
+        assert part.process.wait(DEADLINE_S) == 128 + signal.SIGKILL
+        (life,) = books.lives()
+        assert (life["exit_status"], life["requests"]) == (-signal.SIGKILL, 1)
+        assert life["active_us"] > 0
+
+        poll_until("it tells of its idleness", lambda: ((told := books.so_far()) and told.idle_us) or None)
+        before_us = poll_until("it speaks again", _newer(books, books.so_far()))
+        whole.process.kill()
+        whole.process.wait(DEADLINE_S)
+        shutil.rmtree(data, ignore_errors=True)
+        told = books.so_far()
+        assert told is not None
+        assert told.runtime_id != life["runtime_id"]
+        assert told.died_at_us >= before_us
+        assert books.lives() == [life]
+        assert len(books.rows("SELECT * FROM ledger_open_lives")) == 1
+
+
+def _newer(books: Books, before: LifetimeRecord | None) -> Any:
+    assert before is not None
+
+    def newer() -> int | None:
+        told = books.so_far()
+        return told.died_at_us if told is not None and told.died_at_us > before.died_at_us else None
+
+    return newer

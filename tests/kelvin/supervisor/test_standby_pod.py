@@ -1,0 +1,156 @@
+"""A pod that waits for a version, from outside: probes, orders over mutual TLS, one tenant after another."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kelvin.contracts.accounting.usage import LifetimeRecord
+from kelvin.contracts.artifacts.runtime_control import BindPodRequest
+from kelvin.contracts.roles import Role
+from kelvin.contracts.serving.stream_frames import FrameDecoder, FrameKind
+from kelvin.contracts.wire import decode
+from kelvin.spool.leftover_recovery import leftover_records
+from kelvin.supervisor.exit_recorder import LIFETIME_PREFIX
+from tests.kelvin.orders import Orders, take_of
+from tests.kelvin.pods import PROMPT, standby
+from tests.runtime.processes import DEADLINE_S, Installation, poll_until
+from tests.weightcache.kit import Version
+
+QUEUE = {"K-Network-Probe": "queue"}
+
+
+def parks(orders: Orders, other_than: str = "") -> str:
+    """The name of the runtime that waits there, once one does which is not that one."""
+    return poll_until("it waits", lambda: orders.parked(other_than))
+
+
+def lives(data: Path) -> list[LifetimeRecord]:
+    """Those that are recorded."""
+    found = leftover_records(data / "spool", lambda source: source.startswith(LIFETIME_PREFIX))
+    return [decode(raw, LifetimeRecord) for raw in found]
+
+
+def kept(data: Path, name: str) -> list[Path]:
+    """Files of the pod's cache whose name has that in it."""
+    return [path for path in (data / "cache").rglob("*") if path.is_file() and name in path.name]
+
+
+def test_standby_pod_serves_versions_in_turn(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Ready while it waits, and for no request; bound once, to what fits, by the control plane alone; it serves then,
+    and what asks for the same is answered likewise. Released, it ends what it answers as in any drain and begins
+    nothing else; a fresh process waits with nothing of the one before, whose life is the tenant's.
+    """
+    house, version = sealed
+    orders, take = Orders.made(tmp_path), take_of(house, version)
+    with standby(house, tmp_path / "data", "--weights", "5000", **orders.settings) as each:
+        first = parks(orders)
+        assert (each.get("/readyz")[0], each.get("/healthz")[0]) == (200, 200)
+        assert each.get("/healthz", QUEUE)[0] == 503, "no request may come"
+        assert each.ask(PROMPT)[0] == 503
+        assert each.get("/control/state")[0] == 404, "not by the way of requests"
+        for role in set(Role) - {Role.CONTROLPLANE}:
+            assert orders.by(role).tell("bind", take)[0] == 404
+        for other, status in refused(take):
+            assert orders.tell("bind", other)[0] == status
+        assert orders.tell("release", take)[0] == 204
+        assert orders.ask("GET", "/control/state")[1]["state"] == "standby", "all of that changed nothing"
+
+        status, bound = orders.tell("bind", take)
+        assert (status, bound["runtime_id"]) == (200, first)
+        assert orders.tell("bind", take) == (200, bound)
+        assert orders.tell("bind", msgspec.structs.replace(take, model="other"))[0] == 409
+        assert orders.tell("release", msgspec.structs.replace(take, model="other"))[0] == 409
+        assert (each.get("/readyz")[0], each.get("/healthz", QUEUE)) == (200, (200, b"queue"))
+        assert each.ask(PROMPT)[0] == 200
+        (left,) = kept(each.data, version.digests[0])
+        connection, answer = each.open(PROMPT | {"max_tokens": 200, "stream": True})
+        head = answer.read(1)
+        assert orders.tell("release", take)[0] == 202
+        frames = FrameDecoder().feed(head + answer.read())
+        connection.close()
+        assert frames[-1].kind is FrameKind.END
+        assert frames[-1].counts.completion_tokens == 200
+        second = parks(orders, first)
+        assert each.get("/healthz", QUEUE)[0] == 503
+        assert not left.exists()
+        (life,) = lives(each.data)
+        assert (life.runtime_id, life.tenant, life.model) == (first, take.tenant, "m")
+        assert life.standby_us > 0
+        assert life.restore_us > 0
+        assert life.requests == 2
+
+        status, again = orders.tell("bind", take)
+        assert (status, again["runtime_id"]) == (200, second)
+        assert sum(again["bytes_by_tier"].values()) == sum(bound["bytes_by_tier"].values())
+        assert again["bytes_by_tier"] == bound["bytes_by_tier"], "from the store, as if it had never been here"
+        each.process.send_signal(signal.SIGTERM)
+        assert each.process.wait(DEADLINE_S) == 0
+
+
+def refused(take: BindPodRequest) -> Iterator[tuple[BindPodRequest, int]]:
+    """What does not fit a pod, and how it says so."""
+    yield msgspec.structs.replace(take, device_class="h100"), 400
+    yield msgspec.structs.replace(take, store="s3://elsewhere/prod"), 400
+    yield msgspec.structs.replace(take, weight_bytes=5001), 507
+
+
+def test_bind_continues_after_its_caller_left(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """A bind that is cut goes on to its end, and whoever comes next finds it; what can't be restored, and what is
+    killed, leaves no pod between the two: a fresh process waits.
+    """
+    house, version = sealed
+    orders, take = Orders.made(tmp_path), take_of(house, version)
+    with standby(house, tmp_path / "data", **orders.settings) as each:
+        first = parks(orders)
+        missing = msgspec.structs.replace(take, version="0" * 64)
+        status, problem = orders.tell("bind", missing)
+        assert (status, problem["code"]) == (500, "manifest_missing")
+        second = parks(orders, first)
+
+        orders.open("bind", take).close()
+        found = poll_until("it serves", lambda: bound_to(orders))
+        assert (found, orders.tell("bind", take)[1]["runtime_id"]) == (second, second)
+        assert each.ask(PROMPT)[0] == 200
+
+        os.kill(each.child("runtime.app.pod"), signal.SIGKILL)
+        parks(orders, second)
+        assert sorted((life.tenant or "", life.exit_status) for life in lives(each.data)) == [
+            (take.tenant, -signal.SIGKILL),
+            (take.tenant, 1),
+        ]
+        each.process.send_signal(signal.SIGTERM)
+        assert each.process.wait(DEADLINE_S) == 0
+
+
+def bound_to(orders: Orders) -> str | None:
+    """Who serves there."""
+    state = orders.state()
+    return str(state["runtime_id"]) if state is not None and state["state"] == "ready" else None
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "words"),
+    [
+        pytest.param(("0" * 64,), {}, b"VERSION and --standby: only one of them can be said", id="both"),
+        pytest.param((), {"STANDBY_LISTEN": ""}, b"KELVIN_STANDBY_LISTEN=: is required", id="nowhere to be told"),
+        pytest.param((), {"INNER_TLS": "/none"}, b"/none/tls.crt can't be read", id="nobody to be told by"),
+    ],
+)
+def test_bad_arguments(
+    sealed: tuple[Installation, Version],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    settings: dict[str, str],
+    words: bytes,
+) -> None:
+    """Named, before anything is started."""
+    house, _ = sealed
+    with standby(house, tmp_path / "data", *options, **(Orders.made(tmp_path).settings | settings)) as each:
+        _, lines = each.process.communicate(timeout=DEADLINE_S)
+        assert each.process.returncode != 0
+    assert words in lines, json.dumps(lines.decode())

@@ -1,0 +1,46 @@
+"""Labels come from closed sets, or from as many values as were allowed."""
+
+import pytest
+
+from kelvin.contracts.serving.stream_frames import NoCredit
+from kelvin.telemetry.policy.labels import LabelCap, outcome_of, slowest_tier
+
+
+@pytest.mark.parametrize(
+    ("code", "want"),
+    [
+        ("ok", "ok"),
+        ("overloaded", "overloaded"),
+        ("chunk_corrupt", "chunk_corrupt"),
+        pytest.param("made_up", "other", id="what nobody says is other"),
+        pytest.param(NoCredit.code, "other", id="so is what no caller sees"),
+        ("", "other"),
+    ],
+)
+def test_unknown_outcome_code_is_other(code: str, want: str) -> None:
+    """A code of ours, or other."""
+    assert outcome_of(code) == want
+
+
+@pytest.mark.parametrize(
+    ("bytes_by_tier", "want"),
+    [
+        pytest.param({"host": 5, "nvme": 0, "store": 0}, "host", id="all in memory"),
+        pytest.param({"host": 5, "nvme": 1, "store": 0}, "nvme", id="a byte from nvme"),
+        pytest.param({"store": 1, "host": 5, "nvme": 7}, "store", id="a byte from the store"),
+        pytest.param({}, "other", id="nothing known"),
+        pytest.param({"host": 0}, "other", id="nothing read"),
+        pytest.param({"host": 1, "moon": 1}, "other", id="a tier that is none of ours"),
+    ],
+)
+def test_slowest_tier_of_a_restore_is_named(bytes_by_tier: dict[str, int], want: str) -> None:
+    """What a restore had to wait for."""
+    assert slowest_tier(bytes_by_tier) == want
+
+
+def test_beyond_the_cap_all_share_a_name() -> None:
+    """The first two keep theirs, for good; a thousand others are one."""
+    cap = LabelCap(2)
+    assert [cap.bounded(("a", "m")), cap.bounded(("b", "m"))] == [("a", "m"), ("b", "m")]
+    assert {cap.bounded((f"t{number}", "m")) for number in range(1000)} == {("other", "other")}
+    assert cap.bounded(("a", "m")) == ("a", "m")

@@ -1,0 +1,152 @@
+"""Telling never waits: a collector that hangs, refuses or breaks costs what was for it, and that is counted."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kelvin.contracts.timeline import Stage, Stamp
+from kelvin.telemetry import trace_sender as module
+from kelvin.telemetry.otlp import OtlpCollector
+from kelvin.telemetry.policy.spans import RequestFacts
+from kelvin.telemetry.trace_sender import QUEUE_LIMIT, TraceFacts, TraceSender
+from tests.eventually import wait
+
+
+def facts(number: int = 0, **fields: Any) -> RequestFacts:
+    """A request that went well."""
+    known: dict[str, Any] = {
+        "request_id": f"req_{number}", "caller": None, "tenant": "t", "model": "m", "version": None,
+        "runtime_id": None, "cold": False, "outcome": "ok", "status": 200, "prompt_tokens": 1, "cached_tokens": 0,
+        "completion_tokens": 1, "began_at_us": 1, "stamps": (Stamp(Stage.DONE, 5),),
+    }  # fmt: skip
+    return RequestFacts(**(known | fields))
+
+
+class FakeCollector(OtlpCollector):
+    """Takes, refuses, raises or hangs. It opens no connection."""
+
+    def __init__(self, answer: Callable[[], bool] = lambda: True) -> None:
+        self.answer = answer
+        self.batches: list[Sequence[TraceFacts]] = []
+        self.closed = threading.Event()
+
+    def traces(self, batch: Sequence[TraceFacts]) -> bool:
+        self.batches.append(batch)
+        return self.answer()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often."""
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
+
+
+def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) -> TraceSender:
+    """A sender to it."""
+    sender = TraceSender(lambda: collector, clock=clock)
+    sender.start()
+    return sender
+
+
+async def test_what_is_offered_arrives_once_and_in_order() -> None:
+    """Also what waited when it was closed."""
+    collector = FakeCollector()
+    sender = started(collector)
+    for number in range(50):
+        sender.offer(facts(number))
+    assert await sender.close(10)
+    assert [fact.request_id for batch in collector.batches for fact in batch] == [f"req_{n}" for n in range(50)]  # type: ignore[union-attr]
+    assert (sender.sent, sender.dropped, sender.lost) == (50, 0, 0)
+    assert collector.closed.is_set()
+
+
+async def test_traces_without_a_collector_are_lost() -> None:
+    """It can't be made, as where its library is broken: what was offered, and what comes later, is counted."""
+
+    def fail() -> OtlpCollector:
+        raise ImportError
+
+    sender = TraceSender(fail, clock=lambda: 0.0)
+    sender.offer(facts(0))
+    sender.start()
+    assert await sender.close(10)
+    sender.offer(facts(1))
+    assert (sender.sent, sender.dropped, sender.lost) == (0, 0, 2)
+
+
+async def test_a_collector_that_hangs_costs_nothing() -> None:
+    """Offering goes on at once; beyond the queue's room it is dropped and counted; the end waits only so long."""
+    hold = threading.Event()
+    collector = FakeCollector(hold.wait)
+    ticks = iter(range(10**9))
+    sender = started(collector, lambda: float(next(ticks)))
+    sender.offer(facts())
+    wait(lambda: collector.batches, "the thread hangs")
+    for number in range(QUEUE_LIMIT + 100):
+        sender.offer(facts(number))
+    assert sender.dropped == 100
+    assert not await sender.close(0.05)
+    assert collector.closed.is_set()
+    hold.set()
+
+
+async def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """What it did not take is counted; the 1st, 2nd, 4th … refusal is logged."""
+    collector = FakeCollector(lambda: False)
+    sender = started(collector)
+    for number in range(16 * 5):
+        sender.offer(facts(number))
+    assert await sender.close(10)
+    assert (sender.sent, sender.lost) == (0, 80)
+    said = [record.failures for record in caplog.records if record.message.startswith("the collector")]  # type: ignore[attr-defined]
+    assert said == [number for number in (1, 2, 4, 8) if number <= len(collector.batches)]
+
+
+async def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged and counted as lost; what comes after it is told."""
+    defects = iter([RuntimeError("a defect")])
+
+    def answer() -> bool:
+        for defect in defects:
+            raise defect
+        return True
+
+    collector = FakeCollector(answer)
+    sender = started(collector)
+    sender.offer(facts())
+    wait(lambda: sender.lost, "the first batch is lost")
+    sender.offer(facts())
+    assert await sender.close(10)
+    assert (sender.sent, sender.lost) == (1, 1)
+    assert "a defect" in caplog.text
+
+
+async def test_missing_collector_ends_sending_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """That it can't be made is logged; offering and closing are as before."""
+
+    def make() -> FakeCollector:
+        raise RuntimeError("a defect")
+
+    sender = TraceSender(make, clock=lambda: 0.0)
+    sender.start()
+    sender.offer(facts())
+    assert await sender.close(10)
+    assert "telemetry ends; nothing more is sent" in caplog.text
+
+
+def test_trace_rate_is_limited() -> None:
+    """A flood of errors is told in part: so many at once, then so many a second."""
+    now = [0.0]
+    sender = TraceSender(FakeCollector, clock=lambda: now[0])
+    for number in range(1000):
+        sender.offer(facts(number))
+    assert sender.dropped == 1000 - module.BURST
+    now[0] = 1.0
+    for number in range(1000):
+        sender.offer(facts(number))
+    assert sender.dropped == 2000 - module.BURST - module.TRACES_PER_S

@@ -1,0 +1,224 @@
+"""How answers end: failures, deadlines, cancellation, lost activators, readers that do not read."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from kelvin.contracts.accounting.usage import RecordOrigin
+from kelvin.contracts.errors import Internal
+from kelvin.contracts.serving.stream_frames import FrameDecoder, FrameKind
+from runtime.api import delivery
+from tests.runtime.fakes import BIND, CODEC, TEXT, bench, failure_of, frames_until, saying
+from tests.runtime.scripted_engine import ScriptedEngine
+
+
+async def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
+    """What was said stands; the answer ends in FAILED with the failure's own code and the counts so far."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            decoder = FrameDecoder()
+            each.engine.allow(2)
+            frames = await frames_until(answer, decoder, 2)
+            each.engine.break_with = Internal()
+            each.engine.allow()
+            frames += decoder.feed(await answer.read())
+            assert decoder.is_clean
+        assert failure_of(frames[-1]).code == "internal"
+        assert frames[-1].counts.completion_tokens == 2
+        assert each.meter.meter.requests == 1
+        await each.quiet()
+
+
+async def test_damaged_weights_end_requests_over_them(tmp_path: Path) -> None:
+    """A stream is no clean end but FAILED, also while the replica drains already; nothing is taken from then on."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            decoder = FrameDecoder()
+            each.engine.allow(2)
+            frames = await frames_until(answer, decoder, 2)
+            for path in ("drain", "condemn", "condemn"):
+                async with each.session.post(f"http://rt/control/{path}") as told:
+                    assert told.status == 202
+            frames += decoder.feed(await answer.read())
+        failure = failure_of(frames[-1])
+        assert (failure.code, failure.retryable) == ("weights_damaged", True)
+        assert BIND.version in failure.message
+        async with each.open() as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "weights_damaged")
+        assert each.replica.may_exit.is_set()
+
+
+async def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
+    """Before anything was sent it is a 504, afterwards a FAILED frame; the engine is let go of both times."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        async with each.open(body={"stream": True}, deadline_ms="60") as answer:
+            assert answer.status == 504
+        async with each.open(body={"stream": True, "max_tokens": 9}, deadline_ms="600") as answer:
+            each.engine.allow(2)
+            frames = FrameDecoder().feed(await answer.read())
+        assert failure_of(frames[-1]).code == "deadline_exceeded"
+        await each.quiet()
+
+
+async def test_delete_cancels(tmp_path: Path) -> None:
+    """204 at once; the answer ends as cancelled, the blocks are free, and the record is the activator's."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            decoder = FrameDecoder()
+            each.engine.allow()
+            frames = await frames_until(answer, decoder, 1)
+            async with each.session.delete("http://rt/v1/requests/r1") as deleted:
+                assert deleted.status == 204
+            frames += decoder.feed(await answer.read())
+        assert failure_of(frames[-1]).code == "cancelled"
+        await each.quiet()
+        await each.told("r1", 0, recorded=True)
+        await each.orphans.flush()
+        assert each.records.records == []
+        async with each.session.delete("http://rt/v1/requests/r1") as deleted:
+            assert deleted.status == 204, "it may be repeated"
+
+
+@pytest.mark.parametrize(
+    ("told", "tenant", "model"),
+    [
+        pytest.param({}, BIND.tenant, BIND.model, id="the version's own tenant asked"),
+        pytest.param({"guest": "guest"}, "guest", f"{BIND.tenant}/{BIND.model}", id="another one did"),
+    ],
+)
+async def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], tenant: str, model: str) -> None:
+    """Connection gone without a DELETE: freed, and recorded with the tokens that were acknowledged, not those made, as
+    its activator would have recorded it.
+    """
+
+    told = told | {"once": "abc", "gave-up": "fallback-of=big"}
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1", **told) as answer:
+            each.engine.allow(5)
+            await frames_until(answer, FrameDecoder(), 5)
+            for tokens in (3, 2):
+                await each.told("r1", tokens)
+            answer.close()
+        await each.quiet()
+        async with asyncio.timeout(30):
+            await each.records.written.wait()
+        (record,) = each.records.records
+        assert (record.request_id, record.origin, record.source, record.sequence) == ("r1", RecordOrigin.ORPHAN, "x", 1)
+        assert (record.tenant, record.model, record.version) == (tenant, model, BIND.version)
+        assert (record.key_id, record.runtime_id, record.stream) == ("key1", "x", True)
+        assert (record.once, record.degraded) == ("abc", "fallback-of=big")
+        assert record.completion_tokens == 3
+        assert record.prompt_tokens == len(CODEC.encode("Once"))
+        assert (record.outcome, record.status) == ("cancelled", 499)
+        assert record.started_at_us <= record.ended_at_us
+        assert each.meter.meter.requests == 1, "one request, one record"
+
+
+async def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
+    """The activator lives and owes the record; once it says that it is durable, none is written here."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            each.engine.allow()
+            await frames_until(answer, FrameDecoder(), 1)
+            answer.close()
+        await each.quiet()
+        async with each.session.delete("http://rt/v1/requests/r1"):
+            pass
+        assert len(each.orphans) == 1
+        await each.told("r1", 1, recorded=True)
+        assert len(each.orphans) == 0
+        await each.orphans.flush()
+        assert each.records.records == []
+
+
+@pytest.mark.parametrize("after", ["its end", "a DELETE"])
+async def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_here(tmp_path: Path, after: str) -> None:
+    """However the answer ended: what was acknowledged last is charged, whenever that came."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=0.05) as each:
+        async with each.open(body={"stream": True, "max_tokens": 5}, source="activator-dead") as answer:
+            each.engine.allow(1)
+            await frames_until(answer, FrameDecoder(), 1)
+            if after == "a DELETE":
+                async with each.session.delete("http://rt/v1/requests/r1"):
+                    pass
+            each.engine.free_running()
+            await answer.read()
+        await each.told("r1", 1)
+        await each.until("a record", lambda: bool(each.records.records))
+        (record,) = each.records.records
+        assert (record.request_id, record.origin, record.completion_tokens) == ("r1", RecordOrigin.ORPHAN, 1)
+        assert len(each.orphans) == 0
+
+
+async def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None:
+    """However often it is looked for: its record will come. At the end of the replica's own life it is written."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT)), grace_s=0.01) as each:
+        await each.frames(body={"stream": True, "max_tokens": 5})
+        await each.frames(body={"stream": True, "max_tokens": 5}, request_id="dead", source="activator-dead")
+        await each.until("the dead one's is written", lambda: len(each.records.records) == 1)
+        assert each.records.records[0].request_id == "dead"
+        assert len(each.orphans) == 1
+        await each.orphans.wait_until_empty(0.01)
+        await each.orphans.flush()
+        assert [record.request_id for record in each.records.records] == ["dead", "r1"]
+
+
+async def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> None:
+    """Repeated, late, of a stranger: 204. What is no list of receipts is refused as such."""
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+        await each.frames(body={"max_tokens": 5})
+        for _ in range(2):
+            await each.told("r1", 5, recorded=True)
+        await each.told("stranger", 5)
+        async with each.session.post("http://rt/v1/receipts", json={"receipts": [{"request_id": 1}]}) as answer:
+            assert answer.status == 400
+        await each.orphans.flush()
+        assert each.records.records == []
+
+
+async def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole answers, and streams that have nothing to say yet, show that they live and what they cost."""
+    monkeypatch.setattr(delivery, "HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(delivery, "COMMIT_DELAY_S", 0.02)
+    async with (
+        bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each,
+        each.open(body={"max_tokens": 50}) as answer,
+    ):
+        decoder = FrameDecoder()
+        beats = await frames_until(answer, decoder, 0)
+        each.engine.allow(3)
+        beats += await frames_until(answer, decoder, 3)
+        assert {beat.kind for beat in beats} == {FrameKind.HEARTBEAT}
+        each.engine.free_running()
+        assert decoder.feed(await answer.read())[-1].kind is FrameKind.END
+
+
+async def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it is bounded: the engine is free of it soon, and the connection is cut a while later."""
+    monkeypatch.setattr(delivery, "WRITE_TIMEOUT_S", 0.2)
+    endless = ScriptedEngine(lambda request: [CODEC.encode("a")[1]] * request.sampling.max_tokens, step_s=0.0005)
+    async with bench(tmp_path, endless) as each:
+        body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()  # of ten seconds
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: rt\r\nx-kelvin-request-id: r1\r\ncontent-length: {len(body)}"
+        with each.directory.connect("rt-x.sock") as client:
+            client.sendall(head.encode() + b"\r\n\r\n" + body)
+            await each.until("the engine is free of it", lambda: bool(each.engine.cancelled))
+            assert each.engine.admitted[0].request_id == each.engine.cancelled[0]
+            await each.quiet()
+            received = await asyncio.to_thread(lambda: b"".join(iter(lambda: client.recv(65536), b"")))
+        assert b"HTTP/1.1 200" in received
+        assert not received.endswith(b"0\r\n\r\n"), "it must not look complete"
+
+
+async def test_answer_that_no_frame_takes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As too long, not as a fault of ours: tokens of a hundred characters make such an answer of a long context."""
+    for module in ("kelvin.contracts.serving.stream_frames", "runtime.api.delivery"):
+        monkeypatch.setattr(f"{module}.MAX_PAYLOAD", 300)
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT * 20))) as each:
+        async with each.open(body={"max_tokens": 500}) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+        assert error["message"].endswith("this model allows at most 300")
+        await each.quiet()

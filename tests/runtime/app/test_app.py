@@ -1,0 +1,226 @@
+"""A runtime's loops: an error in one takes nothing along, and known answers are handed on once given again."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kelvin.contracts.artifact_errors import ProbeFailed
+from kelvin.contracts.artifacts.push_api import KeepSeal
+from kelvin.contracts.artifacts.runtime_control import BindRequest, Pod, RuntimeReport, RuntimeState, SealAttestation
+from kelvin.contracts.errors import Failure, Internal, NotFound, Refused, Unavailable
+from kelvin.devices.gpu_policy import CudaVisibility
+from kelvin.ipc.peer_settings import LOCAL_ONLY
+from kelvin.ipc.service_client import ServiceClient
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.ipc.tcp_listener import listen
+from kelvin.process.startup import BAD_SETTING_STATUS
+from runtime.api.control_api import build_control_app
+from runtime.app import app, pod, preload
+from runtime.app.app import upload_recorded_seal
+from runtime.app.settings import RuntimeSettings
+from runtime.lifecycle.meter_writer import create_meter_page
+from runtime.lifecycle.replica import Replica
+from runtime.surface.serving import EngineCallbacks, ServedDecoder
+from tests.eventually import eventually
+from tests.runtime.fakes import BIND, fake_work, replica_of, saying
+from tests.runtime.scripted_engine import DEADLINE_S, ScriptedEngine
+from tests.weightcache.kit import attestation_of
+
+NAME = "rt-1.sock"
+
+
+async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the watch over the engine nor the keeping of known answers takes a parked standby along."""
+    errors = [ValueError("watch"), ValueError("keep")]
+
+    async def fails(*_: object) -> None:
+        if errors:
+            raise errors.pop()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Replica, "watch", fails)
+    monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
+    monkeypatch.setattr(app, "upload_recorded_seal", fails)
+
+    stop, directory = asyncio.Event(), SocketDirectory(tmp_path / "run")
+    settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
+    meter = create_meter_page(settings.meters, "rt-1")
+    listener = directory.listen(NAME)
+    serving = asyncio.create_task(app.serve("rt-1", settings, directory, listener, meter, build_control_app(), stop))
+    client = ServiceClient(directory, NAME, "the runtime")
+    try:
+        await eventually(lambda: not errors, "both loops have failed")
+        report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=10)
+        assert report.state is RuntimeState.STANDBY
+    finally:
+        await client.close()
+        stop.set()
+        await serving
+        directory.close()
+
+
+async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MemoryError, for one: no more than any failure of a restore, so that the pod ends with its status."""
+
+    def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
+        raise MemoryError
+
+    work = replace(fake_work(ScriptedEngine(saying("x"))), restore=restore)
+    monkeypatch.setattr(app, "build_operations", lambda *_: work)
+    monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
+    directory = SocketDirectory(tmp_path / "run")
+    settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
+    meter = create_meter_page(settings.meters, "rt-1")
+    own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
+    with pytest.raises(Refused) as caught, directory.listen(NAME) as listener:
+        await app.serve("rt-1", settings, directory, listener, meter, build_control_app(), asyncio.Event(), pod=own)
+    assert caught.value.failure == Internal()
+    directory.close()
+
+
+async def test_defect_before_a_pods_restore_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for a version for ever, which nobody gives it."""
+    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(saying("x"))))
+    monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
+    directory = SocketDirectory(tmp_path / "run")
+    settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
+    meter = create_meter_page(settings.meters, "rt-1")
+    own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=msgspec.structs.replace(BIND, model="m" * 65))
+    with pytest.raises(Refused) as caught, directory.listen(NAME) as listener:
+        async with asyncio.timeout(10):
+            await app.serve("rt-1", settings, directory, listener, meter, build_control_app(), asyncio.Event(), pod=own)
+    assert caught.value.failure == Internal()
+    directory.close()
+
+
+@pytest.mark.parametrize(
+    ("is_taken", "status"),
+    [pytest.param(True, BAD_SETTING_STATUS, id="taken"), pytest.param(False, 1, id="the control")],
+)
+def test_pod_whose_address_is_taken_ends_as_by_a_bad_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool, status: int
+) -> None:
+    """So that its supervisor doesn't try again. The control goes on to its restore, which fails."""
+    monkeypatch.setattr(preload, "import_all", lambda: None)
+    monkeypatch.setattr(pod, "_try_connect_agent", lambda *_: SocketDirectory(tmp_path / "agent"))
+    monkeypatch.setattr(pod, "run_service", lambda serve, _: asyncio.run(serve(asyncio.Event())))
+    failure = Unavailable("the cache agent")
+    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(saying("x")), failure=failure))
+    with listen("127.0.0.1", 0) as taken:
+        health = taken.getsockname()[:2] if is_taken else None
+        settings = RuntimeSettings(
+            tmp_path, None, drain_s=1, restore_s=1.0, peer_settings=replace(LOCAL_ONLY, health=health)
+        )
+        own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
+        assert pod.run(settings, own, CudaVisibility()) == status
+
+
+SEAL = attestation_of(BIND.version)
+
+
+class Prover(ScriptedEngine):
+    """Its probe takes until it is told to go on, and fails where a failure is given."""
+
+    def __init__(self) -> None:
+        super().__init__(saying("x"))
+        self.needs_probe = True
+        self.go_on = threading.Event()
+
+    def run_probe_alone(self) -> Failure | None:
+        assert self.go_on.wait(DEADLINE_S)
+        self.poisoned = self.probe_failure  # before it is over, as the engines do it
+        return super().run_probe_alone()
+
+
+@asynccontextmanager
+async def replica_with(
+    tmp_path: Path, engine: Prover, recorded: SealAttestation | None
+) -> AsyncIterator[tuple[Replica, "asyncio.Queue[KeepSeal]", "list[Exception]"]]:
+    """Bound, beside the task that keeps what it recorded; what was kept; what the next calls fail with."""
+    plain = fake_work(engine)
+
+    def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
+        serving = plain.restore(bind, wiring)
+        assert isinstance(serving, ServedDecoder)
+        return replace(serving, recorded=recorded)
+
+    replica = replica_of(tmp_path, replace(plain, restore=restore))
+    kept: asyncio.Queue[KeepSeal] = asyncio.Queue()
+    failures: list[Exception] = []
+
+    async def keep(found: KeepSeal) -> None:
+        if failures:
+            raise failures.pop(0)
+        kept.put_nowait(found)
+
+    task = asyncio.create_task(upload_recorded_seal(replica, keep))
+    try:
+        await replica.bind(BIND)
+        yield replica, kept, failures
+        await asyncio.wait_for(task, 30)
+    finally:
+        task.cancel()
+        await replica.close()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_SEAL_POLL_S", 0.001)
+    monkeypatch.setattr(app, "_SEAL_PAUSES_S", (0.001, 0.001))
+
+
+async def test_recorded_seal_is_uploaded_once_proven(tmp_path: Path) -> None:
+    """With the tenant's name; a snapshotter that is away is asked again."""
+    engine = Prover()
+    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
+        failures.append(Refused(Unavailable("the snapshotter")))
+        assert replica.recorded is None
+        assert replica.may_record_answers
+        assert kept.empty()
+        engine.go_on.set()
+        assert await asyncio.wait_for(kept.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
+    assert kept.empty()
+    assert failures == []
+
+
+async def test_known_answers_are_not_uploaded_again(tmp_path: Path) -> None:
+    """What was known before is not told again."""
+    engine = Prover()
+    async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
+        engine.go_on.set()
+    assert kept.empty()
+
+
+async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
+    """The control: a replica that failed its own known answers tells nobody of them."""
+    engine = Prover()
+    engine.probe_failure = ProbeFailed(BIND.version, "position 0 is off")
+    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
+        engine.go_on.set()
+        watch = asyncio.create_task(replica.watch())
+        await asyncio.wait_for(replica.may_exit.wait(), DEADLINE_S)
+        watch.cancel()
+    assert kept.empty()
+
+
+@pytest.mark.parametrize(
+    ("failure", "left"),
+    [
+        pytest.param(Unavailable("the snapshotter"), 1, id="away for too long"),
+        pytest.param(NotFound("version", "x"), 3, id="it does not want it"),
+    ],
+)
+async def test_seal_upload_stops_after_three_tries(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
+    """After three tries, or at once where none would help."""
+    engine = Prover()
+    async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):
+        failures.extend(Refused(failure) for _ in range(4))
+        engine.go_on.set()
+    assert kept.empty()
+    assert len(failures) == left

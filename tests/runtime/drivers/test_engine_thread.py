@@ -1,0 +1,235 @@
+"""The engine's thread: bounded inbox, events in order, busy spells, an end for every request whatever happens."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kelvin.contracts.artifact_errors import ProbeFailed
+from kelvin.contracts.errors import Internal, InvalidRequest, Refused, Unavailable
+from kelvin.contracts.serving.stream_frames import Counts
+from kelvin.contracts.traffic_errors import Overloaded
+from runtime.drivers.engine_thread import EngineThread
+from runtime.drivers.interface import Cancelled, Engine, Event, Failed, Finished, Generated
+from tests.runtime.driving import Heard
+from tests.runtime.scripted_engine import DEADLINE_S, ScriptedEngine
+from tests.runtime.tiny_decoders import engine, greedy, prompts, reference, tokens_of
+
+
+def counting(**options: bool) -> ScriptedEngine:
+    """Its requests get as many tokens as they ask for."""
+    return ScriptedEngine(lambda request: range(request.sampling.max_tokens), **options)
+
+
+@contextmanager
+def running(machine: Engine, *, limit: int = 8, probe_after_s: float = 0.0) -> Iterator[tuple[EngineThread, Heard]]:
+    heard = Heard()
+    thread = EngineThread(
+        machine, on_events=heard.on_events, on_busy=heard.on_busy, limit=limit, probe_after_s=probe_after_s
+    )
+    thread.start()
+    try:
+        yield thread, heard
+    finally:
+        if isinstance(machine, ScriptedEngine):
+            machine.free_running()
+        assert thread.stop(DEADLINE_S)
+
+
+def test_serves_a_real_engine() -> None:
+    """Through the thread, from several submitters at once, each gets `generate`'s tokens."""
+    with running(engine(), limit=64) as (thread, heard):
+        submitters = [
+            threading.Thread(target=thread.submit, args=(greedy(str(index), prompt),))
+            for index, prompt in enumerate(prompts())
+        ]
+        for submitter in submitters:
+            submitter.start()
+        heard.wait_for_ends(len(submitters))
+        for submitter in submitters:
+            submitter.join(DEADLINE_S)
+    for index, prompt in enumerate(prompts()):
+        assert tokens_of(heard.events, str(index)) == reference("llama", prompt)
+
+
+def test_everything_happens_in_one_thread() -> None:
+    """Engine and callbacks are called in the engine's thread only."""
+    machine = counting()
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 3))
+        heard.wait_for_ends(1)
+    assert len(machine.threads) == 1
+    assert threading.get_ident() not in machine.threads
+
+
+def test_a_full_inbox_refuses_and_never_blocks() -> None:
+    """While a step takes its time, `limit` requests get in; the next is refused at once; an end makes room."""
+    machine = counting(paced=True)
+    with running(machine, limit=3) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.submit(greedy("b", [1], 1))
+        thread.submit(greedy("c", [1], 1))
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("d", [1], 1))
+        assert caught.value.failure == Overloaded("the engine's inbox", 3, 1.0)
+        machine.free_running()
+        heard.wait_for_ends(3)
+        thread.submit(greedy("d", [1], 1))
+        heard.wait_for_ends(4)
+    assert "inside=0/3" in repr(thread)
+
+
+def test_an_id_inside_is_refused() -> None:
+    """Two requests of one id would share their events."""
+    machine = counting(paced=True)
+    with running(machine) as (thread, _):
+        thread.submit(greedy("a", [1], 1))
+        with pytest.raises(Refused):
+            thread.submit(greedy("a", [1], 1))
+
+
+def test_a_refusal_at_admission_is_an_event() -> None:
+    """What the engine refuses comes back as `Failed`, and frees its place."""
+    machine = counting()
+    machine.refuse = InvalidRequest("prompt", "[]", "must hold a token")
+    with running(machine, limit=1) as (thread, heard):
+        thread.submit(greedy("a", []))
+        heard.wait_for_ends(1)
+        machine.refuse = None
+        thread.submit(greedy("b", [1], 1))
+        heard.wait_for_ends(2)
+    assert heard.events[0] == Failed("a", InvalidRequest("prompt", "[]", "must hold a token"), Counts())
+
+
+def test_cancel_while_a_step_runs() -> None:
+    """A cancellation made during a step takes effect before the next one; one of a stranger is nothing."""
+    machine = counting(paced=True)
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1000))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.cancel("a")
+        thread.cancel("stranger")
+        machine.free_running()
+        heard.wait_for_ends(1)
+    assert [type(event) for event in heard.events] == [Generated, Cancelled]
+
+
+def test_cancel_before_it_began() -> None:
+    """A request cancelled in the inbox ends too."""
+    machine = counting(paced=True)
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.submit(greedy("b", [1], 1))
+        thread.cancel("b")
+        machine.free_running()
+        heard.wait_for_ends(2)
+    assert heard.events[-1] == Cancelled("b", Counts(prompt_tokens=1))
+
+
+def test_a_late_cancel_spares_the_next_of_that_id() -> None:
+    """A cancellation that lost its race dies with its request: another of the same id is not touched by it."""
+    machine = counting(paced=True)
+    with running(machine) as (thread, heard):
+        on_events = heard.on_events
+
+        def resubmit(events: list[Event]) -> None:
+            if not heard.events:
+                thread.submit(greedy("a", [1], 3))
+            on_events(events)
+
+        thread._on_events = resubmit
+        thread.submit(greedy("a", [1], 1))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.cancel("a")
+        machine.free_running()
+        heard.wait_for_ends(2)
+    assert [type(event) for event in heard.events if not isinstance(event, Generated)] == [Finished, Finished]
+
+
+def test_busy_spells_enclose_the_work() -> None:
+    """True before the first event of a spell, False after its last."""
+    with running(counting()) as (thread, heard):
+        for count, name in enumerate(("a", "b"), start=1):
+            thread.submit(greedy(name, [1], 2))
+            heard.wait(lambda count=count: sum(item is False for item in heard.log) == count)  # type: ignore[misc]
+    kinds = [item if isinstance(item, bool) else type(item) for item in heard.log]
+    assert kinds == [True, Generated, Generated, Finished, False] * 2
+
+
+def test_stop_fails_all_requests() -> None:
+    """Stopping fails what is inside, refuses what comes, and ends the thread; again does no harm."""
+    machine = counting(paced=True)
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1000))
+        assert machine.in_step.wait(DEADLINE_S)
+        thread.submit(greedy("b", [1], 1000))
+        assert not thread.stop(0.0)  # it is in a step
+        machine.free_running()
+        assert thread.stop(DEADLINE_S)
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("c", [1], 1))
+        assert caught.value.failure == Unavailable("this replica")
+    ends = {event.request_id: event for event in heard.events if isinstance(event, Failed)}
+    assert set(ends) == {"a", "b"}
+    assert heard.log[-1] is False
+
+
+def test_stop_before_start() -> None:
+    """A thread that was never started has nothing to end."""
+    heard = Heard()
+    thread = EngineThread(counting(), on_events=heard.on_events, on_busy=heard.on_busy)
+    assert thread.stop(0.0)
+
+
+def test_a_step_that_raises_costs_those_inside_only() -> None:
+    """Should a step raise after all, everyone inside fails, and the thread goes on."""
+    machine = counting()
+    machine.raises = [RuntimeError("a defect")]
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        heard.wait_for_ends(1)
+        thread.submit(greedy("b", [1], 1))
+        heard.wait_for_ends(2)
+    assert heard.events[0] == Failed("a", Internal(), Counts(prompt_tokens=1))
+    assert isinstance(heard.events[-1], Finished)
+
+
+def test_steps_that_keep_raising_end_the_thread() -> None:
+    """Twice in a row: everyone inside fails all the same, the busy spell ends, and all later ones are refused."""
+    machine = counting()
+    machine.raises = [RuntimeError("a defect"), RuntimeError("a defect")]
+    with running(machine) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        heard.wait(lambda: bool(heard.log) and heard.log[-1] is False)
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("b", [1], 1))
+    assert heard.log == [True, Failed("a", Internal(), Counts()), False]
+    assert caught.value.failure == Internal() == thread.poisoned
+
+
+def test_probe_runs_alone_without_a_waiter() -> None:
+    """Nobody comes for `probe_after_s`: the probe runs by itself; one that fails poisons the thread."""
+    machine = counting()
+    machine.needs_probe, machine.probe_failure = True, ProbeFailed("v", "position 0")
+    with running(machine) as (thread, _):
+        assert machine.probed.wait(DEADLINE_S)
+        machine.probed.clear()
+        thread.cancel("nobody")
+        assert thread.stop(DEADLINE_S)
+        with pytest.raises(Refused) as caught:
+            thread.submit(greedy("a", [1], 1))
+    assert caught.value.failure == ProbeFailed("v", "position 0") == thread.poisoned
+
+
+def test_probe_waits_for_a_request() -> None:
+    """A request that comes in time carries it."""
+    machine = counting()
+    machine.needs_probe = True
+    with running(machine, probe_after_s=DEADLINE_S) as (thread, heard):
+        thread.submit(greedy("a", [1], 1))
+        heard.wait_for_ends(1)
+    assert not machine.probed.is_set()
+    assert not machine.needs_probe

@@ -1,0 +1,207 @@
+"""A request's events reach its answer in order, once, bounded; and its end reaches the engine."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kelvin.contracts.errors import Failure, Internal, Refused
+from kelvin.contracts.serving.stream_frames import Counts
+from kelvin.contracts.traffic_errors import Cancelled, DeadlineExceeded, Overloaded, SlowReader
+from runtime.drivers import interface
+from runtime.drivers.event_stream import SLOW_READER_S, EventStream, EventStreams
+from runtime.drivers.interface import Event, Failed, Finished, Generated, GenerationRequest, Request, Sampling
+
+REQUEST = GenerationRequest(request_id="r", prompt_ids=(1,), sampling=Sampling(max_tokens=9))
+
+
+class Inbox:
+    """The engine's thread, as streams see it."""
+
+    def __init__(self, refusal: Failure | None = None) -> None:
+        self.refusal = refusal
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []
+
+    def submit(self, request: Request) -> None:
+        if self.refusal is not None:
+            raise Refused(self.refusal)
+        self.submitted.append(request.request_id)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+
+class Clock:
+    """Monotonic seconds that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _token(serial: str, number: int = 0) -> Event:
+    return Generated(serial, number, Counts(1, 0, number, 0))
+
+
+async def test_events_arrive_in_order_and_together() -> None:
+    """What came while nobody looked is taken at once."""
+    stream = EventStream("s", lambda _: None)
+    events = [_token("s", 1), _token("s", 2), Finished("s", "stop", Counts())]
+    for event in events:
+        stream.push(event)
+    assert await stream.take(0) == events
+    assert await stream.take(0) == []
+
+
+async def test_a_reader_that_waits_is_woken() -> None:
+    """By an event as by an abandonment."""
+    stream = EventStream("s", lambda _: None)
+    reader = asyncio.create_task(stream.take(10))
+    await asyncio.sleep(0)
+    stream.push(_token("s"))
+    assert await reader == [_token("s")]
+    reader = asyncio.create_task(stream.take(10))
+    await asyncio.sleep(0)
+    stream.abandon(Internal())
+    with pytest.raises(Refused):
+        await reader
+
+
+async def test_the_first_reason_to_abandon_stands() -> None:
+    """The engine is told once, at once; what waited is gone."""
+    told: list[str] = []
+
+    stream = EventStream("s", told.append)
+    stream.push(_token("s"))
+    stream.abandon(DeadlineExceeded(1.0, "generating"))
+    stream.abandon(Cancelled())
+    stream.push(_token("s"))
+    with pytest.raises(Refused) as caught:
+        await stream.take(0)
+    assert caught.value.failure == DeadlineExceeded(1.0, "generating")
+    assert told == ["s"]
+
+
+def test_an_ended_request_is_not_cancelled() -> None:
+    """After the engine's last word there is nothing to tell it."""
+    told: list[str] = []
+    stream = EventStream("s", told.append)
+    stream.push(Finished("s", "length", Counts()))
+    stream.stop()
+    stream.abandon(Cancelled())
+    assert told == []
+
+
+async def test_tokens_that_nobody_reads_are_bounded() -> None:
+    """One more than may wait ends the request, once the oldest has waited too long; its last event still counts as the
+    engine's letting go.
+    """
+    told: list[str] = []
+    clock = Clock()
+
+    stream = EventStream("s", told.append, max_tokens=3, now_s=clock)
+    for number in range(3):
+        stream.push(_token("s", number))
+    clock.now_s += SLOW_READER_S
+    reasons = [stream.abandon_failure]
+    stream.push(_token("s", 3))
+    assert [*reasons, stream.abandon_failure] == [None, SlowReader(3)]
+    assert told == ["s"]
+    before = stream.is_released
+    stream.push(interface.Cancelled("s", Counts()))
+    assert (before, stream.is_released) == (False, True)
+
+
+async def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
+    """However many tokens a fast engine has made meanwhile. What it takes then begins its time anew."""
+    clock = Clock()
+
+    stream = EventStream("s", lambda _: None, max_tokens=3, now_s=clock)
+    for _ in range(3):
+        for number in range(100):
+            stream.push(_token("s", number))
+        clock.now_s += SLOW_READER_S - 0.1
+        stream.push(_token("s", 100))
+        assert len(await stream.take(0)) == 101
+
+
+async def test_a_last_event_always_has_room() -> None:
+    """A reader that is three tokens behind still learns how it ended."""
+    stream = EventStream("s", lambda _: None, max_tokens=1)
+    stream.push(_token("s"))
+    stream.push(Finished("s", "stop", Counts()))
+    assert len(await stream.take(0)) == 2
+
+
+async def test_a_refusal_opens_nothing() -> None:
+    """What the engine does not take leaves no trace."""
+    inbox = Inbox(Overloaded("x", 1, 1.0))
+    streams = EventStreams(inbox.submit, inbox.cancel)
+    with pytest.raises(Refused):
+        streams.open(REQUEST)
+    assert len(streams) == 0
+    streams.check_integrity()
+
+
+async def test_the_same_request_twice_is_two_streams() -> None:
+    """Each under a serial of its own."""
+    inbox = Inbox()
+    streams = EventStreams(inbox.submit, inbox.cancel)
+    first, second = streams.open(REQUEST), streams.open(REQUEST)
+    assert first.serial != second.serial
+    streams.dispatch([_token(second.serial)])
+    assert await first.take(0) == []
+    assert await second.take(0) == [_token(second.serial)]
+
+
+async def test_the_end_of_the_engine_is_everyones() -> None:
+    """Every stream learns it, and the replica counts as empty."""
+    inbox = Inbox()
+    streams = EventStreams(inbox.submit, inbox.cancel)
+    stream = streams.open(REQUEST)
+    streams.release_all(Internal())
+    assert stream.abandon_failure == Internal()
+    assert inbox.cancelled == [], "there is nobody to tell"
+    assert len(streams) == 0
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["open", "token", "finish", "fail", "abandon", "cancelled", "stray"]), st.integers(0, 5)),
+    max_size=40,
+)
+
+
+@given(steps)
+async def test_the_table_holds_what_the_engine_holds(actions: list[tuple[str, int]]) -> None:
+    """After any sequence of events, streams are there from `open` to the engine's last event and no longer."""
+    inbox = Inbox()
+    streams = EventStreams(inbox.submit, inbox.cancel, max_tokens=4)
+    live: dict[str, EventStream] = {}
+    for action, which in actions:
+        serial = list(live)[which % len(live)] if live else "nobody"
+        match action:
+            case "open":
+                stream = streams.open(REQUEST)
+                live[stream.serial] = stream
+            case "token":
+                streams.dispatch([_token(serial)])
+            case "finish":
+                streams.dispatch([_token(serial), Finished(serial, "stop", Counts())])
+                live.pop(serial, None)
+            case "fail":
+                streams.dispatch([Failed(serial, Internal(), Counts())])
+                live.pop(serial, None)
+            case "cancelled":
+                streams.dispatch([interface.Cancelled(serial, Counts())])
+                live.pop(serial, None)
+            case "abandon" if live:
+                live[serial].abandon(Cancelled())
+                assert serial in inbox.cancelled
+            case _:
+                streams.dispatch([_token("a stranger")])
+        streams.check_integrity()
+        assert len(streams) == len(live)

@@ -1,0 +1,423 @@
+"""The life of a process: one version, once; a failure is final; a drain ends."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kelvin.contracts.accounting.meter_format import Phase, decode_meter
+from kelvin.contracts.artifact_errors import ArtifactRejected, ChunkMissing, WeightsDamaged
+from kelvin.contracts.artifacts.runtime_control import (
+    BindRequest,
+    GateFacts,
+    GateJob,
+    RuntimeState,
+    SealAttestation,
+    SealJob,
+)
+from kelvin.contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
+from runtime.lifecycle.replica import TRANSITIONS, ReplicaOperations
+from runtime.surface.serving import EngineCallbacks, ServedDecoder, ServedVersion
+from tests.runtime.fakes import BIND, fake_work, replica_of, saying
+from tests.runtime.scripted_engine import ScriptedEngine
+
+
+def meter_of(tmp_path: Path) -> Phase:
+    (path,) = tmp_path.iterdir()
+    return decode_meter(path.read_bytes()).phase
+
+
+async def test_a_bound_standby_is_a_runtime(tmp_path: Path) -> None:
+    """It is ready, idle, says whose it is, and refuses another version."""
+    replica = replica_of(tmp_path)
+    assert meter_of(tmp_path) is Phase.STANDBY
+    bound = await replica.bind(BIND)
+    assert (bound.runtime_id, bound.max_streams, len(bound.spans)) == ("rt1", 8, 3)
+    assert meter_of(tmp_path) is Phase.IDLE
+    report = replica.report()
+    assert (report.state, report.tenant, report.version, report.leases) == (
+        RuntimeState.READY, "acme", BIND.version, 1
+    )  # fmt: skip
+    with pytest.raises(Refused) as caught:
+        await replica.bind(BIND)
+    assert isinstance(caught.value.failure, Conflict)
+    assert replica.state is RuntimeState.READY
+    await replica.close()
+
+
+@pytest.mark.parametrize("failure", [ChunkMissing("ab"), ArtifactRejected("config.json", "no")])
+async def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> None:
+    """The caller learns why; the process serves nobody afterwards, and may end."""
+    replica = replica_of(tmp_path, failure=failure)
+    with pytest.raises(Refused) as caught:
+        await replica.bind(BIND)
+    assert caught.value.failure == failure
+    assert replica.failure == failure
+    assert replica.may_exit.is_set()
+    with pytest.raises(Refused) as caught:
+        replica.serving()
+    assert caught.value.failure == failure
+    with pytest.raises(Refused):
+        await replica.bind(BIND)
+
+
+async def test_a_defect_in_a_restore_is_the_end_too(tmp_path: Path) -> None:
+    """Whatever it raises."""
+
+    def explode(_: BindRequest, __: EngineCallbacks) -> ServedDecoder:
+        raise RuntimeError("defect")
+
+    replica = replica_of(tmp_path, ReplicaOperations(explode, _no_gate, _no_seal))
+    with pytest.raises(RuntimeError):
+        await replica.bind(BIND)
+    assert replica.failure == Internal()
+
+
+def _no_gate(_: GateJob) -> GateFacts:
+    raise Refused(ArtifactRejected("config.json", "no"))
+
+
+def _no_seal(_: SealJob) -> SealAttestation:
+    raise Refused(ArtifactRejected("config.json", "no"))
+
+
+async def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
+    """The restore may hang in the weight cache: whoever waits for it does not, and the process may end."""
+    stuck, inside = threading.Event(), threading.Event()
+
+    def hang(_: BindRequest, __: EngineCallbacks) -> ServedDecoder:
+        inside.set()
+        stuck.wait(20)
+        raise Refused(Internal())
+
+    replica = replica_of(tmp_path, ReplicaOperations(hang, _no_gate, _no_seal))
+    binding = asyncio.create_task(replica.bind(BIND))
+    await asyncio.to_thread(inside.wait, 20)
+    replica.drain()
+    with pytest.raises(Refused) as caught:
+        await asyncio.wait_for(binding, 5)
+    assert isinstance(caught.value.failure, Unavailable)
+    assert replica.may_exit.is_set()
+    assert replica.failure is None, "being told to end is no failure"
+    stuck.set()
+
+
+async def test_sleeping_replica_wakes_to_its_own_version(tmp_path: Path) -> None:
+    """Asleep it is no cost of its tenant's, keeps its lease alone, and takes no request and no other version."""
+    replica = replica_of(tmp_path)
+    await replica.bind(BIND)
+    await replica.sleep()
+    assert replica.state is RuntimeState.ASLEEP
+    assert meter_of(tmp_path) is Phase.STANDBY
+    report = replica.report()
+    assert (report.state, report.version, report.leases, report.kv_blocks_total) == (
+        RuntimeState.ASLEEP, BIND.version, 1, 0
+    )  # fmt: skip
+    with pytest.raises(Refused) as caught:
+        replica.serving()
+    assert isinstance(caught.value.failure, Unavailable)
+    with pytest.raises(Refused) as caught:
+        await replica.sleep()
+    assert isinstance(caught.value.failure, Conflict)
+    for other in ({"tenant": "other"}, {"model": "other"}, {"version": "f" * 64}):
+        with pytest.raises(Refused) as caught:
+            await replica.wake(msgspec.structs.replace(BIND, **other))
+        assert isinstance(caught.value.failure, Conflict)
+    bound = await replica.wake(msgspec.structs.replace(BIND, device_class="cpu-9", threads=2))
+    assert (bound.max_streams, bound.bytes_by_tier) == (8, {})
+    assert meter_of(tmp_path) is Phase.IDLE
+    assert replica.report().device_class == BIND.device_class, "a life is billed by one class"
+    assert replica.report().threads == 2, "those of the wake"
+    assert replica.serving()[0].bind.device_class == BIND.device_class
+    await replica.close()
+
+
+async def test_busy_or_unproven_replica_does_not_sleep(tmp_path: Path) -> None:
+    """It serves on as if it had not been asked."""
+    engine = ScriptedEngine(saying("hello"), paced=True)
+    replica = replica_of(tmp_path, fake_work(engine))
+    await replica.bind(BIND)
+    serving, streams = replica.serving()
+    body = b'{"prompt": "Once", "max_tokens": 3}'
+    prepared = await serving.prepare("/v1/completions", body, "r", 0)
+    stream = streams.open(prepared.request)
+    with pytest.raises(Refused) as caught:
+        await replica.sleep()
+    assert isinstance(caught.value.failure, Conflict)
+    assert replica.state is RuntimeState.READY
+    stream.stop()
+    engine.free_running()
+    await replica.close()
+
+
+async def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
+    """Whoever asked is told why; nothing is served, and the process may end."""
+
+    def lost(request: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
+        raise Refused(ChunkMissing("ab"))
+
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), resume=lost))
+    await replica.bind(BIND)
+    await replica.sleep()
+    with pytest.raises(Refused) as caught:
+        await replica.wake(BIND)
+    assert caught.value.failure == ChunkMissing("ab")
+    assert replica.failure == ChunkMissing("ab")
+    assert replica.may_exit.is_set()
+    await replica.close()
+
+
+async def test_replica_without_weights_wakes_to_its_own_version(tmp_path: Path) -> None:
+    """No lease is left; still nobody's time, still no other version; where bytes came from is told anew."""
+    replica = replica_of(tmp_path)
+    await replica.bind(BIND)
+    with pytest.raises(Refused) as caught:
+        await replica.drop()
+    assert isinstance(caught.value.failure, Conflict), "who serves has to sleep first"
+    await replica.sleep()
+    await replica.drop()
+    report = replica.report()
+    assert (report.state, report.version, report.leases) == (RuntimeState.ASLEEP2, BIND.version, 0)
+    assert meter_of(tmp_path) is Phase.STANDBY
+    with pytest.raises(Refused):
+        await replica.sleep()
+    with pytest.raises(Refused) as caught:
+        await replica.wake(msgspec.structs.replace(BIND, version="f" * 64))
+    assert isinstance(caught.value.failure, Conflict)
+    await replica.wake(BIND)
+    assert meter_of(tmp_path) is Phase.IDLE
+    assert replica.report().leases == 1
+    await replica.close()
+
+
+@pytest.mark.parametrize("failure", [Internal(), None], ids=["refused", "a defect"])
+async def test_who_can_t_drop_its_weights_ends(tmp_path: Path, failure: Failure | None) -> None:
+    """What still looks into memory that is to go must not serve again."""
+
+    def clinging() -> None:
+        raise Refused(failure) if failure is not None else RuntimeError("defect")
+
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), drop=clinging))
+    await replica.bind(BIND)
+    await replica.sleep()
+    with pytest.raises((Refused, RuntimeError)):
+        await replica.drop()
+    assert replica.failure == Internal()
+    assert replica.may_exit.is_set()
+    with pytest.raises(Refused):
+        await replica.wake(BIND)
+    await replica.close()
+
+
+async def test_replica_that_gives_nothing_back_does_not_sleep(tmp_path: Path) -> None:
+    """Its device slot would be given to another version, while its memory is still taken."""
+
+    def clinging() -> None:
+        raise RuntimeError("a device that lost its context")
+
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), release=clinging))
+    await replica.bind(BIND)
+    with pytest.raises(RuntimeError):
+        await replica.sleep()
+    assert replica.failure == Internal()
+    assert replica.state is RuntimeState.FAILED
+    assert replica.may_exit.is_set()
+    await replica.close()
+
+
+async def test_a_wake_waits_for_a_drop(tmp_path: Path) -> None:
+    """One after the other, whoever is quicker: a drop that comes after the wake is refused, and changes nothing."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        inside.set()
+        assert go_on.wait(20)
+
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), drop=slow))
+    await replica.bind(BIND)
+    await replica.sleep()
+    dropping = asyncio.create_task(replica.drop())
+    await asyncio.to_thread(inside.wait, 20)
+    waking, late = asyncio.create_task(replica.wake(BIND)), asyncio.create_task(replica.drop())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(dropping, waking), 20)
+    with pytest.raises(Refused) as caught:
+        await asyncio.wait_for(late, 20)
+    assert isinstance(caught.value.failure, Conflict)
+    assert replica.state is RuntimeState.READY
+    await replica.close()
+
+
+async def test_sleeping_replica_drains_at_once(tmp_path: Path) -> None:
+    """Nothing is in flight."""
+    replica = replica_of(tmp_path)
+    await replica.bind(BIND)
+    await replica.sleep()
+    replica.drain()
+    assert replica.may_exit.is_set()
+    assert replica.failure is None
+    await replica.close()
+
+
+async def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
+    """It holds nothing of a tenant: it can still take any version."""
+    replica = replica_of(
+        tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal)
+    )
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await replica.gate(GateJob(config_json="{}", tensors={}))
+    assert replica.state is RuntimeState.STANDBY
+    await replica.bind(BIND)
+    await replica.close()
+
+
+async def test_standby_says_that_it_judges(tmp_path: Path) -> None:
+    """A control plane that takes over must not take it for one that waits: nobody bounds that gate any more, and a
+    version that is bound to it would wait for the gate's end.
+    """
+    began, may_end = threading.Event(), threading.Event()
+
+    def gate(job: GateJob) -> GateFacts:
+        began.set()
+        may_end.wait(60)
+        return _no_gate(job)
+
+    replica = replica_of(tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, gate, _no_seal))
+    judging = asyncio.create_task(replica.gate(GateJob(config_json="{}", tensors={})))
+    await asyncio.to_thread(began.wait)
+    assert replica.report().state is RuntimeState.RESTORING
+    may_end.set()
+    with pytest.raises(Refused):
+        await judging
+    assert replica.report().state is RuntimeState.STANDBY
+    await replica.close()
+
+
+async def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> None:
+    """A bind waits for a step of its warm-up: by then the standby is somebody's."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def step() -> None:
+        began.set()
+        may_end.wait(60)
+
+    work = fake_work(ScriptedEngine(saying("x")))
+    replica = replica_of(tmp_path, ReplicaOperations(work.restore, _no_gate, _no_seal, warm_up=(step,)))
+    warming = asyncio.create_task(replica.warm_up(0.0))
+    await asyncio.to_thread(began.wait)
+    assert replica.report().state is RuntimeState.STANDBY
+    binding = asyncio.create_task(replica.bind(BIND))
+    await asyncio.sleep(0)
+    assert replica.report().state is RuntimeState.RESTORING
+    may_end.set()
+    await binding
+    assert replica.report().state is RuntimeState.READY
+    await warming
+    await replica.close()
+
+
+async def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
+    """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
+    replica = replica_of(
+        tmp_path, ReplicaOperations(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal)
+    )
+    with pytest.raises(Refused):
+        await replica.seal(SealJob(tenant="acme", version="ab" * 32))
+    assert replica.may_exit.is_set()
+    assert replica.state is RuntimeState.DRAINING
+    with pytest.raises(Refused):
+        await replica.bind(BIND)
+    assert meter_of(tmp_path) is Phase.STANDBY, "the platform's cost"
+
+
+async def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
+    """There is nothing to finish. Repeating it changes nothing."""
+    replica = replica_of(tmp_path)
+    replica.drain()
+    replica.drain()
+    assert replica.may_exit.is_set()
+    with pytest.raises(Refused):
+        await replica.bind(BIND)
+
+
+@pytest.mark.parametrize("has_device_copies", [False, True])
+async def test_damaged_weights_fail_or_drain_the_replica(tmp_path: Path, has_device_copies: bool) -> None:
+    """Who computes over it has failed; who computes over copies on a device drains. A standby has none."""
+    plain = fake_work(ScriptedEngine(saying("hello")))
+
+    def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
+        served = plain.restore(request, wiring)
+        assert isinstance(served, ServedDecoder)
+        assert served.kept is not None
+        return replace(served, kept=replace(served.kept, has_device_copies=has_device_copies))
+
+    replica = replica_of(tmp_path, replace(plain, restore=restore))
+    with pytest.raises(Refused) as caught:
+        replica.stop_for_damage()
+    assert isinstance(caught.value.failure, Conflict)
+    await replica.bind(BIND)
+    replica.stop_for_damage()
+    assert replica.state is (RuntimeState.DRAINING if has_device_copies else RuntimeState.FAILED)
+    assert replica.failure == (None if has_device_copies else WeightsDamaged(BIND.version))
+    assert replica.may_exit.is_set(), "it has nothing to finish"
+    await replica.close()
+
+
+async def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
+    """A bind waits for the step that runs; the steps after it do not happen."""
+    inside, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def first() -> None:
+        inside.set()
+        assert go_on.wait(20)
+        done.append("first")
+
+    def second() -> None:
+        done.append("second")
+
+    restore = fake_work(ScriptedEngine(saying("x"))).restore
+    replica = replica_of(tmp_path, ReplicaOperations(restore, _no_gate, _no_seal, (first, second)))
+    warming = asyncio.create_task(replica.warm_up(0))
+    await asyncio.to_thread(inside.wait, 20)
+    binding = asyncio.create_task(replica.bind(BIND))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(binding, warming), 20)
+    assert done == ["first"]
+    assert replica.state is RuntimeState.READY
+    await replica.close()
+
+
+async def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -> None:
+    """The standby stays one."""
+
+    def explode() -> None:
+        raise RuntimeError("defect")
+
+    work = fake_work(ScriptedEngine(saying("x")))
+    replica = replica_of(tmp_path, ReplicaOperations(work.restore, _no_gate, _no_seal, (explode, explode)))
+    await replica.warm_up(0)
+    assert replica.state is RuntimeState.STANDBY
+    await replica.bind(BIND)
+    await replica.close()
+
+
+@pytest.mark.parametrize("state", list(RuntimeState))
+@pytest.mark.parametrize("to", list(RuntimeState))
+async def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: RuntimeState, to: RuntimeState) -> None:
+    """The table is the life."""
+    replica = replica_of(tmp_path)
+    replica._state = state
+    if to in TRANSITIONS[state]:
+        replica._transition(to)
+        assert replica.state is to
+    else:
+        with pytest.raises(Refused):
+            replica._transition(to)
+        assert replica.state is state

@@ -1,0 +1,286 @@
+"""A restored replica answers as the library does, starts as its attestation says, sleeps and wakes, and fails closed.
+
+Weights that were dropped come back in other memory and are proven there, or nobody is served.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from kelvin.contracts.artifact_errors import ArtifactRejected, ProbeFailed
+from kelvin.contracts.artifacts.manifest import Limits
+from kelvin.contracts.artifacts.runtime_control import Fingerprint, SealAttestation
+from kelvin.contracts.errors import Failure, Internal, NotFound, Refused
+from kelvin.contracts.timeline import Stage
+from runtime.lifecycle import weights as module
+from runtime.lifecycle.version_restore import restore
+from runtime.lifecycle.weights import DetachableModel, Weights, resolve_device, version_fingerprint
+from runtime.models.binding import BoundModel, bind
+from runtime.surface.serving import EngineCallbacks, ServedDecoder, SuspendHandle
+from tests.runtime.driving import DEADLINE_S, Heard
+from tests.runtime.restoring import (
+    VERSION,
+    bind_of,
+    by_library,
+    copied,
+    fell_asleep,
+    generate,
+    restored,
+    wake_and_answer,
+)
+from tests.runtime.versions import MemoryLease, make_llama
+
+
+@pytest.mark.parametrize("attested", [True, False], ids=["attested", "not attested here"])
+def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attested: bool) -> None:
+    """Greedy tokens are the library's, by either way; stages are stamped in order; the probe was verified."""
+    lease, heard = sealed if attested else MemoryLease(VERSION), Heard()
+    with restored(lease, heard, ServedDecoder) as serving:
+        assert [span.stage for span in serving.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
+        times = [span.after_us for span in serving.spans]
+        assert times == sorted(times)
+        assert serving.engine.needs_probe or serving.engine.busy_ns
+        generate(serving, heard)
+        assert not serving.engine.needs_probe
+        assert heard.tokens == by_library(lease)
+        assert heard.failure is None
+
+
+@pytest.mark.parametrize(
+    ("fast_bind", "matching", "want"),
+    [
+        pytest.param(True, True, ["fast"], id="the fast way where it was found exact"),
+        pytest.param(False, True, ["library"], id="the library's where it was not"),
+        pytest.param(True, False, ["library", "fast"], id="proven anew without an attestation of this fingerprint"),
+    ],
+)
+def test_how_it_binds_is_the_attestations_word(
+    sealed: MemoryLease, monkeypatch: pytest.MonkeyPatch, fast_bind: bool, matching: bool, want: list[str]
+) -> None:
+    """Nothing that was not proven under this very fingerprint is relied on."""
+    attestation = msgspec.structs.replace(sealed.attestations[0], fast_bind=fast_bind)
+    if not matching:
+        other = Fingerprint(torch="1.0", dtype="float32", device_class="cpu")
+        attestation = msgspec.structs.replace(attestation, fingerprint=other)
+    used: list[str] = []
+
+    def spy(*args: Any, **options: Any) -> BoundModel:
+        used.append(options["bind_method"])
+        return bind(*args, **options)
+
+    monkeypatch.setattr(module, "bind", spy)
+    with restored(MemoryLease(VERSION, (attestation,)), Heard(), ServedDecoder):
+        assert used == want
+
+
+def _spoiled(attestation: SealAttestation) -> SealAttestation:
+    logits = tuple(tuple(value + 1.0 for value in row) for row in attestation.probe.top_logits)
+    return msgspec.structs.replace(attestation, probe=msgspec.structs.replace(attestation.probe, top_logits=logits))
+
+
+def test_answers_that_are_not_the_known_ones_never_leave(sealed: MemoryLease) -> None:
+    """The control of the probe: with other known answers the first request fails, without a token."""
+    heard = Heard()
+    with restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard, ServedDecoder) as serving:
+        generate(serving, heard)
+        assert isinstance(heard.failure, ProbeFailed)
+        assert heard.tokens == []
+        assert isinstance(serving.thread.poisoned, ProbeFailed)
+
+
+def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
+    """Bytes that changed after the cache had verified them are answers that changed."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
+    lease._linear[norm.offset + 3] ^= 0x40
+    with restored(lease, heard, ServedDecoder) as serving:
+        generate(serving, heard)
+        assert isinstance(heard.failure, ProbeFailed)
+        assert heard.tokens == []
+
+
+def test_resumed_version_gives_the_same_answers(sealed: MemoryLease) -> None:
+    """KV and engine are made anew, the model is bound already, and the known answers are asked for again."""
+    heard = Heard()
+    kept = fell_asleep(sealed, heard)
+    for _ in range(2):
+        woken = wake_and_answer(kept, sealed, heard)
+        assert [span.stage for span in woken.spans] == [Stage.READY]
+        assert woken.engine.busy_ns
+        assert woken.kept is not None
+        kept = woken.kept
+        kept.release()
+
+
+@pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
+def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, attested: bool) -> None:
+    """Planted: a flipped bit in host memory. The first request after the wake fails, and no token leaves."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
+    kept = fell_asleep(lease, heard)
+    norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
+    lease._linear[norm.offset + 3] ^= 0x40
+    woken = kept.resume(bind_of(lease), heard.callbacks)
+    generate(woken, heard)
+    assert isinstance(heard.failure, ProbeFailed)
+    assert heard.tokens == []
+    assert isinstance(woken.thread.poisoned, ProbeFailed)
+    assert woken.thread.stop(DEADLINE_S)
+
+
+def test_copies_are_made_again(sealed: MemoryLease) -> None:
+    """Of a device nothing but the lease is kept: the copies are dropped while it sleeps, and made and bound again."""
+    heard = Heard()
+    kept = fell_asleep(sealed, heard, lambda tenant, version: copied(sealed))
+    wake_and_answer(kept, sealed, heard)
+
+
+def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
+    """Without a wish an answer is as long as the pool allows, not longer than could ever be served."""
+    per_token = sealed.attestations[0].gate.kv_bytes_per_token
+    with restored(sealed, Heard(), ServedDecoder, kv_bytes=per_token * 16 * 10) as serving:
+        assert serving.context_tokens == serving.engine.kv_blocks_total * 16 < 512
+    with restored(sealed, Heard(), ServedDecoder, kv_bytes=per_token * 16 * 100) as serving:
+        assert serving.context_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("lease", "failure"),
+    [
+        pytest.param(
+            MemoryLease(make_llama(files={"tokenizer.json": b"{}"})), ArtifactRejected, id="a broken tokenizer"
+        ),
+        pytest.param(MemoryLease(make_llama(limits=Limits(1, 1, 1))), NotFound, id="a version that is not there"),
+    ],
+)
+def test_failed_restore_names_its_cause(lease: MemoryLease, failure: type[Failure]) -> None:
+    """The failure of whatever found it."""
+    request = bind_of(lease)
+    if failure is NotFound:
+        request = msgspec.structs.replace(request, version="0" * 64)
+    with pytest.raises(Refused) as caught:
+        restore(request, EngineCallbacks(lambda _: None, lambda _: None), lease.acquire)
+    assert isinstance(caught.value.failure, failure)
+
+
+def test_a_fingerprint_does_not_hold_threads() -> None:
+    """How many cores a class reserves changes no answer beyond the tolerance: the key is the device's kind."""
+    assert resolve_device("cpu-4") == resolve_device("cpu-1") == torch.device("cpu")
+    assert resolve_device("h200").type == "cuda"
+    assert version_fingerprint(VERSION.manifest, resolve_device("cpu-4")) == Fingerprint(
+        torch=str(torch.__version__), dtype="float32", device_class="cpu"
+    )
+
+
+def _dropped(lease: MemoryLease, heard: Heard) -> SuspendHandle:
+    """Asleep, and nothing looks into its weights any more."""
+    kept = fell_asleep(lease, heard)
+    kept.drop()
+    assert not lease.in_use, "a view is still there"
+    return kept
+
+
+@pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
+def test_leased_again_weights_give_the_same_answers(sealed: MemoryLease, attested: bool) -> None:
+    """Leased again, in other memory; the old holds noise by then. Proven before it is called ready."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
+    kept = _dropped(lease, heard)
+    for _ in range(2):
+        heard.clear()
+        woken = kept.resume(bind_of(lease), heard.callbacks)
+        assert [span.stage for span in woken.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
+        assert not woken.engine.needs_probe
+        generate(woken, heard)
+        assert heard.tokens == by_library(lease)
+        assert woken.thread.stop(DEADLINE_S)
+        assert woken.kept is not None
+        kept = woken.kept
+        del woken
+        kept.release()
+        kept.drop()
+        assert not lease.in_use
+
+
+def test_modules_and_tokenizer_outlast_released_weights(sealed: MemoryLease) -> None:
+    """Modules and tokenizer are those of before; no parameter lies where it lay."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    with restored(lease, heard, ServedDecoder) as serving:
+        generate(serving, heard)
+        codec, kept = serving.codec, serving.kept
+        module = serving.engine._runner._module  # type: ignore[attr-defined]
+        before = {parameter.data_ptr() for parameter in module.parameters()}
+    del serving
+    assert kept is not None
+    kept.release()
+    kept.drop()
+    assert all(parameter.is_meta for parameter in module.parameters())
+    woken = kept.resume(bind_of(lease), heard.callbacks)
+    assert isinstance(woken, ServedDecoder)
+    assert woken.codec is codec
+    assert woken.engine._runner._module is module  # type: ignore[attr-defined]
+    assert before.isdisjoint(parameter.data_ptr() for parameter in module.parameters())
+    assert woken.thread.stop(DEADLINE_S)
+
+
+def test_other_weights_than_those_that_were_dropped_are_found_before_it_is_ready(sealed: MemoryLease) -> None:
+    """Planted: a flipped bit in what is leased again. The wake fails; nobody was ever told that it serves."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    kept = _dropped(lease, heard)
+    norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
+    lease._linear[norm.offset + 3] ^= 0x40
+    with pytest.raises(Refused) as caught:
+        kept.resume(bind_of(lease), heard.callbacks)
+    assert isinstance(caught.value.failure, ProbeFailed)
+    assert heard.tokens == []
+
+
+def test_weights_with_a_live_view_are_not_released(sealed: MemoryLease) -> None:
+    """Planted: a tensor that somebody kept. Nothing is unmapped under it."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    with restored(lease, heard, ServedDecoder) as serving:
+        generate(serving, heard)
+        stale = next(serving.engine._runner._module.parameters()).detach()  # type: ignore[attr-defined]
+        kept = serving.kept
+    del serving
+    assert kept is not None
+    kept.release()
+    with pytest.raises(Refused) as caught:
+        kept.drop()
+    assert isinstance(caught.value.failure, Internal)
+    assert torch.equal(stale.reshape(-1), lease.weights().tensors["model.embed_tokens.weight"].reshape(-1))
+
+
+def test_without_pointing_anew_a_wake_is_refused(sealed: MemoryLease, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: parameters that stay where they were, over memory that went, are seen by the probe; and where
+    they are nowhere, by the check of where they lie.
+    """
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    kept = _dropped(lease, heard)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_replace_parameters", lambda module, make: None)
+        with pytest.raises(Refused) as caught:
+            kept.resume(bind_of(lease), heard.callbacks)
+        assert isinstance(caught.value.failure, ArtifactRejected)
+    stale = fell_asleep(lease, heard)
+    monkeypatch.setattr(DetachableModel, "detach_weights", lambda *_: None)
+    monkeypatch.setattr(DetachableModel, "attach_weights", lambda *_: None)
+    monkeypatch.setattr(MemoryLease, "in_use", False)
+    stale.drop()
+    with pytest.raises(Refused) as caught:
+        stale.resume(bind_of(lease), heard.callbacks)
+    assert isinstance(caught.value.failure, ProbeFailed)
+
+
+def test_copies_are_dropped_with_what_they_were_made_of(sealed: MemoryLease) -> None:
+    """As on a device: after the first sleep the lease is there, after the second it is not, and a new one is copied."""
+    heard, lease, acquired = Heard(), MemoryLease(VERSION, sealed.attestations), list[str]()
+
+    def acquire(tenant: str, version: str) -> Weights:
+        acquired.append(version)
+        return copied(lease)
+
+    kept = fell_asleep(lease, heard, acquire)
+    kept.drop()
+    wake_and_answer(kept, lease, heard)
+    assert len(acquired) == 2

@@ -1,0 +1,167 @@
+"""One caller of the front door: a connection as the edge makes it, what was asked, and what came of it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import ASGIApp, Message
+
+from activator.http.client_connection import EXTENSION
+from activator.http.deadline_timer import DeadlineTimer
+from activator.http.exchange import ARRIVED, NAMED, arrival, new_request_id
+from tests.simulation.activator.fake_control_plane import secret_of
+
+PATH: Final = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """What is asked for."""
+
+    tag: str  # no other wish has it, but for those of the same key and content
+    tenant: str
+    model: str
+    stream: bool
+    max_tokens: int
+    deadline_s: float
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    slow_s: float = 0.0  # until the client has taken a piece of the answer
+
+
+class SimulatedClient:
+    """Implements `exchange.Connection`."""
+
+    def __init__(self, wish: ClientRequest, note: Callable[[str], None]) -> None:
+        self.wish = wish
+        self._note = note
+        self.alarm = DeadlineTimer()
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.body = bytearray()
+        self.is_complete = False
+        self.is_aborted = False
+        self.has_left = False
+        self.answers = 0  # beginnings and ends beyond one each are a defect
+        self.asked_s = asyncio.get_running_loop().time()
+        self.ended_s: float | None = None
+        self._gone: Callable[[], None] | None = None
+        self._unaccepted = 0
+        self._taken = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    def begin(self, app: ASGIApp) -> None:
+        """Ask. Does nothing if the caller has left before."""
+        if self.is_over:
+            return
+        self.asked_s = asyncio.get_running_loop().time()
+        wish = self.wish
+        body = json.dumps({
+            "model": wish.model, "stream": wish.stream, "max_tokens": wish.max_tokens, "user": wish.tag,
+            "messages": [{"role": "user", "content": "hi"}],
+        }).encode()  # fmt: skip
+        headers = [
+            (b"host", b"kelvin.local"), (b"content-length", str(len(body)).encode()),
+            (b"authorization", f"Bearer {secret_of(wish.tenant)}".encode()),
+            (b"x-kelvin-deadline-ms", str(int(wish.deadline_s * 1000)).encode()), *wish.headers,
+        ]  # fmt: skip
+        scope: dict[str, object] = {
+            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "https", "server": None,
+            "client": ("127.0.0.1", 1), "root_path": "", "path": PATH, "raw_path": PATH.encode(), "query_string": b"",
+            "headers": headers, "extensions": {EXTENSION: self}, ARRIVED: arrival(), NAMED: new_request_id(),
+        }  # fmt: skip
+        self._body: bytes | None = body
+        self.task = asyncio.get_running_loop().create_task(self._run(app, scope), name=f"caller-{wish.tag}")
+
+    async def _run(self, app: ASGIApp, scope: dict[str, object]) -> None:
+        try:
+            await app(scope, self._receive, self._send)
+        finally:
+            self.ended_s = self.ended_s or asyncio.get_running_loop().time()
+            how = "left" if self.has_left else "cut" if self.is_aborted else "whole" if self.is_complete else "OPEN"
+            self._note(f"{self.wish.tag}: {self.status}, {how}, {len(self.body)} bytes of {self.wish.model}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.ended_s is not None
+
+    def leave(self) -> None:
+        """Close the connection."""
+        if not self.is_over:
+            self.has_left = True
+            if self.task is None:
+                self.ended_s = asyncio.get_running_loop().time()
+            self._lose()
+
+    def cut(self) -> None:
+        """The process at the other end is dead."""
+        if not self.is_over and self.task is not None:
+            self.is_aborted = True
+            self.ended_s = asyncio.get_running_loop().time()
+            self._lose()
+
+    def _lose(self) -> None:
+        self._taken.set()
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            gone()
+
+    async def _receive(self) -> Message:
+        if self.has_left or self._body is None:
+            return {"type": "http.disconnect"}
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def _send(self, message: Message) -> None:
+        if self.has_left or self.is_aborted:
+            return
+        if message["type"] == "http.response.start":
+            self.answers += self.status != 0
+            self.status, self.headers = message["status"], dict(message["headers"])
+            return
+        self.answers += self.is_complete or self.status == 0
+        data = message.get("body", b"")
+        self.body += data
+        self.is_complete = not message.get("more_body", False)
+        if self.wish.slow_s and data and not self.is_complete:
+            self._unaccepted += len(data)
+            self._taken.clear()
+            asyncio.get_running_loop().call_later(self.wish.slow_s, self._accept, len(data))
+
+    def _accept(self, count: int) -> None:
+        self._unaccepted -= count
+        if not self._unaccepted:
+            self._taken.set()
+
+    # As `exchange.Connection`.
+
+    def unaccepted(self) -> int:
+        return self._unaccepted
+
+    def is_accepted(self) -> bool:
+        return not self._unaccepted and not self.has_left and not self.is_aborted
+
+    async def accepted(self) -> bool:
+        while self._unaccepted and not self.has_left and not self.is_aborted:
+            await self._taken.wait()
+        return not self.has_left and not self.is_aborted
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        self._gone = gone
+
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+        if gone is None or gone == self._gone:
+            self._gone = None
+
+    def try_body(self) -> bytes | None:
+        body, self._body = self._body, None
+        return body
+
+    def body_is_read(self) -> None:
+        return
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        asyncio.get_running_loop().call_soon(self._lose)

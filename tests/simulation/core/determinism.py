@@ -1,0 +1,59 @@
+"""Clocks and chance of one history: all of the process's sources of both are the simulation's while it plays."""
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+from unittest import mock
+
+from activator.http import exchange
+from tests.simulation.core.simulation_loop import SimulationLoop
+
+WALL_S: Final = 1_767_960_000.0  # 2026-01-09 12:00 UTC, when a history begins
+
+
+@dataclass
+class Clocks:
+    """The monotonic clock is the loop's; the wall clock can be stepped."""
+
+    loop: SimulationLoop
+    ahead_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.loop.time()
+
+    def monotonic_ns(self) -> int:
+        return round(self.loop.time() * 1e9)
+
+    def wall(self) -> float:
+        return WALL_S + self.loop.time() + self.ahead_s
+
+    def wall_ns(self) -> int:
+        return round(self.wall() * 1e9)
+
+
+@contextlib.contextmanager
+def deterministic(seed: int, loop: SimulationLoop) -> Iterator[Clocks]:
+    """Give all clocks and random sources to the simulation while the block lasts."""
+    clocks, chance = Clocks(loop), random.Random(seed)
+    before = random.getstate()
+    random.seed(seed)
+    with contextlib.ExitStack() as stack:
+        for module, name, substitute in (
+            (time, "monotonic", clocks.monotonic),
+            (time, "monotonic_ns", clocks.monotonic_ns),
+            (time, "perf_counter", clocks.monotonic),
+            (time, "time", clocks.wall),
+            (time, "time_ns", clocks.wall_ns),
+            (os, "urandom", chance.randbytes),
+            (random, "_urandom", chance.randbytes),
+        ):
+            stack.enter_context(mock.patch.object(module, name, substitute))
+        stack.enter_context(mock.patch.object(exchange, "_chances", exchange._draw()))  # it draws some in advance
+        try:
+            yield clocks
+        finally:
+            random.setstate(before)

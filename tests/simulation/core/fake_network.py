@@ -1,0 +1,205 @@
+"""A network without sockets: addresses, connections that take time, break and stall, and HTTP/1.1 on the far side."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol, TypeVar
+
+import aiohttp
+
+from kelvin.contracts.roles import Role
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRequest:
+    """A request as the far side reads it."""
+
+    method: str
+    path: str
+    fields: dict[str, str]
+    body: bytes
+
+
+class FakeServer(Protocol):
+    """What listens at an address."""
+
+    is_deaf: bool  # connections to it are never accepted nor refused
+
+    async def serve(self, asked: ReceivedRequest, connection: "FakeConnection") -> None:
+        """Answer on the connection. Cancelled when the near side has gone."""
+        ...
+
+
+@dataclass
+class Network:
+    """Addresses and who listens there. `random` decides how long things take."""
+
+    random: Random
+    servers: dict[str, FakeServer] = field(default_factory=dict)
+    connections: list["FakeConnection"] = field(default_factory=list)
+
+    def delay_s(self) -> float:
+        """One way between two processes."""
+        return self.random.uniform(0.0001, 0.002)
+
+    def cut(self, address: str) -> None:
+        """Break all connections with that address, as its death does."""
+        for connection in [each for each in self.connections if each.address == address]:
+            connection.abort_by_peer()
+
+
+@dataclass(eq=False)
+class ClientSide:
+    """The connections of one process. After its death it has none and opens none."""
+
+    network: Network
+    is_dead: bool = False
+
+    def to(self, address: str, role: Role) -> "FakeConnector":
+        """As `kelvin.ipc.connector.ConnectorFactory` says."""
+        return FakeConnector(self, address)
+
+    def die(self) -> None:
+        """Break all its connections."""
+        self.is_dead = True
+        for connection in [each for each in self.network.connections if each.near is self]:
+            connection.abort()
+
+
+class FakeConnector:
+    """To one address."""
+
+    base = "http://kelvin"
+
+    def __init__(self, near: ClientSide, address: str) -> None:
+        self._near = near
+        self._network = near.network
+        self._address = address
+
+    async def connect(self, protocol: Callable[[], P]) -> P:
+        """As `kelvin.ipc.connector.Connector` says."""
+        await asyncio.sleep(self._network.delay_s())
+        server = self._network.servers.get(self._address)
+        if server is None:
+            raise ConnectionRefusedError(f"nobody listens at {self._address}")
+        if server.is_deaf:
+            await asyncio.Event().wait()
+        if self._near.is_dead:
+            raise ConnectionRefusedError("this process is dead")
+        made = protocol()
+        FakeConnection(self._near, self._address, server, made)
+        return made
+
+    def connector(self, limit: int) -> aiohttp.BaseConnector:
+        """Nothing in a simulation uses aiohttp."""
+        raise NotImplementedError
+
+
+class FakeConnection(asyncio.Transport):
+    """Both ends of one connection: the near side's transport, and where the far side writes."""
+
+    def __init__(self, near: ClientSide, address: str, server: FakeServer, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.near = near
+        self.address = address
+        self._network = network = near.network
+        self._server = server
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._is_closing = False
+        self._read = bytearray()  # by the far side
+        self._serving: asyncio.Task[None] | None = None
+        self._arrives_s = 0.0
+        self._is_paused = False
+        self._held: list[bytes] = []
+        network.connections.append(self)
+        protocol.connection_made(self)
+
+    # The near side's transport.
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._is_closing:
+            self._read += data
+            self._loop.call_later(self._network.delay_s(), self._take)
+
+    def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(parts))
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def abort(self) -> None:
+        self._close(None)
+
+    def close(self) -> None:
+        self._close(None)
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        held, self._held = self._held, []
+        for data in held:
+            self._loop.call_soon(self._deliver, data)
+
+    # The far side.
+
+    def send(self, data: bytes) -> None:
+        """It arrives some time later, behind what was sent before."""
+        self._arrives_s = max(self._arrives_s + 1e-6, self._loop.time() + self._network.delay_s())
+        self._loop.call_at(self._arrives_s, self._deliver, data)
+
+    def respond(self, status: int, body: bytes = b"", fields: Iterable[tuple[str, str]] = ()) -> None:
+        """Send a whole response."""
+        lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *(f"{n}: {v}" for n, v in fields)]
+        self.send("\r\n".join((*lines, "", "")).encode() + body)
+
+    def begin(self, status: int, fields: Iterable[tuple[str, str]] = ()) -> None:
+        """Send the head of a response in chunks."""
+        lines = [f"HTTP/1.1 {status} X", "transfer-encoding: chunked", *(f"{n}: {v}" for n, v in fields)]
+        self.send("\r\n".join((*lines, "", "")).encode())
+
+    def chunk(self, data: bytes) -> None:
+        """Send one; an empty one ends the response."""
+        self.send(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def abort_by_peer(self) -> None:
+        """The far side has gone."""
+        self._close(ConnectionResetError("the peer has gone"))
+
+    def _deliver(self, data: bytes) -> None:
+        if self._is_paused:
+            self._held.append(data)
+        elif not self._is_closing:
+            self._protocol.data_received(data)
+
+    def _close(self, error: Exception | None) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._network.connections.remove(self)
+        if self._serving is not None:
+            self._serving.cancel()
+        self._loop.call_soon(self._protocol.connection_lost, error)
+
+    def _take(self) -> None:
+        """Serve the next request that has come whole. The near side sends one after another."""
+        if self._is_closing or (self._serving is not None and not self._serving.done()):
+            return
+        head, found, rest = bytes(self._read).partition(b"\r\n\r\n")
+        if not found:
+            return
+        first, *lines = head.decode("latin-1").split("\r\n")
+        fields = dict(line.split(": ", 1) for line in lines)
+        length = int(fields.get("content-length", "0"))
+        if len(rest) < length:
+            return
+        self._read = bytearray(rest[length:])
+        method, path, _ = first.split(" ")
+        asked = ReceivedRequest(method, path, fields, rest[:length])
+        self._serving = self._loop.create_task(self._server.serve(asked, self), name=f"serve {self.address}")
+        self._serving.add_done_callback(lambda _: self._take())

@@ -1,0 +1,170 @@
+"""What a world is: real modules, the operations that happen to them, and what must hold all the time."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final, TypeVar
+
+from tests.simulation.core.determinism import Clocks
+from tests.simulation.core.simulation_loop import SimulationLoop, describe
+
+W = TypeVar("W", bound="World")
+Operation = Callable[[Any, Random], Awaitable[None]]
+Invariant = Callable[[Any], None]
+
+ROUNDS: Final = 8  # rounds of the loop after a step, before anything is checked
+_WEIGHT: Final = "_simulation_weight"
+
+
+class InvariantBroken(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+        self.text = text
+
+
+def operation(weight: int) -> Callable[[Operation], Operation]:
+    """Make a method an operation of its world, drawn so often in proportion to the others."""
+
+    def mark(method: Operation) -> Operation:
+        setattr(method, _WEIGHT, weight)
+        return method
+
+    return mark
+
+
+class Injected(Exception):
+    """Base of what the simulation makes calls fail with. A module may log it; no loop may end because of it."""
+
+
+class InjectedError(Injected, OSError):
+    """Of a system call."""
+
+
+def is_injected(error: BaseException | None) -> bool:
+    """Whether a fault of the simulation is what it comes from."""
+    while error is not None:
+        if isinstance(error, Injected) or isinstance(getattr(error, "orig", None), Injected):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class World(ABC):
+    """One history's. A subclass names itself, defines operations, and lists its invariants.
+
+    `always` are checked after each step, `at_rest` once all faults are over and nothing is under way any more.
+    """
+
+    name: ClassVar[str]
+    steps_max: ClassVar[int] = 40
+    operations: ClassVar[dict[str, int]] = {}
+    always: ClassVar[tuple[Invariant, ...]] = ()
+    at_rest: ClassVar[tuple[Invariant, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.operations = {
+            name: getattr(method, _WEIGHT)
+            for each in reversed(cls.__mro__)
+            for name, method in vars(each).items()
+            if hasattr(method, _WEIGHT)
+        }
+
+    def __init__(self, random: Random, directory: Path, loop: SimulationLoop, clocks: Clocks) -> None:
+        self.random = random
+        self.directory = directory
+        self.loop = loop
+        self.clocks = clocks
+        self.trace: list[str] = []
+        self.steps = 0  # that were begun
+        self._loops: list[asyncio.Task[Any]] = []
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Put the modules together."""
+
+    @abstractmethod
+    async def calm(self) -> None:
+        """End all faults, and wait until nothing is under way any more. The world is bounded in how long that takes."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End everything in order."""
+
+    def note(self, what: str) -> None:
+        """Add a line to the trace of this history."""
+        self.trace.append(f"{self.loop.time():.3f} {what}")
+
+    def live(self, work: Awaitable[Any], name: str) -> "asyncio.Task[Any]":
+        """Run a loop of the product that never ends by itself."""
+        task = asyncio.ensure_future(work)
+        task.set_name(name)
+        self._loops.append(task)
+        return task
+
+    async def end_loops(self, loops: "list[asyncio.Task[Any]] | None" = None) -> None:
+        """Cancel what `live` began, or these of them."""
+        loops = self._loops if loops is None else loops
+        self._loops = [task for task in self._loops if task not in loops]
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+    async def rounds(self) -> None:
+        """Let what is due now happen."""
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+
+    def check(self, invariants: tuple[Invariant, ...]) -> None:
+        """Raise Broken for the first that does not hold."""
+        for invariant in (no_loop_has_ended, *invariants, no_exception_is_left):
+            try:
+                invariant(self)
+            except AssertionError as error:
+                text = str(error).splitlines()[0] if str(error) else describe(error, "assert")
+                raise InvariantBroken(invariant.__name__, text) from error
+
+
+def no_exception_is_left(world: World) -> None:
+    """No exception reached the loop's handler, ended a task that nobody asks, or was logged as unforeseen."""
+    failures = world.loop.take_failures()
+    assert not failures, " | ".join(failures)
+
+
+def no_loop_has_ended(world: World) -> None:
+    """Each loop that should live as long as its process does."""
+    for task in world._loops:
+        if task.done():
+            error = None if task.cancelled() else task.exception()
+            raise AssertionError(describe(error, f"loop {task.get_name()} has ended"))
+
+
+class _ErrorLogHandler(logging.Handler):
+    def __init__(self, loop: SimulationLoop) -> None:
+        super().__init__(logging.ERROR)
+        self._loop = loop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not is_injected(error):
+            self._loop.failures.append(describe(error, f"logged: {record.getMessage()}"))
+
+
+@contextmanager
+def listening(loop: SimulationLoop) -> Iterator[None]:
+    """Record what the product logs as a defect of its own. All else that it logs is dropped."""
+    root, ear = logging.getLogger(), _ErrorLogHandler(loop)
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = [ear]
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)

@@ -1,0 +1,189 @@
+"""A commit runs once however often it is asked for, outlives who asked, and its end is told."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from kelvin.contracts.artifacts.push_api import CommitStep, Committed, Committing
+from kelvin.contracts.errors import Conflict, Refused, Unavailable
+from kelvin.contracts.traffic_errors import Overloaded
+from snapshotter.intake.plan_record import PlanRecord
+from snapshotter.push.commits import ABANDONED_S, RESULTS_KEPT, RUNNING_LIMIT, Commits, digests_digest
+from snapshotter.push.publisher import Report
+from tests.snapshotter.push.test_staging import record
+
+DIGESTS = ("a" * 64,)
+ANNOUNCED = digests_digest(DIGESTS)
+DONE = Committed(model="toy", version="0" * 64, created=True, total_bytes=1, new_chunks=1)
+
+
+@dataclass
+class Gate:
+    """A publisher that waits to be let go, counted."""
+
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    began: int = 0
+    cancelled: int = 0
+    outcomes: list[Committed | Exception] = field(default_factory=list)
+
+    async def publish(self, plan: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
+        self.began += 1
+        report(CommitStep.SEALING)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        outcome = self.outcomes.pop(0) if self.outcomes else DONE
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+async def commits(gate: Gate) -> AsyncIterator[Commits]:
+    commits = Commits(gate.publish)
+    try:
+        yield commits
+    finally:
+        await commits.close()
+    assert not commits.is_running("acme")
+
+
+async def test_commit_requests_join_one_run(gate: Gate, commits: Commits) -> None:
+    """Many askers, one run; the impatient are told the step, the others the result; it stays askable."""
+
+    plan = record()
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None
+    commits.start(plan, DIGESTS)
+    await asyncio.sleep(0)
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) == Committing(step=CommitStep.SEALING)
+    assert commits.is_running("acme")
+    assert not commits.is_running("umbrella")
+    names = (None, None, "other")
+    askers = [asyncio.create_task(commits.try_join("acme", plan.plan_id, ANNOUNCED, 5, name)) for name in names]
+    await asyncio.sleep(0)
+    askers[0].cancel()
+    gate.go.set()
+    there = replace(DONE, created=False)  # one of equal pushes made the version, for the others it was there
+    assert await asyncio.gather(*askers[1:]) == [DONE, there]
+    for name, want in ((None, DONE), ("other", there), (None, DONE)):  # whose answer was lost may ask again
+        assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0, name) == want
+    assert gate.began == 1
+
+
+async def test_other_tenants_see_no_commit(commits: Commits) -> None:
+    """Another tenant sees no commit; other chunks are a conflict."""
+
+    plan = record()
+    commits.start(plan, DIGESTS)
+    assert await commits.try_join("umbrella", plan.plan_id, ANNOUNCED, 0) is None
+    with pytest.raises(Refused) as caught:
+        await commits.try_join("acme", plan.plan_id, digests_digest(("b" * 64,)), 0)
+    assert isinstance(caught.value.failure, Conflict)
+
+
+async def test_a_failure_is_told_once(gate: Gate, commits: Commits) -> None:
+    """Then the plan can be committed again."""
+
+    plan = record()
+    gate.outcomes = [Refused(Unavailable("the control plane"))]
+    gate.go.set()
+    commits.start(plan, DIGESTS)
+    with pytest.raises(Refused, match="control plane"):
+        await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5)
+    assert plan.plan_id not in commits
+    commits.start(plan, DIGESTS)
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5) == DONE
+
+
+async def test_bounds(gate: Gate, commits: Commits) -> None:
+    """So many run, no more; so many results are kept, the oldest go."""
+
+    plans = [record(f"tenant-{number}") for number in range(RUNNING_LIMIT)]
+    for plan in plans:
+        commits.start(plan, DIGESTS)
+    with pytest.raises(Refused) as caught:
+        commits.start(record("another"), DIGESTS)
+    assert isinstance(caught.value.failure, Overloaded)
+    gate.go.set()
+    for plan in plans:
+        await commits.try_join(plan.tenant, plan.plan_id, ANNOUNCED, 5)
+    for _ in range(RESULTS_KEPT):
+        plan = record()
+        commits.start(plan, DIGESTS)
+        await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5)
+    assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
+    assert plans[0].plan_id not in commits
+
+
+async def test_kept_result_holds_no_list_of_chunks(gate: Gate, commits: Commits) -> None:
+    """A list of a large version takes tens of megabytes, and many results are kept."""
+
+    digests = tuple(f"{number:064x}" for number in range(3))
+    held, plan = sys.getrefcount(digests), record()
+    gate.go.set()
+    commits.start(plan, digests)
+    assert await commits.try_join("acme", plan.plan_id, digests_digest(digests), 5) == DONE
+    assert plan.plan_id in commits
+    assert sys.getrefcount(digests) == held
+
+
+async def test_tenants_with_many_commits_keep_no_other_out(commits: Commits) -> None:
+    """A tenant runs no more than it leaves free to others, but for its first. So it takes four tenants to fill the
+    list, and what the first of them gives back is not theirs again.
+    """
+
+    def fill(tenant: str) -> int:
+        """Start as many as are taken."""
+        for number in range(RUNNING_LIMIT):
+            try:
+                commits.start(record(tenant), DIGESTS)
+            except Refused:
+                return number
+        return RUNNING_LIMIT
+
+    assert [fill(tenant) for tenant in ("a", "b", "c")] == [4, 2, 1]
+    assert [fill(tenant) for tenant in ("a", "b", "c")] == [0, 0, 0]
+    commits.start(record("victim"), DIGESTS)
+    assert commits.is_running("victim")
+
+
+async def test_close_cancels(gate: Gate, commits: Commits) -> None:
+    """Leaving ends what runs; nothing is left behind."""
+
+    commits.start(record(), DIGESTS)
+    await asyncio.sleep(0)
+    await commits.close()
+    assert (gate.began, gate.cancelled) == (1, 1)
+
+
+@pytest.mark.virtual_time
+async def test_commit_that_nobody_asks_for_is_cancelled() -> None:
+    """Its client left: what it holds, a turn of the engine for one, is others'. Who comes back starts it anew."""
+    gate, plan = Gate(), record()
+    commits = Commits(gate.publish)
+    commits.start(plan, DIGESTS)
+    long_s = 2 * ABANDONED_S
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, long_s) == Committing(step=CommitStep.SEALING)
+    assert gate.cancelled == 0, "somebody waited"
+    await asyncio.sleep(long_s)
+    assert gate.cancelled == 1
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None
+    commits.start(plan, DIGESTS)
+    await asyncio.sleep(long_s)
+    assert gate.cancelled == 2
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 0) is None
+    gate.go.set()
+    commits.start(plan, DIGESTS)
+    assert await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5) == DONE
+    await commits.close()

@@ -1,0 +1,323 @@
+"""Staged chunks survive a kill, belong to one tenant, and are bounded in number and age."""
+
+import errno
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
+
+from kelvin.contracts.artifacts.manifest import Engine, Limits
+from kelvin.contracts.artifacts.push_api import Piece, PlannedChunk
+from kelvin.contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
+from kelvin.contracts.traffic_errors import Overloaded
+from snapshotter.intake.plan_record import PlanRecord
+from snapshotter.intake.policy.quota import Promise
+from snapshotter.push.staging import IDLE_S, Staging
+from tests.snapshotter.intake.test_version_inputs import FACTS
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+PAGE_CHUNK = PlannedChunk(length=4096, pieces=(Piece(path="w", offset=0, length=4096, pad=0),))
+
+
+def record(tenant: str = "acme", plan_id: str | None = None) -> PlanRecord:
+    """A plan of nothing: staging does not look inside."""
+    return PlanRecord(
+        plan_id=plan_id or secrets.token_hex(16),
+        tenant=tenant,
+        model="toy",
+        format=1,
+        chunk_bytes=8192,
+        engine=Engine(1, "T", "float32"),
+        limits=Limits(1, 1),
+        files=(),
+        tensors=(),
+        chunks=(),
+        file_digests=(),
+        gate=FACTS,
+    )
+
+
+def opened(
+    staging: Staging, tenant: str = "acme", now_s: float = 0.0, plan_id: str | None = None, **chunks: bytes
+) -> str:
+    """A new push, last active at `now_s`, with these chunks staged."""
+    push = record(tenant, plan_id)
+    staging.declare(push, (), now_s)
+    for name, data in chunks.items():
+        staging.put(tenant, push.plan_id, {"a": A, "b": B, "c": C}[name], data)
+    return push.plan_id
+
+
+def failure_of(call: object, *args: object) -> object:
+    assert callable(call)
+    with pytest.raises(Refused) as caught:
+        call(*args)
+    return caught.value.failure
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    """Plans, digests and chunks are there for another process that opens the same directory."""
+    plan = record()
+    first = Staging(tmp_path, 2)
+    first.open(plan, {A: b"one"}, 0.0)
+    push = structs.replace(plan, plan_id="1" * 32, chunks=(PAGE_CHUNK, PAGE_CHUNK))
+    first.declare(push, (A, B), 0.0)
+    first.put("acme", push.plan_id, B, b"two")
+    second = Staging(tmp_path, 2)
+    assert second.load("acme", plan.plan_id) == plan
+    assert second.declared("acme", push.plan_id) == (A, B)
+    assert second.staged("acme", [A, B, C]) == {A, B}
+    assert second.adopt("acme", push.plan_id, [A, B, C]) == {A, B}
+    assert second.read("acme", push.plan_id, B) == b"two"
+    assert second.open_promises("acme", "", 0.0) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=False)]
+    assert second.open_promises("acme", "", IDLE_S) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=True)]
+    assert second.open_promises("acme", push.plan_id, 0.0) == []
+
+
+def test_tenants_are_apart(tmp_path: Path) -> None:
+    """Another tenant's plan id is as unknown as one that never was, and its chunks are not taken over."""
+    staging = Staging(tmp_path, 2)
+    theirs = opened(staging, "acme", a=b"one")
+    mine = opened(staging, "umbrella")
+    assert failure_of(staging.load, "umbrella", theirs) == NotFound("plan", theirs)
+    assert staging.adopt("umbrella", mine, [A]) == set()
+    assert isinstance(failure_of(staging.read, "umbrella", mine, A), Conflict)
+
+
+@pytest.mark.parametrize("plan_id", ["", "..", "../acme", "x" * 32, "A" * 32, "0" * 31, "0" * 33, "/" + "0" * 31])
+def test_a_plan_id_is_no_path(tmp_path: Path, plan_id: str) -> None:
+    """What is not an id that we made is unknown, before any path is built of it."""
+    assert isinstance(failure_of(Staging(tmp_path, 2).load, "acme", plan_id), NotFound)
+
+
+def test_a_cut_push_is_taken_up(tmp_path: Path) -> None:
+    """A new plan of the tenant finds what an older one had staged, and keeps it when that one is dropped."""
+    staging = Staging(tmp_path, 3)
+    older = opened(staging, a=b"one", b=b"two")
+    newer = opened(staging)
+    assert staging.adopt("acme", newer, [A, C]) == {A}
+    staging.drop("acme", older)
+    assert staging.read("acme", newer, A) == b"one"
+
+
+def test_bounds(tmp_path: Path) -> None:
+    """The longest idle push makes room; one in use or lately active does not."""
+    staging = Staging(tmp_path, 2)
+    first, second = opened(staging, now_s=0.0), opened(staging, now_s=10.0)
+    assert failure_of(opened, staging, "acme", IDLE_S - 1) == Overloaded("the list of open pushes", 2, 30.0)
+    opened(staging, "umbrella", IDLE_S - 1)  # each tenant has its own bound
+    with staging.hold(first):
+        assert failure_of(opened, staging, "acme", IDLE_S + 1) == Overloaded("the list of open pushes", 2, 30.0)
+        third = opened(staging, now_s=IDLE_S + 10)
+        assert isinstance(failure_of(staging.load, "acme", second), NotFound)
+    staging.load("acme", first)
+    staging.load("acme", third)
+    staging.check_integrity()
+
+
+def test_plans_make_room_at_once(tmp_path: Path) -> None:
+    """A plan that nobody went on with is never in the way: the longest idle goes, and no push."""
+    staging = Staging(tmp_path, 2)
+    push = opened(staging)
+    plans = [record() for _ in range(3)]
+    for at, plan in enumerate(plans):
+        staging.open(plan, {}, float(at))
+    assert isinstance(failure_of(staging.load, "acme", plans[0].plan_id), NotFound)
+    for kept in (push, plans[1].plan_id, plans[2].plan_id):
+        staging.load("acme", kept)
+    staging.check_integrity()
+
+
+def test_a_push_that_is_repeated(tmp_path: Path) -> None:
+    """Takes no more room, and finds what the first one staged."""
+    staging = Staging(tmp_path, 1)
+    push = opened(staging, plan_id="0" * 32, a=b"one")
+    assert opened(staging, plan_id="0" * 32) == push
+    assert staging.read("acme", push, A) == b"one"
+
+
+def test_sweep(tmp_path: Path) -> None:
+    """What stood still for too long goes, unless a commit holds it."""
+    staging = Staging(tmp_path, 4)
+    old, held, young = (opened(staging, now_s=at) for at in (0.0, 0.0, 60.0))
+    with staging.hold(held):
+        assert staging.sweep(now_s=101.0, max_age_s=100.0) == 1
+    assert isinstance(failure_of(staging.load, "acme", old), NotFound)
+    staging.load("acme", held)
+    assert staging.sweep(now_s=101.0, max_age_s=100.0) == 1
+    staging.load("acme", young)
+
+
+def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
+    """Once the clock is right it counts from then. It does not fill the tenant's list until that day comes."""
+    staging = Staging(tmp_path, 1)
+    ahead = opened(staging, now_s=3e9)
+    assert staging.sweep(now_s=100.0, max_age_s=1e6) == 0
+    assert isinstance(failure_of(opened, staging, "acme", 101.0), Overloaded)
+    opened(staging, now_s=100.0 + IDLE_S)
+    assert isinstance(failure_of(staging.load, "acme", ahead), NotFound)
+
+
+def test_chunk_before_declaration_is_refused(tmp_path: Path) -> None:
+    """A chunk is taken only after it was declared; a damaged record of either is as if it were not there."""
+    staging = Staging(tmp_path, 2)
+    plan = record()
+    staging.open(plan, {A: b"one"}, 0.0)
+    assert isinstance(failure_of(staging.declared, "acme", plan.plan_id), Conflict)
+    staging.declare(plan, (), 0.0)
+    assert staging.declared("acme", plan.plan_id) == ()
+    here = tmp_path / "acme" / plan.plan_id
+    (here / "declared.json").write_bytes(b"{")
+    assert isinstance(failure_of(staging.declared, "acme", plan.plan_id), Conflict)
+    (here / "plan.json").write_bytes(b"")
+    assert isinstance(failure_of(staging.load, "acme", plan.plan_id), NotFound)
+    (here / "chunks" / A).unlink()
+    staging.open(plan, {A: b"one"}, 0.0)  # whoever asks again mends what a power cut took
+    staging.declare(plan, (), 0.0)
+    assert staging.load("acme", plan.plan_id) == plan
+    assert staging.declared("acme", plan.plan_id) == ()
+    assert staging.read("acme", plan.plan_id, A) == b"one"
+
+
+def test_room(tmp_path: Path) -> None:
+    """What the disk can't take is refused before it is sent."""
+    staging = Staging(tmp_path, 2)
+    staging.check_room(1)
+    assert isinstance(failure_of(staging.check_room, 1 << 60), CapacityExceeded)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from snapshotter.push.staging import Staging
+staging = Staging(Path(sys.argv[1]), 2)
+Path.rename = lambda *_: os.kill(os.getpid(), 9)
+staging.put("acme", sys.argv[2], sys.argv[3], b"half")
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "failure"),
+    [
+        pytest.param(errno.ENOSPC, CapacityExceeded("bytes on the staging disk", 1, 0), id="full"),
+        pytest.param(errno.EDQUOT, CapacityExceeded("bytes on the staging disk", 1, 0), id="over its quota"),
+        pytest.param(errno.EROFS, Unavailable("the staging disk"), id="read-only"),
+    ],
+)
+def test_a_disk_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, failure: Failure
+) -> None:
+    """A full one is told as such, and not worth a repeat; another one may come back."""
+    staging = Staging(tmp_path, 2)
+
+    def refuse(self: Path, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(Refused) as refused:
+        staging.open(record(), {}, 0.0)
+    assert refused.value.failure == failure
+
+
+def test_a_kill_leaves_no_half_chunk(tmp_path: Path) -> None:
+    """Killed before its last step, a put has left nothing under the digest."""
+    staging = Staging(tmp_path, 2)
+    plan = opened(staging)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), plan, A], timeout=60, check=False)
+    assert killed.returncode == -9
+    assert os.listdir(tmp_path / "acme" / plan / "chunks")  # it had begun
+    assert staging.adopt("acme", plan, [A]) == set()
+
+
+def test_a_kill_leaves_no_half_plan(tmp_path: Path) -> None:
+    """What a killed process had not yet opened is removed by the next one."""
+    (tmp_path / "acme" / f".{'0' * 32}" / "chunks").mkdir(parents=True)
+    staging = Staging(tmp_path, 1)
+    assert os.listdir(tmp_path / "acme") == []
+    plan = opened(staging, a=b"one")
+    (tmp_path / "acme" / plan / "chunks" / f".{B}.0").write_bytes(b"tw")
+    Staging(tmp_path, 1)
+    assert os.listdir(tmp_path / "acme" / plan / "chunks") == [A]
+
+
+@settings(max_examples=30, stateful_step_count=30)
+class Machine(RuleBasedStateMachine):
+    """Random pushes of two tenants against a model: what was staged and not dropped is there, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = tempfile.TemporaryDirectory()
+        self.staging = Staging(Path(self.root.name), 3)
+        self.now_s = 0.0
+        self.plans: dict[str, tuple[str, set[str]]] = {}
+        self.made = 0
+
+    def teardown(self) -> None:
+        self.root.cleanup()
+
+    @rule(tenant=st.sampled_from(["acme", "umbrella"]), wait_s=st.sampled_from([1.0, IDLE_S, 5000.0]))
+    def open(self, tenant: str, wait_s: float) -> None:
+        self.now_s += wait_s
+        self.made += 1
+        try:
+            plan = opened(self.staging, tenant, self.now_s, f"{self.made:032x}")
+        except Refused as refused:
+            if not isinstance(refused.failure, Overloaded):
+                raise
+            return
+        self.plans = {p: kept for p, kept in self.plans.items() if self._is_there(kept[0], p)}
+        self.plans[plan] = (tenant, set())
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data(), digest=st.sampled_from([A, B, C]))
+    def put(self, data: st.DataObject, digest: str) -> None:
+        plan = data.draw(st.sampled_from(sorted(self.plans)))
+        tenant, staged = self.plans[plan]
+        self.staging.put(tenant, plan, digest, digest.encode())
+        staged.add(digest)
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data(), wanted=st.sets(st.sampled_from([A, B, C])))
+    def adopt(self, data: st.DataObject, wanted: set[str]) -> None:
+        plan = data.draw(st.sampled_from(sorted(self.plans)))
+        tenant, staged = self.plans[plan]
+        anywhere = set().union(*(found for owner, found in self.plans.values() if owner == tenant))
+        assert self.staging.adopt(tenant, plan, wanted) == wanted & anywhere
+        staged |= wanted & anywhere
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        plan = data.draw(st.sampled_from(sorted(self.plans)))
+        tenant, _ = self.plans.pop(plan)
+        self.staging.drop(tenant, plan)
+
+    @rule(max_age_s=st.sampled_from([10.0, 3000.0]))
+    def sweep(self, max_age_s: float) -> None:
+        self.staging.sweep(self.now_s, max_age_s)
+        self.plans = {p: kept for p, kept in self.plans.items() if self._is_there(kept[0], p)}
+
+    @invariant()
+    def holds(self) -> None:
+        self.staging.check_integrity()
+        for plan, (tenant, staged) in self.plans.items():
+            for digest in staged:
+                assert self.staging.read(tenant, plan, digest) == digest.encode()
+
+    def _is_there(self, tenant: str, plan: str) -> bool:
+        try:
+            self.staging.load(tenant, plan)
+        except Refused:
+            return False
+        return True
+
+
+TestMachine = Machine.TestCase

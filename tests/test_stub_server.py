@@ -1,0 +1,54 @@
+"""A fake that ends while somebody connects leaves nothing open."""
+
+import asyncio
+import gc
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.stub_server import StubServer
+
+
+async def _at_once(listening: StubServer) -> None:
+    await listening._runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("stop", "leaves"),
+    [
+        pytest.param(StubServer.stop, 0, id="in order"),
+        pytest.param(
+            _at_once, 1, id="at once: the control",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="mended in Python 3.12"),
+        ),
+    ],
+)  # fmt: skip
+def test_stub_server_closes_connections_at_any_moment(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Callable[[StubServer], Coroutine[Any, Any, None]],
+    leaves: int,
+) -> None:
+    """Whatever turn of the loop the connection has reached, its socket is closed in order."""
+    lost: list[object] = []
+
+    async def scenario(turns: int) -> None:
+        listening = StubServer(web.Application())
+        await listening.start(tmp_path / "fake.sock")
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "fake.sock"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await stop(listening)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "unraisablehook", lambda raised: lost.append(type(raised.exc_value)))
+        for turns in range(6):
+            asyncio.run(scenario(turns))
+            gc.collect()
+    assert bool(lost) == bool(leaves), lost

@@ -1,0 +1,149 @@
+"""The HTTP side tells what is held, evicts what may go, and says what may not."""
+
+from pathlib import Path
+from types import NoneType
+
+import pytest
+
+from controlplane.dependencies import EVICTION
+from kelvin.contracts.errors import Refused, RemoteFailure
+from kelvin.contracts.serving.start_forecast import TierPlacement
+from tests.weightcache.disks import forget, needs_a_disk
+from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
+from weightcache.app.cache import SETTLE_S
+
+VERSION = make_version(seed=1)
+OTHER = make_version(seed=2)
+COUNT = len(VERSION.digests)
+
+
+def test_health(tmp_path: Path) -> None:
+    """A running agent is healthy and ready."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.ask("GET", "/healthz", NoneType)
+        agent.ask("GET", "/readyz", NoneType)
+
+
+def test_state(tmp_path: Path) -> None:
+    """The state counts what was read from where, what is held, and who holds it."""
+    with running(settings_of(tmp_path, slabs=3)) as agent:
+        agent.publish(VERSION)
+        with agent.acquire(VERSION):
+            state = agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+            assert (state.host.chunks, state.host.bytes) == (COUNT, len(VERSION.linear))
+            assert state.host.budget_bytes == 3 * HUGE
+            assert state.nvme.bytes == len(VERSION.linear)
+            assert (state.leases, state.holders, state.leases_granted) == (1, 1, 1)
+            assert (state.chunk_reads, state.bytes_read) == ({"store": COUNT}, {"store": len(VERSION.linear)})
+            assert state.admitted_chunks == COUNT
+
+
+def whereabouts(agent: RunningAgent, tenant: str, version: str) -> TierPlacement:
+    return agent.ask("GET", f"/v1/whereabouts?tenant={tenant}&version={version}", TierPlacement)
+
+
+def test_chunks_are_listed_by_tier(tmp_path: Path) -> None:
+    """Each chunk is told in the tier in which a lease would find it, and none is read for it."""
+    total = len(VERSION.linear)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        assert whereabouts(agent, "acme", VERSION.id).bytes_by_tier == {"host": 0, "nvme": 0, "peer": 0, "store": total}
+        assert agent.state().chunk_reads == {}
+        agent.keep(VERSION)
+        found = whereabouts(agent, "acme", VERSION.id)
+        assert (found.bytes_by_tier, found.bytes_s) == ({"host": total, "nvme": 0, "peer": 0, "store": 0}, 0.0)
+        assert found.rates["store"].loads == 1
+        assert found.rates["nvme"].loads == 0
+    with running(settings_of(tmp_path)) as agent:
+        found = whereabouts(agent, "acme", VERSION.id)
+        assert found.chunks_by_tier == {"host": 0, "nvme": COUNT, "peer": 0, "store": 0}
+        assert found.bytes_s > 0
+
+
+@pytest.mark.parametrize(
+    ("tenant", "version", "status"),
+    [
+        pytest.param("nobody", VERSION.id, 500, id="another tenant's"),
+        pytest.param("acme", "0" * 64, 500, id="an unknown version"),
+        pytest.param("acme", "..%2Fx", 400, id="not a version"),
+        pytest.param("..%2Fx", VERSION.id, 400, id="no tenant's name"),
+    ],
+)
+def test_listing_an_unknown_version_is_refused(tmp_path: Path, tenant: str, version: str, status: int) -> None:
+    """What is not there, or is no name, is refused."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with pytest.raises(Refused) as refused:
+            whereabouts(agent, tenant, version)
+        assert isinstance(refused.value.failure, RemoteFailure)
+        assert refused.value.failure.remote_status == status
+
+
+def test_state_tells_how_nvme_was_read(tmp_path: Path) -> None:
+    """The state says which way NVMe's bytes came: past the page cache, or out of it where they were in it."""
+    needs_a_disk(tmp_path)
+    total = len(VERSION.linear)
+    with running(settings_of(tmp_path)) as agent:
+        assert agent.keep(VERSION).nvme.bytes_by_way == {}
+    for chunk in VERSION.digests:
+        forget(agent.chunk_file(chunk))
+    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION):
+        assert agent.state().nvme.bytes_by_way == {"direct": total}
+    for chunk in VERSION.digests:
+        agent.chunk_file(chunk).read_bytes()
+    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as lease:
+        assert agent.state().nvme.bytes_by_way == {"cached": total}
+        assert lease.view(0, lease.total_bytes) == VERSION.linear
+
+
+def test_evict_nvme(tmp_path: Path) -> None:
+    """NVMe forgets a version, leased or not: the next agent has to ask the store."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.publish(OTHER)
+        agent.acquire(VERSION).close()
+        with agent.acquire(OTHER):
+            agent.evict("nvme", "acme", OTHER.id)
+            assert agent.state().nvme.chunks == COUNT
+    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as one, agent.acquire(OTHER) as two:
+        assert one.chunks_by_tier["nvme"] == COUNT
+        assert two.chunks_by_tier["store"] == len(OTHER.digests)
+
+
+def test_eviction_ends_before_its_caller_gives_up() -> None:
+    """However long loads take, the control plane hears what became of it."""
+    assert EVICTION.timeout_s > SETTLE_S
+
+
+def test_evict_host_in_use(tmp_path: Path) -> None:
+    """What a living process holds stays, and the answer says so; another tenant's goes."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with agent.acquire(VERSION) as lease:
+            for tenant, version in ((None, None), ("acme", None), ("acme", VERSION.id)):
+                with pytest.raises(Refused) as refused:
+                    agent.evict("host", tenant, version)
+                assert isinstance(refused.value.failure, RemoteFailure)
+                assert refused.value.failure.remote_status == 409
+            agent.evict("host", "nobody")
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        pytest.param({"tier": "device"}, 400, id="no such tier"),
+        pytest.param({}, 400, id="no tier"),
+        pytest.param({"tier": "host", "tenant": "../x"}, 400, id="no tenant's name"),
+        pytest.param({"tier": "host", "version": "0" * 64}, 400, id="a version without its tenant"),
+        pytest.param({"tier": "host", "tenant": "acme", "version": "0" * 64}, 500, id="an unknown version"),
+        pytest.param({"tier": "host", "tenant": "acme", "version": "latest"}, 400, id="not a version"),
+    ],
+)
+def test_bad_wishes(tmp_path: Path, body: dict[str, str], status: int) -> None:
+    """A wish that makes no sense is refused with its reason."""
+    with running(settings_of(tmp_path)) as agent:
+        with pytest.raises(Refused) as refused:
+            agent.ask("POST", "/v1/evict", NoneType, body)
+        assert isinstance(refused.value.failure, RemoteFailure)
+        assert refused.value.failure.remote_status == status

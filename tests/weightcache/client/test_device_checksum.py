@@ -1,0 +1,129 @@
+"""Whatever changes between host and device changes the sum, computed by the same code on both."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from blake3 import blake3
+
+from tests.weightcache.client.lanes import needs_device
+from weightcache.client import device_checksum
+from weightcache.client.device_checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, sum_blocks, sums_of
+
+TOTAL = 3 * BLOCK_BYTES + 3 * 4096
+MASK = (1 << 64) - 1
+
+
+@pytest.fixture(scope="module")
+def body() -> bytes:
+    return random.Random(7).randbytes(TOTAL)
+
+
+def flip(data: bytearray) -> None:
+    data[2 * BLOCK_BYTES + 77] ^= 1
+
+
+def flip_the_highest_bits(data: bytearray) -> None:
+    """Two changes that cancel each other modulo 2^32, and in a sum of whole 64-bit words."""
+    data[7] ^= 0x80
+    data[15] ^= 0x80
+
+
+def swap_words(data: bytearray) -> None:
+    data[0:4], data[4:8] = data[4:8], data[0:4]
+
+
+def swap_chunks(data: bytearray) -> None:
+    one, two = slice(0, BLOCK_BYTES), slice(BLOCK_BYTES, 2 * BLOCK_BYTES)
+    data[one], data[two] = data[two], data[one]
+
+
+def shift(data: bytearray) -> None:
+    data[:] = data[4:] + data[:4]
+
+
+def truncate(data: bytearray) -> None:
+    del data[-4096:]
+
+
+def lose_the_end(data: bytearray) -> None:
+    data[-4096:] = bytes(4096)
+
+
+def zero_page(data: bytearray) -> None:
+    data[BLOCK_BYTES : BLOCK_BYTES + 4096] = bytes(4096)
+
+
+def zero_all(data: bytearray) -> None:
+    data[:] = bytes(len(data))
+
+
+def repeat_a_block(data: bytearray) -> None:
+    data[BLOCK_BYTES : 2 * BLOCK_BYTES] = data[:BLOCK_BYTES]
+
+
+DAMAGES = [
+    flip, flip_the_highest_bits, swap_words, swap_chunks, shift, truncate, lose_the_end, zero_page, zero_all,
+    repeat_a_block,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_changes_the_checksum(body: bytes, damage: Callable[[bytearray], None]) -> None:
+    """Each kind of damage gives another sum."""
+    data = bytearray(body)
+    damage(data)
+    assert data != body
+    assert checksum_of(memoryview(data)) != checksum_of(memoryview(body))
+
+
+@pytest.mark.parametrize("damage", [swap_words, swap_chunks, shift])
+def test_control(body: bytes, damage: Callable[[bytearray], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: with one key for all positions, and blocks in any order, moved bytes are not seen."""
+    monkeypatch.setattr(device_checksum, "keys_on", lambda device: torch.ones((2, BLOCK_BYTES // 4), dtype=torch.int64))
+    data = bytearray(body)
+    damage(data)
+    assert int(sums_of(memoryview(data)).sum()) == int(sums_of(memoryview(body)).sum())
+
+
+def test_checksum_matches_plain_integers(body: bytes) -> None:
+    """Reference: plain integers, word by word, of a short and of a full block."""
+    raw = blake3(b"kelvin device checksum 1").digest(length=2 * BLOCK_BYTES // 4 * 8)
+    sums = sums_of(memoryview(body))
+    assert sums.shape == (blocks_of(TOTAL), 2)
+    for block in (0, 3):
+        data = body[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+        for way in range(2):
+            total = 0
+            for at in range(0, len(data), 4):
+                place = way * 2 * BLOCK_BYTES + 2 * at
+                key = int.from_bytes(raw[place : place + 8], "little") | 1
+                total += key * int.from_bytes(data[at : at + 4], "little", signed=True)
+            assert int(sums[block, way]) & MASK == total & MASK
+
+
+def test_pieces_and_the_whole_agree(body: bytes) -> None:
+    """Sums of pieces that begin at blocks are those of the whole, as copies bring them piece by piece."""
+    whole = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    sums = torch.zeros((blocks_of(TOTAL), 2), dtype=torch.int64)
+    for begin, end in ((0, 2 * BLOCK_BYTES), (2 * BLOCK_BYTES, TOTAL)):
+        sum_blocks(whole[begin:end], sums[begin // BLOCK_BYTES : blocks_of(end)])
+    assert torch.equal(sums, sums_of(memoryview(body)))
+    assert fold(sums, TOTAL) == checksum_of(memoryview(body))
+
+
+def test_checksum_depends_on_length() -> None:
+    """No bytes have a sum too; length is part of it."""
+    assert len(checksum_of(memoryview(b""))) == 32
+    assert checksum_of(memoryview(bytes(4096))) != checksum_of(memoryview(bytes(8192)))
+
+
+@pytest.mark.gpu
+@needs_device
+def test_device(body: bytes) -> None:
+    """A device gives the same sums as the CPU."""
+    there = torch.frombuffer(bytearray(body), dtype=torch.uint8).cuda()
+    sums = torch.zeros((blocks_of(TOTAL), 2), dtype=torch.int64, device="cuda")
+    sum_blocks(there, sums)
+    assert torch.equal(sums.cpu(), sums_of(memoryview(body)))

@@ -1,0 +1,114 @@
+"""Tensors are views of the mapping: equal to what was published, no copy, no warning, no writing."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES, Tensor
+from tests.weightcache.kit import Version, describe, make_version, padded, running, settings_of
+from weightcache.client.device_copy import DTYPES, tensors
+
+VALUES: dict[str, torch.Tensor] = {
+    "F64": torch.tensor([[1.5, -2.0], [0.0, 1e300]], dtype=torch.float64),
+    "F32": torch.tensor([1.5, float("inf"), -0.0]),
+    "F16": torch.tensor([[1.5], [65504.0]], dtype=torch.float16),
+    "BF16": torch.tensor([1.0, -3.0, 2.0**100], dtype=torch.bfloat16),
+    "I64": torch.tensor([-(2**62), 7]),
+    "I32": torch.tensor([[[-5, 6]]], dtype=torch.int32),
+    "I16": torch.tensor([-300, 300], dtype=torch.int16),
+    "I8": torch.tensor([-128, 127], dtype=torch.int8),
+    "U8": torch.tensor([0, 255], dtype=torch.uint8),
+    "BOOL": torch.tensor([True, False, True]),
+    "scalar": torch.tensor(2.5),
+    "empty": torch.empty((0, 4)),
+}
+
+
+def version_of(values: dict[str, torch.Tensor]) -> Version:
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    described: list[Tensor] = []
+    sections: list[bytes] = []
+    for name, value in values.items():
+        offset = sum(len(section) for section in sections)
+        described.append(Tensor(name, names[value.dtype], tuple(value.shape), offset))  # type: ignore[arg-type]
+        raw = bytes(value.contiguous().reshape(-1).view(torch.uint8).tolist()) if value.numel() else b""
+        sections.append(padded(raw))
+    return describe([section for section in sections if section], PAGE_BYTES, (), described)
+
+
+def test_every_dtype(tmp_path: Path) -> None:
+    """Each dtype and shape comes back as it went in, scalars and empty tensors too."""
+    version = version_of(VALUES)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(version)
+        with agent.acquire(version) as lease:
+            found = tensors(lease)
+            assert list(found) == list(VALUES)
+            for name, value in VALUES.items():
+                assert found[name].dtype is value.dtype
+                assert torch.equal(found[name], value), name
+                assert found[name].shape == value.shape
+                assert found[name].is_contiguous()
+
+
+def test_no_copy(tmp_path: Path) -> None:
+    """A tensor's storage is the mapping itself, page-aligned."""
+    version = make_version(seed=1, pages=(600, 3), chunk_pages=64)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(version)
+        with agent.acquire(version) as lease:
+            found = tensors(lease)
+            for tensor in version.manifest.tensors:
+                assert found[tensor.name].data_ptr() == lease.address + tensor.offset
+                assert found[tensor.name].data_ptr() % PAGE_BYTES == 0
+            raw = found["tensor0"].view(torch.uint8).flatten()
+            first = version.manifest.tensors[0]
+            assert bytes(raw[:PAGE_BYTES].tolist()) == version.linear[first.offset : first.offset + PAGE_BYTES]
+
+
+def test_no_bytes(tmp_path: Path) -> None:
+    """A version of empty tensors only has nothing to map."""
+    version = version_of({"empty": VALUES["empty"]})
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(version)
+        with agent.acquire(version) as lease:
+            assert tensors(lease)["empty"].shape == (0, 4)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import torch
+from kelvin.ipc.socket_directory import SocketDirectory
+from weightcache.client.lease import acquire
+from weightcache.client.device_copy import tensors
+
+lease = acquire(SocketDirectory(Path(sys.argv[1])), "acme", sys.argv[2], 30.0)
+tensor = tensors(lease)["tensor0"]
+print(bool(tensor.view(torch.uint8).any()), flush=True)
+if sys.argv[3] == "copy":
+    tensor = tensor.clone()
+tensor.zero_()
+print("written", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        pytest.param("tensor", -signal.SIGSEGV, "True\n", id="a write in place is a SIGSEGV"),
+        pytest.param("copy", 0, "True\nwritten\n", id="control: a copy may be written"),
+    ],
+)
+def test_writing(tmp_path: Path, what: str, code: int, said: str) -> None:
+    """The mapping is read-only down to the page tables."""
+    version = make_version(seed=1)
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(version)
+        command = [sys.executable, "-c", WRITER, str(agent.settings.run), version.id, what]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert (done.returncode, done.stdout) == (code, said)

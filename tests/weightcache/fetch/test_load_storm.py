@@ -1,0 +1,217 @@
+"""Many miss at once: bandwidth is shared by weight, and each range leaves the store once however many wait."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kelvin.blobstore.memory_store import MemoryStore
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from tests.eventually import eventually
+from tests.weightcache.kit import TENANT, Version, cached, describe, publish, settings_of
+from weightcache.app.cache import Cache
+from weightcache.fetch import read_scheduler
+from weightcache.sources.policy import fair_read_queue
+from weightcache.sources.policy.fair_read_queue import FairReadQueue, Key, WaiterIndex
+
+AT_ONCE = 8
+LIMIT_S = 60.0
+
+
+class Line(MemoryStore):
+    """A store behind a line that moves one byte after another, in the order in which they were asked for. Its clock is
+    the number of bytes that it moved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.moved = 0
+        self.ranges: list[tuple[str, int]] = []
+        self.last: dict[str, int] = {}  # by key: when the last range of it was there
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        await self.open.wait()
+        await super().read_into(key, offset, into)
+        self.moved += into.nbytes
+        self.ranges.append((key, offset))
+        self.last[key] = self.moved
+
+
+class FirstCome(FairReadQueue):
+    """The control: who asked first has all until they are done."""
+
+    def __init__(self, wants: WaiterIndex) -> None:
+        super().__init__(wants)
+        self._fifo: dict[Key, int] = {}
+
+    def add(self, key: Key, nbytes: int) -> None:
+        super().add(key, nbytes)
+        self._fifo[key] = nbytes
+
+    def next(self) -> tuple[Key, int] | None:
+        return next(iter(self._fifo.items()), None)
+
+    def take(self, nbytes: int | None = None) -> Key:
+        key = next(iter(self._fifo))
+        del self._fifo[key]
+        self.remove(key)
+        return key
+
+    def end(self, key: Key) -> None:
+        """It kept no account of it."""
+
+
+class Forgetful(FairReadQueue):
+    """Another control: what has begun is as good as ended."""
+
+    def take(self, nbytes: int | None = None) -> Key:
+        key = super().take(nbytes)
+        super().end(key)
+        return key
+
+    def end(self, key: Key) -> None:
+        """It did already."""
+
+
+def made_up(seed: int, chunks: int) -> Version:
+    source = random.Random(seed)
+    return describe([source.randbytes(PAGE_BYTES) for _ in range(chunks)], PAGE_BYTES)
+
+
+def cache_over(root: Path, store: MemoryStore) -> AbstractAsyncContextManager[Cache]:
+    """A cache without a disk to keep things on."""
+    return cached(replace(settings_of(root, slabs=24, nvme_bytes=0), store_reads=AT_ONCE), store=store)
+
+
+def in_line(cache: Cache) -> int:
+    """Chunks that wait for their turn at the store, or have it."""
+    scheduler = cache.fetcher.scheduler
+    return scheduler.queued["store"] + scheduler.running["store"]
+
+
+async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
+    """Versions of so many chunks are missed at once. Returns when each had all of its bytes, as parts of what is fair:
+    every byte of the line shared by all that still lack some.
+    """
+    store = Line()
+    versions = [made_up(seed, chunks) for seed, chunks in enumerate(sizes)]
+    packs = [await publish(store, version) for version in versions]
+    async with cache_over(root, store) as cache, AsyncExitStack() as leases:
+        waiting = [
+            asyncio.create_task(leases.enter_async_context(cache.residents.pinned(TENANT, version.id, LIMIT_S)))
+            for version in versions
+        ]
+        await eventually(lambda: in_line(cache) == sum(sizes))
+        store.open.set()
+        await asyncio.gather(*waiting)
+    fair = [PAGE_BYTES * sum(min(mine, other) for other in sizes) for mine in sizes]
+    return [store.last[f"{TENANT}/packs/{pack}"] / due for pack, due in zip(packs, fair, strict=True)]
+
+
+SIZES = tuple(random.Random(30).choices(range(60, 121), k=30))
+
+
+SMALL = (3 * AT_ONCE,) * 30  # the first could begin a third of its chunks before others came
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SMALL], ids=["of many turns", "of few"])
+async def test_thirty_versions_share_the_line(tmp_path: Path, sizes: Sequence[int]) -> None:
+    """Thirty versions that are missed at once finish within 20 % of what is fair."""
+    ended = await storm(tmp_path, sizes)
+    assert all(0.8 <= each <= 1.2 for each in ended), ended
+
+
+async def test_control_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it doesn't count, and nothing is made up for, the first keeps what it began before the others queued."""
+    monkeypatch.setattr(read_scheduler, "FairReadQueue", Forgetful)
+    monkeypatch.setattr(fair_read_queue, "MAX_CREDIT_BYTES", 0)
+    assert min(await storm(tmp_path, SMALL)) < 0.8
+
+
+async def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of asking, the first are far ahead of their share."""
+    monkeypatch.setattr(read_scheduler, "FairReadQueue", FirstCome)
+    ended = await storm(tmp_path, SIZES[:10])
+    assert min(ended) < 0.3
+    assert not all(0.8 <= each <= 1.2 for each in ended)
+
+
+async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
+    """All of them before the first byte moves, by the cache's way."""
+
+    async def wait() -> None:
+        async with cache.residents.pinned(TENANT, version.id, LIMIT_S):
+            pass
+
+    waiting = [asyncio.create_task(wait()) for _ in range(1000)]
+    await eventually(lambda: in_line(cache) == len(version.digests))
+    store.open.set()
+    await asyncio.gather(*waiting)
+
+
+async def twenty_read(cache: Cache, store: Line, version: Version) -> None:
+    """Each for itself, past the single flight."""
+    store.open.set()
+    for _ in range(20):
+        for digest in version.digests:
+            await cache.remote.fetch(TENANT, digest, memoryview(bytearray(PAGE_BYTES)))
+
+
+async def count_reads(
+    root: Path, scenario: Callable[[Cache, Line, Version], Awaitable[None]]
+) -> tuple[list[tuple[str, int]], int]:
+    """Ranges that left the store, and how many the version has."""
+    store = Line()
+    version = made_up(1, 50)
+    await publish(store, version)
+    async with cache_over(root, store) as cache:
+        await scenario(cache, store, version)
+    return store.ranges, len(version.digests)
+
+
+async def test_thousand_waiters_read_each_range_once(tmp_path: Path) -> None:
+    """Each range leaves the store once."""
+    ranges, count = await count_reads(tmp_path, a_thousand_wait)
+    assert len(ranges) == len(set(ranges)) == count
+
+
+async def test_control_without_single_flight(tmp_path: Path) -> None:
+    """Who reads for himself reads it again: the count above would show it."""
+    ranges, count = await count_reads(tmp_path, twenty_read)
+    assert len(set(ranges)) == count
+    assert len(ranges) == 20 * count
+
+
+async def beside_a_prefetch(root: Path, *, wanted: bool) -> float:
+    """A start begins while a version of the same size is brought for nobody (or, `wanted`, for somebody as well). How
+    much of all bytes had moved when the start had its own.
+    """
+    store = Line()
+    early, start = made_up(1, 100), made_up(2, 100)
+    packs = [await publish(store, version) for version in (early, start)]
+    async with cache_over(root, store) as cache, AsyncExitStack() as leases:
+        waiting = [asyncio.create_task(cache.residents.bring(TENANT, early.id, LIMIT_S, urgent=False))]
+        await eventually(lambda: in_line(cache) == 100)
+        if wanted:
+            lease = cache.residents.pinned(TENANT, early.id, LIMIT_S)
+            waiting.append(asyncio.create_task(_enter(leases, lease)))
+        waiting.append(asyncio.create_task(cache.residents.bring(TENANT, start.id, LIMIT_S, urgent=True)))
+        await eventually(lambda: in_line(cache) == 200)
+        store.open.set()
+        await asyncio.gather(*waiting)
+    return store.last[f"{TENANT}/packs/{packs[1]}"] / store.moved
+
+
+async def _enter(leases: AsyncExitStack, lease: AbstractAsyncContextManager[object]) -> None:
+    await leases.enter_async_context(lease)
+
+
+async def test_prefetch_has_a_small_share_until_leased(tmp_path: Path) -> None:
+    """It has a small share beside a start, until somebody waits for it as well: from then on an equal one."""
+    assert await beside_a_prefetch(tmp_path / "alone", wanted=False) < 0.7
+    assert await beside_a_prefetch(tmp_path / "wanted", wanted=True) > 0.9

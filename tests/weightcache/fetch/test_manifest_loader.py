@@ -1,0 +1,150 @@
+"""Manifests are checked wherever they come from; drafts can be leased; attestations are all there, or it is refused."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kelvin.blobstore.file_store import FileStore
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES, Chunk, encode_manifest, version_of
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.wire import encode
+from tests.weightcache.kit import (
+    TENANT,
+    RunningAgent,
+    Version,
+    attest,
+    attestation_of,
+    describe,
+    make_version,
+    running,
+    settings_of,
+)
+
+VERSION = make_version(seed=1)
+
+
+def test_draft(tmp_path: Path) -> None:
+    """A draft is leased like a version, before and after it is published."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION, draft=True)
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+            assert lease.attestations == ()
+        agent.publish(VERSION)
+        asyncio.run(agent.store.delete(f"{TENANT}/drafts/{VERSION.id}"))
+        agent.acquire(VERSION).close()
+
+
+def test_attestations_are_looked_for_until_found(tmp_path: Path) -> None:
+    """None found, the next lease looks again; found, they are kept."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        with agent.acquire(VERSION) as lease:
+            assert lease.attestations == ()
+        for mark in ("0" * 16, "f" * 16):
+            asyncio.run(attest(agent.store, VERSION.id, mark=mark))
+        for _ in range(2):
+            with agent.acquire(VERSION) as lease:
+                assert lease.attestations == (attestation_of(VERSION.id),) * 2
+        assert agent.state().leases_hot == 1
+        assert agent.state().chunk_reads == {"store": len(VERSION.digests)}
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        pytest.param(b"{}", "does not decode", id="not an attestation"),
+        pytest.param(encode(attestation_of("0" * 64)), "speaks of version 000", id="another version's"),
+    ],
+)
+def test_bad_attestation(tmp_path: Path, raw: bytes, reason: str) -> None:
+    """An attestation that can't be believed refuses the lease: without it the known answers would go unchecked."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        asyncio.run(agent.store.put_if_absent(f"{TENANT}/attestations/{VERSION.id}/seal-{'0' * 16}", raw))
+        with pytest.raises(Refused, match=reason):
+            agent.acquire(VERSION)
+
+
+def paper_of(agent: RunningAgent, version: Version) -> Path:
+    return agent.settings.cache / TENANT / "manifests" / version.id
+
+
+def test_manifest_damaged_on_nvme(tmp_path: Path) -> None:
+    """A manifest that changed on NVMe is set aside, counted, and replaced by the store's; the lease waits for that."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+    _keep(tmp_path, VERSION.raw.replace(b"F32", b"I32"))
+    with running(settings_of(tmp_path)) as agent:
+        with agent.acquire(VERSION) as lease:
+            assert lease.view(0, lease.total_bytes) == VERSION.linear
+        assert paper_of(agent, VERSION).read_bytes() == VERSION.raw
+        state = agent.state()
+        assert (state.manifest_faults, state.healed_manifests) == ({"nvme": {"digest": 1}}, {"store": 1})
+
+
+def _keep(data: Path, raw: bytes) -> None:
+    path = settings_of(data).cache / TENANT / "manifests" / VERSION.id
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+
+
+def test_manifest_unreadable_on_nvme(tmp_path: Path) -> None:
+    """What stands where a manifest should be and can't be read is set aside like a wrong one."""
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        paper_of(agent, VERSION).mkdir(parents=True)
+        agent.acquire(VERSION).close()
+        assert paper_of(agent, VERSION).read_bytes() == VERSION.raw
+        assert agent.state().manifest_faults == {"nvme": {"unreadable": 1}}
+
+
+class OnceWrong(FileStore):
+    """Its first read of each kind of object in `kinds` has other bytes."""
+
+    def __init__(self, root: Path, *kinds: str) -> None:
+        super().__init__(root)
+        self._kinds = set(kinds)
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        raw = await super().read(key, offset, length)
+        if (kind := key.split("/")[1]) in self._kinds:
+            self._kinds.remove(kind)
+            return raw[:-1] + b"?"
+        return raw
+
+
+def test_a_bad_read_is_not_a_bad_paper(tmp_path: Path) -> None:
+    """Manifest and attestation that come wrong once from the store are read again before they are believed wrong."""
+    with running(settings_of(tmp_path), OnceWrong(tmp_path / "store", "manifests", "attestations")) as agent:
+        agent.publish(VERSION)
+        asyncio.run(attest(agent.store, VERSION.id))
+        with agent.acquire(VERSION) as lease:
+            assert lease.attestations == (attestation_of(VERSION.id),)
+        state = agent.state()
+        assert (state.manifest_faults, state.healed_manifests) == ({"store": {"digest": 1}}, {"store": 1})
+
+
+def test_manifest_damaged_in_the_store(tmp_path: Path) -> None:
+    """A manifest that doesn't have its version's digest is refused, and not kept."""
+    with running(settings_of(tmp_path)) as agent:
+        asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{VERSION.id}", VERSION.raw + b" "))
+        with pytest.raises(Refused, match=f"manifest of version {VERSION.id}: its bytes do not match"):
+            agent.acquire(VERSION)
+        assert not paper_of(agent, VERSION).exists()
+        state = agent.state()
+        assert (state.manifest_faults, state.healed_manifests) == ({"store": {"digest": 2}}, {})
+
+
+def test_manifest_that_lies(tmp_path: Path) -> None:
+    """A manifest that gives one chunk two lengths is refused, though its digest is right."""
+    good = describe([b"a" * 2 * PAGE_BYTES], 2 * PAGE_BYTES)
+    (chunk,) = good.manifest.chunks
+    chunks = (chunk, Chunk(chunk.digest, PAGE_BYTES))
+    raw = encode_manifest(msgspec.structs.replace(good.manifest, chunks=chunks))
+    with running(settings_of(tmp_path)) as agent:
+        asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{version_of(raw)}", raw))
+        with pytest.raises(Refused, match="has two lengths"):
+            agent.acquire(version_of(raw))

@@ -1,0 +1,351 @@
+"""Writes to NVMe: loads come first, what waits is bounded, memory that is needed is let go; what is promised is."""
+
+import asyncio
+import errno
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kelvin.blobstore.file_store import FileStore
+from kelvin.blobstore.memory_store import MemoryStore
+from kelvin.contracts.artifact_errors import ChunkMissing
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import Overloaded
+from tests.eventually import eventually
+from tests.weightcache.kit import (
+    HUGE,
+    TENANT,
+    TIMEOUT_S,
+    CountingStore,
+    cached,
+    make_version,
+    publish,
+    settings_of,
+    tier_of,
+)
+from weightcache.app.cache import Cache
+from weightcache.counters import Counters
+from weightcache.fetch.fetcher import Fetcher
+from weightcache.fetch.nvme_admission import NvmeAdmission
+from weightcache.host.arena import Arena
+from weightcache.host.policy.host_index import HostIndex, Reservation
+from weightcache.host.slab_pool import SlabPool
+from weightcache.nvme.chunk_files import ChunkFiles
+from weightcache.nvme.disk_index_policy import DiskIndex, may_begin_write
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.sources.source import is_digest_of
+from weightcache.sources.verifier import Verifier
+
+SLABS = 4
+
+
+@pytest.mark.parametrize(
+    ("writing", "loading", "want"),
+    [
+        pytest.param(0, False, True, id="the disk is idle"),
+        pytest.param(1, False, True, id="two at once"),
+        pytest.param(2, False, False, id="no more"),
+        pytest.param(0, True, True, id="one beside loads"),
+        pytest.param(1, True, False, id="not two"),
+    ],
+)
+def test_at_once(writing: int, loading: bool, want: bool) -> None:
+    """Whether one more is written."""
+    assert may_begin_write(writing, loading=loading) is want
+
+
+class GatedDisk(NvmeTier):
+    """A disk that writes when it is told to."""
+
+    def __init__(self, threads: ThreadPoolExecutor, verifier: Verifier) -> None:
+        super().__init__(Path("/nonexistent"), DiskIndex(SLABS * HUGE), threads, time.time, verifier, 1)
+        self.writes: list[str] = []
+        self.gate = asyncio.Event()
+
+    async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
+        self.writes.append(digest)
+        await self.gate.wait()
+        return True
+
+
+class World:
+    """An arena of four slabs, over a disk that writes when it is told to."""
+
+    def __init__(self, arena: Arena, threads: ThreadPoolExecutor) -> None:
+        self.arena = arena
+        self.counters = Counters()
+        self.loading = False
+        verifier = Verifier(threads, is_digest_of, self.counters)
+        disk, store = GatedDisk(threads, verifier), tier_of(MemoryStore())
+        self.writes, self.gate = disk.writes, disk.gate
+        below = Fetcher((store,), verifier, self.counters)
+        self.admissions = NvmeAdmission(arena, disk, below, store, self.counters, lambda: self.loading)
+
+    async def reserve(self, *names: str, length: int = HUGE) -> Reservation:
+        """Places for these, the memory being there."""
+        reservation = self.arena.reserve(TENANT, [(name, length) for name in names], 0.0)
+        for place in reservation.places.values():
+            await self.arena.view(place)
+        return reservation
+
+    async def load(self, *names: str, length: int = PAGE_BYTES) -> None:
+        """As the loader does: bring these, offer them, and let the version go."""
+        reservation = await self.reserve(*names, length=length)
+        for name in reservation.load:
+            self.arena.index.mark_ready(TENANT, name)
+            self.admissions.offer(TENANT, name, reservation.places[name])
+        self.arena.unpin(reservation.slabs)
+
+    async def begun(self, count: int) -> None:
+        await eventually(lambda: len(self.writes) >= count)
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[World]:
+    with ThreadPoolExecutor(1) as threads:
+        arena = Arena(HostIndex(HUGE, SLABS), SlabPool(HUGE, SLABS, threads))
+        world = World(arena, threads)
+        try:
+            yield world
+        finally:
+            await world.admissions.close()
+            await arena.close()
+
+
+async def test_all_are_written() -> None:
+    """In their order, two at a time, and the slabs are free afterwards."""
+
+    async with opened() as world:
+        await world.load("a", "b", "c")
+        await world.begun(2)
+        assert world.writes == ["a", "b"]
+        assert (world.admissions.waiting, world.arena.index.busy_count) == (3, 1)
+        world.gate.set()
+        await world.admissions.wait_until_idle()
+        assert world.writes == ["a", "b", "c"]
+        assert world.admissions.waiting == 0
+        assert world.arena.index.busy_count == 0
+        assert world.counters.admitted_chunks == 3
+
+
+async def test_loads_come_first() -> None:
+    """While the disk is read, one is written at a time."""
+
+    async with opened() as world:
+        world.loading = True
+        await world.load("a", "b")
+        await world.begun(1)
+        await asyncio.sleep(0)
+        assert world.writes == ["a"]
+        world.gate.set()
+        await world.admissions.wait_until_idle()
+        assert world.writes == ["a", "b"]
+
+
+async def test_memory_that_is_needed() -> None:
+    """A version that needs slabs of those that wait gets as many as it needs, of those that wait longest."""
+
+    async with opened() as world:
+        world.loading = True
+        for name in ("a", "b", "c", "d"):
+            await world.load(name, length=HUGE)
+        await world.begun(1)
+        world.arena.on_full = lambda: False
+        with pytest.raises(Refused) as refused:
+            await world.reserve("x", "y")
+        assert isinstance(refused.value.failure, Overloaded), "the control: without it there is no room"
+        world.arena.on_full = world.admissions.drop_oldest
+        reservation = await world.reserve("x", "y")
+        assert (world.counters.unkept_chunks, world.admissions.waiting) == (2, 2)
+        with pytest.raises(Refused):  # what is being written stays
+            await world.reserve("v", "w")
+        for name in reservation.load:
+            world.arena.index.drop(TENANT, name)
+        world.arena.unpin(reservation.slabs)
+        world.gate.set()
+        await world.admissions.wait_until_idle()
+        assert world.writes == ["a"]
+        assert world.counters.unkept_chunks == 3
+        assert world.arena.index.busy_count == 0
+
+
+async def test_chunk_that_was_found_wrong_in_memory_is_not_written() -> None:
+    """It waits to be written while an examination condemns its place."""
+
+    async with opened() as world:
+        await world.load("a", "b", "c")
+        await world.begun(2)
+        world.arena.index.condemn(TENANT, "c")
+        world.gate.set()
+        await world.admissions.wait_until_idle()
+        assert world.writes == ["a", "b"]
+        assert world.arena.index.busy_count == 0
+
+
+async def test_closing_ends_all() -> None:
+    """What is written is cancelled, what waits is let go."""
+
+    async with opened() as world:
+        await world.load("a", "b", "c")
+        await world.begun(2)
+        await world.admissions.close()
+        assert world.arena.index.busy_count == 0
+        assert world.writes == ["a", "b"]
+
+
+ONE = make_version(seed=1, pages=(4,), files=())
+(CHUNK,) = ONE.manifest.chunks
+
+
+async def ensured(cache: Cache) -> str | None:
+    """As a prefetch has it."""
+    return await cache.admissions.ensure(TENANT, CHUNK.digest, CHUNK.length)
+
+
+async def mended(cache: Cache) -> None:
+    await cache.admissions.rewrite(TENANT, CHUNK.digest)
+
+
+@pytest.mark.parametrize("write", [ensured, mended])
+async def test_eviction_waits_for_a_chunk_that_is_being_kept(
+    tmp_path: Path, write: Callable[[Cache], Coroutine[None, None, object]]
+) -> None:
+    """A chunk that is on its way to NVMe when the tier is evicted does not stay there."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        store.gate.clear()
+        writing = asyncio.create_task(write(cache))
+        await eventually(lambda: store.ranges)
+        evicting = asyncio.create_task(cache.evict("nvme", None, None))
+        for _ in range(10):
+            await asyncio.sleep(0)  # it has looked at what is there
+        store.gate.set()
+        await asyncio.gather(writing, evicting)
+        assert cache.counters.admitted_chunks == 1
+        assert cache.nvme.index.file_count == 0
+
+
+class HeldIndexes(MemoryStore):
+    """Nobody learns where a chunk lies before `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if "/index/" in key:
+            self.asked.set()
+            await self.go.wait()
+        return await super().read(key, offset, length)
+
+
+async def test_eviction_waits_for_a_chunk_that_is_looked_for(tmp_path: Path) -> None:
+    """Healing has yet to learn from the store how long its chunk is when the tier is evicted."""
+    store = HeldIndexes()
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        mending = asyncio.create_task(mended(cache))
+        await store.asked.wait()
+        evicting = asyncio.create_task(cache.evict("nvme", None, None))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        store.go.set()
+        await asyncio.gather(mending, evicting)
+        assert cache.counters.admitted_chunks == 1
+        assert cache.nvme.index.file_count == 0
+
+
+async def test_load_does_not_wait_for_a_chunk_that_is_looked_for(tmp_path: Path) -> None:
+    """Healing has yet to learn from the store how long its chunk is. Meanwhile a load may ask other nodes for it."""
+    store = HeldIndexes()
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        mending = asyncio.create_task(mended(cache))
+        await store.asked.wait()
+        assert not cache.nvme.may_have(TENANT, CHUNK.digest)
+        store.go.set()
+        await mending
+        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+
+
+async def test_chunk_that_is_nowhere_is_not_healed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator hears of it by its name."""
+    async with cached(settings_of(tmp_path)) as cache:
+        await mended(cache)
+    (line,) = [vars(record) for record in caplog.records if record.message == "a kept chunk was not healed"]
+    assert line["why"] == ChunkMissing(CHUNK.digest).message
+
+
+async def test_chunk_whose_load_fails_is_kept_all_the_same(tmp_path: Path) -> None:
+    """A chunk is on its way to memory when it is wanted on NVMe. That load is refused."""
+    store, lies = CountingStore(FileStore(tmp_path / "store")), [False, False]  # of the store's copy: it is read twice
+
+    def verify(data: memoryview, digest: str) -> bool:
+        return lies.pop() if lies else is_digest_of(data, digest)
+
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store, verify=verify) as cache:
+        store.gate.clear()
+        loading = asyncio.create_task(cache.residents.bring(TENANT, ONE.id, TIMEOUT_S, urgent=True))
+        await eventually(lambda: store.ranges)
+        keeping = asyncio.create_task(ensured(cache))
+        await asyncio.sleep(0)
+        store.gate.set()
+        with pytest.raises(Refused):
+            await loading
+        assert await keeping == "store"
+        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+
+
+async def test_chunk_whose_other_writer_fails_is_kept_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk is being written when a prefetch wants it there. The disk refuses that write, and takes the next one."""
+    write, held, go = ChunkFiles.write, threading.Event(), threading.Event()
+
+    def refuse_first(files: ChunkFiles, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
+        if direct and not held.is_set():
+            held.set()
+            assert go.wait(TIMEOUT_S)
+            raise OSError(errno.ENOSPC, "no space")
+        write(files, path, data, direct=direct)
+
+    monkeypatch.setattr(ChunkFiles, "write", refuse_first)
+    store = FileStore(tmp_path / "store")
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        await cache.residents.bring(TENANT, ONE.id, TIMEOUT_S, urgent=True)
+        await asyncio.to_thread(held.wait, TIMEOUT_S)
+        keeping = asyncio.create_task(ensured(cache))
+        await asyncio.sleep(0)
+        go.set()
+        assert await keeping == "host"
+        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+        await cache.loader.wait_until_idle()
+        assert (cache.counters.admitted_chunks, cache.counters.unadmitted_chunks) == (1, 1)
+
+
+async def test_prefetch_to_nvme_reads_the_store_in_turn(tmp_path: Path) -> None:
+    """No more ranges are read at once than `KELVIN_STORE_READS` allows, for memory and for NVMe together."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    other = make_version(seed=2, pages=(4,), files=())
+    for version in (ONE, other):
+        await publish(store, version)
+    async with cached(replace(settings_of(tmp_path), store_reads=1), store=store) as cache:
+        store.gate.clear()
+        loading = asyncio.create_task(cache.residents.bring(TENANT, other.id, TIMEOUT_S, urgent=True))
+        await eventually(lambda: store.ranges)
+        keeping = asyncio.create_task(ensured(cache))
+        await eventually(lambda: cache.fetcher.scheduler.queued["store"] or len(store.ranges) > 1)
+        assert (len(store.ranges), cache.fetcher.scheduler.running["store"]) == (1, 1)
+        store.gate.set()
+        await loading
+        assert await keeping == "store"

@@ -1,0 +1,78 @@
+"""Slabs are made for whoever waits, then for stock, and never beyond the budget."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightcache.host.policy.pool_sizes import SlabCounts, choose_thread_counts, slabs_to_make, spare_slabs
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("stock", "limit", "want"),
+    [
+        pytest.param(SlabCounts(used=0, free=0, making=0, waiting=0), 8, 1, id="one after another for stock"),
+        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=0), 8, 0, id="the next one when that is made"),
+        pytest.param(SlabCounts(used=0, free=3, making=0, waiting=0), 8, 0, id="enough is in stock"),
+        pytest.param(SlabCounts(used=2, free=1, making=0, waiting=0), 8, 1, id="what was taken is made up for"),
+        pytest.param(SlabCounts(used=7, free=1, making=0, waiting=0), 8, 0, id="the budget is made"),
+        pytest.param(
+            SlabCounts(used=0, free=0, making=0, waiting=5), 8, 2, id="those that are waited for, two at once"
+        ),
+        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=5), 8, 1, id="one is in the making already"),
+        pytest.param(SlabCounts(used=0, free=0, making=1, waiting=1), 8, 0, id="it is for who waits"),
+        pytest.param(
+            SlabCounts(used=7, free=0, making=0, waiting=5), 8, 1, id="no more than the budget, however many wait"
+        ),
+        pytest.param(SlabCounts(used=8, free=0, making=0, waiting=1), 8, 0, id="who waits has to wait for a return"),
+        pytest.param(SlabCounts(used=0, free=0, making=0, waiting=0), 0, 0, id="closed"),
+    ],
+)
+def test_slabs_to_make(stock: SlabCounts, limit: int, want: int) -> None:
+    """With three in stock wanted, and two made at once."""
+    assert slabs_to_make(stock, limit, spare=3, at_once=2) == want
+
+
+@given(*(st.integers(0, 9) for _ in range(4)), st.integers(0, 12), st.integers(0, 12), st.integers(1, 4))
+def test_slab_making_stays_within_bounds(
+    used: int, free: int, making: int, waiting: int, limit: int, spare: int, at_once: int
+) -> None:
+    """Neither budget nor threads are exceeded by what begins, and whoever waits is served where that can be."""
+    more = slabs_to_make(SlabCounts(used, free, making, waiting), limit, spare, at_once)
+    assert more >= 0
+    if more:
+        assert used + free + making + more <= limit
+        assert making + more <= at_once
+    if waiting and not free and not making and used < limit:
+        assert more >= 1
+
+
+@pytest.mark.parametrize(
+    ("host", "slab", "spare", "want"),
+    [
+        pytest.param(8 * GIB, GIB // 4, GIB, 4, id="whole slabs"),
+        pytest.param(8 * GIB, GIB // 4, GIB - 1, 3, id="no more than asked for"),
+        pytest.param(8 * GIB, GIB // 4, 0, 1, id="one at least"),
+        pytest.param(GIB, GIB // 4, 8 * GIB, 4, id="within the budget"),
+    ],
+)
+def test_spare_of(host: int, slab: int, spare: int, want: int) -> None:
+    """A setting in bytes is a number of slabs."""
+    assert spare_slabs(host, slab, spare) == want
+
+
+@pytest.mark.parametrize(
+    ("cores", "want"),
+    [
+        pytest.param(1, (8, 2, 1), id="a disk wants several reads whatever the cores"),
+        pytest.param(2, (8, 2, 1), id="two"),
+        pytest.param(8, (8, 4, 4), id="eight"),
+        pytest.param(192, (16, 8, 4), id="no disk needs more"),
+    ],
+)
+def test_threads(cores: int, want: tuple[int, int, int]) -> None:
+    """By the cores, within bounds; each reader has a chunk to read and one to go on with."""
+    threads = choose_thread_counts(cores)
+    assert (threads.read, threads.hash, threads.make) == want
+    assert threads.chunks == 2 * want[0] + want[1]

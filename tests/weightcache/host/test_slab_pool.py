@@ -1,0 +1,286 @@
+"""Slabs: only the agent writes them, whatever a receiver tries; one is made ahead; tenants share no bytes."""
+
+import asyncio
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+
+from kelvin.contracts.errors import Refused
+from tests.eventually import eventually
+from weightcache.client import libc
+from weightcache.host.slab_pool import Slab, SlabPool
+
+HUGE = 2 << 20
+
+
+@contextmanager
+def slab_of(length: int = HUGE) -> Iterator[Slab]:
+    slab = Slab(length)
+    try:
+        yield slab
+    finally:
+        slab.close()
+
+
+def mapped_writable(fd: int) -> None:
+    mmap.mmap(fd, HUGE, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
+
+
+def reopened_and_mapped(fd: int) -> None:
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    try:
+        mapped_writable(again)
+    finally:
+        os.close(again)
+
+
+def written(fd: int) -> None:
+    os.pwrite(fd, b"x", 0)
+
+
+def truncated(fd: int) -> None:
+    os.ftruncate(fd, 0)
+
+
+def grown(fd: int) -> None:
+    os.ftruncate(fd, 2 * HUGE)
+
+
+def punched(fd: int) -> None:
+    keep_size, punch_hole = 1, 2
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    if fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), ctypes.c_long(4096)) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def unsealed(fd: int) -> None:
+    fcntl.fcntl(fd, libc.F_ADD_SEALS, libc.F_SEAL_WRITE)
+
+
+def made_writable(fd: int) -> None:
+    address = libc.reserve(HUGE)
+    try:
+        libc.map_shared(address, HUGE, fd, 0, writable=False)
+        mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+        if mprotect(ctypes.c_void_p(address), ctypes.c_size_t(HUGE), libc.PROT_READ_WRITE) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    finally:
+        libc.unmap(address, HUGE)
+
+
+def discarded(fd: int) -> None:
+    madv_remove = 9
+    address = libc.reserve(HUGE)
+    try:
+        libc.map_shared(address, HUGE, fd, 0, writable=False)
+        libc.advise(address, HUGE, madv_remove)
+    finally:
+        libc.unmap(address, HUGE)
+
+
+ATTEMPTS = [
+    pytest.param(mapped_writable, id="map it writable"),
+    pytest.param(reopened_and_mapped, id="open it anew and map that writable"),
+    pytest.param(written, id="write to the descriptor"),
+    pytest.param(truncated, id="shrink it"),
+    pytest.param(grown, id="grow it"),
+    pytest.param(punched, id="punch a hole"),
+    pytest.param(unsealed, id="add a seal that would stop the agent"),
+    pytest.param(made_writable, id="make a read-only mapping writable"),
+    pytest.param(discarded, id="discard its pages"),
+]
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_receiver(attempt: Callable[[int], None]) -> None:
+    """Whoever has the descriptor can't change a byte, while the agent's own mapping still writes."""
+    with slab_of() as slab:
+        slab.view(0, 5)[:] = b"bytes"
+        with pytest.raises(OSError, match=r".") as refused:
+            attempt(slab.fd)
+        assert refused.value.errno in (errno.EPERM, errno.EACCES)
+        assert bytes(slab.view(0, 5)) == b"bytes"
+        slab.view(0, 5)[:] = b"again"
+        with mmap.mmap(slab.fd, HUGE, prot=mmap.PROT_READ) as seen:
+            assert seen[:5] == b"again"
+
+
+@pytest.mark.parametrize("attempt", [a for a in ATTEMPTS if a.values[0] is not unsealed])
+def test_receiver_control(attempt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: without its seals each of these attempts succeeds."""
+    monkeypatch.setattr(libc, "SLAB_SEALS", 0)
+    with slab_of() as slab:
+        attempt(slab.fd)
+        os.ftruncate(slab.fd, HUGE)  # its mapping is about to be closed whole
+
+
+def test_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel refuses huge pages the slab says so, and is as good otherwise."""
+    real = libc.advise
+
+    def refusing(address: int, length: int, advice: int) -> None:
+        if advice == libc.MADV_COLLAPSE:
+            raise OSError(errno.EINVAL, "no such advice")
+        real(address, length, advice)
+
+    monkeypatch.setattr(libc, "advise", refusing)
+    with slab_of() as slab:
+        assert not slab.huge
+        assert os.fstat(slab.fd).st_blocks * 512 == HUGE, "populated all the same"
+        slab.view(0, 1)[0] = 7
+
+
+def test_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slab that can't be made leaves no descriptor behind."""
+
+    def refusing(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "none")
+
+    monkeypatch.setattr(libc, "map_shared", refusing)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="none"):
+        Slab(HUGE)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@asynccontextmanager
+async def pooled(
+    make: Callable[[int], Slab] = Slab, limit: int = 2, spare: int = 1, at_once: int = 1, quiet_s: float = 0.0
+) -> AsyncIterator[SlabPool]:
+    with ThreadPoolExecutor(at_once) as executor:
+        pool = SlabPool(HUGE, limit, executor, make, spare=spare, at_once=at_once, quiet_s=quiet_s)
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+
+async def free(pool: SlabPool, count: int) -> None:
+    """Until so many are ready."""
+    await eventually(lambda: pool.counts["free"] == count)
+
+
+async def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
+    """A spare is made when one is taken, never more than the limit in all; who wants more waits for a return."""
+
+    async with pooled() as pool:
+        first = await pool.take("a", 10)
+        second = await pool.take("a", 10)
+        assert first is not second
+        third = asyncio.create_task(pool.take("a", 10))
+        await asyncio.sleep(0)
+        assert not third.done()
+        pool.give_back(first)
+        assert await third is first
+        assert pool.counts["used"] == 2
+
+
+async def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
+    """What is freed in the instant of the end was unmapped with all others."""
+
+    async with pooled() as pool:
+        slab = await pool.take("a", 10)
+        await pool.close()
+        pool.give_back(slab)
+        assert pool.counts == {"used": 0, "free": 0, "huge": 0}
+
+
+async def test_pool_keeps_a_spare() -> None:
+    """As many as are to be ready are made in the background, one after another, never more than the limit."""
+
+    async with pooled(limit=4, spare=3, quiet_s=0.0) as pool:
+        pool.ensure_spare()
+        await free(pool, 3)
+        await pool.take("a", 10)
+        await pool.take("a", 10)
+        await free(pool, 2)
+        assert pool.counts["used"] == 2
+
+
+async def test_pool_waits_for_quiet() -> None:
+    """What a restore took is not made up for while it may still run, but whoever waits is served at once."""
+
+    async with pooled(limit=8, spare=2, quiet_s=3600.0) as pool:
+        pool.ensure_spare()
+        await free(pool, 2)
+        for _ in range(3):
+            await pool.take("a", 10)
+        assert pool.counts == {"used": 3, "free": 0, "huge": pool.counts["huge"]}
+
+
+async def test_pool_makes_several_at_once_for_those_who_wait() -> None:
+    """Two that are waited for are in the making together: each waits for the other here."""
+    both = threading.Barrier(2, timeout=30)
+
+    def make(length: int) -> Slab:
+        both.wait()
+        return Slab(length)
+
+    async with pooled(make, limit=2, at_once=2) as pool:
+        first, second = await asyncio.gather(pool.take("a", 20), pool.take("a", 20))
+        assert first is not second
+
+
+async def test_pool_zeroes_between_tenants() -> None:
+    """The next tenant gets zero bytes; the same tenant isn't made to wait for them."""
+
+    async with pooled(limit=1) as pool:
+        slab = await pool.take("a", 10)
+        slab.view(HUGE - 6, 6)[:] = b"secret"
+        pool.give_back(slab)
+        assert await pool.take("a", 10) is slab
+        assert bytes(slab.view(HUGE - 6, 6)) == b"secret"
+        pool.give_back(slab)
+        assert await pool.take("b", 10) is slab
+        assert bytes(slab.view(0, HUGE)) == bytes(HUGE)
+
+
+async def test_pool_zeroing_cancelled() -> None:
+    """A taker that is cancelled while its slab is being zeroed leaves the slab to the next."""
+
+    async with pooled(limit=1) as pool:
+        slab = await pool.take("a", 10)
+        slab.view(0, 6)[:] = b"secret"
+        pool.give_back(slab)
+        taking = asyncio.create_task(pool.take("b", 10))
+        await asyncio.sleep(0)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert await pool.take("c", 10) is slab
+        assert bytes(slab.view(0, 6)) == bytes(6)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "none"), MemoryError()])
+async def test_pool_without_memory(error: Exception) -> None:
+    """Where no slab can be made the taker is told, and the next one tries again."""
+    failing = [True]
+
+    def make(length: int) -> Slab:
+        if failing.pop():
+            raise error
+        return Slab(length)
+
+    async with pooled(make) as pool, asyncio.timeout(5.0):
+        with pytest.raises(Refused, match="memory for the weight cache"):
+            await pool.take("a", 10)
+        failing.append(False)
+        failing.append(False)
+        assert (await pool.take("a", 10)).length == HUGE
+
+
+async def test_pool_deadline() -> None:
+    """Waiting for a slab has an end."""
+
+    async with pooled(limit=1) as pool:
+        await pool.take("a", 10)
+        with pytest.raises(Refused, match="memory for the weight cache"):
+            await pool.take("a", 0.01)

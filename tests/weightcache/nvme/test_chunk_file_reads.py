@@ -1,0 +1,216 @@
+"""All of a file or an error, by whichever way: hot, cold, refused O_DIRECT, in parts, interrupted, shrinking, odd."""
+
+import errno
+import fcntl
+import mmap
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from tests.weightcache.disks import forget, needs_a_disk, refuse_direct
+from weightcache.client import libc
+from weightcache.nvme.chunk_files import ReadPath, fill
+
+LENGTH = 8 * PAGE_BYTES
+BODY = random.Random(1).randbytes(LENGTH)
+_preadv = os.preadv
+_fcntl = fcntl.fcntl
+
+Read = Callable[[int, list[memoryview], int], int]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "chunk"
+    path.write_bytes(BODY)
+    return path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read(path: Path, length: int = LENGTH) -> tuple[ReadPath, bytes]:
+    into = memoryview(mmap.mmap(-1, length))
+    with opened(path) as fd:
+        way = fill(fd, into)
+        assert not _fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT, "the descriptor is as it was"
+    return way, bytes(into)
+
+
+def is_cached(path: Path) -> bool:
+    with opened(path) as fd:
+        return libc.missing_pages(fd, LENGTH) == 0
+
+
+def is_direct(fd: int) -> bool:
+    return bool(_fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def say(patch: pytest.MonkeyPatch, hot: bool) -> None:
+    patch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else -(-length // PAGE_BYTES))
+
+
+def refuse_read(patch: pytest.MonkeyPatch) -> None:
+    """One that takes the flag, and refuses the first read."""
+
+    def refusing(fd: int, parts: list[memoryview], offset: int) -> int:
+        if is_direct(fd):
+            raise OSError(errno.EINVAL, "not so")
+        return _preadv(fd, parts, offset)
+
+    patch.setattr(os, "preadv", refusing)
+
+
+def test_hot_and_cold(path: Path) -> None:
+    """A hot file is copied out of the page cache, a cold one read past it; neither is changed by it."""
+    needs_a_disk(path)
+    assert read(path) == (ReadPath.CACHED, BODY)
+    assert is_cached(path)
+    forget(path)
+    assert read(path) == (ReadPath.DIRECT, BODY)
+    assert not is_cached(path)
+    path.read_bytes()
+    assert read(path) == (ReadPath.CACHED, BODY)
+
+
+def test_cold_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: whoever takes a cold file for a hot one leaves it in the page cache."""
+    needs_a_disk(path)
+    forget(path)
+    with monkeypatch.context() as patch:
+        say(patch, hot=True)
+        assert read(path) == (ReadPath.CACHED, BODY)
+    assert is_cached(path)
+
+
+@pytest.mark.parametrize(("pages", "way"), [(1, ReadPath.DIRECT), (6, ReadPath.DIRECT), (7, ReadPath.CACHED)])
+def test_partly_hot(path: Path, pages: int, way: ReadPath) -> None:
+    """Of a file that is there in part all is read past the page cache, unless it lacks no more than an eighth."""
+    needs_a_disk(path)
+    forget(path)
+    with opened(path) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        for page in range(pages):
+            os.pread(fd, PAGE_BYTES, page * PAGE_BYTES)
+        assert libc.missing_pages(fd, LENGTH) == LENGTH // PAGE_BYTES - pages
+    assert read(path) == (way, BODY)
+
+
+@pytest.mark.parametrize("refuse", [refuse_direct, refuse_read])
+def test_without_direct(
+    path: Path, refuse: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system refuses, the cold file is read through the page cache, and the answer says so."""
+    say(monkeypatch, hot=False)
+    refuse(monkeypatch)
+    assert read(path) == (ReadPath.BUFFERED, BODY)
+
+
+@pytest.mark.parametrize("call", ["flag", "read"])
+def test_other_errors_are_not_taken_for_a_refusal(path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails fails the read: what it could not give is not asked of the page cache."""
+
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    def flag(fd: int, command: int, *flags: int) -> int:
+        return failing() if flags and flags[0] & os.O_DIRECT else _fcntl(fd, command, *flags)
+
+    say(monkeypatch, hot=False)
+    monkeypatch.setattr(*((fcntl, "fcntl", flag) if call == "flag" else (os, "preadv", failing)))
+    with pytest.raises(OSError, match="broken"):
+        read(path)
+
+
+def test_refused_midway(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that refuses after the first pages is read on through the page cache."""
+
+    def refusing(fd: int, parts: list[memoryview], offset: int) -> int:
+        if is_direct(fd) and offset:
+            raise OSError(errno.EINVAL, "not there")
+        return _preadv(fd, [parts[0][:PAGE_BYTES]], offset)
+
+    say(monkeypatch, hot=False)
+    monkeypatch.setattr(os, "preadv", refusing)
+    assert read(path) == (ReadPath.DIRECT, BODY)
+
+
+@pytest.mark.parametrize("hot", [pytest.param(True, id="hot"), pytest.param(False, id="cold")])
+@pytest.mark.parametrize("part", [pytest.param(PAGE_BYTES, id="pages"), pytest.param(100, id="less than a page")])
+def test_short_reads(path: Path, hot: bool, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes in parts is whole; after a part of a page nothing unaligned is asked of a disk."""
+
+    def piecemeal(fd: int, parts: list[memoryview], offset: int) -> int:
+        assert offset % PAGE_BYTES == 0 or not is_direct(fd), "the kernel would refuse it"
+        into = parts[0][:part]
+        into[:] = BODY[offset : offset + len(into)]
+        return len(into)
+
+    say(monkeypatch, hot)
+    monkeypatch.setattr(os, "preadv", piecemeal)
+    assert read(path)[1] == BODY
+
+
+@pytest.mark.parametrize("length", [1, PAGE_BYTES - 1, PAGE_BYTES + 1, LENGTH - 1])
+def test_odd_lengths(path: Path, length: int) -> None:
+    """A tail that fills no page is read too, whatever the disk's blocks."""
+    os.truncate(path, length)
+    forget(path)
+    assert read(path, length)[1] == BODY[:length]
+    assert read(path, length)[1] == BODY[:length]
+
+
+@pytest.mark.parametrize("hot", [pytest.param(True, id="hot"), pytest.param(False, id="cold")])
+def test_a_file_that_shrinks(path: Path, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that loses its end while it is read is an end of file: no fault of memory, and never whole."""
+
+    def shrinking(fd: int, parts: list[memoryview], offset: int) -> int:
+        count = _preadv(fd, [parts[0][: 2 * PAGE_BYTES]], offset)
+        os.truncate(path, 3 * PAGE_BYTES)
+        return count
+
+    say(monkeypatch, hot)
+    monkeypatch.setattr(os, "preadv", shrinking)
+    with pytest.raises(EOFError):
+        read(path)
+
+
+def test_shrinking_control(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a reader that believes what it asked for takes a shrunk file for whole, with other bytes."""
+
+    def believing(fd: int, parts: list[memoryview], offset: int) -> int:
+        os.truncate(path, 3 * PAGE_BYTES)
+        _preadv(fd, parts, offset)
+        return parts[0].nbytes
+
+    monkeypatch.setattr(os, "preadv", believing)
+    _, got = read(path)
+    assert got != BODY
+    assert got[: 3 * PAGE_BYTES] == BODY[: 3 * PAGE_BYTES]
+
+
+def test_interrupted(path: Path) -> None:
+    """Signals that arrive while files are read change nothing."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+    try:
+        while len(heard) < 50:
+            assert read(path)[1] == BODY
+            forget(path)
+            assert read(path)[1] == BODY
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

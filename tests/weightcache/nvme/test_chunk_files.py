@@ -1,0 +1,229 @@
+"""Chunk files: whole or not there, whatever crashed; torn ones are told from absent ones."""
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.errors import Refused, Unavailable
+from tests.weightcache.disks import fill, make_read_only, needs_a_disk, refuse_direct
+from weightcache.nvme import chunk_files
+from weightcache.nvme.chunk_files import MAX_QUARANTINED, ChunkFiles, ReadPath
+from weightcache.sources.policy.healing import ReadOutcome
+
+BODY = bytes(range(256)) * (2 * PAGE_BYTES // 256)
+DIGEST = blake3(BODY).hexdigest()
+
+
+def aligned(length: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, length))
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> ChunkFiles:
+    tier = ChunkFiles(tmp_path)
+    tier.open()
+    tier.close()  # the lock is another test's
+    return tier
+
+
+def written(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
+    into = aligned(len(body))
+    into[:] = body
+    path = tier.chunk("a", digest)
+    tier.write(path, into, direct=True)
+    return path
+
+
+def read(tier: ChunkFiles, path: Path) -> tuple[ReadOutcome, bytes]:
+    into = aligned(len(BODY))
+    return tier.read(path, into).outcome, bytes(into)
+
+
+@pytest.mark.parametrize("direct", [pytest.param(True, id="O_DIRECT"), pytest.param(False, id="O_DIRECT is refused")])
+def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written is read, past the page cache or not; the staging directory is left empty."""
+    if not direct:
+        refuse_direct(monkeypatch)
+    path = written(tier)
+    assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
+    assert [found.digest for found in tier.scan()] == [DIGEST]
+    assert os.listdir(path.parents[2] / chunk_files.STAGING) == []
+
+
+def test_foreign_directories_are_left_alone(tier: ChunkFiles, tmp_path: Path) -> None:
+    """In staging, in quarantine, and where a chunk would be; drafts of a crash are removed all the same."""
+    written(tier)
+    foreign = [
+        tmp_path / chunk_files.STAGING / "lost+found",
+        tmp_path / chunk_files.QUARANTINE / "lost+found",
+        tier.chunk("b", DIGEST),
+    ]
+    for directory in foreign:
+        directory.mkdir(parents=True)
+    (tmp_path / chunk_files.STAGING / "draft").touch()
+    tier.open()
+    tier.close()
+    for number in range(MAX_QUARANTINED + 1):
+        tier.quarantine(written(tier), f"bad-{number}")
+    written(tier)
+    assert [found.tenant for found in tier.scan()] == ["a"]
+    assert all(directory.is_dir() for directory in foreign)
+    assert not (tmp_path / chunk_files.STAGING / "draft").exists()
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, PAGE_BYTES)
+
+
+def cut_oddly(path: Path) -> None:
+    os.truncate(path, len(BODY) - 1)
+
+
+def lengthen(path: Path) -> None:
+    os.truncate(path, 3 * PAGE_BYTES)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("damage", [shorten, cut_oddly, lengthen, empty])
+def test_torn(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
+    """A file of another length is told, and one that is gone."""
+    path = written(tier)
+    damage(path)
+    assert read(tier, path)[0] is ReadOutcome.LENGTH
+    path.unlink()
+    assert read(tier, path)[0] is ReadOutcome.MISSING
+
+
+def test_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that comes in parts is whole; one that ends before the length that the file tells is short."""
+    path = written(tier)
+    real = os.preadv
+
+    def piecemeal(fd: int, parts: list[memoryview], offset: int) -> int:
+        return real(fd, [parts[0][:PAGE_BYTES]], offset)
+
+    monkeypatch.setattr(os, "preadv", piecemeal)
+    assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, offset: 0 if offset else piecemeal(fd, parts, offset))
+    assert read(tier, path)[0] is ReadOutcome.SHORT
+
+
+@pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
+def test_media_errors(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the disk can't read is unreadable; want of anything else says nothing about it."""
+    path = written(tier)
+
+    def failing(number: int) -> Callable[..., int]:
+        def fail(*_: object) -> int:
+            raise OSError(number, "broken")
+
+        return fail
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.EIO))
+        assert read(tier, path)[0] is ReadOutcome.UNREADABLE
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.EMFILE))
+        with pytest.raises(Refused) as refused:
+            read(tier, path)
+        assert refused.value.failure == Unavailable("the NVMe tier of the weight cache")
+
+
+def test_read_renews_recency(tier: ChunkFiles) -> None:
+    """Recency is kept in the file, for the agent that comes after this one."""
+    path = written(tier)
+    os.utime(path, (1.0, 1.0))
+    assert [found.used_at for found in tier.scan()] == [1.0]
+    read(tier, path)
+    assert [found.used_at for found in tier.scan()] > [1.0]
+
+
+def test_time_to_come_is_now(tier: ChunkFiles) -> None:
+    """A clock that was ahead keeps no file for ever: from now on it ages as others do."""
+    path = written(tier)
+    os.utime(path, (2**33, 2**33))
+    (first,) = tier.scan()
+    assert first.used_at <= time.time()
+    (second,) = tier.scan()
+    assert second.used_at == pytest.approx(first.used_at, abs=0.001)
+
+
+def test_scrub_reads_past_the_page_cache(tier: ChunkFiles, tmp_path: Path) -> None:
+    """What is read for its own sake is read past a page cache that has it: a copy there says nothing of the disk."""
+    needs_a_disk(tmp_path)
+    path = written(tier)
+    path.read_bytes()
+    into = aligned(len(BODY))
+    assert tier.read(path, into).way is ReadPath.CACHED
+    assert tier.read(path, into, touch=False).way is ReadPath.DIRECT
+    assert bytes(into) == BODY
+
+
+def test_a_disk_that_became_read_only_is_read(
+    tier: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recency can't be kept then; the bytes are there all the same."""
+    path = written(tier)
+    make_read_only(monkeypatch, tmp_path)
+    assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
+
+
+def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves neither the file nor its beginning."""
+    fill(monkeypatch)
+    with pytest.raises(OSError, match="no space"):
+        written(tier)
+    path = tier.chunk("a", DIGEST)
+    assert not path.exists()
+    assert os.listdir(path.parents[2] / chunk_files.STAGING) == []
+
+
+def test_one_owner(tmp_path: Path) -> None:
+    """A second owner is refused until the first lets go; what a crash left in staging is gone then."""
+    first, second = ChunkFiles(tmp_path), ChunkFiles(tmp_path)
+    first.open()
+    with pytest.raises(BlockingIOError):
+        second.open()
+    (tmp_path / chunk_files.STAGING / "half").write_bytes(b"x")
+    first.close()
+    second.open()
+    assert os.listdir(tmp_path / chunk_files.STAGING) == []
+    second.close()
+
+
+def test_foreign_files(tier: ChunkFiles, tmp_path: Path) -> None:
+    """Only files that are named as chunks are found."""
+    written(tier)
+    for name in ("a/zz/short", f"a/zz/{DIGEST}", f"a/{DIGEST[:2]}/{DIGEST}.tmp", f".hidden/{DIGEST[:2]}/{DIGEST}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert [(found.tenant, found.digest) for found in tier.scan()] == [("a", DIGEST)]
+
+
+def test_a_file_that_goes_during_a_scan(tier: ChunkFiles) -> None:
+    """It is no longer there, and that is all."""
+    paths = [written(tier, digest=DIGEST[:-1] + mark) for mark in "abc"]
+    found = tier.scan()
+    next(found)
+    tier.remove(paths)
+    assert list(found) == []
+
+
+def test_quarantine(tier: ChunkFiles, tmp_path: Path) -> None:
+    """A bad file is moved aside; of many the newest stay; one that is gone already is no error."""
+    for number in range(MAX_QUARANTINED + 3):
+        tier.quarantine(written(tier), f"bad{number}")
+    tier.quarantine(tier.chunk("a", DIGEST), "again")
+    assert not tier.chunk("a", DIGEST).exists()
+    kept = {name.split(".")[0] for name in os.listdir(tmp_path / chunk_files.QUARANTINE)}
+    assert kept == {f"bad{number}" for number in range(3, MAX_QUARANTINED + 3)}

@@ -1,0 +1,226 @@
+"""The disk index keeps within its budget, whatever is written, read, evicted and lost, in any order."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weightcache.nvme.disk_index_policy import BATCH, DiskIndex, Key
+
+BUDGET = 10
+KEYS = st.tuples(st.sampled_from("ab"), st.sampled_from("uvwxyz"))
+
+
+class DiskMachine(RuleBasedStateMachine):
+    """Against a set of what is on the disk and of what is being written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = DiskIndex(BUDGET)
+        self.now = 0.0
+        self.readable: dict[Key, int] = {}
+        self.writing: dict[Key, int] = {}
+
+    @rule(key=KEYS, length=st.integers(1, BUDGET + 1))
+    def admit(self, key: Key, length: int) -> None:
+        self.now += 1
+        gone = self.index.admit(key, length, self.now)
+        if gone is None:
+            in_flight = sum(self.writing.values())
+            assert key in self.readable or key in self.writing or in_flight + length > BUDGET
+            return
+        for old in gone:
+            del self.readable[old]
+        self.writing[key] = length
+
+    @precondition(lambda self: self.writing)
+    @rule(good=st.booleans(), which=st.integers(0, 99))
+    def finish(self, good: bool, which: int) -> None:
+        key = sorted(self.writing)[which % len(self.writing)]
+        length = self.writing.pop(key)
+        if good:
+            self.index.mark_written(key)
+            self.readable[key] = length
+        else:
+            self.index.drop(key)
+
+    @rule(key=KEYS)
+    def touch(self, key: Key) -> None:
+        self.now += 1
+        self.index.touch(key, self.now)
+
+    @rule(key=KEYS)
+    def lose(self, key: Key) -> None:
+        if key not in self.writing:
+            self.index.drop(key)
+            self.readable.pop(key, None)
+
+    @invariant()
+    def sound(self) -> None:
+        self.index.check_integrity()
+        assert self.index.total_bytes == sum(self.readable.values()) + sum(self.writing.values()) <= BUDGET
+        assert {key for key in self.readable if self.index.holds(key)} == set(self.index.select(None, None))
+        assert self.index.file_count == len(self.readable)
+        assert not any(self.index.holds(key) for key in self.writing), "half a file can't be read"
+
+
+TestDiskMachine = DiskMachine.TestCase
+TestDiskMachine.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+def test_touched_files_stay() -> None:
+    """The least recently read file goes first."""
+    index = DiskIndex(3)
+    for now, name in enumerate("xyz"):
+        index.found(("a", name), 1, float(now))
+    index.touch(("a", "x"), 9.0)
+    assert index.admit(("a", "new"), 2, 10.0) == (("a", "y"), ("a", "z"))
+
+
+def test_files_used_before_the_clock_was_set_back_are_evicted() -> None:
+    """The clock was a year ahead. Files that nobody reads go, as at any other time."""
+    index, ahead = DiskIndex(4), 1e9 + 365 * 86_400.0
+    for number in range(4):
+        assert index.admit(("a", f"old{number}"), 1, ahead) == ()
+        index.mark_written(("a", f"old{number}"))
+    gone: list[Key] = []
+    for minute in range(4):
+        went = index.admit(("a", f"new{minute}"), 1, 1e9 + 60 * minute)
+        assert went is not None
+        gone += went
+        index.mark_written(("a", f"new{minute}"))
+    assert sorted(gone) == [("a", f"old{number}") for number in range(4)]
+
+
+def test_a_small_file_costs_more_for_its_size() -> None:
+    """Where every fetch has a round trip, files of a kilobyte outlive larger ones that were read as lately."""
+    index = DiskIndex(1000, reload_s=lambda length: 0.1 + length / 1e6)
+    index.found(("a", "small"), 10, 0.0)
+    index.found(("a", "large"), 900, 1.0)
+    assert index.admit(("a", "new"), 500, 2.0) == (("a", "large"),)
+
+
+def test_quota() -> None:
+    """Beyond it a tenant is evicted first, and takes nothing of others; alone it may fill the disk."""
+    index = DiskIndex(4, quota_bytes=2)
+    for now, name in enumerate("xyzw"):
+        index.found(("a", name), 1, float(now))
+    assert index.admit(("b", "x"), 1, -9.0) == (("a", "x"),)
+    index.mark_written(("b", "x"))
+    assert index.admit(("a", "v"), 2, 9.0) == (("a", "y"), ("a", "z")), "though b's is the oldest"
+    index.mark_written(("a", "v"))
+    assert index.bytes_by_tenant == {"a": 3, "b": 1}
+    assert index.admit(("a", "u"), 3, 9.0) is None, "larger than its share"
+    index.check_integrity()
+
+
+def test_a_full_disk_of_many_files() -> None:
+    """All of them are ranked now and then, not for each that comes; the least recently read go, and few before time."""
+    ranked: Counter[int] = Counter()
+
+    def reload_s(length: int) -> float:
+        ranked[length] += 1
+        return 1.0
+
+    count, more = 20_000, 1000
+    index = DiskIndex(count, reload_s=reload_s)
+    for number in range(count):
+        index.found(("a", f"{number}"), 1, float(number))
+    gone: list[Key] = []
+    for number in range(count, count + more):
+        went = index.admit(("a", f"{number}"), 1, float(number))
+        assert went is not None
+        gone += went
+    assert ranked[1] < more * count / 100
+    assert gone == [("a", f"{number}") for number in range(len(gone))]
+    assert more <= len(gone) < more + count // BATCH
+    index.check_integrity()
+
+
+def test_many_small_quotas() -> None:
+    """Who fills its own, while no other has more, gives up an eighth of it at most, and others nothing."""
+    index = DiskIndex(6400, quota_bytes=64)
+    for number in range(6400):
+        index.found((f"t{number % 100}", f"{number}"), 1, float(number))
+    assert index.admit(("t7", "new"), 1, 6400.0) == tuple(("t7", f"{number}") for number in range(7, 807, 100))
+    index.check_integrity()
+
+
+def test_a_batch_that_can_not_be_had() -> None:
+    """Most of what a tenant may have is being written: for one more what it needs goes, of its own."""
+    index = DiskIndex(640, quota_bytes=80)
+    index.found(("a", "old"), 1, 998.0)
+    for number in range(79):
+        index.admit(("a", f"{number}"), 1, 0.0)
+    for number in range(560):
+        index.found((f"t{number % 8}", f"{number}"), 1, float(number))
+    assert index.admit(("a", "new"), 1, 999.0) == (("a", "old"),)
+
+
+def test_a_batch_within_a_quota() -> None:
+    """Who stays within its own loses nothing to make room ahead: what is older, and others', goes."""
+    index = DiskIndex(1000, quota_bytes=500)
+    for number in range(505):
+        index.found(("b" if number < 300 else "c", f"{number}"), 1, float(number))
+    for number in range(495):
+        index.found(("a", f"{number}"), 1, 900.0)
+    assert index.admit(("a", "new"), 1, 999.0) == tuple(("b", f"{number}") for number in range(5))
+
+
+def test_a_smaller_budget() -> None:
+    """What was found is cut to the budget, oldest first."""
+    index = DiskIndex(2)
+    for now, name in enumerate("xyz"):
+        index.found(("a", name), 1, float(now))
+    assert index.trim() == (("a", "x"),)
+    assert index.trim() == ()
+
+
+@pytest.mark.parametrize(
+    ("tenant", "digests", "want"),
+    [
+        pytest.param(None, None, 3, id="everything"),
+        pytest.param("a", None, 2, id="one tenant's"),
+        pytest.param("a", frozenset({"x", "missing"}), 1, id="one tenant's, of a version"),
+        pytest.param("c", None, 0, id="nobody's"),
+    ],
+)
+def test_select_omits_files_being_written(tenant: str | None, digests: frozenset[str] | None, want: int) -> None:
+    """What is being written is not selected."""
+    index = DiskIndex(9)
+    for key in (("a", "x"), ("a", "y"), ("b", "x")):
+        index.found(key, 1, 0.0)
+    index.admit(("a", "z"), 1, 0.0)
+    assert len(index.select(tenant, digests)) == want
+
+
+def test_integrity_check_visits_each_file_once() -> None:
+    """Once for each tenant would be too slow: the agent answers nothing else meanwhile."""
+    compared = 0
+
+    class Tenant(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    index = DiskIndex(1 << 20)
+    for number in range(2500):
+        index.found((Tenant(number % 50), f"{number}"), 1, 0.0)
+    compared = 0
+    index.check_integrity()
+    assert compared < 10 * 2500
+
+
+def test_integrity_control() -> None:
+    """Negative control: an account that is off by one is found."""
+    index = DiskIndex(9)
+    index.found(("a", "x"), 1, 0.0)
+    index._total += 1
+    with pytest.raises(AssertionError):
+        index.check_integrity()

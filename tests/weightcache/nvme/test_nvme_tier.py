@@ -1,0 +1,594 @@
+"""The NVMe tier keeps its budget, survives restarts with its recency, and never keeps the agent from serving."""
+
+import asyncio
+import errno
+import mmap
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.errors import Refused
+from tests.weightcache.disks import fill, make_read_only, refuse_direct, refuse_removal
+from weightcache.client import libc
+from weightcache.counters import Counters
+from weightcache.nvme import nvme_tier
+from weightcache.nvme.chunk_files import ChunkFile, ChunkFiles, DocumentKind, ReadPath
+from weightcache.nvme.disk_index_policy import DiskIndex
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.sources import verifier as verifying
+from weightcache.sources.policy.healing import ReadOutcome
+from weightcache.sources.source import Verify
+from weightcache.sources.verifier import Tags, Verifier
+
+WRONG = 99  # the mark of a page that is not what its name says
+NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]
+
+
+def page(mark: int) -> memoryview:
+    into = memoryview(mmap.mmap(-1, PAGE_BYTES))
+    into[:] = bytes([mark]) * PAGE_BYTES
+    return into
+
+
+def is_right(data: memoryview, digest: str) -> bool:
+    return data[0] != WRONG
+
+
+@asynccontextmanager
+async def opened(root: Path, budget: int = 3 * PAGE_BYTES, verify: Verify = is_right) -> AsyncIterator[NvmeTier]:
+    """The tier over a directory. Its clock goes on whenever it is looked at; its index is sound when the block ends."""
+    ticks = count(1001.0)
+    with ThreadPoolExecutor(2) as threads:
+        verifier = Verifier(threads, verify, Counters(), Tags())
+        tier = NvmeTier(root, DiskIndex(budget), threads, lambda: next(ticks), verifier, 6)
+        await tier.open()
+        try:
+            yield tier
+            tier.index.check_integrity()
+        finally:
+            tier.close()
+
+
+async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[ReadOutcome, int]:
+    into = page(0)
+    return await tier.fetch(tenant, digest, into), into[0]
+
+
+def refuse_listing(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    for name in ("scandir", "listdir"):
+        call = getattr(os, name)
+
+        def refusing(path: Path, call: Callable[[Path], Any] = call) -> Any:
+            if Path(path) == directory:
+                raise OSError(errno.EIO, "refused", str(path))
+            return call(path)
+
+        monkeypatch.setattr(os, name, refusing)
+
+
+def files_of(root: Path) -> set[str]:
+    return {path.name for path in root.glob("[!.]*/??/*")}
+
+
+async def test_admit_and_fetch(tmp_path: Path) -> None:
+    """What was admitted is fetched; what was not, or is another tenant's, is absent."""
+
+    async with opened(tmp_path) as tier:
+        assert await tier.admit("a", NAMES[0], page(7))
+        assert not await tier.admit("a", NAMES[0], page(7)), "it is there already"
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert await fetched(tier, NAMES[1]) == (ReadOutcome.ABSENT, 0)
+        assert await fetched(tier, NAMES[0], "b") == (ReadOutcome.ABSENT, 0)
+
+
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+@pytest.mark.parametrize(
+    ("mark", "want"), [(7, ReadOutcome.VERIFIED), (WRONG, ReadOutcome.DIGEST)], ids=["right", "wrong"]
+)
+async def test_what_is_fetched_is_verified(
+    tmp_path: Path, hot: bool, mark: int, want: ReadOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way it came; and it is told which way that was."""
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
+
+    async with opened(tmp_path) as tier:
+        await tier.admit("a", NAMES[0], page(mark))
+        assert await tier.fetch("a", NAMES[0], page(0)) is want
+        assert sum(tier.bytes_by_way.values()) == PAGE_BYTES
+        assert tier.bytes_by_way[ReadPath.CACHED] == (PAGE_BYTES if hot else 0)
+
+
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
+async def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on the bytes are recognised; others are seen, whatever the digest would say of them."""
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
+    hashed: list[str] = []
+
+    def verify(data: memoryview, digest: str) -> bool:
+        hashed.append(digest)
+        return True
+
+    async with opened(tmp_path, verify=verify) as tier:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(3):
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert hashed == [NAMES[0]]
+        (file,) = tmp_path.glob("a/??/*")
+        with file.open("r+b") as other:
+            other.seek(PAGE_BYTES - 1)
+            other.write(b"\x06")
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.DIGEST, 7)
+        assert hashed == [NAMES[0]]
+
+
+@pytest.mark.parametrize(("hot", "where"), [(True, "read"), (False, "hash")], ids=["hot", "cold"])
+async def test_no_reader_of_the_disk_compares(
+    tmp_path: Path, hot: bool, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the disk goes on to the next file, digest or tag. A copy of cached pages is compared at once."""
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
+    threads: list[str] = []
+
+    def seen(data: memoryview, digest: str) -> bool:
+        threads.append(threading.current_thread().name.split("_")[0])
+        return True
+
+    monkeypatch.setattr(Tags, "matches", lambda tags, data, digest, tag: seen(data, digest))
+
+    with ThreadPoolExecutor(1, "hash") as hashes, ThreadPoolExecutor(1, "read") as reads:
+        verifier = Verifier(hashes, seen, Counters(), Tags())
+        tier = NvmeTier(tmp_path, DiskIndex(PAGE_BYTES), reads, lambda: 1.0, verifier, 6)
+        await tier.open()
+        await tier.admit("a", NAMES[0], page(7))
+        assert [await fetched(tier, NAMES[0]) for _ in range(2)] == [(ReadOutcome.VERIFIED, 7)] * 2
+        assert tier.recognised_bytes == PAGE_BYTES
+        tier.close()
+    assert threads == [where, where]
+
+
+async def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that makes tags has a limit; a chunk has none."""
+    monkeypatch.setattr(verifying, "MAX_BYTES", PAGE_BYTES - 1)
+
+    async with opened(tmp_path) as tier:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(2):
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert tier.recognised_bytes == 0
+
+
+async def test_scrub_ignores_tags(tmp_path: Path) -> None:
+    """A scrub doesn't take a tag's word for it; what it found right is recognised."""
+    hashed: list[str] = []
+
+    def verify(data: memoryview, digest: str) -> bool:
+        hashed.append(digest)
+        return is_right(data, digest)
+
+    async with opened(tmp_path, verify=verify) as tier:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(2):
+            assert await tier.read_for_scrub("a", NAMES[0], page(0)) is ReadOutcome.VERIFIED
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert hashed == [NAMES[0]] * 2
+        await tier.quarantine("a", NAMES[0])
+        await tier.admit("a", NAMES[0], page(8))
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8), "another file, verified anew"
+        assert hashed == [NAMES[0]] * 3
+
+
+async def test_a_file_system_without_o_direct_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator learns why the tier is slower than its disk, and how much was read so."""
+    monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 1)
+    refuse_direct(monkeypatch)
+
+    async with opened(tmp_path) as tier:
+        await tier.admit("a", NAMES[0], page(7))
+        for _ in range(3):
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert tier.bytes_by_way == {ReadPath.BUFFERED: 3 * PAGE_BYTES}
+    assert [record.message for record in caplog.records if "O_DIRECT" in record.message] == [
+        "the file system refuses O_DIRECT: what is cold is read through the page cache"
+    ]
+
+
+async def test_budget(tmp_path: Path) -> None:
+    """The least recently read files are removed for new ones, on disk too; one over the whole budget isn't admitted."""
+
+    async with opened(tmp_path) as tier:
+        for number in range(3):
+            await tier.admit("a", NAMES[number], page(number))
+        await fetched(tier, NAMES[0])
+        assert await tier.admit("a", NAMES[3], page(3))
+        assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
+        assert not await tier.admit("a", NAMES[4], memoryview(mmap.mmap(-1, 4 * PAGE_BYTES)))
+
+
+async def test_restart(tmp_path: Path) -> None:
+    """The next agent knows the files and which were read last; a smaller budget removes the oldest."""
+
+    async with opened(tmp_path) as tier:
+        for number in range(3):
+            await tier.admit("a", NAMES[number], page(number))
+            path = tmp_path / "a" / NAMES[number][:2] / NAMES[number]
+            os.utime(path, (number, number))
+
+    async with opened(tmp_path, budget=2 * PAGE_BYTES) as tier:
+        assert files_of(tmp_path) == {NAMES[1], NAMES[2]}
+        assert await fetched(tier, NAMES[1]) == (ReadOutcome.VERIFIED, 1)
+        assert tier.index.total_bytes == 2 * PAGE_BYTES
+
+
+async def test_a_file_that_vanished(tmp_path: Path) -> None:
+    """A file that somebody removed is missing, and its bytes are free again; then it is absent."""
+
+    async with opened(tmp_path) as tier:
+        await tier.admit("a", NAMES[0], page(7))
+        (tmp_path / "a" / NAMES[0][:2] / NAMES[0]).unlink()
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.MISSING, 0)
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
+        assert tier.index.total_bytes == 0
+        assert await tier.admit("a", NAMES[0], page(7))
+
+
+async def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that refuses a chunk or a manifest is no failure; nothing is counted as held."""
+
+    async with opened(tmp_path) as tier:
+        with monkeypatch.context() as patch:
+            fill(patch)
+            assert not await tier.admit("a", NAMES[0], page(7))
+            await tier.keep_document("a", "version", b"raw", DocumentKind.MANIFESTS)
+        assert tier.index.total_bytes == 0
+        assert files_of(tmp_path) == set()
+        assert await tier.try_read_document("a", "version", DocumentKind.MANIFESTS) is None
+        assert await tier.admit("a", NAMES[0], page(7))
+
+
+async def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that can't be written keeps a faulty file under its name; it is not offered, nor replaced, and no failure.
+    Writable again, it takes the good one.
+    """
+
+    async with opened(tmp_path) as tier:
+        await tier.admit("a", NAMES[0], page(7))
+        with monkeypatch.context() as patch:
+            make_read_only(patch, tmp_path)
+            await tier.quarantine("a", NAMES[0])
+            await tier.quarantine_document("a", "version", DocumentKind.MANIFESTS)
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
+            assert not await tier.admit("a", NAMES[0], page(8))
+            assert files_of(tmp_path) == {NAMES[0]}
+        assert tier.index.total_bytes == 0
+        assert await tier.admit("a", NAMES[0], page(8))
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8)
+
+
+@pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode", "one bad directory"])
+async def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """What can be read is served, though leftovers stay, the budget shrank, or something can't be looked at."""
+
+    async with opened(tmp_path) as tier:
+        for mark, name in enumerate(NAMES[:3], start=1):
+            assert await tier.admit("a", name, page(mark))
+            os.utime(tmp_path / "a" / name[:2] / name, (mark, mark))
+    (tmp_path / ".staging" / "left").write_bytes(b"half")
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "refused", str(path))
+
+    bad = NAMES[0]
+    stat = Path.stat
+    if fault == "one bad inode":
+        monkeypatch.setattr(Path, "stat", lambda path, **more: refuse(path) if path.name == bad else stat(path, **more))
+    elif fault == "one bad directory":
+        refuse_listing(monkeypatch, tmp_path / "a" / bad[:2])
+    elif fault == "removes nothing":
+        monkeypatch.setattr(Path, "unlink", refuse)
+    else:
+        make_read_only(monkeypatch, tmp_path)
+
+    async with opened(tmp_path, budget=2 * PAGE_BYTES) as tier:
+        found = [await fetched(tier, name) for name in NAMES[:3]]
+        first = (ReadOutcome.ABSENT, 0) if fault.startswith("one bad") else (ReadOutcome.VERIFIED, 1)
+        assert found == [first, (ReadOutcome.VERIFIED, 2), (ReadOutcome.VERIFIED, 3)]
+        assert await tier.unindexed_files() == ()
+
+
+async def test_cancelled_admission(tmp_path: Path) -> None:
+    """A cancelled admission ends with its thread, and leaves neither a file nor reserved bytes."""
+
+    async with opened(tmp_path) as tier:
+        admission = asyncio.create_task(tier.admit("a", NAMES[0], page(7)))
+        await asyncio.sleep(0)
+        admission.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await admission
+        assert files_of(tmp_path) == set()
+        assert tier.index.total_bytes == 0
+
+
+async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a load brought may be written while a prefetch brings the same chunk. Whichever ends first, whoever asks for
+    the chunk waits for the other one: that it is neither there nor coming would have it asked for again at once.
+    """
+    held, go = threading.Event(), threading.Event()
+    write = ChunkFiles.write
+
+    def slowly(self: ChunkFiles, path: Path, data: memoryview, *, direct: bool) -> None:
+        held.set()
+        assert go.wait(30)
+        write(self, path, data, direct=direct)
+
+    monkeypatch.setattr(ChunkFiles, "write", slowly)
+
+    async with opened(tmp_path) as tier:
+        key = ("a", NAMES[0])
+        with tier.coming(*key):
+            writing = asyncio.create_task(tier.admit(*key, page(7)))
+            await asyncio.to_thread(held.wait, 30)
+        asking = asyncio.create_task(tier.wait_until_written(*key))
+        settling = asyncio.create_task(tier.wait_until_idle())
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        assert not settling.done()
+        go.set()
+        assert await writing
+        assert await asking
+        await settling
+        with tier.coming("a", NAMES[1]):
+            assert await tier.admit("a", NAMES[1], page(8))
+            asking = asyncio.create_task(tier.wait_until_written("a", NAMES[1]))
+            await asyncio.sleep(0.05)
+            assert not asking.done()
+        assert await asking
+
+
+async def test_file_removed_during_a_scan_is_not_unindexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may go between the look at the disk and the one at the index; one that was never known is told."""
+    scan, stray = ChunkFiles.scan, tmp_path / "a" / NAMES[5][:2] / NAMES[5]
+
+    async with opened(tmp_path) as tier:
+        loop = asyncio.get_running_loop()
+
+        def slow(files: ChunkFiles) -> Iterator[ChunkFile]:
+            found = list(scan(files))
+            asyncio.run_coroutine_threadsafe(tier.evict("a", None, frozenset(NAMES[:1])), loop).result(30)
+            return iter(found)
+
+        for number in range(2):
+            await tier.admit("a", NAMES[number], page(number))
+        stray.parent.mkdir()
+        stray.write_bytes(b"")
+        monkeypatch.setattr(ChunkFiles, "scan", slow)
+        assert await tier.unindexed_files() == (("a", NAMES[5]),)
+
+
+async def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no stranger, and not kept anew before it is gone: the new file would go in its place."""
+    remove, may_go = ChunkFiles.remove, threading.Event()
+
+    def late(files: ChunkFiles, paths: Iterable[Path]) -> None:
+        assert may_go.wait(30)
+        remove(files, paths)
+
+    async with opened(tmp_path) as tier:
+        await tier.admit("a", NAMES[0], page(7))
+        monkeypatch.setattr(ChunkFiles, "remove", late)
+        evicting = asyncio.create_task(tier.evict("a", None, None))
+        await asyncio.sleep(0)
+        try:
+            assert await tier.unindexed_files() == ()
+            assert not await tier.admit("a", NAMES[0], page(7))
+        finally:
+            may_go.set()
+        await evicting
+        assert await tier.admit("a", NAMES[0], page(7))
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+
+
+async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other files go, and the caller hears of it. Once the disk lets go of the file, a second call removes it."""
+
+    async with opened(tmp_path) as tier:
+        for mark, name in enumerate(NAMES[:3], 1):
+            assert await tier.admit("a", name, page(mark))
+        with monkeypatch.context() as disk:
+            refuse_removal(disk, tmp_path / "a" / NAMES[0][:2] / NAMES[0])
+            with pytest.raises(Refused):
+                await tier.evict("a", None, None)
+        assert files_of(tmp_path) == {NAMES[0]}
+        assert await tier.unindexed_files() == ()
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
+        await tier.evict("a", None, None)
+        assert files_of(tmp_path) == set()
+
+
+async def test_admit_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that was to make room goes on counting, and is no stranger. The next admission removes another one."""
+    refuse_removal(monkeypatch, tmp_path / "a" / NAMES[0][:2] / NAMES[0])
+
+    async with opened(tmp_path) as tier:
+        for mark, name in enumerate(NAMES[:3], 1):
+            assert await tier.admit("a", name, page(mark))
+        assert not await tier.admit("a", NAMES[3], page(4))
+        assert await tier.unindexed_files() == ()
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
+        assert await tier.admit("a", NAMES[3], page(4))
+        assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
+        assert tier.index.total_bytes == 3 * PAGE_BYTES
+
+
+async def test_evict(tmp_path: Path) -> None:
+    """A version's chunks and manifest go, or a tenant's, or all."""
+
+    async with opened(tmp_path, budget=9 * PAGE_BYTES) as tier:
+        for tenant in ("a", "b"):
+            for number in range(3):
+                await tier.admit(tenant, NAMES[number], page(number))
+            await tier.keep_document(tenant, "one", b"1", DocumentKind.MANIFESTS)
+            await tier.keep_document(tenant, "one", b"s", DocumentKind.ATTESTATIONS)
+            await tier.keep_document(tenant, "two", b"2", DocumentKind.MANIFESTS)
+        await tier.evict("a", "one", frozenset(NAMES[:2]))
+        assert not tier.index.holds(("a", NAMES[0]))
+        assert tier.index.holds(("a", NAMES[2]))
+        assert tier.index.holds(("b", NAMES[0]))
+        assert await tier.try_read_document("a", "one", DocumentKind.MANIFESTS) is None
+        assert await tier.try_read_document("a", "one", DocumentKind.ATTESTATIONS) is None
+        assert await tier.try_read_document("a", "two", DocumentKind.MANIFESTS) == b"2"
+        await tier.evict("a", None, None)
+        assert await tier.try_read_document("a", "two", DocumentKind.MANIFESTS) is None
+        assert await tier.try_read_document("b", "one", DocumentKind.MANIFESTS) == b"1"
+        assert tier.index.file_count == 3
+        await tier.evict(None, None, None)
+        assert (tier.index.file_count, files_of(tmp_path)) == (0, set())
+        assert await tier.try_read_document("b", "one", DocumentKind.MANIFESTS) is None
+
+
+async def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used least recently go. A tenant that makes versions for years fills no disk with manifests."""
+    monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 30)
+
+    async with opened(tmp_path, budget=1) as tier:
+        for number in range(5):
+            await tier.keep_document("a", f"v{number}", bytes(10), DocumentKind.MANIFESTS)
+            os.utime(tmp_path / "a" / "manifests" / f"v{number}", (number, number))
+            if number == 3:
+                assert await tier.try_read_document("a", "v1", DocumentKind.MANIFESTS) is not None  # it is recent now
+        kept = [
+            name
+            for name in map("v{}".format, range(5))
+            if await tier.try_read_document("a", name, DocumentKind.MANIFESTS)
+        ]
+        assert kept == ["v1", "v3", "v4"]
+        await tier.keep_document("a", "large", bytes(100), DocumentKind.ATTESTATIONS)
+        assert await tier.try_read_document("a", "large", DocumentKind.ATTESTATIONS) == bytes(100)
+
+
+@pytest.mark.parametrize("fault", ["one bad directory", "one bad inode"])
+async def test_papers_that_cannot_be_looked_at_keep_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The bound of the others holds, and they can be evicted."""
+    monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 10)
+
+    async with opened(tmp_path, budget=1) as tier:
+        await tier.keep_document("a", "bad", bytes(10), DocumentKind.MANIFESTS)
+        if fault == "one bad directory":
+            refuse_listing(monkeypatch, tmp_path / "a" / "manifests")
+        else:
+            stat = Path.stat
+
+            def refusing(path: Path, **more: bool) -> os.stat_result:
+                if path.name == "bad":
+                    raise OSError(errno.EIO, "refused", str(path))
+                return stat(path, **more)
+
+            monkeypatch.setattr(Path, "stat", refusing)
+        for name in ("v1", "v2"):
+            await tier.keep_document("b", name, bytes(10), DocumentKind.MANIFESTS)
+        assert await tier.try_read_document("b", "v1", DocumentKind.MANIFESTS) is None
+        await tier.evict(None, None, None)
+        assert await tier.try_read_document("b", "v2", DocumentKind.MANIFESTS) is None
+
+
+async def test_papers_of_a_clock_that_was_ahead_keep_no_new_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept now is the newest, whatever the times of the others."""
+    monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 30)
+
+    async with opened(tmp_path, budget=1) as tier:
+        for name in ("v0", "v1", "v2"):
+            await tier.keep_document("a", name, bytes(10), DocumentKind.MANIFESTS)
+            os.utime(tmp_path / "a" / "manifests" / name, (2**33, 2**33))
+        await tier.keep_document("a", "new", bytes(10), DocumentKind.MANIFESTS)
+        assert await tier.try_read_document("a", "new", DocumentKind.MANIFESTS) is not None
+        assert len(list((tmp_path / "a" / "manifests").iterdir())) == 3
+
+
+async def test_paper_that_stays_keeps_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that the disk does not let go of is beyond the bound. Older ones go all the same."""
+
+    async with opened(tmp_path, budget=1) as tier:
+        for number, name in enumerate(("old", "stuck")):
+            await tier.keep_document("a", name, bytes(10), DocumentKind.MANIFESTS)
+            os.utime(tmp_path / "a" / "manifests" / name, (number, number))
+        refuse_removal(monkeypatch, tmp_path / "a" / "manifests" / "stuck")
+        monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 10)
+        await tier.keep_document("a", "new", bytes(10), DocumentKind.MANIFESTS)
+        assert await tier.try_read_document("a", "old", DocumentKind.MANIFESTS) is None
+        assert await tier.try_read_document("a", "new", DocumentKind.MANIFESTS) is not None
+
+
+class HeldVerify:
+    """Says what is right, but the first look waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.held, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, data: memoryview, digest: str) -> bool:
+        wrong = data[0] == WRONG
+        if wrong and not self.held.is_set():
+            self.held.set()
+            assert self.go.wait(30)
+        return not wrong
+
+
+@pytest.mark.parametrize("how", ["fetch", "look"])
+@pytest.mark.parametrize("again", [True, False], ids=["kept anew", "gone"])
+async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: str, again: bool) -> None:
+    """Two look at one damaged file. The slower one finds it replaced by then, and says nothing of the new file."""
+    verify = HeldVerify()
+
+    async with opened(tmp_path, verify=verify) as tier:
+        key = ("a", NAMES[0])
+        assert await tier.admit(*key, page(WRONG))
+        slow = asyncio.create_task(tier.read_for_scrub(*key, page(0)) if how == "look" else tier.fetch(*key, page(0)))
+        await asyncio.to_thread(verify.held.wait, 30)
+        assert await tier.read_for_scrub(*key, page(0)) is ReadOutcome.DIGEST
+        await tier.quarantine(*key)
+        if again:
+            assert await tier.admit(*key, page(7))
+        verify.go.set()
+        assert await slow is ReadOutcome.ABSENT
+        assert tier.index.holds(key) is again
+        if again:
+            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+
+
+async def test_nothing_is_written_where_a_file_is_being_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that is admitted while its faulty file goes aside is not kept: the new file would go in its place."""
+    held, go = threading.Event(), threading.Event()
+    quarantine = ChunkFiles.quarantine
+
+    def slowly(self: ChunkFiles, path: Path, name: str) -> None:
+        held.set()
+        assert go.wait(30)
+        quarantine(self, path, name)
+
+    monkeypatch.setattr(ChunkFiles, "quarantine", slowly)
+
+    async with opened(tmp_path) as tier:
+        assert await tier.admit("a", NAMES[0], page(WRONG))
+        aside = asyncio.create_task(tier.quarantine("a", NAMES[0]))
+        await asyncio.to_thread(held.wait, 30)
+        assert not await tier.admit("a", NAMES[0], page(7))
+        go.set()
+        await aside
+        assert await tier.admit("a", NAMES[0], page(7))
+        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)

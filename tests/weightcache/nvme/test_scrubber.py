@@ -1,0 +1,272 @@
+"""A chunk that changes after its check is found, dropped and brought anew, wherever it is kept."""
+
+import asyncio
+import json
+import os
+import threading
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from kelvin.blobstore.file_store import FileStore
+from tests.weightcache.flips import flipped
+from tests.weightcache.kit import (
+    TENANT,
+    TIMEOUT_S,
+    CountingStore,
+    Version,
+    cached,
+    make_version,
+    running,
+    settings_of,
+)
+from tests.weightcache.processes import leasing
+from weightcache.app.cache import Cache
+from weightcache.nvme.scrubber import BUSY_S, BYTES_PER_S, Fault, Scrubber, ScrubReport
+from weightcache.sources.policy.healing import ReadOutcome
+from weightcache.sources.source import is_digest_of
+
+VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
+OTHER = make_version(seed=2, pages=(8,), chunk_pages=8)
+COUNT = len(VERSION.digests)
+
+
+def opened(root: Path) -> AbstractAsyncContextManager[Cache]:
+    """A cache that holds both versions, in memory and on NVMe."""
+    return cached(settings_of(root), VERSION, OTHER)
+
+
+async def flip(cache: Cache, digest: str) -> None:
+    """One bit of the chunk, where it lies in memory."""
+    place = cache.arena.index.try_place(TENANT, digest)
+    assert place is not None
+    view = await cache.arena.view(place)
+    view[7] ^= 1
+
+
+def damage(path: Path) -> None:
+    """One bit of the file."""
+    with path.open("r+b") as file:
+        byte = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([byte ^ 1]))
+
+
+async def served(cache: Cache, version: Version) -> bytes:
+    """The version's bytes, as a lease would map them now."""
+    async with cache.residents.pinned(TENANT, version.id, TIMEOUT_S) as arrival:
+        raw = os.pread(arrival.resident.papers.fd, 1 << 20, arrival.resident.manifest_bytes)
+        slabs = [cache.arena.slab(number) for number in arrival.resident.slabs]
+        extents = json.loads(raw)["extents"]
+        return b"".join(bytes(slabs[slab].view(offset, length)) for _, slab, offset, length in extents)
+
+
+async def swept(cache: Cache) -> list[float]:
+    """Scrub once; how long it would have slept."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await asyncio.sleep(0)
+
+    await Scrubber(cache.examiner, 1.0, lambda: False, cache.counters, sleep).sweep()
+    return slept
+
+
+async def test_a_flip_in_memory(tmp_path: Path) -> None:
+    """It is found; the version is brought anew, from its file, into another place, and is right; another's stays."""
+
+    async with opened(tmp_path) as cache:
+        bad = VERSION.digests[3]
+        before = cache.arena.index.try_place(TENANT, bad)
+        await flip(cache, bad)
+        await swept(cache)
+        assert cache.counters.chunk_faults == {"host": {ReadOutcome.DIGEST: 1}}
+        assert cache.arena.index.try_place(TENANT, bad) is None
+        reads = cache.counters.chunk_reads["nvme"]
+        assert await served(cache, VERSION) == VERSION.linear
+        assert await served(cache, OTHER) == OTHER.linear
+        assert cache.counters.chunk_reads["nvme"] == reads + 1
+        assert cache.arena.index.try_place(TENANT, bad) != before
+        cache.arena.index.check_integrity()
+        assert (await swept(cache), cache.counters.chunk_faults["host"][ReadOutcome.DIGEST])[1] == 1
+        assert cache.counters.sweeps == 2
+
+
+async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
+    """Scrub and check find the same wrong chunk. The slower one leaves alone the copy that is being brought anew."""
+    bad = VERSION.digests[3]
+    slow, go, looks = threading.Event(), threading.Event(), count()
+
+    def verify(data: memoryview, digest: str) -> bool:
+        right = is_digest_of(data, digest)
+        if not right and next(looks) == 0:
+            slow.set()
+            assert go.wait(TIMEOUT_S)
+        return right
+
+    store = CountingStore(FileStore(tmp_path / "store"))
+    async with cached(settings_of(tmp_path), VERSION, store=store, verify=verify) as cache:
+        await cache.evict("nvme", None, None)
+        await flip(cache, bad)
+        scrub = asyncio.create_task(cache.examiner.examine("host", TENANT, bad))
+        await asyncio.to_thread(slow.wait, TIMEOUT_S)
+        assert await cache.examiner.examine("host", TENANT, bad) is ReadOutcome.DIGEST
+        store.gate.clear()
+        lease = asyncio.create_task(served(cache, VERSION))
+        while not cache.arena.index.is_loading(TENANT, bad):
+            await asyncio.sleep(0)
+        go.set()
+        assert await scrub is ReadOutcome.ABSENT
+        store.gate.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await lease == VERSION.linear
+        assert cache.counters.chunk_faults["host"] == {ReadOutcome.DIGEST: 1}
+        await cache.loader.wait_until_idle()
+        assert cache.arena.index.busy_count == 0
+        cache.arena.index.check_integrity()
+
+
+async def test_control(tmp_path: Path) -> None:
+    """Negative control: where nobody looks, what changed is leased on, and these tests would see it."""
+
+    async with opened(tmp_path) as cache:
+        await flip(cache, VERSION.digests[3])
+        assert await served(cache, VERSION) != VERSION.linear
+
+
+@pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH, ReadOutcome.MISSING])
+async def test_scrub_replaces_a_damaged_file(tmp_path: Path, kind: ReadOutcome) -> None:
+    """It is set aside, and kept anew from memory; whole ones keep their times, as nobody used them."""
+
+    async with opened(tmp_path) as cache:
+        root = tmp_path / "cache" / TENANT
+        path, whole = (root / digest[:2] / digest for digest in VERSION.digests[:2])
+        os.utime(whole, (1.0, 1.0))
+        match kind:
+            case ReadOutcome.DIGEST:
+                damage(path)
+            case ReadOutcome.LENGTH:
+                path.write_bytes(b"")
+            case _:
+                path.unlink()
+        await swept(cache)
+        assert cache.counters.chunk_faults == {"nvme": {kind: 1}}
+        assert path.read_bytes() == VERSION.chunks[0]
+        assert cache.counters.healed_chunks == {"host": 1}
+        assert len(list((tmp_path / "cache").glob(".quarantine/*"))) == (kind is not ReadOutcome.MISSING)
+        assert whole.stat().st_mtime == 1.0
+        assert await served(cache, VERSION) == VERSION.linear
+
+
+@pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH])
+async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: ReadOutcome) -> None:
+    """It is kept anew from the store, whatever the file's length says, also where memory's copy turns out to be wrong,
+    too; while the store is away it is only set aside.
+    """
+
+    async with opened(tmp_path) as cache:
+        paths = [tmp_path / "cache" / TENANT / digest[:2] / digest for digest in VERSION.digests[:2]]
+        for path in paths:
+            if kind is ReadOutcome.DIGEST:
+                damage(path)
+            else:
+                path.write_bytes(b"x" * 8192)
+        await flip(cache, VERSION.digests[0])
+        await cache.examiner.examine("nvme", TENANT, VERSION.digests[0])
+        assert cache.counters.chunk_faults == {"nvme": {kind: 1}, "host": {ReadOutcome.DIGEST: 1}}
+        assert paths[0].read_bytes() == VERSION.chunks[0]
+        cache.arena.evict(None, None)
+        (tmp_path / "store").rename(tmp_path / "away")
+        await cache.examiner.examine("nvme", TENANT, VERSION.digests[1])
+        assert not paths[1].exists()
+        assert cache.counters.healed_chunks == {"store": 1}
+        (tmp_path / "away").rename(tmp_path / "store")
+        assert await served(cache, VERSION) == VERSION.linear
+
+
+async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
+    """It sleeps for as long as its bytes take at its rate, and looks at nothing while something loads."""
+
+    async with opened(tmp_path) as cache:
+        kept = 2 * (len(VERSION.linear) + len(OTHER.linear))
+        assert sum(await swept(cache)) == pytest.approx(kept / BYTES_PER_S)
+        assert sum(cache.counters.examined.values()) == 2 * (COUNT + len(OTHER.digests))
+        waits: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            await asyncio.sleep(0)
+
+        scrubber = Scrubber(cache.examiner, 1.0, lambda: len(waits) < 5, cache.counters, sleep)
+        await scrubber.sweep()
+        assert waits[:5] == [BUSY_S] * 5
+
+
+async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind it are looked at."""
+
+    async with opened(tmp_path) as cache:
+        examine, examined = cache.examiner.examine, list[str]()
+
+        async def fail_first(tier: str, tenant: str, digest: str) -> ReadOutcome:
+            examined.append(digest)
+            if len(examined) == 1:
+                raise ZeroDivisionError
+            return await examine(tier, tenant, digest)
+
+        monkeypatch.setattr(cache.examiner, "examine", fail_first)
+        await swept(cache)
+        assert len(examined) == 2 * (COUNT + len(OTHER.digests))
+
+
+def test_check(tmp_path: Path) -> None:
+    """On demand all is looked at, in memory and on disk; what is wrong is named, dropped, and right at the next look.
+    Who has wrong memory mapped is named, until he is dead.
+    """
+    with running(settings_of(tmp_path)) as agent:
+        agent.keep(VERSION)
+        whole = {"host": COUNT, "nvme": COUNT}
+        size = {"host": len(VERSION.linear), "nvme": len(VERSION.linear)}
+        assert agent.ask("POST", "/v1/check", ScrubReport) == ScrubReport(whole, size, (), ())
+        damage(agent.chunk_file(VERSION.digests[0]))
+        stray = tmp_path / "cache" / TENANT / "00" / ("0" * 64)
+        stray.parent.mkdir(exist_ok=True)
+        stray.write_bytes(b"")
+        found = agent.ask("POST", "/v1/check", ScrubReport)
+        assert found.faults == (Fault("nvme", TENANT, VERSION.digests[0], "digest"),)
+        assert found.contradictions == (f"{TENANT}/{'0' * 64}: a file that is in no index",)
+        stray.unlink()
+        assert agent.ask("POST", "/v1/check", ScrubReport).faults == ()
+        assert agent.state().damaged == ()
+
+
+def test_process_with_damaged_memory_is_named(tmp_path: Path) -> None:
+    """For as long as it lives. Not who leases the version afterwards, which is right, nor who has another version in
+    the same slab.
+    """
+    with running(settings_of(tmp_path)) as agent:
+        agent.publish(VERSION)
+        agent.publish(OTHER)
+        with leasing(agent, VERSION) as first, leasing(agent, OTHER):
+            flipped(os.getpid(), VERSION.chunks[3], 100)
+            (fault,) = agent.ask("POST", "/v1/check", ScrubReport).faults
+            assert (fault.tier, fault.chunk) == ("host", VERSION.digests[3])
+            with agent.acquire(VERSION) as lease:
+                assert lease.view(0, lease.total_bytes) == VERSION.linear
+                (told,) = agent.state().damaged
+                assert (told.tenant, told.chunk, told.pids) == (TENANT, VERSION.digests[3], (first.process.pid,))
+        agent.wait_for("it is dead", lambda state: state.damaged == ())
+
+
+def test_an_agent_scrubs_by_itself(tmp_path: Path) -> None:
+    """With `KELVIN_SCRUB_S`, a wrong file is found though nobody asks."""
+    with running(replace(settings_of(tmp_path), scrub_s=0.05)) as agent:
+        agent.keep(VERSION)
+        damage(agent.chunk_file(VERSION.digests[0]))
+        state = agent.wait_for("it was found", lambda state: "nvme" in state.chunk_faults)
+        assert state.chunk_faults == {"nvme": {"digest": 1}}
+        agent.wait_for("a pass came to its end", lambda state: state.sweeps > 0)

@@ -1,0 +1,165 @@
+"""The peer port's bounds: connections, answers under way and their bytes, and readers that do not read."""
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from kelvin.contracts.errors import NotFound, Refused
+from kelvin.contracts.traffic_errors import Overloaded
+from kelvin.crypto.node_tls import NodeTls
+from tests.eventually import eventually
+from tests.loop_thread import HOST
+from tests.weightcache.kit import HUGE, TENANT, cached, make_version, settings_of
+from tests.weightcache.peer_kit import SECRET
+from weightcache.app.cache import Cache
+from weightcache.peers.peer_group import PeerGroup
+from weightcache.peers.peer_protocol import chunk_path, query_path
+from weightcache.peers.peer_server import PeerExports, PeerServer
+from weightcache.sources.source import is_digest_of
+from weightcache.sources.verifier import Verifier
+
+VERSION = make_version(seed=23, pages=(2048, 3), chunk_pages=2048)
+LARGE = max(VERSION.manifest.chunks, key=lambda chunk: chunk.length)
+SMALL = min(VERSION.manifest.chunks, key=lambda chunk: chunk.length)
+TLS = NodeTls([SECRET])
+
+
+def held(tmp_path: Path) -> AbstractAsyncContextManager[Cache]:
+    """A cache that has the version in memory and on disk."""
+    return cached(settings_of(tmp_path, slab_bytes=8 * HUGE), VERSION)
+
+
+def shelf_of(cache: Cache, **bounds: int) -> PeerExports:
+    verifier = Verifier(None, is_digest_of, cache.counters)  # type: ignore[arg-type]
+    return PeerExports(cache.arena, cache.nvme, verifier, cache.counters, **bounds)
+
+
+@asynccontextmanager
+async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer, int]]:
+    """The product's server with bounds of a test's."""
+    listener = socket.create_server((HOST, 0))
+    number = listener.getsockname()[1]
+    group = PeerGroup("me", (), lambda *_: False, asyncio.get_running_loop().time, serves=True)
+    server = PeerServer(listener, TLS.server(), shelf_of(cache), group, cache.counters, **bounds)  # type: ignore[arg-type]
+    server.open()
+    try:
+        yield server, number
+    finally:
+        await server.close()
+
+
+@pytest.mark.uvloop
+async def test_a_slow_reader_is_cut(tmp_path: Path) -> None:
+    """Who asks and does not read is cut, and what it was sent is in nobody's way any more."""
+
+    async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.to_thread(sock.connect, (HOST, number))
+        with await asyncio.to_thread(TLS.client().wrap_socket, sock) as secure:
+            wish = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
+            await asyncio.to_thread(secure.sendall, wish.encode())
+            await eventually(lambda: cache.counters.peer_cuts and not server._shelf.out and not server.connections)
+        assert server._shelf.out_bytes == 0
+        assert cache.arena.evict(None, None) == 0, "nothing stays pinned"
+
+
+@pytest.mark.uvloop
+async def test_a_question_that_does_not_come_is_cut(tmp_path: Path) -> None:
+    """Who announces a body and does not send it gives its place to others."""
+    async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
+        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        writer.write(f"POST {query_path(TENANT)} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
+        await eventually(lambda: cache.counters.peer_cuts and not server.connections)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        assert await reader.read() == b""
+
+
+@pytest.mark.uvloop
+async def test_connections_are_bounded(tmp_path: Path) -> None:
+    """One more than allowed is closed at once; when one ends, the next is served."""
+
+    async with held(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
+        two = [await asyncio.open_connection(HOST, number, ssl=TLS.client()) for _ in range(2)]
+        await eventually(lambda: len(server._server.connections) == 2)  # a client is through with its handshake first
+        with pytest.raises((OSError, ssl.SSLError)):
+            await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        assert cache.counters.peer_refusals == 1
+        two[0][1].close()
+        await eventually(lambda: server.connections == 1)
+        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        path = chunk_path(TENANT, SMALL.digest)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert b"200 OK" in await reader.readline()
+        for each in (two[1][1], writer):
+            each.close()
+            with suppress(OSError):
+                await each.wait_closed()
+
+
+async def test_answers_are_bounded(tmp_path: Path) -> None:
+    """In number and in bytes; one that is larger than all goes alone. What is handed out is pinned, and then not."""
+
+    async with held(tmp_path) as cache:
+        few = shelf_of(cache, max_out=1)
+        async with few.borrow(TENANT, SMALL.digest) as chunk:
+            assert is_digest_of(chunk, SMALL.digest)
+            assert cache.arena.evict(None, None) > 0, "it is pinned"
+            with pytest.raises(Refused) as refused:
+                async with few.borrow(TENANT, LARGE.digest):
+                    pass
+            assert isinstance(refused.value.failure, Overloaded)
+        small = shelf_of(cache, max_out_bytes=SMALL.length)
+        async with small.borrow(TENANT, LARGE.digest), asyncio.timeout(30):
+            with pytest.raises(Refused):
+                async with small.borrow(TENANT, SMALL.digest):
+                    pass
+        assert (few.out, few.out_bytes, small.out, small.out_bytes) == (0, 0, 0, 0)
+        assert cache.arena.evict(None, None) == 0
+        async with few.borrow(TENANT, LARGE.digest) as chunk:
+            assert is_digest_of(chunk, LARGE.digest), "from disk now"
+        await cache.nvme.evict(None, None, None)
+        with pytest.raises(Refused) as refused:
+            async with few.borrow(TENANT, LARGE.digest):
+                pass
+        assert isinstance(refused.value.failure, NotFound)
+
+
+async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
+    """A file that a disk gave back empty is set aside where a peer asks for it, like any other with wrong bytes."""
+    path = tmp_path / "cache" / TENANT / SMALL.digest[:2] / SMALL.digest
+    path.parent.mkdir(parents=True)
+    path.touch()
+    async with cached(settings_of(tmp_path)) as cache:
+        assert cache.nvme.index.holds((TENANT, SMALL.digest))
+        with pytest.raises(Refused) as refused:
+            async with shelf_of(cache).borrow(TENANT, SMALL.digest):
+                pass
+        assert isinstance(refused.value.failure, NotFound)
+        assert not cache.nvme.index.holds((TENANT, SMALL.digest))
+        assert not path.exists()
+
+
+async def test_disk_that_does_not_answer_has_no_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer asks another source at once. The file stays: nothing is known of it."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    async with held(tmp_path) as cache:
+        assert cache.arena.evict(None, None) == 0
+        monkeypatch.setattr(os, "preadv", refuse)
+        with pytest.raises(Refused) as refused:
+            async with shelf_of(cache).borrow(TENANT, SMALL.digest):
+                pass
+        assert isinstance(refused.value.failure, NotFound)
+        assert cache.nvme.index.holds((TENANT, SMALL.digest))

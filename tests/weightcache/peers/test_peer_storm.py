@@ -1,0 +1,108 @@
+"""A thousand wait at eight agents for one version, which a throttled store has: with peers it leaves the store once.
+
+Each agent is a process with a directory of its own, as a node is; the store counts the ranges that are read of packs.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kelvin.blobstore.file_store import FileStore
+from kelvin.blobstore.memory_store import MemoryStore
+from tests.eventually import wait
+from tests.weightcache.kit import Version, attest, make_version, publish
+from tests.weightcache.peers.throttled_s3 import throttled
+from tests.weightcache.processes import PATIENT, WITHOUT_TURNS, Waiters, nodes
+
+NODES = 8
+WAITERS = 1000
+BOUND = 1.1  # times that a chunk may leave the store, on average over the version
+VERSION = make_version(seed=17, pages=(4096,), chunk_pages=32)
+SMALL = make_version(seed=18, pages=(1024,), chunk_pages=32)  # for what is exact, whatever the number of chunks
+DISTINCT = len(set(VERSION.digests))
+RATE = 12 << 20
+
+
+def bucket_of(version: Version = VERSION) -> dict[str, bytes]:
+    """The version as it lies in the store."""
+
+    async def main() -> dict[str, bytes]:
+        store = MemoryStore()
+        await publish(store, version)
+        await attest(store, version.id)
+        return {f"p/{key}": await store.read(key) async for key in store.list("")}
+
+    return asyncio.run(main())
+
+
+@pytest.mark.deep
+def test_cluster_reads_each_range_once(tmp_path: Path) -> None:
+    """All get the right bytes; each range leaves the store about once, however many nodes and waiters there are.
+
+    A node that waits too long for another one reads the store itself, as it should. These wait for as long as the test
+    takes, because eight nodes and their thousand waiters share one machine.
+    """
+    with (
+        throttled(bucket_of(), RATE) as bucket,
+        nodes(tmp_path, NODES, bucket.url, before=PATIENT) as started,
+    ):
+        waiters = Waiters(started, VERSION, WAITERS)
+        assert waiters.right().total() == WAITERS
+        assert len(bucket.reads) == DISTINCT
+        assert bucket.reads.total() <= BOUND * DISTINCT, bucket.reads.total()
+        states = [node.state() for node in started]
+        came = sum(state.chunk_reads.get("peer", 0) for state in states)
+        assert came + bucket.reads.total() >= NODES * DISTINCT
+        assert sum(state.peers.sent_chunks for state in states) >= came
+        assert all(state.chunk_faults == {} for state in states)
+        assert all(len(state.peers.nodes) == NODES - 1 for state in states)
+
+
+@pytest.mark.long
+@pytest.mark.deep
+def test_once_per_node_without(tmp_path: Path) -> None:
+    """Without peers each range leaves the store once for each node, though 125 wait at each."""
+    with throttled(bucket_of(SMALL), 4 * RATE) as bucket, nodes(tmp_path, NODES, bucket.url, peers=False) as started:
+        assert Waiters(started, SMALL, WAITERS).right().total() == WAITERS
+        assert set(bucket.reads.values()) == {NODES}
+        assert len(bucket.reads) == len(set(SMALL.digests))
+
+
+@pytest.mark.deep
+def test_control(tmp_path: Path) -> None:
+    """Where nodes take chunks from one another, but no turns, the bound is broken."""
+    with (
+        throttled(bucket_of(), 4 * RATE) as bucket,
+        nodes(tmp_path, 3, bucket.url, before=WITHOUT_TURNS) as started,
+    ):
+        assert Waiters(started, VERSION, 100).right().total() == 100
+        assert bucket.reads.total() > 1.5 * DISTINCT
+
+
+@pytest.mark.deep
+def test_killed_node_is_replaced(tmp_path: Path) -> None:
+    """When a node is killed half way, all who wait at the others get their bytes, and few ranges are read again."""
+    with throttled(bucket_of(), RATE / 2) as bucket, nodes(tmp_path, 5, bucket.url, before=PATIENT) as started:
+        waiters = Waiters(started, VERSION, 5 * 8)
+        wait(lambda: bucket.reads.total() >= DISTINCT // 3, "a third is read")
+        started[3].process.kill()
+        right = waiters.right()
+        assert [right[at] for at in (0, 1, 2, 4)] == [8] * 4
+        assert bucket.reads.total() <= 2 * DISTINCT, bucket.reads.total()
+
+
+@pytest.mark.deep
+def test_settings_from_outside(tmp_path: Path) -> None:
+    """Two agents as an operator starts them: the second has its bytes from the first."""
+    store = tmp_path / "store"
+    with nodes(tmp_path, 2, store.as_uri()) as (one, two):
+        asyncio.run(publish(FileStore(store), VERSION))
+        assert Waiters([one], VERSION, 1).right().total() == 1
+        waiters = Waiters([two], VERSION, 1)
+        assert waiters.right().total() == 1
+        # A slow beginning may have it try the store, which is quick here.
+        assert waiters.by_tier["peer"] > len(VERSION.linear) // 2
+        state = two.state()
+        assert state.chunk_reads["peer"] > DISTINCT // 2
+        assert [node.bytes_per_s is not None for node in state.peers.nodes] == [True]

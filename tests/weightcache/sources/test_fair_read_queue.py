@@ -1,0 +1,364 @@
+"""Which chunk a source is asked for next: shares hold at every moment, nobody starves, order within a version holds."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from weightcache.sources.policy.fair_read_queue import (
+    MAX_CREDIT_BYTES,
+    ChunkCountLimit,
+    FairReadQueue,
+    Flow,
+    Key,
+    WaiterIndex,
+    by_position,
+)
+
+CHUNK = 100
+
+
+def key(name: str) -> Key:
+    return "acme", name
+
+
+class World:
+    """One source, whose flows enter and leave as `Turns` lets them."""
+
+    def __init__(self) -> None:
+        self.wants = WaiterIndex()
+        self.sharing = FairReadQueue(self.wants)
+
+    def enter(self, flow: Flow, names: Iterable[str], weight: float = 1.0) -> None:
+        """It wants these, in this order."""
+        self.wants.enter(flow, {key(name): position for position, name in enumerate(names)})
+        self.sharing.enter(flow, weight)
+
+    def queue(self, names: Iterable[str], nbytes: int = CHUNK) -> None:
+        for name in names:
+            self.sharing.add(key(name), nbytes)
+
+    def leave(self, flow: Flow) -> tuple[Key, ...]:
+        self.wants.leave(flow)
+        return self.sharing.leave(flow)
+
+    def begin(self, count: int) -> list[str]:
+        """The next ones, by name; they are under way from then on."""
+        return [self.sharing.take()[1] for _ in range(count)]
+
+    def drain(self, count: int | None = None) -> list[str]:
+        """Likewise, but each ends before the next begins."""
+        names = list[str]()
+        for _ in range(len(self.sharing) if count is None else count):
+            names += self.begin(1)
+            self.sharing.end(key(names[-1]))
+        return names
+
+
+def named(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "left", "want"),
+    [
+        pytest.param(0, 1, 1, id="a chunk is a part"),
+        pytest.param(3, 1 << 40, 1 << 40, id="however long"),
+        pytest.param(0, 0, 0, id="also an empty one"),
+        pytest.param(4, 1, None, id="no more than there may be"),
+    ],
+)
+def test_limit(parts: int, left: int, want: int | None) -> None:
+    """What may begin at a source that gives four whole chunks at once."""
+    assert ChunkCountLimit(4).part(parts, parts << 40, left) == want
+
+
+def test_earlier_flow_is_first_in_each_round() -> None:
+    """Two versions of equal weight take turns, the earlier one begins and ends first."""
+    world = World()
+    world.enter("a", named("a", 3))
+    world.enter("b", named("b", 3))
+    world.queue(named("b", 3))
+    world.queue(named("a", 3))
+    assert world.drain() == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_within_a_version_the_linear_space_is_the_order() -> None:
+    """Whenever its chunks were queued."""
+    world = World()
+    world.enter("a", named("a", 3))
+    world.queue(["a2", "a0", "a1"])
+    assert world.drain() == ["a0", "a1", "a2"]
+
+
+def test_weights() -> None:
+    """Three parts beside one."""
+    world = World()
+    for flow, weight in (("a", 3.0), ("b", 1.0)):
+        world.enter(flow, named(flow, 30), weight)
+        world.queue(named(flow, 30))
+    begun = world.drain(40)
+    assert sum(name.startswith("a") for name in begun) == 30
+    assert sum(name.startswith("a") for name in begun[:20]) == 15
+
+
+def test_bytes_count_not_chunks() -> None:
+    """Two chunks of half the length are worth one."""
+    world = World()
+    world.enter("a", named("a", 4))
+    world.enter("b", named("b", 8))
+    world.queue(named("a", 4), 200)
+    world.queue(named("b", 8), 100)
+    assert world.drain(6) == ["a0", "b0", "b1", "a1", "b2", "b3"]
+
+
+def test_late_flow_gets_a_share_without_credit() -> None:
+    """Of what was given away before it came nothing is made up for."""
+    world = World()
+    world.enter("a", named("a", 20))
+    world.queue(named("a", 20))
+    world.drain(10)
+    world.enter("b", named("b", 20))
+    world.queue(named("b", 20))
+    assert sum(name.startswith("b") for name in world.drain(10)) == 5
+
+
+def test_blocked_flow_gets_credit() -> None:
+    """Whose memory came later than others': it is served alone until it has as much as they have, within bounds."""
+    world = World()
+    for flow in "ab":
+        world.enter(flow, named(flow, 20))
+    world.queue(named("a", 20))
+    world.drain(10)
+    world.queue(named("b", 20))
+    assert world.drain(12) == [*named("b", 10), "a10", "b10"]
+
+
+def test_credit_is_bounded() -> None:
+    """Who was idle for long keeps others waiting for so much, not for all that they had meanwhile."""
+    world = World()
+    for flow in "ab":
+        world.enter(flow, named(flow, 40))
+    world.queue(named("a", 40), MAX_CREDIT_BYTES // 4)
+    world.drain(20)
+    world.queue(named("b", 40), MAX_CREDIT_BYTES // 4)
+    assert sum(name.startswith("b") for name in world.drain(20)) in (12, 13)
+
+
+def test_what_is_still_under_way_counts() -> None:
+    """The first took all turns that there were: whoever comes meanwhile has as many before it has another one."""
+    world = World()
+    world.enter("a", named("a", 20))
+    world.queue(named("a", 20))
+    world.drain(5)
+    world.begin(4)
+    world.enter("b", named("b", 20))
+    world.queue(named("b", 20))
+    assert world.drain(6) == ["b0", "b1", "b2", "b3", "a9", "b4"]
+
+
+def test_what_ends_while_nothing_may_begin() -> None:
+    """The first took all that there was, and then less may be under way: who waited since before has not lost that."""
+    world = World()
+    world.enter("a", named("a", 20))
+    world.queue(named("a", 20))
+    world.begin(8)
+    world.enter("b", named("b", 20))
+    world.queue(named("b", 20))
+    for number in range(8):
+        world.sharing.end(key(f"a{number}"))
+    assert world.drain(10) == [*named("b", 8), "a8", "b8"]
+
+
+def test_in_parts() -> None:
+    """Chunks that are read in parts take turns part by part, each at its cost, the last as short as it is."""
+    world = World()
+    for flow in "ab":
+        world.enter(flow, named(flow, 1))
+        world.queue(named(flow, 1))
+    begun = list[tuple[str, int]]()
+    while (following := world.sharing.next()) is not None:
+        chunk, left = following
+        part = min(40, left)
+        assert world.sharing.take(part) == chunk
+        begun.append((chunk[1], part))
+        if left > part:
+            world.sharing.add(chunk, left - part)
+    assert begun == [("a0", 40), ("b0", 40), ("a0", 40), ("b0", 40), ("a0", 20), ("b0", 20)]
+    for name, _ in begun:
+        world.sharing.check_integrity()
+        world.sharing.end(key(name))
+
+
+def test_one_that_is_wanted_twice_is_queued_once() -> None:
+    """It comes in the turn of whoever is first, at that one's cost, and stays as long as anybody wants it."""
+    world = World()
+    world.enter("a", ["a0", "both"])
+    world.queue(["a0", "both"])
+    world.enter("b", ["both", "b1"])
+    world.queue(["b1"])
+    assert world.leave("a") == (key("a0"),)
+    assert world.drain() == ["both", "b1"]
+    world.enter("c", ["both"])  # it is not queued any more: nothing
+    assert world.sharing.next() is None
+
+
+def test_unwanted_chunks_leave_the_queue() -> None:
+    """The chunks that only one wanted lose their places."""
+    world = World()
+    for flow, count in (("a", 2), ("b", 1)):
+        world.enter(flow, named(flow, count))
+        world.queue(named(flow, count))
+    assert world.leave("a") == (key("a0"), key("a1"))
+    assert world.drain() == ["b0"]
+
+
+def test_a_prefetch_that_is_waited_for() -> None:
+    """It lagged behind at a sixteenth; from the moment of its new weight it has an equal share."""
+    world = World()
+    for flow, weight in (("a", 1.0), ("prefetch", 1 / 16)):
+        world.enter(flow, named(flow, 60), weight)
+        world.queue(named(flow, 60))
+    assert sum(name.startswith("p") for name in world.drain(34)) == 2
+    world.sharing.set_weight("prefetch", 1.0)
+    assert sum(name.startswith("p") for name in world.drain(10)) in (4, 5)
+
+
+@settings(max_examples=60)
+@given(
+    weights=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=5),
+    sizes=st.lists(st.integers(1, 8), min_size=40, max_size=40),
+)
+def test_shares_are_within_a_chunk_of_each(weights: list[float], sizes: list[int]) -> None:
+    """Of any two that still wait: what each was given, by its weight, differs by at most a chunk of each, by theirs. So
+    nobody starves.
+    """
+    world = World()
+    largest = max(sizes)
+    left: dict[int, int] = {}
+    length: dict[Key, int] = {}
+    for flow, weight in enumerate(weights):
+        names = named(f"{flow}.", len(sizes))
+        world.enter(flow, names, weight)
+        left[flow] = len(sizes)
+        for name, size in zip(names, sizes, strict=True):
+            length[key(name)] = size
+            world.queue([name], size)
+    given_to = dict.fromkeys(left, 0)
+    while all(left.values()):
+        begun = key(*world.drain(1))
+        flow = int(begun[1].split(".")[0])
+        left[flow] -= 1
+        given_to[flow] += length[begun]
+        for one in left:
+            for other in left:
+                apart = given_to[one] / weights[one] - given_to[other] / weights[other]
+                assert apart <= largest / weights[one] + largest / weights[other] + 1e-9
+
+
+class SharingMachine(RuleBasedStateMachine):
+    """Versions that come, take, change their weight and leave, against a plain account of who wants what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.sharing = self.world.sharing
+        self.wants: dict[int, list[Key]] = {}  # in order
+        self.queued: set[Key] = set()
+        self.running: set[Key] = set()
+        self.flows = 0
+
+    @rule(weight=st.sampled_from([0.1, 1.0, 3.0]), names=st.lists(st.sampled_from("abcdefgh"), unique=True))
+    def enter(self, weight: float, names: list[str]) -> None:
+        self.world.enter(self.flows, names, weight)
+        self.wants[self.flows] = [key(name) for name in names]
+        self.flows += 1
+
+    @precondition(lambda self: self.unqueued())
+    @rule(data=st.data(), nbytes=st.integers(1, 9))
+    def add(self, data: st.DataObject, nbytes: int) -> None:
+        wanted = data.draw(st.sampled_from(sorted(self.unqueued())))
+        self.sharing.add(wanted, nbytes)
+        self.queued.add(wanted)
+
+    @precondition(lambda self: self.queued)
+    @rule()
+    def take(self) -> None:
+        following = self.sharing.next()
+        taken = self.sharing.take()
+        assert following is not None
+        assert taken == following[0]
+        mine = [wants for wants in self.wants.values() if taken in wants]
+        assert any(taken == next(each for each in wants if each in self.queued) for wants in mine), (
+            "it is the first of a version that wants it"
+        )
+        self.queued.remove(taken)
+        self.running.add(taken)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        ended = data.draw(st.sampled_from(sorted(self.running)))
+        self.sharing.end(ended)
+        self.running.remove(ended)
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(sorted(self.queued)))
+        self.sharing.remove(gone)
+        self.queued.remove(gone)
+
+    @precondition(lambda self: self.wants)
+    @rule(data=st.data(), weight=st.sampled_from([0.1, 1.0, 3.0]))
+    def set_weight(self, data: st.DataObject, weight: float) -> None:
+        self.sharing.set_weight(data.draw(st.sampled_from(sorted(self.wants))), weight)
+
+    @precondition(lambda self: self.wants)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        flow = data.draw(st.sampled_from(sorted(self.wants)))
+        gone = set(self.world.leave(flow))
+        del self.wants[flow]
+        alone = self.queued - self.wanted()
+        assert gone == alone
+        self.queued -= alone
+
+    def wanted(self) -> set[Key]:
+        return {each for wants in self.wants.values() for each in wants}
+
+    def unqueued(self) -> set[Key]:
+        return self.wanted() - self.queued - self.running
+
+    @invariant()
+    def agrees(self) -> None:
+        self.sharing.check_integrity()
+        assert len(self.sharing) == len(self.queued)
+        assert (self.sharing.next() is None) == (not self.queued)
+
+
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_flows_keep_their_own_positions() -> None:
+    """Positions are each flow's own; what nobody wants any more is as if it never was."""
+    wants = WaiterIndex()
+    wants.enter("v", {key("a"): 0, key("both"): 1})
+    wants.enter("w", {key("both"): 0})
+    assert wants.chunks_of("v") == {key("a"): 0, key("both"): 1}
+    assert wants.flows_of(key("both")) == {"v": 1, "w": 0}
+    wants.leave("v")
+    assert "v" not in wants
+    assert "w" in wants
+    assert wants.flows_of(key("both")) == {"w": 0}
+    assert not wants.flows_of(key("a"))
+    wants.leave("w")
+    assert repr(wants) == "<Wants flows=0 chunks=0>"
+
+
+def test_by_position() -> None:
+    """The order of the linear space."""
+    assert by_position(["x", "y"], "acme") == {key("x"): 0, key("y"): 1}

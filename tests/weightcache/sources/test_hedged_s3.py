@@ -1,0 +1,85 @@
+"""Hedges over a real S3 server behind a proxy: one slow connection is overtaken; a slow store is not asked twice."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kelvin.blobstore.retrying_store import RetryingStore
+from tests.faults.http_faults import DelayedAnswer, Fault, StalledBody
+from tests.faults.s3_buckets import ENVIRONMENT, Buckets
+from tests.kelvin.blobstore.s3_world import World, worlds
+from weightcache.counters import Counters
+from weightcache.sources.policy.bdp_window import BdpWindow
+from weightcache.sources.policy.read_hedging import MIN_SAMPLES, HedgeRule, ReadHedging
+from weightcache.sources.source import UNLIMITED_READ_SLOT
+from weightcache.sources.store_ranges import StoreRanges
+
+pytestmark = pytest.mark.deep
+
+BODY = random.Random(2).randbytes(600_000)
+
+
+@pytest.fixture(scope="module")
+def s3(buckets: Buckets) -> Iterator[World]:
+    """One proxy and one client for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        with worlds(buckets) as world:
+            yield world
+
+
+@pytest.fixture
+def world(s3: World) -> Iterator[World]:
+    """An empty bucket with one object, nothing seen, no fault."""
+    s3.begin()
+    s3.plant("t/a", BODY)
+    yield s3
+    s3.end()
+
+
+def hedged(world: World, share: float) -> tuple[StoreRanges, Counters]:
+    """Such that it has seen quick reads enough, and may ask the first late one again."""
+    hedging, counters = ReadHedging(HedgeRule(share=share)), Counters()
+    for _ in range(MIN_SAMPLES):
+        hedging.began(len(BODY))
+        hedging.record_read(len(BODY), 0.01)
+    return StoreRanges(RetryingStore(world.store()), hedging, BdpWindow(40), counters), counters
+
+
+@pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300_000)], ids=["no head", "half a body"])
+def test_one_slow_connection(world: World, fault: Fault) -> None:
+    """The second answer comes while the first one is still awaited, which then writes nothing any more."""
+    ranges, counters = hedged(world, 0.1)
+    into = bytearray(len(BODY))
+
+    async def scenario() -> None:
+        world.proxy.inject(fault, method="GET")
+        async with asyncio.timeout(30):  # the client alone would wait for a minute
+            await ranges.read("t/a", 0, memoryview(into), UNLIMITED_READ_SLOT)
+
+    asyncio.run(scenario())
+    assert bytes(into) == BODY
+    assert (counters.hedges, counters.hedges_won) == (1, 1)
+    assert world.proxy.count("GET") == 2
+    into[:] = bytes(len(into))
+    world.proxy.lift()
+    world.end()  # waits for what was left
+    assert not any(into)
+
+
+def test_all_are_slow(world: World) -> None:
+    """Of forty reads, one for each twenty is asked again, whatever is late."""
+    ranges, counters = hedged(world, 0.05)
+
+    async def scenario() -> None:
+        world.proxy.inject(DelayedAnswer(0.3), method="GET", times=None)
+        await asyncio.gather(
+            *(ranges.read("t/a", 0, memoryview(bytearray(len(BODY))), UNLIMITED_READ_SLOT) for _ in range(40)),
+        )
+
+    asyncio.run(scenario())
+    assert counters.hedges <= 3
+    assert 40 <= world.proxy.count("GET") <= 40 + counters.hedges

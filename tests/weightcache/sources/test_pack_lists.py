@@ -1,0 +1,170 @@
+"""A fresh agent reads the indexes that a version needs, and no unreadable one harms a version that does not need it."""
+
+import pytest
+
+from kelvin.blobstore.blob_store import BlobUnavailable
+from kelvin.blobstore.chunk_locations import encode_pack_list
+from kelvin.blobstore.memory_store import MemoryStore
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.artifacts.object_keys import pack_list_key
+from tests.weightcache.kit import TENANT, Version, describe, publish, publish_kept, put_pack, tier_of
+from tests.weightcache.sources.test_store_tier import fetched
+from weightcache.sources.policy.healing import ReadOutcome
+from weightcache.sources.store_tier import BATCH, OUT_OF_REACH, VERSIONS_EXPECTED, StoreTier
+
+PACKS = 1000
+VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2)], PAGE_BYTES)
+
+
+class Sick(MemoryStore):
+    """Counts indexes that are read, and does not give out keys that contain one of `sick`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_indexes: list[str] = []
+        self.sick: tuple[str, ...] = ()
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if "/index/" in key:
+            self.read_indexes.append(key.rpartition("/")[2])
+        if any(sick in key for sick in self.sick):
+            raise BlobUnavailable("EIO")
+        return await super().read(key, offset, length)
+
+
+async def store_of(packs: int = PACKS) -> tuple[Sick, str]:
+    """A store with so many packs of other versions, and the version's pack."""
+    store = Sick()
+    for number in range(packs):
+        await publish(store, describe([number.to_bytes(4, "big") * (PAGE_BYTES // 4)], PAGE_BYTES))
+    return store, await publish(store, VERSION)
+
+
+async def check_served(tier: StoreTier, version: Version = VERSION) -> None:
+    for digest, body in zip(version.digests, version.chunks, strict=True):
+        into = memoryview(bytearray(len(body)))
+        assert await tier.fetch(TENANT, digest, into) is ReadOutcome.WHOLE
+        assert bytes(into) == body
+
+
+def expecting(store: MemoryStore) -> StoreTier:
+    tier = tier_of(store)
+    tier.expect(TENANT, VERSION.id, VERSION.digests)
+    return tier
+
+
+async def test_only_the_indexes_of_the_version_are_read() -> None:
+    """One of a thousand, as the pack list says."""
+
+    store, pack = await store_of()
+    await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
+    await check_served(expecting(store))
+    assert store.read_indexes == [pack]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(None, id="none"),
+        pytest.param(b"", id="an empty one"),
+        pytest.param(b'["0', id="a torn one"),
+        pytest.param(bytes(70), id="a zero-filled one"),
+        pytest.param(b'["../x"]', id="one that names no pack"),
+        pytest.param(encode_pack_list(["0" * 64, f"{'1' * 64}.tensors"]), id="one that names packs that are gone"),
+    ],
+)
+async def test_without_a_good_list_every_index_is_read(raw: bytes | None) -> None:
+    """It is a hint: a version of an early store, or one whose list is damaged or stale, is served all the same."""
+
+    store, pack = await store_of(2 * BATCH)
+    if raw is not None:
+        await store.put_if_absent(pack_list_key(TENANT, VERSION.id), raw)
+    await check_served(expecting(store))
+    assert pack in store.read_indexes
+
+
+async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
+    """Also without a pack list the rest is not read before it is needed; no index is read twice."""
+
+    store, pack = await store_of(4 * BATCH)
+    tier = tier_of(store)
+    await check_served(tier)
+    before = sorted([*(store.read_indexes)]).index(pack)
+    assert len(store.read_indexes) <= before + BATCH
+    assert (await fetched(tier, "0" * 64))[0] is ReadOutcome.ABSENT
+    assert sorted(store.read_indexes) == sorted(set(store.read_indexes))
+
+
+async def test_unreadable_index_harms_nobody() -> None:
+    """The footer of its pack tells the same. Where that can't be read either, only versions of that pack wait."""
+
+    store, pack = await store_of(BATCH)
+    store.sick = (f"/index/{pack}",)
+    await check_served(tier_of(store))
+    other = next(name for name in store.read_indexes if name != pack)
+    store.sick = (f"/index/{other}", f"/packs/{other}")
+    await check_served(tier_of(store))
+    store.sick = (f"/index/{pack}", f"/packs/{pack}")
+    tier = tier_of(store)
+    with pytest.raises(BlobUnavailable):  # nothing is known of it, which is not the same as missing
+        await fetched(tier, VERSION.digests[0])
+    store.sick = ()
+    await check_served(tier)
+
+
+async def test_unreadable_index_of_a_kept_file_harms_its_version_alone() -> None:
+    """It has no footer: its version may be there later, and is not said to be missing."""
+
+    store, _ = await store_of(1)
+    kept, pack = await publish_kept(store, 7)
+    store.sick = (f"/index/{pack}",)
+    tier = tier_of(store)
+    await check_served(tier)
+    with pytest.raises(BlobUnavailable):
+        await tier.fetch(TENANT, kept.digests[0], memoryview(bytearray(len(kept.chunks[0]))))
+    store.sick = ()
+    await check_served(tier, kept)
+
+
+async def test_store_that_reads_nothing_is_given_up_soon() -> None:
+    """It is not asked for each of a thousand packs."""
+
+    store, _ = await store_of()
+    store.sick = ("/",)
+    with pytest.raises(BlobUnavailable):
+        await fetched(expecting(store), VERSION.digests[0])
+    assert len(store.read_indexes) <= OUT_OF_REACH + 16
+
+
+async def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
+    """The pack list names one pack. Its copy is wrong, so every other pack is looked at for another one."""
+
+    store, pack = await store_of(BATCH)
+    await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
+    await put_pack(store, VERSION.chunks[:1])
+    whole = await store.read(f"{TENANT}/packs/{pack}")
+    await store.delete(f"{TENANT}/packs/{pack}")
+    await store.put_if_absent(f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
+    tier = expecting(store)
+    assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
+    await tier.quarantine(TENANT, VERSION.digests[0])
+    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+
+
+async def test_version_that_made_room_for_others_while_a_pack_list_is_read_fails_no_load() -> None:
+    """Two versions share a chunk. While the list of one is read, so many are asked for that the other is forgotten."""
+
+    class Busy(Sick):
+        tier: StoreTier | None = None
+
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            if "/packlists/" in key and self.tier is not None:
+                for number in range(VERSIONS_EXPECTED):
+                    self.tier.expect(TENANT, f"{number:064x}", ())
+            return await super().read(key, offset, length)
+
+    store = Busy()
+    await publish(store, VERSION)
+    store.tier = expecting(store)
+    store.tier.expect(TENANT, "f" * 64, VERSION.digests)
+    await check_served(store.tier)

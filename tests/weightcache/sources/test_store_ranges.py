@@ -1,0 +1,249 @@
+"""Reads of the store: in ranges, hedged; whatever is cancelled or fails, nothing writes to the chunk's memory later."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kelvin.blobstore.blob_store import BlobUnavailable
+from tests.eventually import eventually
+from weightcache.counters import Counters
+from weightcache.sources.policy.bdp_window import MIN_SAMPLE_BYTES, BdpWindow
+from weightcache.sources.policy.read_hedging import MIN_SAMPLES, HedgeRule, ReadHedging
+from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot
+from weightcache.sources.store_ranges import StoreRanges
+
+NBYTES = 1000
+EAGER = HedgeRule(share=1.0, floor_s=0.001, at_once=2)  # a millisecond: what is held back is late
+BODY = bytes(range(250)) * 40
+
+
+class Held:
+    """A store whose reads wait until they are told how to end. `writing` counts those that may still write."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, asyncio.Future[None]]] = []
+        self.writing = 0
+        self.body = BODY
+        self.stubborn = False  # what is cancelled takes its time to end
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.reads.append((offset, gate))
+        self.writing += 1
+        try:
+            await gate
+            into[:] = self.body[offset : offset + into.nbytes]
+        except asyncio.CancelledError:
+            if self.stubborn:
+                await asyncio.sleep(0.01)
+                into[:] = b"x" * into.nbytes
+            raise
+        finally:
+            self.writing -= 1
+
+    def end(self, number: int) -> None:
+        self.reads[number][1].set_result(None)
+
+    def fail(self, number: int) -> None:
+        self.reads[number][1].set_exception(BlobUnavailable("made up"))
+
+    async def asked(self, count: int) -> None:
+        await eventually(lambda: len(self.reads) >= count)
+
+
+class World:
+    """Ranges over a held store, with enough reads seen that the next one can be late."""
+
+    def __init__(self, rule: HedgeRule = EAGER, turn: ReadSlot = UNLIMITED_READ_SLOT) -> None:
+        self.store = Held()
+        self.turn = turn
+        self.counters = Counters()
+        self.hedging = ReadHedging(rule)
+        self.line = BdpWindow(8)
+        self.ranges = StoreRanges(self.store, self.hedging, self.line, self.counters)
+        self.into = bytearray(NBYTES)
+        for _ in range(MIN_SAMPLES):
+            self.hedging.began(NBYTES)
+            self.hedging.record_read(NBYTES, 0.0001)
+
+    def read(self, offset: int = 0) -> asyncio.Task[None]:
+        return asyncio.create_task(self.ranges.within(self.turn).read_into("k", offset, memoryview(self.into)))
+
+    @property
+    def measured(self) -> bool:
+        return self.line.rate is not None
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        return self.counters.hedges, self.counters.hedges_won
+
+
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """No task of the block's outlives it."""
+    before = asyncio.all_tasks()
+    yield
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("winner", [0, 1], ids=["the first answers first", "the second answers first"])
+async def test_the_first_right_answer_counts(winner: int) -> None:
+    """The other one is ended before the read is."""
+
+    async with nothing_left():
+        world = World()
+        read = world.read()
+        await world.store.asked(2)
+        world.store.end(winner)
+        await read
+        assert bytes(world.into) == BODY[:NBYTES]
+        assert world.store.writing == 0
+        assert world.counted == (1, winner)
+
+
+async def test_the_loser_writes_nothing_afterwards() -> None:
+    """One that goes on writing after it was cancelled is waited for before the bytes are put there."""
+
+    async with nothing_left():
+        world = World()
+        world.store.stubborn = True
+        read = world.read()
+        await world.store.asked(2)
+        world.store.end(1)
+        await read
+        assert world.store.writing == 0
+        assert bytes(world.into) == BODY[:NBYTES]
+
+
+@pytest.mark.parametrize(
+    ("failing", "well"), [pytest.param(0, 1, id="the first fails"), pytest.param(1, 0, id="the second fails")]
+)
+async def test_one_that_fails_leaves_the_other(failing: int, well: int) -> None:
+    """A wrong answer is none."""
+
+    async with nothing_left():
+        world = World()
+        read = world.read()
+        await world.store.asked(2)
+        world.store.fail(failing)
+        await asyncio.sleep(0.01)
+        assert not read.done()
+        world.store.end(well)
+        await read
+        assert bytes(world.into) == BODY[:NBYTES]
+
+
+async def test_both_fail() -> None:
+    """It is told once."""
+
+    async with nothing_left():
+        world = World()
+        read = world.read()
+        await world.store.asked(2)
+        world.store.fail(1)
+        world.store.fail(0)
+        with pytest.raises(BlobUnavailable):
+            await read
+
+
+@pytest.mark.parametrize("asked", [1, 2], ids=["alone", "beside a second one"])
+async def test_cancelled(asked: int) -> None:
+    """Both are ended, and a slot for a second one is free again."""
+
+    async with nothing_left():
+        world = World() if asked == 2 else World(HedgeRule(share=0.0))
+        world.store.stubborn = True
+        for _ in range(5):
+            reads = len(world.store.reads)
+            read = world.read()
+            await world.store.asked(reads + asked)
+            read.cancel()
+            await asyncio.wait({read})
+            assert read.cancelled()
+            assert world.store.writing == 0
+
+
+async def test_a_store_that_is_slow_for_all() -> None:
+    """Second ones stay within the budget."""
+
+    async with nothing_left():
+        world = World(HedgeRule(share=0.05, floor_s=0.001, at_once=2))
+        reads = [world.read() for _ in range(60)]
+        await world.store.asked(60 + 2)
+        await asyncio.sleep(0.02)
+        assert len(world.store.reads) == 60 + 2, "two at once, though four are saved up"
+        for number in range(len(world.store.reads)):
+            world.store.end(number)
+        await asyncio.gather(*reads)
+        assert world.counters.hedges <= 0.05 * (60 + MIN_SAMPLES)
+
+
+class InParts:
+    """A turn of three hundred bytes a part. Of those that are to wait all do until `go`."""
+
+    def __init__(self, *, waiting: bool = False) -> None:
+        self.came_bytes = 0
+        self.go = asyncio.Event()
+        if not waiting:
+            self.go.set()
+
+    async def part(self, nbytes: int) -> int:
+        await self.go.wait()
+        return min(300, nbytes)
+
+    def record_arrival(self, nbytes: int) -> None:
+        self.came_bytes += nbytes
+
+
+async def test_ranges_side_by_side() -> None:
+    """A chunk is several reads at once, as its turn has it; the first that fails ends the others."""
+
+    async with nothing_left():
+        turn = InParts()
+        world = World(HedgeRule(share=0.0), turn)
+        read = world.read(offset=7)
+        await world.store.asked(4)
+        assert [offset for offset, _ in world.store.reads] == [7, 307, 607, 907]
+        for number in (3, 1, 0, 2):
+            world.store.end(number)
+        await read
+        assert bytes(world.into) == BODY[7 : 7 + NBYTES]
+        assert turn.came_bytes == NBYTES
+        read = world.read()
+        await world.store.asked(8)
+        world.store.fail(5)
+        with pytest.raises(BlobUnavailable):
+            await read
+        assert world.store.writing == 0
+        assert turn.came_bytes == NBYTES, "of a read that failed nothing came"
+
+
+async def test_the_line_hears_of_reads() -> None:
+    """How many there are at once, and what they brought; a turn that is waited for is no read."""
+
+    async with nothing_left():
+        world = World(HedgeRule(share=0.0), InParts(waiting=True))
+        world.into = bytearray(MIN_SAMPLE_BYTES)
+        read = world.read()
+        await asyncio.sleep(0.01)
+        assert world.store.reads == []
+        read.cancel()
+        await asyncio.wait({read})
+        world.turn = UNLIMITED_READ_SLOT
+        read = world.read()
+        await world.store.asked(1)
+        await asyncio.sleep(0.01)
+        assert not world.measured
+        world.store.fail(0)
+        with pytest.raises(BlobUnavailable):
+            await read
+        assert not world.measured
+        world.store.body = bytes(MIN_SAMPLE_BYTES)
+        read = world.read()
+        await world.store.asked(2)
+        await asyncio.sleep(0.01)
+        world.store.end(1)
+        await read
+        assert 0 < (world.line.rate or 0) < MIN_SAMPLE_BYTES / 0.005

@@ -1,0 +1,296 @@
+"""Where chunks lie in the store is learned from indexes, else from footers; damage there harms only who needs it."""
+
+import asyncio
+import mmap
+
+import pytest
+from blake3 import blake3
+
+from kelvin.blobstore.blob_store import BlobStore, BlobUnavailable
+from kelvin.blobstore.memory_store import MemoryStore
+from kelvin.blobstore.packs import FileIndex, decode_file_index, encode_file_index, encode_footer, file_pack, place
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.errors import Refused
+from tests.weightcache.kit import TENANT, describe, publish, publish_kept, put_pack, tier_of
+from weightcache.sources.policy.healing import ReadOutcome
+from weightcache.sources.store_tier import TENANTS_KEPT, StoreTier
+
+VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2, 3)], PAGE_BYTES)
+OTHER = describe([bytes([n]) * PAGE_BYTES for n in (4, 5)], PAGE_BYTES)
+
+
+def page() -> memoryview:
+    return memoryview(mmap.mmap(-1, PAGE_BYTES))
+
+
+async def fetched(tier: StoreTier, digest: str, tenant: str = TENANT) -> tuple[ReadOutcome, bytes]:
+    into = page()
+    return await tier.fetch(tenant, digest, into), bytes(into)
+
+
+async def replaced(store: BlobStore, key: str, data: bytes) -> None:
+    await store.delete(key)
+    await store.put_if_absent(key, data)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def tier(store: MemoryStore) -> StoreTier:
+    return tier_of(store)
+
+
+async def test_index(store: MemoryStore, tier: StoreTier) -> None:
+    """Each chunk comes from its place in its pack; another tenant's, and an unknown one, are absent."""
+    await publish(store, VERSION)
+    for digest, body in zip(VERSION.digests, VERSION.chunks, strict=True):
+        assert await fetched(tier, digest) == (ReadOutcome.WHOLE, body)
+    assert (await fetched(tier, OTHER.digests[0]))[0] is ReadOutcome.ABSENT
+    assert (await fetched(tier, VERSION.digests[0], "other"))[0] is ReadOutcome.ABSENT
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(None, id="no index"),
+        pytest.param(b"[]x", id="an index that does not decode"),
+        pytest.param(b"", id="an empty index"),
+    ],
+)
+async def test_footer(store: MemoryStore, tier: StoreTier, index: bytes | None) -> None:
+    """Without a good index object the pack's footer tells the same."""
+    pack = await publish(store, VERSION)
+    await store.delete(f"{TENANT}/index/{pack}")
+    if index is not None:
+        await store.put_if_absent(f"{TENANT}/index/{pack}", index)
+    assert await fetched(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
+    assert tier.unreadable_packs == 0
+
+
+@pytest.mark.parametrize(
+    "rest", [pytest.param(b"", id="empty"), pytest.param(b"x" * PAGE_BYTES, id="without a footer")]
+)
+async def test_unreadable_pack(store: MemoryStore, tier: StoreTier, rest: bytes) -> None:
+    """A pack without index and footer is counted and left out; chunks of other packs are served."""
+    pack = await publish(store, VERSION)
+    await store.delete(f"{TENANT}/index/{pack}")
+    await replaced(store, f"{TENANT}/packs/{pack}", rest)
+    await publish(store, OTHER)
+    assert await fetched(tier, OTHER.digests[0]) == (ReadOutcome.WHOLE, OTHER.chunks[0])
+    assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.ABSENT
+    assert tier.unreadable_packs > 0
+
+
+async def test_moved_chunk(store: MemoryStore, tier: StoreTier) -> None:
+    """A chunk whose pack was collected is found in the pack that holds it now; one that is nowhere is absent."""
+    pack = await publish(store, VERSION)
+    await fetched(tier, VERSION.digests[0])
+    await store.delete(f"{TENANT}/packs/{pack}")
+    await put_pack(store, VERSION.chunks[:2])
+    assert await fetched(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
+    assert (await fetched(tier, VERSION.digests[2]))[0] is ReadOutcome.ABSENT
+
+
+async def test_torn(store: MemoryStore, tier: StoreTier) -> None:
+    """A chunk that its table gives another length, or whose pack ends before it does, is told."""
+    pack = await publish(store, VERSION)
+    assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE_BYTES))) is ReadOutcome.LENGTH
+    whole = await store.read(f"{TENANT}/packs/{pack}")
+    await replaced(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE_BYTES + 100])
+    assert (await fetched(tier, VERSION.digests[1]))[0] is ReadOutcome.WHOLE
+    assert (await fetched(tier, VERSION.digests[2]))[0] is ReadOutcome.SHORT
+
+
+class Failing(MemoryStore):
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        raise BlobUnavailable("down")
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        raise BlobUnavailable("down")
+
+
+async def test_store_down() -> None:
+    """A store that does not answer says nothing about its chunks: the failure is retryable, not a missing chunk."""
+
+    store = Failing()
+    await publish(store, VERSION)
+    with pytest.raises(Refused) as refused:
+        await fetched(tier_of(store), VERSION.digests[0])
+    assert refused.value.failure.retryable
+
+
+async def test_learned_once() -> None:
+    """Many who ask at once read each index once."""
+
+    class Counting(MemoryStore):
+        reads = 0
+
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            self.reads += "/index/" in key
+            await asyncio.sleep(0)
+            return await super().read(key, offset, length)
+
+    store = Counting()
+    await publish(store, VERSION)
+    tier = tier_of(store)
+    await asyncio.gather(*(fetched(tier, VERSION.digests[n % 3]) for n in range(50)))
+    assert store.reads == 1
+
+
+async def test_kept_file(store: MemoryStore, tier: StoreTier) -> None:
+    """Chunks of a file that is kept as it is are put together from where tensors lie in it, with zeros between."""
+    version, pack = await publish_kept(store, 7)
+    for digest, body in zip(version.digests, version.chunks, strict=True):
+        into = memoryview(bytearray(b"x" * len(body)))
+        assert await tier.fetch(TENANT, digest, into) is ReadOutcome.WHOLE
+        assert bytes(into) == body
+    whole = await store.read(f"{TENANT}/packs/{pack}")
+    await replaced(store, f"{TENANT}/packs/{pack}", whole[:-100])
+    into = memoryview(bytearray(len(version.chunks[0])))  # whose tensors come last
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.SHORT
+
+
+async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -> None:
+    """It has no footer: not there yet is absent, damaged is told once it is asked for; with its index it is served."""
+    version, pack = await publish_kept(store, 7)
+    key = f"{TENANT}/index/{pack}"
+    index = await store.read(key)
+    into = memoryview(bytearray(len(version.chunks[0])))
+    await store.delete(key)
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.ABSENT
+    assert tier.unreadable_packs == 0
+    await replaced(store, key, index[:-1])
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.ABSENT
+    assert tier.unreadable_packs > 0
+    await replaced(store, key, index)
+    assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.WHOLE
+
+
+async def test_kept_file_that_ends_like_a_pack_has_no_footer(store: MemoryStore, tier: StoreTier) -> None:
+    """The last bytes of a pushed file are whatever its maker wrote. The control: the same bytes as a pack of ours."""
+    digest = blake3(VERSION.chunks[0]).hexdigest()
+    body = VERSION.chunks[0] + encode_footer(place([(digest, PAGE_BYTES)]))
+    pack = file_pack(blake3(body).hexdigest())
+    await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
+    await store.put_if_absent(f"{TENANT}/index/{pack}", b"{}")
+    assert (await fetched(tier, digest))[0] is ReadOutcome.ABSENT
+    await store.put_if_absent(f"{TENANT}/packs/{blake3(body).hexdigest()}", body)
+    assert await fetched(tier, digest) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+
+
+async def test_an_index_that_was_written_anew(store: MemoryStore, tier: StoreTier) -> None:
+    """A kept file's index, taken away and made again of another layout, is read again."""
+    version, pack = await publish_kept(store, 7)
+    index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
+    less = FileIndex(chunks=index.chunks[:1], size=index.size)
+    await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(less))
+    into = memoryview(bytearray(len(version.chunks[1])))
+    assert await tier.fetch(TENANT, version.digests[1], into) is ReadOutcome.ABSENT
+    await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(index))
+    assert await tier.fetch(TENANT, version.digests[1], into) is ReadOutcome.WHOLE
+
+
+async def two_packs(store: MemoryStore) -> tuple[str, str]:
+    """The version in two packs, in the order in which they are asked."""
+    first, second = sorted([await put_pack(store, chunks) for chunks in (VERSION.chunks, VERSION.chunks[:2])])
+    return first, second
+
+
+async def test_a_copy_that_is_gone(store: MemoryStore, tier: StoreTier) -> None:
+    """The other pack's is read at once."""
+    first, _ = await two_packs(store)
+    await fetched(tier, VERSION.digests[0])
+    await store.delete(f"{TENANT}/packs/{first}")
+    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+
+
+async def test_a_copy_that_is_wrong(store: MemoryStore, tier: StoreTier) -> None:
+    """Said to be faulty, it is asked after the other pack's; a chunk that has one place is read there again."""
+    first, second = await two_packs(store)
+    for pack, outcomes in ((first, [False, True, True]), (second, [False, True, True])):
+        whole = await store.read(f"{TENANT}/packs/{pack}")
+        await replaced(store, f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
+        for want in outcomes:
+            outcome, body = await fetched(tier, VERSION.digests[0])
+            assert outcome is ReadOutcome.WHOLE
+            if (body == VERSION.chunks[0]) != want:
+                raise AssertionError(pack)
+            if not want:
+                await tier.quarantine(TENANT, VERSION.digests[0])
+        await replaced(store, f"{TENANT}/packs/{pack}", whole)
+    await tier.quarantine(TENANT, VERSION.digests[2])
+    assert await fetched(tier, VERSION.digests[2]) == (ReadOutcome.WHOLE, VERSION.chunks[2])
+
+
+class Sick(MemoryStore):
+    """Packs whose names have `sick` in them can't be read."""
+
+    sick = ""
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        if self.sick in key:
+            raise BlobUnavailable("EIO")
+        await super().read_into(key, offset, into)
+
+
+async def test_a_wrong_copy_beside_one_out_of_reach() -> None:
+    """A pack is unavailable for a moment, and the copy that is found instead is wrong. Then the first one is read."""
+    store = Sick()
+    first = await put_pack(store, VERSION.chunks)
+    store.sick, tier = "no pack", tier_of(store)
+    await fetched(tier, VERSION.digests[0])
+    second = await put_pack(store, (VERSION.chunks[0], *OTHER.chunks))
+    whole = await store.read(f"{TENANT}/packs/{second}")
+    await replaced(store, f"{TENANT}/packs/{second}", bytes([whole[0] ^ 1]) + whole[1:])
+    store.sick = first
+    assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
+    await tier.quarantine(TENANT, VERSION.digests[0])
+    store.sick = "no pack"
+    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+
+
+async def test_a_copy_out_of_reach() -> None:
+    """A pack that the store can't read is no reason to wait, where another one holds the chunk."""
+    store = Sick()
+    store.sick, _ = await two_packs(store)
+    tier = tier_of(store)
+    for _ in range(2):
+        assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+    store.sick = "/packs/"
+    with pytest.raises(BlobUnavailable):
+        await fetched(tier, VERSION.digests[0])
+
+
+async def test_indexes_are_read_abreast() -> None:
+    """Many packs take few round trips, and no more calls at once than are good for a store."""
+
+    class Slow(MemoryStore):
+        running = most = 0
+
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0)
+            self.running -= 1
+            return await super().read(key, offset, length)
+
+    store = Slow()
+    versions = [describe([bytes([n]) * PAGE_BYTES], PAGE_BYTES) for n in range(1, 60)]
+    for version in versions:
+        await publish(store, version)
+    tier = tier_of(store)
+    assert await fetched(tier, versions[-1].digests[0]) == (ReadOutcome.WHOLE, versions[-1].chunks[0])
+    assert 2 < store.most <= 16
+
+
+async def test_tables_of_few_tenants_are_kept(store: MemoryStore, tier: StoreTier) -> None:
+    """An agent that lives long has loaded versions of many tenants. What it forgot it learns again."""
+    await publish(store, VERSION)
+    for number in range(TENANTS_KEPT + 10):
+        assert (await fetched(tier, VERSION.digests[0], f"tenant-{number}"))[0] is ReadOutcome.ABSENT
+        tier.expect(f"tenant-{number}", VERSION.id, VERSION.digests)
+    assert f"tenants={TENANTS_KEPT} " in repr(tier)
+    assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.WHOLE

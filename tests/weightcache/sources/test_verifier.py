@@ -1,0 +1,88 @@
+"""What a read is worth: bytes are compared where nobody did, and a faulty copy is counted and set aside once."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightcache.counters import Counters
+from weightcache.sources.policy.fair_read_queue import ChunkCountLimit
+from weightcache.sources.policy.healing import FAULTS, ReadOutcome
+from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot, is_digest_of
+from weightcache.sources.verifier import Tags, Verifier
+
+RIGHT = b"verified, byte by byte"
+DIGEST = blake3(RIGHT).hexdigest()
+TAGS = Tags()
+NAME, OTHER = "0f" * 32, "f0" * 32
+
+
+class Shelved:
+    """A source that is not read here, and remembers what it must not offer again."""
+
+    tier = "nvme"
+    attempts = 1
+    room = ChunkCountLimit(1)
+
+    def __init__(self) -> None:
+        self.aside: list[tuple[str, str]] = []
+
+    def may_have(self, tenant: str, digest: str) -> bool:
+        return True
+
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
+        raise AssertionError("only what was read is judged")
+
+    async def quarantine(self, tenant: str, digest: str) -> None:
+        self.aside.append((tenant, digest))
+
+
+@pytest.mark.parametrize(
+    ("read", "data", "want"),
+    [
+        pytest.param(ReadOutcome.WHOLE, RIGHT, ReadOutcome.WHOLE, id="the digest's bytes"),
+        pytest.param(ReadOutcome.WHOLE, RIGHT[:-1] + b"!", ReadOutcome.DIGEST, id="other bytes"),
+        pytest.param(ReadOutcome.VERIFIED, b"not looked at", ReadOutcome.VERIFIED, id="compared by who read them"),
+        pytest.param(ReadOutcome.ABSENT, b"", ReadOutcome.ABSENT, id="no copy is no fault"),
+        pytest.param(ReadOutcome.AWAY, b"", ReadOutcome.AWAY, id="no answer is no fault"),
+        *(pytest.param(fault, RIGHT, fault, id=f"a fault of the read: {fault}") for fault in sorted(FAULTS)),
+    ],
+)
+def test_check(read: ReadOutcome, data: bytes, want: ReadOutcome) -> None:
+    """What it came to; a fault leaves its count and a copy that is not offered again, anything else nothing."""
+    source, counters = Shelved(), Counters()
+
+    async def main() -> ReadOutcome:
+        with ThreadPoolExecutor(1) as threads:
+            verifier = Verifier(threads, is_digest_of, counters)
+            return await verifier.check(source, read, "acme", DIGEST, memoryview(data))
+
+    assert asyncio.run(main()) is want
+    assert source.aside == ([("acme", DIGEST)] if want in FAULTS else [])
+    assert counters.chunk_faults["nvme"] == ({want: 1} if want in FAULTS else {})
+
+
+@given(st.binary(min_size=1, max_size=4096), st.data())
+def test_only_the_same_bytes_match(data: bytes, draw: st.DataObject) -> None:
+    """Any bit, a shorter end, a longer one, and the same bytes under another name are told apart."""
+    tag = TAGS.compute_tag(memoryview(data), NAME)
+    assert len(tag) == 16
+    assert TAGS.matches(memoryview(bytes(data)), NAME, tag)
+    bit = draw.draw(st.integers(0, 8 * len(data) - 1))
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    assert not TAGS.matches(memoryview(flipped), NAME, tag)
+    assert not TAGS.matches(memoryview(data)[:-1], NAME, tag)
+    assert not TAGS.matches(memoryview(data + b"\0"), NAME, tag)
+    assert not TAGS.matches(memoryview(data), OTHER, tag)
+
+
+def test_another_process_has_another_key() -> None:
+    """A tag that was written down somewhere would be worth nothing."""
+    data = memoryview(b"weights")
+    assert not Tags().matches(data, NAME, TAGS.compute_tag(data, NAME))

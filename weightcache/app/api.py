@@ -1,0 +1,277 @@
+"""The agent's HTTP side: is it there, what does it hold, drop something. Weights go over the lease socket."""
+
+import asyncio
+from typing import Literal
+
+from fastapi import FastAPI, Request, Response
+
+from kelvin.contracts.artifacts.manifest import Digest
+from kelvin.contracts.errors import InvalidRequest, Refused, Unavailable
+from kelvin.contracts.names import is_digest, require_dns_label
+from kelvin.contracts.serving.start_forecast import TierPlacement, TierRate
+from kelvin.contracts.wire import Wire
+from kelvin.ipc.failure_responses import install_failure_handlers, problem_response
+from kelvin.ipc.http_bodies import answer, read
+from weightcache.app.cache import Cache
+from weightcache.app.lease_server import LeaseServer
+from weightcache.app.peer_node import PeerState, peer_state
+from weightcache.counters import plain
+from weightcache.fetch.prefetcher import PrefetchRequest
+
+
+class Evict(Wire, frozen=True):
+    """`POST /v1/evict`: everything of the version, of the tenant, or at all."""
+
+    tier: Literal["host", "nvme"]
+    tenant: str | None = None
+    version: Digest | None = None
+
+
+class Prefetch(Wire, frozen=True):
+    """`POST /v1/prefetch`: bring the version to the tier. `urgent`: a start waits for it."""
+
+    tenant: str
+    version: Digest
+    tier: Literal["host", "nvme"] = "host"
+    urgent: bool = False
+
+
+class PrefetchState(Wire, frozen=True):
+    """Wishes by what they are doing, and what became of others; `failed` by the failure's code."""
+
+    running: int
+    waiting: int
+    done: int
+    gave_way: int
+    failed: dict[str, int]
+
+
+class Damaged(Wire, frozen=True):
+    """A chunk in memory that was found wrong after its check, and the processes that still have it mapped."""
+
+    tenant: str
+    chunk: Digest
+    pids: tuple[int, ...]
+
+
+class Damages(Wire, frozen=True):
+    """`GET /v1/damages`: a part of the state, for who asks often."""
+
+    damaged: tuple[Damaged, ...]
+
+
+class HostState(Wire, frozen=True):
+    """Slabs by what they are doing; `slabs_huge` of them have huge pages throughout. `slabs_quota`: for one tenant."""
+
+    bytes: int
+    budget_bytes: int
+    chunks: int
+    versions: int
+    slab_bytes: int
+    slabs_used: int
+    slabs_busy: int
+    slabs_free: int
+    slabs_huge: int
+    slabs_quota: int
+    slabs_by_tenant: dict[str, int]
+    loading: int
+
+
+class NvmeState(Wire, frozen=True):
+    """Chunk files. `bytes_by_way` were read since the start: out of the page cache (`cached`), past it (`direct`) or,
+    where the file system refuses that, through it (`buffered`). `recognised_bytes` of them were compared with a tag.
+    """
+
+    bytes: int
+    budget_bytes: int
+    quota_bytes: int
+    bytes_by_tenant: dict[str, int]
+    chunks: int
+    bytes_by_way: dict[str, int]
+    recognised_bytes: int
+
+
+class State(Wire, frozen=True):
+    """`GET /v1/state`. Counters count from the agent's start, and hold the tiers, kinds and codes that occurred: faults
+    by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
+    versions that no trusted key signed where `require` or `warn` asks for it, chunks that were not kept on NVMe as
+    their memory was needed, reads of the store that were asked twice, connections of other users, chunks that were
+    hashed anew. Reads that run, chunks that wait for their turn, by tier, and chunks that are to be written are of this
+    moment. Rates are of tiers below the host's.
+    """
+
+    host: HostState
+    nvme: NvmeState
+    prefetches: PrefetchState
+    connections: int
+    leases: int
+    holders: int
+    leases_granted: int
+    leases_hot: int
+    leases_refused: dict[str, int]
+    strangers: int
+    examined_chunks: dict[str, int]
+    sweeps: int
+    damaged: tuple[Damaged, ...]
+    chunk_reads: dict[str, int]
+    bytes_read: dict[str, int]
+    chunk_faults: dict[str, dict[str, int]]
+    manifest_faults: dict[str, dict[str, int]]
+    attestation_faults: dict[str, dict[str, int]]
+    unverified_versions: int
+    healed_chunks: dict[str, int]
+    healed_manifests: dict[str, int]
+    refused_chunks: dict[str, int]
+    admitted_chunks: int
+    unadmitted_chunks: int
+    unkept_chunks: int
+    chunks_to_admit: int
+    reads_running: dict[str, int]
+    chunks_queued: dict[str, int]
+    hedges: int
+    hedges_won: int
+    unreadable_packs: int
+    rates: dict[str, TierRate]
+    peers: PeerState
+
+
+def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
+    """Routes over an open cache."""
+    app = FastAPI(title="Kelvin weight cache", openapi_url=None)
+    install_failure_handlers(app)
+    checking = asyncio.Lock()
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        return Response(status_code=200) if leases.accepting else problem_response(Unavailable("the weight cache"))
+
+    @app.get("/v1/state")
+    async def state() -> Response:
+        return answer(state_of(cache, leases))
+
+    @app.get("/v1/damages")
+    async def damages() -> Response:
+        return answer(Damages(damaged=damages_of(cache, leases)))
+
+    @app.get("/v1/whereabouts")
+    async def locate_chunks(request: Request) -> Response:
+        named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
+        if not is_digest(named["version"]):
+            raise Refused(InvalidRequest("version", named["version"][:80], "must be 64 hex digits"))
+        leases.check_tenant(require_dns_label(named["tenant"], "tenant"), named["version"])
+        tally = await cache.locate_chunks(named["tenant"], named["version"])
+        found = TierPlacement(
+            chunks_by_tier=tally.chunks,
+            bytes_by_tier=tally.bytes,
+            rates=rates_of(cache),
+            bytes_s=cache.residents.rates.load_time_s(tally.bytes),
+        )
+        return answer(found)
+
+    @app.post("/v1/evict")
+    async def evict(request: Request) -> Response:
+        wish = await read(request, Evict)
+        if wish.tenant is not None:
+            require_dns_label(wish.tenant, "tenant")
+        await cache.evict(wish.tier, wish.tenant, wish.version)
+        return Response(status_code=204)
+
+    @app.post("/v1/check")
+    async def check() -> Response:
+        async with checking:
+            return answer(await cache.examiner.check())
+
+    @app.post("/v1/prefetch")
+    async def prefetch(request: Request) -> Response:
+        wish = await read(request, Prefetch)
+        leases.check_tenant(require_dns_label(wish.tenant, "tenant"), wish.version)
+        cache.prefetcher.ask(PrefetchRequest(wish.tenant, wish.version, wish.tier, wish.urgent))
+        return Response(status_code=202)
+
+    return app
+
+
+def rates_of(cache: Cache) -> dict[str, TierRate]:
+    """How fast each tier below the host's is, as far as loads have shown."""
+    return {
+        tier: TierRate(bytes_per_s=rate.bytes_per_s, fixed_s=rate.fixed_s, loads=rate.loads)
+        for tier, rate in cache.residents.rates.by_tier.items()
+    }
+
+
+def damages_of(cache: Cache, leases: LeaseServer) -> tuple[Damaged, ...]:
+    """Chunks that were found wrong in memory, where processes live that may have them mapped."""
+    found = ((each, leases.pids_with(each.digest, each.place)) for each in cache.examiner.damages())
+    return tuple(Damaged(tenant=each.tenant, chunk=each.digest, pids=pids) for each, pids in found if pids)
+
+
+def state_of(cache: Cache, leases: LeaseServer) -> State:
+    """What an operator may want to know."""
+    index, slabs, counters = cache.arena.index, cache.arena.pool.counts, cache.counters
+    chunks, in_use = index.ready
+    return State(
+        host=HostState(
+            bytes=in_use,
+            budget_bytes=index.max_slabs * index.slab_bytes,
+            chunks=chunks,
+            versions=cache.residents.hot_count,
+            slab_bytes=index.slab_bytes,
+            slabs_used=index.slab_count,
+            slabs_busy=index.busy_count,
+            slabs_free=slabs["free"],
+            slabs_huge=slabs["huge"],
+            slabs_quota=index.quota,
+            slabs_by_tenant=dict(index.slabs_by_tenant),
+            loading=cache.loader.loading,
+        ),
+        nvme=NvmeState(
+            bytes=cache.nvme.index.total_bytes,
+            budget_bytes=cache.nvme.index.budget_bytes,
+            quota_bytes=cache.nvme.index.quota_bytes,
+            bytes_by_tenant=cache.nvme.index.bytes_by_tenant,
+            chunks=cache.nvme.index.file_count,
+            recognised_bytes=cache.nvme.recognised_bytes,
+            bytes_by_way={str(way): nbytes for way, nbytes in cache.nvme.bytes_by_way.items()},
+        ),
+        prefetches=PrefetchState(
+            running=cache.prefetcher.running,
+            waiting=cache.prefetcher.waiting,
+            done=counters.prefetched,
+            gave_way=counters.prefetches_gave_way,
+            failed=dict(counters.prefetches_failed),
+        ),
+        connections=leases.connections,
+        leases=leases.active,
+        holders=leases.holder_count,
+        leases_granted=counters.leases_granted,
+        leases_hot=counters.leases_hot,
+        leases_refused=dict(counters.leases_refused),
+        strangers=counters.strangers,
+        examined_chunks=dict(counters.examined),
+        sweeps=counters.sweeps,
+        damaged=damages_of(cache, leases),
+        chunk_reads=dict(counters.chunk_reads),
+        bytes_read=dict(counters.bytes_read),
+        chunk_faults=plain(counters.chunk_faults),
+        manifest_faults=plain(counters.manifest_faults),
+        attestation_faults=plain(counters.attestation_faults),
+        unverified_versions=counters.unverified,
+        healed_chunks=dict(counters.healed_chunks),
+        healed_manifests=dict(counters.healed_manifests),
+        refused_chunks=dict(counters.refused_chunks),
+        admitted_chunks=counters.admitted_chunks,
+        unadmitted_chunks=counters.unadmitted_chunks,
+        unkept_chunks=counters.unkept_chunks,
+        chunks_to_admit=cache.admissions.waiting,
+        reads_running=cache.fetcher.scheduler.running,
+        chunks_queued=cache.fetcher.scheduler.queued,
+        hedges=counters.hedges,
+        hedges_won=counters.hedges_won,
+        unreadable_packs=cache.remote.unreadable_packs,
+        rates=rates_of(cache),
+        peers=peer_state(cache.peering, counters),
+    )

@@ -1,0 +1,56 @@
+"""The composition root of the cache agent: settings in, two sockets out."""
+
+import asyncio
+import socket
+
+from kelvin.blobstore.blob_store import BlobStore
+from kelvin.blobstore.store_factory import open_checked_store
+from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.service_lifecycle import serve_until
+from kelvin.telemetry.telemetry import open_without_traces
+from weightcache.app.api import make_app, state_of
+from weightcache.app.cache import open_cache
+from weightcache.app.lease_server import LeaseServer
+from weightcache.app.metrics import describe_cache
+from weightcache.app.peer_node import serving_peers
+from weightcache.app.settings import CacheSettings
+from weightcache.client.lease_protocol import SOCKET
+from weightcache.sources.source import Verify, is_digest_of
+
+HTTP_SOCKET = "cache.sock"
+SPARE_CONNECTIONS = 8  # for manifests, and for reads that are asked a second time
+
+
+async def run(settings: CacheSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises BlockingIOError where another agent has the directory, BadSetting over the store."""
+    connections = settings.store_reads + SPARE_CONNECTIONS
+    async with open_checked_store(settings.store_url, writes=False, connections=connections) as store:
+        await serve(settings, store, stop)
+
+
+async def serve(
+    settings: CacheSettings, store: BlobStore, stop: asyncio.Event, *, verify: Verify = is_digest_of
+) -> None:
+    """As `run`, over a given store."""
+    directory, telemetry = SocketDirectory(settings.run), open_without_traces("weightcache")
+    try:
+        async with (
+            open_cache(settings, store, verify=verify) as cache,
+            serving_peers(settings.peers, cache.peering, cache.counters),
+        ):
+            leases = LeaseServer(
+                directory.listen(SOCKET, socket.SOCK_SEQPACKET),
+                cache.residents,
+                cache.arena,
+                cache.counters,
+                settings.tenant,
+            )
+            describe_cache(telemetry.page, lambda: state_of(cache, leases))
+            leases.open()
+            app = telemetry.with_metrics_route(make_app(cache, leases))
+            try:
+                await serve_until(app, directory.listen(HTTP_SOCKET), stop)
+            finally:
+                await leases.close()
+    finally:
+        directory.close()

@@ -1,0 +1,158 @@
+"""The whole cache of one machine, put together: tiers, loader, versions. How it is asked is the sockets' business."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kelvin.blobstore.blob_store import BlobStore
+from kelvin.contracts.errors import Conflict, InvalidRequest, Refused
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.crypto.trust_roots import read_trust
+from kelvin.process.loops import Loops
+from weightcache.app.peer_node import PeerNode, open_peers
+from weightcache.app.settings import CacheSettings
+from weightcache.counters import Counters
+from weightcache.fetch.attestation_loader import AttestationLoader
+from weightcache.fetch.chunk_loader import ChunkLoader
+from weightcache.fetch.fetcher import Fetcher
+from weightcache.fetch.manifest_loader import ManifestLoader
+from weightcache.fetch.nvme_admission import NvmeAdmission
+from weightcache.fetch.prefetcher import Prefetcher
+from weightcache.fetch.tier_model_policy import TierModel, file_reload, slab_reload
+from weightcache.fetch.trust_policy import VerificationPolicy
+from weightcache.fetch.version_loader import LeasePriority, VersionLoader
+from weightcache.host.arena import Arena
+from weightcache.host.policy.host_index import HostIndex
+from weightcache.host.policy.pool_sizes import choose_thread_counts, spare_slabs
+from weightcache.host.resident_version import TIERS, TierTally
+from weightcache.host.slab_pool import SlabPool
+from weightcache.nvme.disk_index_policy import DiskIndex
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.nvme.scrubber import ChunkExaminer, Scrubber
+from weightcache.sources.policy.bdp_window import BdpWindow
+from weightcache.sources.policy.read_hedging import HedgeRule, ReadHedging
+from weightcache.sources.source import Source, Verify, is_digest_of
+from weightcache.sources.store_ranges import StoreRanges
+from weightcache.sources.store_tier import StoreTier
+from weightcache.sources.verifier import Recheck, Tags, Verifier
+
+SETTLE_S: Final = 20.0  # less than the control plane waits for the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Open until the block of `open_cache` is left."""
+
+    arena: Arena
+    nvme: NvmeTier
+    remote: StoreTier
+    fetcher: Fetcher
+    admissions: NvmeAdmission
+    loader: ChunkLoader
+    papers: ManifestLoader
+    residents: VersionLoader
+    prefetcher: Prefetcher
+    examiner: ChunkExaminer
+    counters: Counters
+    peering: PeerNode | None
+
+    async def locate_chunks(self, tenant: str, version: str) -> TierTally:
+        """Return the distinct chunks of the version by the tier in which a lease would find them now. Peers are not
+        asked: what they may have counts as the store's. No chunk is touched. Raises as `ManifestLoader.manifest`.
+        """
+        if (hot := self.residents.try_hot(tenant, version)) is not None:
+            return hot
+        _, manifest = await self.papers.manifest(tenant, version)
+        tally = TierTally(dict.fromkeys(TIERS, 0), dict.fromkeys(TIERS, 0))
+        for digest, length in {chunk.digest: chunk.length for chunk in manifest.chunks}.items():
+            tier = "store"
+            if self.arena.index.is_ready(tenant, digest):
+                tier = "host"
+            elif self.nvme.index.holds((tenant, digest)):
+                tier = "nvme"
+            tally.chunks[tier] += 1
+            tally.bytes[tier] += length
+        return tally
+
+    async def evict(self, tier: Literal["host", "nvme"], tenant: str | None, version: str | None) -> None:
+        """Drop what the tier holds of the version (None: all) of the tenant (None: all). Loads and writes under way are
+        waited for, for SETTLE_S at most. What a prefetch brings after that stays.
+
+        Raises `Refused`: Conflict where slabs are in use (the others are gone then), InvalidRequest for a version
+        without a tenant, Unavailable where the disk refuses, and as `ManifestLoader.manifest`.
+        """
+        digests = None
+        if version is not None:
+            if tenant is None:
+                raise Refused(InvalidRequest("tenant", "null", "must be given with a version"))
+            _, manifest = await self.papers.manifest(tenant, version)
+            digests = frozenset(chunk.digest for chunk in manifest.chunks)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self.loader.wait_until_idle()
+        if tier == "nvme":
+            await self.nvme.evict(tenant, version, digests)
+        elif busy := self.arena.evict(tenant, digests):
+            raise Refused(Conflict("the host tier", f"{busy} slabs are in use by living processes or loads"))
+
+
+@asynccontextmanager
+async def open_cache(
+    settings: CacheSettings, store: BlobStore, *, verify: Verify = is_digest_of
+) -> AsyncIterator[Cache]:
+    """Raises BlockingIOError where another agent has the directory, BadSetting over trust roots that are none."""
+    counters = Counters()
+    rates = TierModel()
+    nvme_quota = settings.nvme_bytes * settings.nvme_quota // 100
+    disk = DiskIndex(settings.nvme_bytes, nvme_quota, file_reload(rates))
+    trust = read_trust(settings.data, settings.roots)
+    if settings.verify is VerificationPolicy.REQUIRE and not trust.roots:
+        raise BadSetting("KELVIN_VERIFY", settings.verify, f"needs a public key (*.pem) in {settings.roots}")
+    async with AsyncExitStack() as stack:
+        threads = choose_thread_counts(len(os.sched_getaffinity(0)))
+        reads = stack.enter_context(ThreadPoolExecutor(threads.read, "read"))
+        hashes = stack.enter_context(ThreadPoolExecutor(threads.hash, "hash"))
+        making = stack.enter_context(ThreadPoolExecutor(threads.make, "slab"))
+        verifier = Verifier(hashes, verify, counters, Tags() if settings.recheck is Recheck.TAG else None)
+        nvme = NvmeTier(settings.cache, disk, reads, time.time, verifier, threads.chunks)
+        await nvme.open()
+        stack.callback(nvme.close)
+        limit = settings.host_bytes // settings.slab_bytes
+        quota = max(1, limit * settings.host_quota // 100)
+        spare = spare_slabs(settings.host_bytes, settings.slab_bytes, settings.spare_bytes)
+        pool = SlabPool(settings.slab_bytes, limit, making, spare=spare, at_once=threads.make)
+        arena = Arena(HostIndex(settings.slab_bytes, limit, quota, slab_reload(rates, disk.holds)), pool)
+        stack.push_async_callback(arena.close)
+        arena.pool.ensure_spare()
+        hedging = ReadHedging(HedgeRule(settings.hedge_percent / 100))
+        remote = StoreTier(store, StoreRanges(store, hedging, BdpWindow(settings.store_reads), counters))
+        peering = await stack.enter_async_context(open_peers(settings.peers, arena, nvme, remote, verifier, counters))
+        below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
+        peers = None if peering is None else peering.tier
+        fetcher = Fetcher((nvme, *below), verifier, counters, peers)
+        beneath = fetcher.without_first()
+        admissions = NvmeAdmission(
+            arena, nvme, beneath, remote, counters, lambda: fetcher.scheduler.running[nvme.tier] > 0
+        )
+        loader = ChunkLoader(arena, fetcher, admissions)
+        stack.push_async_callback(loader.close)
+        papers = ManifestLoader(store, nvme, remote, counters)
+        attestations = AttestationLoader(store, nvme, counters, trust, settings.verify)
+        waiting = LeasePriority()
+        residents = VersionLoader(arena, loader, papers, attestations, waiting, rates)
+        stack.push_async_callback(residents.close)
+        prefetcher = Prefetcher(residents, papers, attestations, admissions, waiting, counters)
+        stack.push_async_callback(prefetcher.close)
+        examiner = ChunkExaminer(arena, nvme, verifier, counters, residents.forget, admissions.rewrite)
+        if settings.scrub_s:
+            scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
+            loops = await stack.enter_async_context(Loops())
+            loops.start("scrub", scrubber.run)
+        yield Cache(
+            arena, nvme, remote, fetcher, admissions, loader, papers, residents, prefetcher, examiner, counters, peering
+        )

@@ -1,0 +1,277 @@
+"""The lease socket: one request and one lease per connection, ended by the connection's end or the process's.
+
+Whoever asks for a progressive lease is sent the slabs while they are being filled, and told which parts are ready.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from msgspec.structs import replace
+
+from kelvin.blobstore.bounded_gather import cancel_and_wait
+from kelvin.contracts.backoff import should_log
+from kelvin.contracts.errors import Failure, InvalidRequest, NotFound, Refused
+from kelvin.contracts.names import require_dns_label
+from kelvin.contracts.problem import to_wire
+from kelvin.contracts.wire import decode, encode
+from kelvin.process.race import first
+from kelvin.process.request_context import begin
+from weightcache.client.lease_protocol import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
+from weightcache.client.spans_policy import merged
+from weightcache.counters import Counters
+from weightcache.fetch.version_loader import VersionLoader
+from weightcache.host.arena import Arena
+from weightcache.host.mapping_tracker import Holder, MappingTracker, credentials
+from weightcache.host.policy.extents import SlabRange
+from weightcache.host.resident_version import LoadProgress, ResidentVersion
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 1024
+REQUEST_TIMEOUT_S: Final = 5.0
+SEND_TIMEOUT_S: Final = 60.0
+PAUSE_S: Final = 0.1  # until somebody has closed a descriptor
+LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancels
+
+
+@dataclass(slots=True)
+class _LeaseConnection:
+    """One connection: the version whose slabs were sent, what undoes the lease, and whether its process has died."""
+
+    sock: socket.socket
+    stack: ExitStack
+    resident: ResidentVersion | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class LeaseServer:
+    """Serves `listener` (SEQPACKET) from `open` to `close`, to processes of its own user and of root."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        residents: VersionLoader,
+        arena: Arena,
+        counters: Counters,
+        tenant: str | None = None,
+    ) -> None:
+        """With a `tenant`, lend versions of that tenant alone: a client states its tenant, and nothing proves it."""
+        self._tenant = tenant
+        self._listener = listener
+        self._residents = residents
+        self._arena = arena
+        self._counters = counters
+        self._mappings = MappingTracker(arena.drop_holder)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures = 0  # of accepts, in a row
+        self.active = 0
+        self.accepting = False
+
+    def __repr__(self) -> str:
+        return f"<LeaseServer leases={self.active} connections={self.connections} {self._mappings!r}>"
+
+    @property
+    def connections(self) -> int:
+        """Clients that are connected, granted or not."""
+        return len(self._tasks)
+
+    @property
+    def holder_count(self) -> int:
+        """Living processes that may have slabs mapped."""
+        return self._mappings.count
+
+    def pids_with(self, digest: str, place: SlabRange) -> tuple[int, ...]:
+        """Living processes that may have the chunk mapped from that place."""
+        return self._mappings.pids_with(digest, place)
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self._listener.setblocking(False)
+        self.accepting = True
+        self._listen()
+
+    async def close(self) -> None:
+        """Ends all leases; processes keep what they mapped."""
+        self.accepting = False
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._listener.close()
+        await cancel_and_wait(tuple(self._tasks))
+        await self._mappings.close()
+
+    def _listen(self) -> None:
+        if self.accepting:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._failures += 1
+            if should_log(self._failures):
+                log.error("accept failed", extra={"error": str(error), "failures": self._failures})
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener.fileno())  # who waits goes on waiting: it would be told at once again
+            loop.call_later(PAUSE_S, self._listen)
+            return
+        self._failures = 0
+        if self.connections >= MAX_CONNECTIONS:
+            sock.close()  # the client reads an end and reports the cache unavailable
+            return
+        sock.setblocking(False)
+        task = asyncio.create_task(self._serve(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                raw = await loop.sock_recv(sock, MAX_MESSAGE_BYTES)
+            if raw:
+                # Nothing more is expected: whatever comes is the end.
+                await first(self._lease(sock, raw), loop.sock_recv(sock, 1))
+        except (TimeoutError, OSError) as error:
+            log.info("a lease's client is gone", extra={"error": repr(error)})
+        except Exception:
+            log.exception("a lease failed")
+        finally:
+            sock.close()
+
+    async def _lease(self, sock: socket.socket, raw: bytes) -> None:
+        """Returns where it was refused; otherwise lasts until it is cancelled or the process dies."""
+        with ExitStack() as stack:
+            connection = _LeaseConnection(sock, stack)
+            try:
+                self._check_user(sock)
+                request = decode(raw, LeaseRequest, what="lease request")
+                self.check_tenant(require_dns_label(request.tenant, "tenant"), request.version)
+                if request.request_id is not None:
+                    begin(request.request_id)
+                await self._grant(connection, request)
+            except Refused as refused:
+                await self._refuse(sock, refused.failure)
+                return
+            await connection.ended.wait()
+
+    def _check_user(self, sock: socket.socket) -> None:
+        """The directory's mode keeps others out; where that was loosened, this does. Raises `Refused`."""
+        pid, uid = credentials(sock)
+        if pid == 0:  # its death could not be seen, nor it be told from others: its slabs would be taken from under it
+            self._counters.strangers += 1
+            log.warning("a process of another PID namespace asked for a lease", extra={"uid": uid})
+            rule = "must be of a process that the weight cache's PID namespace has (hostPID)"
+            raise Refused(InvalidRequest("pid", "0", rule))
+        if not may_lease(uid):
+            self._counters.strangers += 1
+            log.warning("another user asked for a lease", extra={"uid": uid})
+            raise Refused(InvalidRequest("uid", str(uid), "must be root's, or that of the weight cache's own user"))
+
+    def check_tenant(self, tenant: str, version: str) -> None:
+        """Raise `Refused(NotFound)` if this agent is not for that tenant: another's version does not exist here."""
+        if self._tenant not in (None, tenant):
+            raise Refused(NotFound("version", version))
+
+    async def _grant(self, connection: _LeaseConnection, request: LeaseRequest) -> None:
+        """Send the answer. Raises OSError where the client is gone."""
+        on_loading = partial(self._stream_progress, connection) if request.progressive else None
+        residents = self._residents
+        async with residents.pinned(
+            request.tenant, request.version, LOAD_TIMEOUT_S, request.engines, on_loading
+        ) as arrival:
+            whole = LeaseReply(ok=True, chunks_by_tier=arrival.tally.chunks, bytes_by_tier=arrival.tally.bytes)
+            if connection.resident is arrival.resident:
+                await _send(connection.sock, whole)
+            else:
+                if connection.resident is not None:  # the client may not have read all that it was told yet
+                    await _until_writable(connection.sock)
+                self._send_slabs(connection, arrival.resident, whole)
+            self._counters.leases_granted += 1
+            self._counters.leases_hot += arrival.tally is arrival.resident.tally
+            seen = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": arrival.tally.chunks}
+            log.info("leased", extra=seen)
+
+    def _note_lease_end(self, holder: Holder) -> None:
+        """A process that lives on and has unmapped its leases' slabs holds none of them any more."""
+        slabs = self._arena.index.held_by(holder.number)
+        self._mappings.note_lease_end(holder, [os.fstat(self._arena.slab(number).fd).st_ino for number in slabs])
+
+    async def _stream_progress(self, connection: _LeaseConnection, progress: LoadProgress) -> None:
+        """Answer as soon as that is possible; then which parts are ready, until it is cancelled."""
+        resident = await progress.wait_until_placed()
+        if not await self._arena.made(resident.slabs) or progress.resident is not resident:
+            return
+        self._send_slabs(connection, resident, LeaseReply(ok=True, whole=False))
+        told = 0
+        while spans := await progress.ready_since(resident, told):
+            await _send(connection.sock, LeaseReply(ok=True, whole=False, ready=merged(spans)))
+            told += len(spans)
+
+    def _send_slabs(self, connection: _LeaseConnection, resident: ResidentVersion, reply: LeaseReply) -> None:
+        """Send the reply with the slabs, which stay until the process has none of them. They are pinned now, and
+        nothing awaits in here: between sending and holding nothing may be evicted, nor the process forgotten.
+        """
+        holder = self._mappings.track_process(connection.sock)
+        slabs = [self._arena.slab(number) for number in resident.slabs]
+        reply = replace(
+            reply,
+            manifest_bytes=resident.manifest_bytes,
+            layout_bytes=resident.layout_bytes,
+            slabs=tuple(SlabFact(id=n, bytes=slab.length) for n, slab in zip(resident.slabs, slabs, strict=True)),
+        )
+        descriptors = array("i", [resident.papers.fd, *(slab.fd for slab in slabs)])
+        connection.sock.sendmsg([encode(reply)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        self._arena.index.hold(holder.number, resident.slabs, time.monotonic())
+        holder.lend(resident.places)
+        if connection.resident is None:
+            connection.stack.enter_context(self._hold_lease(holder, connection.ended))
+        connection.resident = resident
+
+    @contextmanager
+    def _hold_lease(self, holder: Holder, ended: asyncio.Event) -> Iterator[None]:
+        """The process has a lease while the block runs; its death sets `ended`."""
+        self.active += 1
+        holder.leases.add(ended)
+        try:
+            yield
+        finally:
+            holder.leases.discard(ended)
+            self.active -= 1
+            if self.accepting:
+                self._note_lease_end(holder)
+
+    async def _refuse(self, sock: socket.socket, failure: Failure) -> None:
+        self._counters.leases_refused[failure.code] += 1
+        await _send(sock, LeaseReply(ok=False, failure=to_wire(failure)))
+
+
+def may_lease(uid: int) -> bool:
+    """Whether a process of this user may be sent weights: of our own, or of root, who can read them anyway."""
+    return uid in (0, os.geteuid())
+
+
+async def _until_writable(sock: socket.socket) -> None:
+    """Wait until a message can be sent without waiting. Raises TimeoutError where the client reads nothing."""
+    loop, writable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(sock, writable.set)
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await writable.wait()
+    finally:
+        loop.remove_writer(sock)
+
+
+async def _send(sock: socket.socket, reply: LeaseReply) -> None:
+    """Raises OSError or TimeoutError where the client is gone, or does not read what it was sent before."""
+    async with asyncio.timeout(SEND_TIMEOUT_S):
+        await asyncio.get_running_loop().sock_sendall(sock, encode(reply))

@@ -1,0 +1,118 @@
+"""This node among others, put together: the source and the turns that loads take, and the port on which others ask."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from kelvin.contracts.setting_parser import BadSetting
+from kelvin.contracts.wire import Wire
+from kelvin.crypto.node_tls import NodeTls
+from weightcache.app.settings import PeerSettings
+from weightcache.counters import Counters
+from weightcache.fetch.fetcher import MAX_OWNER_WAITS
+from weightcache.host.arena import Arena
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.peers.peer_client import Peer
+from weightcache.peers.peer_group import PeerGroup
+from weightcache.peers.peer_server import PeerExports, PeerServer
+from weightcache.peers.peer_tier import MAX_PEER_READS, PeerTier, SharedStore
+from weightcache.sources.source import Source
+from weightcache.sources.verifier import Verifier
+
+BACKLOG: Final = 256
+CONNECTIONS: Final = MAX_PEER_READS + MAX_OWNER_WAITS + 8  # to one node: for chunks, waits, and questions about many
+KEPT_S: Final = 30.0  # less than the other end keeps them
+
+
+class PeerFact(Wire, frozen=True):
+    """Another node, as this one has found it."""
+
+    url: str
+    answers: bool
+    bytes_per_s: float | None
+
+
+class PeerState(Wire, frozen=True):
+    """What others are to this node, and what it sent them since its start. Refused: as too much was under way;
+    cut: too slow, or gone; strangers: connections of no node.
+    """
+
+    nodes: tuple[PeerFact, ...]
+    sent_chunks: int
+    sent_bytes: int
+    refused: int
+    cut: int
+    strangers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerNode:
+    """Open until the block of `open_peers` is left. `store` is the one that was given, for all nodes together."""
+
+    tier: PeerTier
+    store: SharedStore
+    exports: PeerExports
+    tls: NodeTls
+
+
+@asynccontextmanager
+async def open_peers(
+    settings: PeerSettings, arena: Arena, nvme: NvmeTier, store: Source, verifier: Verifier, counters: Counters
+) -> AsyncIterator[PeerNode | None]:
+    """None where there are to be no peers."""
+    if not settings.secrets:
+        yield None
+        return
+    tls, clock = NodeTls(settings.secrets), asyncio.get_running_loop().time
+    exports = PeerExports(arena, nvme, verifier, counters)
+    connector = aiohttp.TCPConnector(ssl=tls.client(), limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=KEPT_S)
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        peers = [Peer(url, session, clock) for url in settings.urls]
+        group = PeerGroup(secrets.token_hex(8), peers, exports.has, clock, serves=settings.listen is not None)
+        tier = PeerTier(group, lambda *key: nvme.index.holds(key))
+        try:
+            yield PeerNode(tier, SharedStore(store, group), exports, tls)
+        finally:
+            await group.close()
+
+
+@asynccontextmanager
+async def serving_peers(settings: PeerSettings, peering: PeerNode | None, counters: Counters) -> AsyncIterator[None]:
+    """Others may ask while the block runs, where `settings` say so. Raises BadSetting over an address not ours."""
+    if peering is None or settings.listen is None:
+        yield
+        return
+    server = PeerServer(_listener(settings.listen), peering.tls.server(), peering.exports, peering.tier.group, counters)
+    server.open()
+    try:
+        yield
+    finally:
+        await server.close()
+
+
+def peer_state(peering: PeerNode | None, counters: Counters) -> PeerState:
+    """What an operator may want to know."""
+    peers = [] if peering is None else peering.tier.group.peers
+    return PeerState(
+        nodes=tuple(PeerFact(url=each.url, answers=each.answers, bytes_per_s=each.pace.rate) for each in peers),
+        sent_chunks=counters.peer_sent_chunks,
+        sent_bytes=counters.peer_sent_bytes,
+        refused=counters.peer_refusals,
+        cut=counters.peer_cuts,
+        strangers=counters.peer_strangers,
+    )
+
+
+def _listener(address: tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        shown = f"{address[0]}:{address[1]}"
+        raise BadSetting("KELVIN_PEER_LISTEN", shown, f"can't be listened on: {error.strerror}") from error

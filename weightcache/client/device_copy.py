@@ -1,0 +1,292 @@
+"""A lease's tensors: views of its mapping without a copy, or of a copy on a device.
+
+Views of the read-only mapping: writing to one is a SIGSEGV, by design.
+
+On a device there is one arena, filled through a ring of buffers and held against the host's bytes. Bytes go through the
+ring as they become ready: few and large copies, no buffer filled before it was drained. What a buffer is, and how a
+copy out of it runs beside everything else, is the lane's.
+
+Of `CudaLane` the CPU fills a pinned buffer while the device drains the others; an event tells when a buffer may be
+filled again. A second stream sums up in the device's own memory what arrived, while the next copies run.
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from kelvin.contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
+from kelvin.contracts.artifacts.manifest import Manifest, Tensor
+from kelvin.contracts.artifacts.runtime_control import SealAttestation
+from kelvin.contracts.errors import Failure, Refused
+from weightcache.client.device_checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, keys_on, sum_blocks, sums_of
+from weightcache.client.lease import Lease
+from weightcache.client.spans_policy import Span, Spans, completed
+from weightcache.sources.source import is_digest_of
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 2  # a bad copy is not yet bad memory
+STAGERS: Final = 4  # one core copies slower than a device's bus
+
+SLOT_BYTES: Final = 32 << 20
+SLOTS: Final = 4
+
+
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def tensors(lease: Lease) -> dict[str, torch.Tensor]:
+    """By name, in the manifest's order. They keep the lease object alive, but not its mapping past `close`."""
+    if not lease.total_bytes:
+        return {tensor.name: _empty(tensor) for tensor in lease.manifest.tensors}
+    # A ctypes buffer claims to be writable: a read-only one would make torch warn for each tensor.
+    buffer = (ctypes.c_ubyte * lease.total_bytes).from_address(lease.address)
+    buffer._lease = lease  # type: ignore[attr-defined]
+    lease.track_buffer(buffer)
+    return {tensor.name: _view_tensor(buffer, tensor) for tensor in lease.manifest.tensors}
+
+
+def _view_tensor(buffer: object, tensor: Tensor) -> torch.Tensor:
+    dtype = DTYPES[tensor.dtype]
+    count = tensor.nbytes // dtype.itemsize
+    if not count:
+        return _empty(tensor)
+    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=tensor.offset)
+    return flat.view(tensor.shape)
+
+
+def _empty(tensor: Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
+
+
+class Lane(Protocol):
+    """`slots` buffers of `slot_bytes`, whole blocks each. Called from one thread."""
+
+    @property
+    def slots(self) -> int:
+        """How many copies may be under way."""
+        ...
+
+    @property
+    def slot_bytes(self) -> int:
+        """A multiple of `BLOCK_BYTES`."""
+        ...
+
+    def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The device's memory for so many bytes, and for their sums (blocks, 2). Raises torch.OutOfMemoryError."""
+        ...
+
+    def wait(self, slot: int) -> None:
+        """Until the last copy out of this buffer has ended; at once where there was none."""
+        ...
+
+    def stage(self, slot: int, address: int, nbytes: int) -> None:
+        """Fill the beginning of the buffer with what is at `address` in this process. Blocking."""
+        ...
+
+    def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
+        """Start to copy the buffer's beginning, and then to sum up what arrived. Copies run in the order of calls."""
+        ...
+
+    def finish(self) -> None:
+        """All copies and sums have ended; the buffers are free."""
+        ...
+
+
+def send_all(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The device's copy of `total` bytes at `address`, and its sums; complete on return.
+
+    `ready` gives the parts that may be read, in any order, each once, until that is all: it may block until there are
+    more. A buffer's worth is sent once all of it may be read, so that a part that is late keeps no other waiting.
+    Whatever `ready` raises is raised, after the last copy ended.
+    """
+    arena, sums = lane.begin(total)
+    there, step = Spans(total), 0
+    try:
+        for span in ready:
+            for begin, end in completed(span, there.add(*span), lane.slot_bytes, total):
+                slot = step % lane.slots
+                lane.wait(slot)
+                lane.stage(slot, address + begin, end - begin)
+                lane.send(slot, end - begin, arena[begin:end], sums[begin // BLOCK_BYTES : blocks_of(end)])
+                step += 1
+    finally:
+        lane.finish()
+    assert there.is_whole, "ready ends with all of it"
+    return arena, sums
+
+
+class CudaLane:
+    """Pinned buffers, registered once: made while the process parks, used for each restore. See `Lane`."""
+
+    def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES, slots: int = SLOTS) -> None:
+        assert slot_bytes % BLOCK_BYTES == 0
+        self.device = device
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._checks = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(slots)]
+        self._copied = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
+        self._stagers = ThreadPoolExecutor(min(STAGERS, len(os.sched_getaffinity(0))), "stage")
+        keys_on(device)
+        torch.cuda.synchronize(device)
+
+    def __repr__(self) -> str:
+        return f"<CudaLane {self.device} {self.slots} x {self.slot_bytes >> 20} MiB>"
+
+    def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Lane`."""
+        arena = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        sums = torch.zeros((blocks_of(nbytes), 2), dtype=torch.int64, device=self.device)
+        for stream in (self._copies, self._checks):  # the memory may be in use on the current stream until then
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+        return arena, sums
+
+    def wait(self, slot: int) -> None:
+        """See `Lane`."""
+        self._copied[slot].synchronize()  # returns at once where it was never recorded
+
+    def stage(self, slot: int, address: int, nbytes: int) -> None:
+        """See `Lane`."""
+        copy_in_parts(self._stagers, self._buffers[slot].data_ptr(), address, nbytes)
+
+    def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
+        """See `Lane`."""
+        with torch.cuda.stream(self._copies):
+            into.copy_(self._buffers[slot][:nbytes], non_blocking=True)
+            self._copied[slot].record(self._copies)
+        with torch.cuda.stream(self._checks):
+            self._checks.wait_event(self._copied[slot])
+            sum_blocks(into, sums)
+
+    def finish(self) -> None:
+        """See `Lane`."""
+        self._copies.synchronize()
+        self._checks.synchronize()
+
+
+def copy_in_parts(threads: ThreadPoolExecutor, to: int, address: int, nbytes: int) -> None:
+    """memmove by several threads, of a block or more each. Blocking."""
+    share = -(-nbytes // STAGERS // BLOCK_BYTES) * BLOCK_BYTES
+    parts = [
+        threads.submit(ctypes.memmove, to + at, address + at, min(share, nbytes - at)) for at in range(0, nbytes, share)
+    ]
+    for part in parts:
+        part.result()
+
+
+class Lanes:
+    """One lane per device, kept for the process's life.
+
+    It is made while the process is parked, or by its first restore if that comes sooner: page-locking memory and a
+    first use of CUDA take longer than many a restore. Only forked processes get here; the zygote touches no device.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[torch.device], Lane] = CudaLane,
+        count: Callable[[], int] = torch.cuda.device_count,  # by NVML where torch finds it: makes no context
+    ) -> None:
+        self._make = make
+        self._count = count
+        self._lanes: dict[torch.device, Lane] = {}
+
+    @property
+    def has_device(self) -> bool:
+        """Whether this machine has one."""
+        return self._count() > 0
+
+    def prepare(self) -> None:
+        """A step of a parked standby's warm-up."""
+        if self.has_device:
+            self.to(torch.device("cuda", 0))
+
+    def to(self, device: torch.device) -> Lane:
+        """The lane to the device."""
+        if device not in self._lanes:
+            self._lanes[device] = self._make(device)
+        return self._lanes[device]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """`tensors` are views of `arena`, which holds the version's linear space and has this checksum."""
+
+    arena: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+    checksum: str
+
+
+def checksum_in(attestations: Iterable[SealAttestation]) -> str | None:
+    """What sealing took of the version's bytes; None where no seal says, or they contradict each other."""
+    said = {seal.device_checksum for seal in attestations} - {None}
+    return said.pop() if len(said) == 1 else None
+
+
+def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeights:
+    """Returns when all bytes are there and proved to be. The lease may be closed then. What of it is ready is copied
+    while the rest is on its way.
+
+    `expected` is the checksum that a seal has of the version's bytes; without one it is taken of the lease's, hashed
+    again for it, which takes longer than the copy. Raises `Refused` where other bytes arrive, twice, or the lease's
+    can't be had, and torch.OutOfMemoryError.
+    """
+    total = lease.total_bytes
+    want = expected
+    for attempt in range(1, ATTEMPTS + 1):
+        arena, sums = send_all(lane, lease.address, total, lease.ready_parts())
+        want = want or _first_checksum(lease)
+        if fold(sums, total) == want:
+            return DeviceWeights(arena, _views(lease.manifest, arena), want)
+        log.error("other bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
+        del arena  # before the next one is asked for
+    raise Refused(_find_damage(lease, sums))
+
+
+def _first_checksum(lease: Lease) -> str:
+    """It will be signed: memory that changed since it was verified must not get into it."""
+    if (wrong := _wrong_chunk(lease)) is not None:
+        raise Refused(ChunkCorrupt(wrong, "host"))
+    return checksum_of(lease.view(0, lease.total_bytes))
+
+
+def _wrong_chunk(lease: Lease) -> str | None:
+    """The first chunk that is not what its digest says, on the host."""
+    begin = 0
+    for chunk in lease.manifest.chunks:
+        if not is_digest_of(lease.view(begin, chunk.length), chunk.digest):
+            return chunk.digest
+        begin += chunk.length
+    return None
+
+
+def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        tensor.name: arena[tensor.offset : tensor.offset + tensor.nbytes].view(DTYPES[tensor.dtype]).view(tensor.shape)
+        for tensor in manifest.tensors
+    }
+
+
+def _find_damage(lease: Lease, sums: torch.Tensor) -> Failure:
+    """Which chunk is wrong: on the device, or on the host since it was verified there. Slow, and rare."""
+    there, here = sums.cpu(), sums_of(lease.view(0, lease.total_bytes))
+    differing = (there != here).any(dim=1)
+    begin = 0
+    for chunk in lease.manifest.chunks:
+        end = begin + chunk.length
+        if differing[begin // BLOCK_BYTES : blocks_of(end)].any():
+            return ChunkCorrupt(chunk.digest, "device")
+        begin = end
+    if (wrong := _wrong_chunk(lease)) is not None:
+        return ChunkCorrupt(wrong, "host")
+    return AttestationInvalid(lease.version, "its checksum is not that of the version's bytes")

@@ -1,0 +1,183 @@
+"""What is signed about a version, verified: from the store, which may have news, or as the NVMe tier kept it.
+
+The kept copy is read, then the store is asked for news. Where it is away, or slow, the copy counts, so a version whose
+bytes are all here starts without it. A faulty object is read twice; then the kept copy stands in for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobStore
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.contracts.artifact_errors import AttestationInvalid, VersionUnverified
+from kelvin.contracts.artifacts.attestation import OriginPredicate, SealRecord, read_origin, read_seal
+from kelvin.contracts.artifacts.object_keys import ORIGIN_PREFIX, SEAL_PREFIX, attestations_prefix, is_object_key
+from kelvin.contracts.artifacts.runtime_control import SealAttestation
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.wire import decoder
+from kelvin.crypto.trust_roots import Trust
+from weightcache.counters import Counters
+from weightcache.dependencies import NEWS
+from weightcache.fetch.trust_policy import VerificationPolicy, find_distrust, usable_seals
+from weightcache.nvme.chunk_files import DocumentKind
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.sources.policy.healing import ReadOutcome
+
+log = logging.getLogger(__name__)
+
+REFRESH_S: Final = NEWS.timeout_s  # how long a start waits for news of the store, where it has a copy
+READS: Final = 2  # a bad read is not yet a bad object
+_DIGEST_HEX: Final = 64
+
+_Objects = dict[str, bytes]  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """All that is sound: seals, and by whom the version was signed."""
+
+    seals: tuple[SealRecord, ...]
+    signers: tuple[str, ...]
+
+
+class AttestationLoader:
+    """Over a store that is only read. What `policy` demands of where a version comes from is decided here."""
+
+    def __init__(
+        self, store: BlobStore, nvme: NvmeTier, counters: Counters, trust: Trust, policy: VerificationPolicy
+    ) -> None:
+        self._store = store
+        self._nvme = nvme
+        self._counters = counters
+        self._trust = trust
+        self._policy = policy
+
+    def __repr__(self) -> str:
+        return f"<Attestations {self._policy} roots={len(self._trust.roots)}>"
+
+    async def load_seals(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
+        """Seals that count, by name. Raises `Refused`: VersionUnverified where the policy forbids to start it,
+        AttestationInvalid where a seal is damaged or forged and there is no copy, a retryable failure of the store.
+        """
+        found = await self._look(tenant, version)
+        if self._policy is not VerificationPolicy.OFF:
+            self._check_origin(tenant, version, found)
+        return usable_seals(self._policy, found.seals, self._trust.name_of)
+
+    def _check_origin(self, tenant: str, version: str, found: _Found) -> None:
+        doubt = find_distrust(found.signers, self._trust.is_root)
+        if doubt is None:
+            return
+        self._counters.unverified += 1
+        if self._policy is VerificationPolicy.REQUIRE:
+            raise Refused(VersionUnverified(version, doubt))
+        log.warning("a version that nobody vouches for", extra={"tenant": tenant, "version": version, "why": doubt})
+
+    async def _look(self, tenant: str, version: str) -> _Found:
+        kept = await self._kept(tenant, version)
+        try:
+            async with asyncio.timeout(None if kept is None else REFRESH_S):
+                objects, found = await self._stored(tenant, version, kept or {})
+        except (TimeoutError, Refused) as error:
+            away = not isinstance(error, Refused) or error.failure.retryable
+            if kept is None or not away:
+                raise
+            log.warning("the store is away: what was kept is gone by", extra={"tenant": tenant, "version": version})
+            return _sorted_out(version, kept)
+        if objects != (kept or {}):
+            await self._nvme.keep_document(tenant, version, _pack(objects), DocumentKind.ATTESTATIONS)
+        return found
+
+    async def _stored(self, tenant: str, version: str, kept: Mapping[str, bytes]) -> tuple[_Objects, _Found]:
+        """Return the attestations in the store. A faulty object is replaced by its kept copy; a seal without one is
+        refused.
+        """
+        prefix = attestations_prefix(tenant, version)
+
+        async def look(name: str) -> bytes | None:
+            try:
+                return await self._read(prefix + name, name, version)
+            except BlobNotFound:
+                return None  # taken away since it was listed
+            except Refused as refused:
+                if not isinstance(refused.failure, AttestationInvalid):
+                    raise
+                told = {"tenant": tenant, "version": version, "attestation": name, "healed": name in kept}
+                log.error("a faulty attestation", extra=told)
+                if name not in kept and name.startswith(SEAL_PREFIX):
+                    raise  # without it known answers would go unchecked
+                return kept.get(name)
+
+        keys = [key async for key in self._store.list(prefix) if is_object_key(key)]
+        names = [name for key in keys if (name := key.removeprefix(prefix)).startswith((SEAL_PREFIX, ORIGIN_PREFIX))]
+        found = zip(names, await bounded_gather(look, names), strict=True)
+        objects = {name: raw for name, raw in found if raw is not None}
+        return objects, _sorted_out(version, objects)
+
+    async def _read(self, key: str, name: str, version: str) -> bytes:
+        for attempt in range(READS):
+            raw = await self._store.read(key)
+            try:
+                _parse(name, raw, version)
+            except Refused:
+                self._counters.attestation_faults["store"][ReadOutcome.DIGEST] += 1
+                if attempt == READS - 1:
+                    raise
+            else:
+                return raw
+        raise AssertionError("unreachable")
+
+    async def _kept(self, tenant: str, version: str) -> _Objects | None:
+        """Return the kept copy after verifying it again; None if there is none or it is no longer good."""
+        try:
+            raw = await self._nvme.try_read_document(tenant, version, DocumentKind.ATTESTATIONS)
+            if raw is None:
+                return None
+            objects = _unpack(raw)
+            _sorted_out(version, objects)
+        except OSError:
+            outcome = ReadOutcome.UNREADABLE
+        except (ValueError, Refused):
+            outcome = ReadOutcome.DIGEST
+        else:
+            return objects
+        self._counters.attestation_faults["nvme"][outcome] += 1
+        log.warning("kept attestations are faulty", extra={"tenant": tenant, "version": version, "kind": outcome})
+        await self._nvme.quarantine_document(tenant, version, DocumentKind.ATTESTATIONS)
+        return None
+
+
+def _parse(name: str, raw: bytes, version: str) -> SealRecord | tuple[OriginPredicate, str]:
+    return read_seal(raw, version) if name.startswith(SEAL_PREFIX) else read_origin(raw, version)
+
+
+def _sorted_out(version: str, objects: Mapping[str, bytes]) -> _Found:
+    seals: list[SealRecord] = []
+    signers: list[str] = []
+    for name in sorted(objects):
+        match _parse(name, objects[name], version):
+            case SealRecord() as sealed:
+                seals.append(sealed)
+            case (_, key_id):
+                signers.append(key_id)
+    return _Found(tuple(seals), tuple(dict.fromkeys(signers)))
+
+
+def _pack(objects: _Objects) -> bytes:
+    """The file of the NVMe tier: the digest of what follows, then all objects."""
+    body = msgspec.json.encode(objects, order="sorted")
+    return blake3(body).hexdigest().encode() + body
+
+
+def _unpack(raw: bytes) -> _Objects:
+    """Raises ValueError."""
+    body = raw[_DIGEST_HEX:]
+    if blake3(body).hexdigest().encode() != raw[:_DIGEST_HEX]:
+        raise ValueError("its bytes do not match their digest")
+    return decoder(_Objects).decode(body)

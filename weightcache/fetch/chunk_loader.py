@@ -1,0 +1,143 @@
+"""Bring chunks into the host tier: each once for all loads that wait for it, verified in place.
+
+A chunk becomes ready only after its bytes matched its digest at the place from which they are served. If no source has
+such bytes, every load that waits is refused by name. `read_scheduler.py` decides when each chunk is read.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from kelvin.blobstore.bounded_gather import cancel_and_wait
+from kelvin.contracts.errors import Failure, Internal, Refused
+from kelvin.contracts.traffic_errors import Cancelled
+from weightcache.fetch.fetcher import Fetcher
+from weightcache.fetch.nvme_admission import NvmeAdmission
+from weightcache.host.arena import Arena
+from weightcache.host.policy.extents import SlabRange
+from weightcache.host.policy.host_index import Reservation
+from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, Flow, by_position
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _ChunkLoad:
+    """One chunk on its way. Its outcome is the tier that it came from, or why it didn't."""
+
+    place: SlabRange
+    outcome: asyncio.Future[str | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class ChunkLoader:
+    """Brings chunks. A read that has begun runs to its end even if no load waits for it: its memory is in use."""
+
+    def __init__(self, arena: Arena, fetcher: Fetcher, admissions: NvmeAdmission) -> None:
+        self._arena = arena
+        self._fetcher = fetcher
+        self._turns = fetcher.scheduler
+        self._admissions = admissions
+        self._jobs: dict[tuple[str, str], _ChunkLoad] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Loader loading={len(self._jobs)}>"
+
+    @property
+    def loading(self) -> int:
+        """Chunks on their way."""
+        return len(self._jobs)
+
+    @property
+    def busy_chunks(self) -> int:
+        """Chunks whose slabs are in use: those on their way, and those that are to be written to NVMe."""
+        return len(self._jobs) + self._admissions.waiting
+
+    async def bring(
+        self,
+        reservation: Reservation,
+        flow: Flow | None = None,
+        weight: float = FULL_WEIGHT,
+        on_ready: Callable[[str], None] = lambda _: None,
+    ) -> dict[str, str]:
+        """Returns the tier that each chunk came from, all chunks being ready. Raises the first `Refused` otherwise;
+        what is still queued then, or when cancelled, is given up unless others wait for it.
+
+        It gets `weight` parts of each source beside what others have. `flow` is a name for `set_weight`, of this call
+        alone. `on_ready` hears of each chunk that was not there yet when it is, until this returns or raises.
+        """
+        tenant = reservation.tenant
+        for digest in reservation.load:
+            self._start(tenant, digest, reservation.places[digest])
+        jobs = {digest: self._jobs[tenant, digest] for digest in (*reservation.load, *reservation.wait)}
+        flow = object() if flow is None else flow
+        wanted = by_position(reservation.places, tenant)
+        self._turns.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
+        tiers = dict.fromkeys(reservation.places, "host")
+        heard = {digest: partial(_note_outcome, on_ready, digest) for digest in jobs}
+        for digest, job in jobs.items():
+            job.outcome.add_done_callback(heard[digest])
+        try:
+            for digest, job in jobs.items():
+                outcome = await asyncio.shield(job.outcome)
+                if isinstance(outcome, Failure):
+                    raise Refused(outcome)
+                tiers[digest] = outcome
+        finally:
+            self._turns.leave(flow)
+            for digest, job in jobs.items():
+                job.outcome.remove_done_callback(heard[digest])
+        return tiers
+
+    def set_weight(self, flow: Flow, weight: float) -> None:
+        """Give the flow another weight from now on."""
+        self._turns.set_weight(flow, weight)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until nothing is loading and all that was loaded has been admitted. See
+        `NvmeAdmission.wait_until_idle`.
+        """
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._admissions.wait_until_idle()
+
+    async def close(self) -> None:
+        """Cancel all loads. On return nothing writes to the arena any more."""
+        await cancel_and_wait(tuple(self._tasks))
+        await self._admissions.close()
+
+    def _start(self, tenant: str, digest: str, place: SlabRange) -> None:
+        self._jobs[tenant, digest] = _ChunkLoad(place)
+        self._arena.index.pin((place.slab,))
+        self._start_task(self._load(tenant, digest))
+
+    def _start_task(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, tenant: str, digest: str) -> None:
+        """One job, start to end. Once it runs, the index, the pin and the waiters are settled whatever happens."""
+        job = self._jobs[tenant, digest]
+        outcome: str | Failure = Cancelled()
+        try:
+            outcome = await self._fetcher.fetch(tenant, digest, await self._arena.view(job.place))
+        except Refused as refused:
+            outcome = refused.failure
+        except Exception:
+            log.exception("a load failed", extra={"chunk": digest})
+            outcome = Internal()
+        finally:
+            del self._jobs[tenant, digest]
+            self._arena.end_load(tenant, digest, is_ready=not isinstance(outcome, Failure))
+            if not isinstance(outcome, Failure) and outcome != "nvme":
+                self._admissions.offer(tenant, digest, job.place)
+            self._arena.unpin((job.place.slab,))
+            job.outcome.set_result(outcome)
+
+
+def _note_outcome(on_ready: Callable[[str], None], digest: str, outcome: "asyncio.Future[str | Failure]") -> None:
+    if not isinstance(outcome.result(), Failure):
+        on_ready(digest)

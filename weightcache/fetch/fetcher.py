@@ -1,0 +1,156 @@
+"""Get an object's right bytes from the first source that has them. A faulty copy is set aside, the next one asked.
+
+Callers keep waiting meanwhile. Each faulty copy is counted. Once it is known how the load ended, healed from a tier or
+refused, each of them is logged in one line.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from typing import Final
+
+from kelvin.contracts.artifact_errors import ChunkCorrupt, ChunkMissing
+from kelvin.contracts.errors import Failure, Refused
+from weightcache.counters import Counters
+from weightcache.fetch.read_scheduler import ReadScheduler
+from weightcache.peers.peer_tier import OwnerChanged, PeerTier
+from weightcache.sources.policy.fair_read_queue import ChunkCountLimit
+from weightcache.sources.policy.healing import (
+    ABSENT_OUTCOMES,
+    Fetched,
+    ReadAttempt,
+    ReadOutcome,
+    SourceRule,
+    TrySource,
+    Unrecoverable,
+    choose_step,
+)
+from weightcache.sources.source import ReadSlot, Source
+from weightcache.sources.verifier import Verifier
+
+log = logging.getLogger(__name__)
+
+MAX_OWNER_WAITS: Final = 16  # chunks that wait for one owner; those of another one, or of none, are not behind them
+
+
+async def heal(
+    rules: Sequence[SourceRule],
+    ask: Callable[[int], Awaitable[ReadAttempt]],
+    what: str,
+    named: dict[str, str],
+    healed: Counter[str],
+) -> Fetched | Unrecoverable:
+    """Ask the sources of `rules` by their positions until one has a right copy, or none has.
+
+    Each faulty copy of `what`, `named` in the log, gets one line. A load that was healed counts once in `healed`.
+    """
+    trials: list[ReadAttempt] = []
+    while isinstance(step := choose_step(rules, trials), TrySource):
+        trials.append(await ask(step.position))
+    healed_from = step.tier if isinstance(step, Fetched) else None
+    faults = [trial for trial in trials if trial.is_fault]
+    if faults and healed_from is not None:
+        healed[healed_from] += 1
+    for fault in faults:
+        told = {**named, "tier": fault.tier, "kind": fault.outcome, "healed_from": healed_from}
+        if healed_from is None:
+            log.error(f"a faulty {what} was not healed", extra=told)
+        else:
+            log.warning(f"a faulty {what} was healed", extra=told)
+    return step
+
+
+class Fetcher:
+    """Fetches chunks from `sources`, in that order, and waits for a turn at each of them."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        verifier: Verifier,
+        counters: Counters,
+        peers: PeerTier | None = None,
+    ) -> None:
+        self._sources = sources
+        self._rules = tuple(SourceRule(source.tier, source.attempts) for source in sources)
+        self._verifier = verifier
+        self._counters = counters
+        self._peers = peers
+        tiers = {source.tier: source.room for source in sources}
+        # A chunk may be wanted in memory and on disk at once. What waits for its owner has a lane for each.
+        owners = () if peers is None else tuple((peer, below) for peer in peers.group.peers for below in (False, True))
+        self.scheduler = ReadScheduler(tiers, dict.fromkeys(owners, ChunkCountLimit(MAX_OWNER_WAITS)))
+        self._is_below = False
+
+    def __repr__(self) -> str:
+        return f"<Fetcher {[rule.tier for rule in self._rules]}>"
+
+    def without_first(self) -> "Fetcher":
+        """Return a fetcher of the sources below the first one. The two of them take turns with each other."""
+        below = copy(self)
+        below._sources, below._rules, below._is_below = self._sources[1:], self._rules[1:], True
+        return below
+
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> str:
+        """Fill `into` (page-aligned, whole pages) with the chunk, verified there. Returns the tier that it came from.
+
+        Raises `Refused`: `ChunkCorrupt` or `ChunkMissing` where no source has a good copy, a retryable failure where
+        one that may have it does not answer, `Cancelled` where nobody wants the chunk any more when its turn comes.
+        Nothing writes to `into` any more when this returns, raises or is cancelled.
+        """
+        if self._peers is None:
+            return await self._fetch(tenant, digest, into)
+        key = tenant, digest
+        with self._peers.loading(key):
+            while True:
+                await self._peers.ask(key)
+                while (owner := self._peers.owner(key)) is not None:
+                    async with self.scheduler.hold_slot((owner, self._is_below), key, into.nbytes):
+                        await self._peers.wait(key, owner)
+                with suppress(OwnerChanged):
+                    return await self._fetch(tenant, digest, into)
+
+    async def _fetch(self, tenant: str, digest: str, into: memoryview) -> str:
+        named = {"tenant": tenant, "chunk": digest}
+
+        async def ask(position: int) -> ReadAttempt:
+            return await self._try_source(self._sources[position], tenant, digest, into)
+
+        match await heal(self._rules, ask, "chunk", named, self._counters.healed_chunks):
+            case Fetched(tier):
+                return tier
+            case Unrecoverable(decisive):
+                failure = _failure(digest, decisive)
+                self._counters.refused_chunks[failure.code] += 1
+                raise Refused(failure)
+
+    async def _try_source(self, source: Source, tenant: str, digest: str, into: memoryview) -> ReadAttempt:
+        """Wait for a turn at the source and ask it. A source that has no copy is not waited for."""
+        if not source.may_have(tenant, digest):
+            return ReadAttempt(source.tier, ReadOutcome.ABSENT)
+        async with self.scheduler.hold_slot(source.tier, (tenant, digest), into.nbytes) as turn:
+            return await self._read_once(source, tenant, digest, into, turn)
+
+    async def _read_once(
+        self, source: Source, tenant: str, digest: str, into: memoryview, turn: ReadSlot
+    ) -> ReadAttempt:
+        """Read the chunk once and verify it. A faulty copy is set aside."""
+        try:
+            outcome = await source.fetch(tenant, digest, into, turn)
+        except Refused as refused:
+            if not refused.failure.retryable:
+                raise
+            log.warning("a source is away", extra={"tenant": tenant, "chunk": digest, "tier": source.tier})
+            return ReadAttempt(source.tier, ReadOutcome.AWAY, refused.failure)
+        if outcome not in ABSENT_OUTCOMES:
+            self._counters.read(source.tier, into.nbytes)
+        return ReadAttempt(source.tier, await self._verifier.check(source, outcome, tenant, digest, into))
+
+
+def _failure(digest: str, decisive: ReadAttempt) -> Failure:
+    if decisive.failure is not None:
+        return decisive.failure
+    if decisive.outcome in ABSENT_OUTCOMES:
+        return ChunkMissing(digest)
+    return ChunkCorrupt(digest, decisive.tier)

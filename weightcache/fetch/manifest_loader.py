@@ -1,0 +1,95 @@
+"""A version's manifest, checked against its digest. See `attestation_loader.py` for what is signed about the
+version.
+"""
+
+from typing import Final
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobStore
+from kelvin.contracts.artifact_errors import ManifestCorrupt, ManifestMissing
+from kelvin.contracts.artifacts.manifest import Manifest, decode_manifest
+from kelvin.contracts.artifacts.object_keys import draft_key, manifest_key
+from kelvin.contracts.errors import Refused
+from weightcache.counters import Counters
+from weightcache.fetch.fetcher import heal
+from weightcache.nvme.chunk_files import DocumentKind
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.sources.policy.healing import Fetched, ReadAttempt, ReadOutcome, SourceRule, Unrecoverable
+from weightcache.sources.store_tier import StoreTier
+
+NVME: Final = "nvme"
+STORE: Final = "store"
+RULES: Final = (SourceRule(NVME, 1), SourceRule(STORE, 2))
+
+
+class ManifestLoader:
+    """Manifests, from NVMe or else from the store (published ones, then drafts). They are kept on NVMe."""
+
+    def __init__(self, store: BlobStore, nvme: NvmeTier, remote: StoreTier, counters: Counters) -> None:
+        self._store = store
+        self._nvme = nvme
+        self._remote = remote
+        self._counters = counters
+
+    async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
+        """Return the canonical bytes and the manifest. Raises `Refused`: `ManifestMissing`, `ManifestCorrupt`, or the
+        retryable failure of a store that does not answer.
+
+        The registry names every version that is asked for here, so a version without a manifest has lost it.
+        """
+        found: tuple[bytes, Manifest] | None = None
+
+        async def ask(position: int) -> ReadAttempt:
+            nonlocal found
+            trial, found = await self._try(RULES[position].tier, tenant, version)
+            return trial
+
+        named = {"tenant": tenant, "version": version}
+        match await heal(RULES, ask, "manifest", named, self._counters.healed_manifests):
+            case Unrecoverable(decisive):
+                raise Refused(decisive.failure or ManifestMissing(version))
+            case Fetched(tier):
+                assert found is not None
+                if tier != NVME:
+                    await self._nvme.keep_document(tenant, version, found[0], DocumentKind.MANIFESTS)
+                self._remote.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
+                return found
+
+    async def _try(self, tier: str, tenant: str, version: str) -> tuple[ReadAttempt, tuple[bytes, Manifest] | None]:
+        """One read, checked. A failure says what is wrong with the copy, or that the tier is away."""
+        try:
+            raw = await (self._kept(tenant, version) if tier == NVME else self._stored(tenant, version))
+            if raw is None:
+                return ReadAttempt(tier, ReadOutcome.ABSENT), None
+            return ReadAttempt(tier, ReadOutcome.WHOLE), (raw, _checked(raw, version))
+        except OSError:
+            outcome, failure = ReadOutcome.UNREADABLE, None
+        except Refused as refused:
+            if refused.failure.retryable:
+                return ReadAttempt(tier, ReadOutcome.AWAY, refused.failure), None
+            if not isinstance(refused.failure, ManifestCorrupt):
+                raise
+            outcome, failure = ReadOutcome.DIGEST, refused.failure
+        self._counters.manifest_faults[tier][outcome] += 1
+        if tier == NVME:
+            await self._nvme.quarantine_document(tenant, version, DocumentKind.MANIFESTS)
+        return ReadAttempt(tier, outcome, failure), None
+
+    async def _kept(self, tenant: str, version: str) -> bytes | None:
+        return await self._nvme.try_read_document(tenant, version, DocumentKind.MANIFESTS)
+
+    async def _stored(self, tenant: str, version: str) -> bytes | None:
+        for key_of in (manifest_key, draft_key, manifest_key):  # published meanwhile, its draft is gone
+            try:
+                return await self._store.read(key_of(tenant, version))
+            except BlobNotFound:
+                continue
+        return None
+
+
+def _checked(raw: bytes, version: str) -> Manifest:
+    manifest = decode_manifest(raw, version)
+    lengths: dict[str, int] = {}
+    for chunk in manifest.chunks:
+        if lengths.setdefault(chunk.digest, chunk.length) != chunk.length:
+            raise Refused(ManifestCorrupt(version, f"chunk {chunk.digest} has two lengths"))
+    return manifest

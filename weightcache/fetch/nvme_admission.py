@@ -1,0 +1,218 @@
+"""Write chunks to the NVMe tier and count them. Nothing else writes chunks there.
+
+A chunk is written for one of three reasons:
+
+1. Write-behind (`offer`): a load brought the chunk from elsewhere. It is written from its slab, after the leases that
+   wait for it were answered. An offer pins that slab until it is written, so the host tier bounds the offers. If a load
+   needs the memory, the oldest offers are dropped unwritten (`drop_oldest`): their chunks can be fetched again.
+2. Prefetch (`ensure`): no lease asked for the chunk, so it takes no place in the host tier. If it is not in memory
+   already, it is fetched into a buffer of its own, once for all callers.
+3. Healing (`rewrite`): an examination found its file wrong, while no lease asked for it.
+"""
+
+import asyncio
+import logging
+import mmap
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kelvin.blobstore.bounded_gather import cancel_and_wait
+from kelvin.contracts.artifact_errors import ChunkMissing
+from kelvin.contracts.errors import CapacityExceeded, Refused, Unavailable
+from kelvin.contracts.traffic_errors import DeadlineExceeded
+from weightcache.counters import Counters
+from weightcache.fetch.fetcher import Fetcher
+from weightcache.host.arena import Arena
+from weightcache.host.policy.extents import SlabRange
+from weightcache.nvme.disk_index_policy import may_begin_write
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.sources.store_tier import StoreTier
+
+log = logging.getLogger(__name__)
+
+REWRITE_TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedWrite:
+    tenant: str
+    digest: str
+    place: SlabRange
+
+
+class NvmeAdmission:
+    """The writer of the NVMe tier. `below` fetches from the sources under that tier, the last of which is `remote`;
+    `loading` says whether the disk is being read for somebody.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        nvme: NvmeTier,
+        below: Fetcher,
+        remote: StoreTier,
+        counters: Counters,
+        loading: Callable[[], bool],
+    ) -> None:
+        self._arena = arena
+        self._nvme = nvme
+        self._below = below
+        self._remote = remote
+        self._counters = counters
+        self._loading = loading
+        self._offers: deque[_QueuedWrite] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lookups: set[asyncio.Task[int | None]] = set()  # of chunk lengths, before the chunks are fetched
+        arena.on_full = self.drop_oldest
+
+    def __repr__(self) -> str:
+        return f"<Admissions writing={len(self._tasks)} waiting={len(self._offers)}>"
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that wait to be written, or are."""
+        return len(self._offers) + len(self._tasks)
+
+    def offer(self, tenant: str, digest: str, place: SlabRange) -> None:
+        """Write a ready chunk later, in the order of offers. The caller must have its slab pinned during this call."""
+        self._arena.index.pin((place.slab,))
+        self._offers.append(_QueuedWrite(tenant, digest, place))
+        self._begin()
+
+    def drop_oldest(self) -> bool:
+        """Drop the oldest offer and all others in its slab, unwritten. Return False if there is none."""
+        if not self._offers:
+            return False
+        slab = self._offers[0].place.slab
+        gone = [offer for offer in self._offers if offer.place.slab == slab]
+        self._offers = deque(offer for offer in self._offers if offer.place.slab != slab)
+        self._counters.unkept_chunks += len(gone)
+        for offer in gone:
+            self._end(offer)
+        return True
+
+    def check_room(self, tenant: str, nbytes: int) -> None:
+        """Raise `Refused(CapacityExceeded)` if the tenant can't have `nbytes` on NVMe at once: its chunks would only
+        drive out one another.
+        """
+        if nbytes > (most := self._nvme.index.most_bytes_of(tenant)):
+            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
+
+    async def ensure(self, tenant: str, digest: str, length: int | None) -> str | None:
+        """Ensure that the chunk is on NVMe. Return the tier that it was kept from; None if it was there, or if another
+        call wrote it. A load or a write of the chunk that is under way is waited for. Without a `length` (bytes) packs
+        are asked for it.
+
+        Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is fetched;
+        Unavailable if the disk did not take it.
+        """
+        while not await self._nvme.wait_until_written(tenant, digest):
+            if self._arena.index.is_loading(tenant, digest):
+                await self._arena.wait_until_loaded(tenant, digest)
+                continue  # it may be written already, or not have arrived
+            if length is None and not self._arena.index.is_ready(tenant, digest):
+                length = await self._find_length(tenant, digest)
+                continue  # another call may bring it by now
+            tier, admitted = await self._fetch_and_write(tenant, digest, length)
+            if admitted:
+                return tier
+            if not self._nvme.index.knows((tenant, digest)):  # else another call was quicker
+                raise Refused(Unavailable("the NVMe tier of the weight cache"))
+        return None
+
+    async def _find_length(self, tenant: str, digest: str) -> int:
+        """Return the chunk's length in bytes from the store's tables. Loads of the chunk do not wait for this.
+
+        Raises `Refused`.
+        """
+        lookup = asyncio.create_task(self._remote.length_of(tenant, digest))
+        self._lookups.add(lookup)
+        lookup.add_done_callback(self._lookups.discard)
+        if (length := await lookup) is None:
+            raise Refused(ChunkMissing(digest))
+        return length
+
+    async def _fetch_and_write(self, tenant: str, digest: str, length: int | None) -> tuple[str, bool]:
+        """Write the chunk from memory or from a source below. Return its tier there, and whether it was admitted.
+
+        `length` must be known if the chunk is not in memory.
+        """
+        place = self._arena.index.try_place(tenant, digest)
+        if place is not None:
+            self._arena.index.pin((place.slab,))
+            try:
+                return "host", await self._write(tenant, digest, await self._arena.view(place))
+            finally:
+                self._arena.unpin((place.slab,))
+        assert length is not None
+        with self._nvme.coming(tenant, digest):
+            if not self._nvme.index.has_room_for(tenant, length):
+                free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
+                raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
+            buffer = memoryview(mmap.mmap(-1, length))
+            flow = object()
+            self._below.scheduler.enter(flow, {(tenant, digest): 0})
+            try:
+                tier = await self._below.fetch(tenant, digest, buffer)
+            finally:
+                self._below.scheduler.leave(flow)
+            return tier, await self._write(tenant, digest, buffer)
+
+    async def rewrite(self, tenant: str, digest: str) -> None:
+        """Write the chunk anew, in place of its faulty file. If that fails, it is logged: the next load that wants the
+        chunk heals it or is refused by name.
+        """
+        seen = {"tenant": tenant, "chunk": digest}
+        try:
+            async with asyncio.timeout(REWRITE_TIMEOUT_S):
+                tier = await self.ensure(tenant, digest, None)  # a faulty file does not say how long its chunk is
+        except TimeoutError:
+            why = DeadlineExceeded(REWRITE_TIMEOUT_S, "healing").message
+            log.warning("a kept chunk was not healed", extra={**seen, "why": why})
+        except Refused as refused:
+            log.warning("a kept chunk was not healed", extra={**seen, "why": refused.failure.message})
+        else:
+            if tier is not None:
+                self._counters.healed_chunks[tier] += 1
+                log.warning("a kept chunk was healed", extra={**seen, "healed_from": tier})
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no offer is left, and for the chunks that prefetches and healing bring to NVMe now."""
+        while under_way := self._tasks | self._lookups:
+            await asyncio.wait(under_way)
+        await self._nvme.wait_until_idle()
+
+    async def close(self) -> None:
+        """Drop all offers and cancel their writes. On return nothing reads the slabs any more."""
+        while self._offers:
+            self._end(self._offers.popleft())
+        await cancel_and_wait(tuple(self._tasks))
+
+    def _begin(self) -> None:
+        while self._offers and may_begin_write(len(self._tasks), loading=self._loading()):
+            task = asyncio.create_task(self._write_offer(self._offers.popleft()))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._begin()
+
+    async def _write_offer(self, offer: _QueuedWrite) -> None:
+        try:
+            # If the chunk was found wrong in memory meanwhile, it is gone or at another place.
+            if self._arena.index.try_place(offer.tenant, offer.digest) == offer.place:
+                await self._write(offer.tenant, offer.digest, await self._arena.view(offer.place))
+        finally:
+            self._end(offer)
+
+    def _end(self, offer: _QueuedWrite) -> None:
+        self._arena.unpin((offer.place.slab,))
+
+    async def _write(self, tenant: str, digest: str, data: memoryview) -> bool:
+        admitted = await self._nvme.admit(tenant, digest, data)
+        self._counters.admitted_chunks += admitted
+        self._counters.unadmitted_chunks += not admitted and not self._nvme.index.knows((tenant, digest))
+        return admitted

@@ -1,0 +1,201 @@
+"""Limit how much is read at once from each source (NVMe, peer, store), and share it fairly among loads.
+
+`fetcher.py` decides which source a chunk is read from; this module decides when the read begins. A chunk waits for the
+turn of its first part. If the source gives less than that at once, the reader asks for a turn of each further part.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import Cancelled
+from weightcache.peers.peer_client import Peer
+from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, FairReadQueue, Flow, Key, ReadLimit, WaiterIndex
+
+OWNER: Final = "owner"
+OwnerKey = tuple[Peer, bool]  # for which owner, and whether for the disk alone
+
+
+class _SourceQueue:
+    """The queue and the reads under way of one source."""
+
+    def __init__(self, room: ReadLimit, wants: WaiterIndex) -> None:
+        self.room = room
+        self.wants = wants
+        self.fair_queue = FairReadQueue(wants)
+        self.waiting: dict[Key, asyncio.Future[int | None]] = {}
+        self.parts = 0
+        self.nbytes = 0
+
+    def queue(self, key: Key, nbytes: int) -> "asyncio.Future[int | None]":
+        """How much of it has begun, once it has; None once nobody wants it any more."""
+        turn: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.fair_queue.add(key, nbytes)
+        self.waiting[key] = turn
+        self.begin()
+        return turn
+
+    def begin(self) -> None:
+        """Begin the next reads that fit."""
+        while (following := self.fair_queue.next()) is not None:
+            key, left = following
+            turn = self.waiting[key]
+            if turn.cancelled():  # its task has yet to hear of it
+                self.withdraw(key)
+                continue
+            part = self.room.part(self.parts, self.nbytes, left)
+            if part is None:
+                return
+            self.fair_queue.take(part)
+            del self.waiting[key]
+            self.parts += 1
+            self.nbytes += part
+            turn.set_result(part)
+
+    def withdraw(self, key: Key) -> None:
+        self.fair_queue.remove(key)
+        del self.waiting[key]
+
+    def leave(self, flow: Flow) -> None:
+        for key in self.fair_queue.leave(flow):
+            turn = self.waiting.pop(key)
+            if not turn.done():
+                turn.set_result(None)
+        self.begin()  # the next one may need less
+
+    def end(self, key: Key, part: int) -> None:
+        self.fair_queue.end(key)
+        self.parts -= 1
+        self.nbytes -= part
+        self.begin()
+
+
+@dataclass(slots=True, eq=False)
+class _ReadSlot:
+    """A `ReadSlot`. Of its parts those that count are under way, and end when as many bytes came."""
+
+    source_queue: _SourceQueue
+    key: Key
+    first: int | None  # bytes that have begun, until somebody asks for them
+    counted: deque[int] = field(default_factory=deque)
+    came_bytes: int = 0
+
+    async def part(self, nbytes: int) -> int:
+        """See `ReadSlot`."""
+        if self.first is not None:
+            begun, self.first = min(self.first, nbytes), None
+            self.source_queue.nbytes -= self.counted[0] - begun  # it was more than there is to read
+            self.counted[0] = begun
+            self.source_queue.begin()
+            return begun
+        part = await _wait(self.source_queue, self.key, nbytes) if self.source_queue.wants.flows_of(self.key) else None
+        if part is None:  # nobody wants it any more: what has begun runs to its end
+            return self.source_queue.room.part(0, 0, nbytes) or nbytes
+        self.counted.append(part)
+        return part
+
+    def record_arrival(self, nbytes: int) -> None:
+        """See `ReadSlot`."""
+        self.came_bytes += nbytes
+        while self.counted and self.came_bytes >= self.counted[0]:
+            self.came_bytes -= self.counted[0]
+            self.source_queue.end(self.key, self.counted.popleft())
+
+    def end(self) -> None:
+        """End all parts of it that are under way."""
+        while self.counted:
+            self.source_queue.end(self.key, self.counted.popleft())
+
+
+class ReadScheduler:
+    """The turns at each tier, and the waits for each peer that owns chunks. Each of them has room and a queue of its
+    own, so that a slow source or owner does not delay reads from another one. A read from NVMe may wait in its turn for
+    a chunk that a prefetch or healing is bringing there.
+    """
+
+    def __init__(
+        self, rooms: Mapping[str, ReadLimit], owner_limits: Mapping[OwnerKey, ReadLimit] = MappingProxyType({})
+    ) -> None:
+        """`owner_limits`: how many chunks may wait at once for each peer that owns them."""
+        self._wants = WaiterIndex()
+        self._queues: dict[str | OwnerKey, _SourceQueue] = {}
+        for places in (rooms, owner_limits):
+            self._queues |= {place: _SourceQueue(room, self._wants) for place, room in places.items()}
+
+    def __repr__(self) -> str:
+        return f"<Turns running={self.running} queued={self.queued}>"
+
+    @property
+    def running(self) -> dict[str, int]:
+        """Chunks, or parts of them, that are under way, by tier; those that wait for an owner count as `owner`."""
+        return self._count(lambda source_queue: source_queue.parts)
+
+    @property
+    def queued(self) -> dict[str, int]:
+        """Chunks that wait for a turn, by tier; those that wait for an owner's count as `owner`."""
+        return self._count(lambda source_queue: len(source_queue.fair_queue))
+
+    def is_wanted(self, key: Key) -> bool:
+        """Return whether any flow waits for the chunk."""
+        return bool(self._wants.flows_of(key))
+
+    def enter(self, flow: Flow, wanted: Mapping[Key, int], weight: float = FULL_WEIGHT) -> None:
+        """Have `flow` wait for these chunks, in the order of their positions, until `leave`."""
+        self._wants.enter(flow, wanted)
+        for source_queue in self._queues.values():
+            source_queue.fair_queue.enter(flow, weight)
+
+    def set_weight(self, flow: Flow, weight: float) -> None:
+        """See `FairReadQueue.set_weight`. Does nothing if the flow has left, or has not entered yet."""
+        if flow in self._wants:
+            for source_queue in self._queues.values():
+                source_queue.fair_queue.set_weight(flow, weight)
+
+    def leave(self, flow: Flow) -> None:
+        """End the flow's waiting. Chunks that no other flow wants lose their places in the queues."""
+        self._wants.leave(flow)
+        for source_queue in self._queues.values():
+            source_queue.leave(flow)
+
+    @asynccontextmanager
+    async def hold_slot(self, place: str | OwnerKey, key: Key, nbytes: int) -> AsyncIterator[_ReadSlot]:
+        """Wait for the turn of a block that reads the chunk from a tier, or waits until a peer has it. Raises
+        `Refused(Cancelled)` once no flow wants the chunk any more.
+        """
+        source_queue = self._queues[place]
+        first: int | None = None
+        while first is None:
+            if not self.is_wanted(key):
+                raise Refused(Cancelled())
+            first = await _wait(source_queue, key, nbytes)  # where nobody did, it may be wanted again meanwhile
+        turn = _ReadSlot(source_queue, key, first, deque([first]))
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+    def _count(self, count: Callable[[_SourceQueue], int]) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for place, source_queue in self._queues.items():
+            name = place if isinstance(place, str) else OWNER
+            counts[name] = counts.get(name, 0) + count(source_queue)
+        return counts
+
+
+async def _wait(source_queue: _SourceQueue, key: Key, nbytes: int) -> int | None:
+    """See `_SourceQueue.queue`. When cancelled neither its place nor its room is lost."""
+    turn = source_queue.queue(key, nbytes)
+    try:
+        return await turn
+    except asyncio.CancelledError:
+        if turn.cancelled():
+            if source_queue.waiting.get(key) is turn:
+                source_queue.withdraw(key)
+        elif (part := turn.result()) is not None:
+            source_queue.end(key, part)
+        raise

@@ -1,0 +1,368 @@
+"""Versions in the host tier: each is brought once for all callers, and pinned while a lease of it is being granted."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from kelvin.blobstore.bounded_gather import cancel_and_wait
+from kelvin.contracts.artifacts.manifest import Manifest
+from kelvin.contracts.errors import CapacityExceeded, Failure, Internal, Refused
+from kelvin.contracts.traffic_errors import DeadlineExceeded, Overloaded
+from kelvin.process.race import first
+from weightcache.client.lease_protocol import MAX_SLABS
+from weightcache.fetch.attestation_loader import AttestationLoader
+from weightcache.fetch.chunk_loader import ChunkLoader
+from weightcache.fetch.manifest_loader import ManifestLoader
+from weightcache.fetch.tier_model_policy import TierModel
+from weightcache.host.arena import Arena
+from weightcache.host.policy.host_index import Reservation
+from weightcache.host.resident_version import (
+    LoadedVersion,
+    LoadProgress,
+    ResidentVersion,
+    TierTally,
+    build_resident,
+    build_tally,
+)
+from weightcache.sources.policy.fair_read_queue import FULL_WEIGHT, PREFETCH_WEIGHT
+
+log = logging.getLogger(__name__)
+
+YIELD_TIMEOUT_S: Final = 5.0  # for what a prefetch was just reading
+RESERVE_POLL_S: Final = 0.01
+
+LoadCallback = Callable[[LoadProgress], Awaitable[None]]
+
+
+Key = tuple[str, str]  # tenant, version
+
+
+class LeasePriority:
+    """The versions that leases wait for. Leases come first: background loads learn here when to begin, and when to
+    give way.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: Counter[Key] = Counter()
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Waiting awaited={len(self._awaited)}>"
+
+    @contextmanager
+    def waiting_lease(self, key: Key) -> Iterator[None]:
+        """Count a lease as waiting for this version while the block runs."""
+        self._awaited[key] += 1
+        self._notify()
+        try:
+            yield
+        finally:
+            self._awaited[key] -= 1
+            if not self._awaited[key]:
+                del self._awaited[key]
+            self._notify()
+
+    def is_busy(self, except_version: Key | None = None) -> bool:
+        """Return whether a lease waits for another version than `except_version`."""
+        return any(key != except_version for key in self._awaited)
+
+    async def wait_until_free(self, except_version: Key | None = None) -> None:
+        """Wait until no lease waits for another version than `except_version`."""
+        while self.is_busy(except_version):
+            await self._changed.wait()
+
+    async def try_run(self, work: Callable[[], Awaitable[None]], key: Key) -> bool:
+        """Run `work`, which is about that version. Return False if it was cancelled, and has ended, because a lease
+        began to wait for another version. Raises what `work` raises.
+        """
+        is_done, _ = await first(work(), self._wait_until_busy(key))
+        return is_done
+
+    async def _wait_until_busy(self, except_version: Key) -> None:
+        while not self.is_busy(except_version):
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        """Have all waiters look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+@dataclass(eq=False, slots=True)
+class _BandwidthShare:
+    """Bandwidth share of one load: its key in the fair queues, and its weight."""
+
+    weight: float
+
+
+@dataclass(slots=True)
+class _Load:
+    task: asyncio.Task[LoadedVersion | Failure]
+    bandwidth_share: _BandwidthShare
+    progress: LoadProgress
+    waiting: int = 0
+    leased: bool = False  # somebody who waited, or waits, wants a lease
+
+
+class VersionLoader:
+    """Versions in memory. Each is loaded by one flight (single-flight), cancelled once no caller waits for it."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        loader: ChunkLoader,
+        papers: ManifestLoader,
+        attestations: AttestationLoader,
+        waiting: LeasePriority,
+        rates: TierModel,
+    ) -> None:
+        self._arena = arena
+        self._loader = loader
+        self._manifest_loader = papers
+        self._attestations = attestations
+        self.rates = rates
+        self._waiting = waiting
+        self._yielded_at_s = float("-inf")
+        self._hot: dict[tuple[str, str], ResidentVersion] = {}
+        self._loads: dict[tuple[str, str], _Load] = {}
+        self._prefetch_tallies: dict[
+            tuple[str, str], TierTally
+        ] = {}  # what an urgent prefetch found, for the first lease
+        arena.on_end = self.forget
+
+    def __repr__(self) -> str:
+        return f"<Residents hot={len(self._hot)} arriving={len(self._loads)}>"
+
+    @property
+    def hot_count(self) -> int:
+        """How many versions can be leased at once."""
+        return len(self._hot)
+
+    def try_hot(self, tenant: str, version: str) -> TierTally | None:
+        """Return the tally of a version that can be leased at once; else None, even if all its bytes are in memory."""
+        hot = self._hot.get((tenant, version))
+        return None if hot is None else hot.tally
+
+    @asynccontextmanager
+    async def pinned(
+        self,
+        tenant: str,
+        version: str,
+        timeout_s: float,
+        engines: tuple[tuple[str, str], ...] = (),
+        on_loading: LoadCallback | None = None,
+    ) -> AsyncIterator[LoadedVersion]:
+        """For a lease: yield the version, whole, verified and kept from eviction while the block runs.
+
+        If the version has to be brought first, `on_loading` runs meanwhile, and is cancelled when the version is there.
+        Raises `Refused`, and what `on_loading` raises.
+        """
+        key = (tenant, version)
+        async with self._join_load(key, timeout_s, engines, leased=True, on_loading=on_loading) as arrival:
+            prefetch_tally = self._prefetch_tallies.pop(key, None)
+            is_hot = arrival.tally is arrival.resident.tally
+            yield LoadedVersion(arrival.resident, prefetch_tally) if is_hot and prefetch_tally is not None else arrival
+
+    async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
+        """Bring the version without a lease. It is here on return, and may be evicted from then on. Raises `Refused`.
+
+        An urgent call is part of a start: the lease that follows is told where its chunks were found. Other calls get
+        a small share of each source, until a lease waits for the version.
+        """
+        key = (tenant, version)
+        weight = FULL_WEIGHT if urgent else PREFETCH_WEIGHT
+        async with self._join_load(key, timeout_s, (), leased=False, weight=weight) as arrival:
+            self._arena.index.touch(arrival.resident.slabs, time.monotonic())
+            if urgent and arrival.tally is not arrival.resident.tally and key in self._hot:
+                self._prefetch_tallies[key] = arrival.tally
+
+    @asynccontextmanager
+    async def _join_load(
+        self,
+        key: tuple[str, str],
+        timeout_s: float,
+        engines: tuple[tuple[str, str], ...],
+        *,
+        leased: bool,
+        weight: float = FULL_WEIGHT,
+        on_loading: LoadCallback | None = None,
+    ) -> AsyncIterator[LoadedVersion]:
+        hot = self._hot.get(key)
+        if hot is not None and hot.knows(engines):
+            self._arena.index.pin(hot.slabs)
+            try:
+                yield LoadedVersion(hot, hot.tally)
+            finally:
+                self._arena.unpin(hot.slabs)
+            return
+        load = self._loads.get(key)
+        if load is None:
+            load = self._start_load(key, weight)
+        if weight > load.bandwidth_share.weight:
+            load.bandwidth_share.weight = weight
+            self._loader.set_weight(load.bandwidth_share, weight)
+        load.waiting += 1
+        load.leased |= leased
+        try:
+            with self._waiting.waiting_lease(key) if leased else nullcontext():
+                arrival = await _wait_for_load(load, timeout_s, on_loading)
+            yield arrival if leased or not load.leased else LoadedVersion(arrival.resident, arrival.resident.tally)
+        finally:
+            load.waiting -= 1
+            if not load.waiting:
+                self._end_load(key, load)
+
+    async def close(self) -> None:
+        """Cancel all flights."""
+        await cancel_and_wait([load.task for load in self._loads.values()])
+        self._hot.clear()
+
+    def _start_load(self, key: tuple[str, str], weight: float) -> _Load:
+        bandwidth_share, progress = _BandwidthShare(weight), LoadProgress()
+        load = _Load(asyncio.create_task(self._load(*key, bandwidth_share, progress)), bandwidth_share, progress)
+        self._loads[key] = load
+
+        def done(_: object) -> None:
+            if self._loads.get(key) is load:
+                del self._loads[key]  # who comes now finds it hot, or tries again
+
+        load.task.add_done_callback(done)
+        return load
+
+    def _end_load(self, key: tuple[str, str], load: _Load) -> None:
+        """End a flight that no caller waits for any more: unpin what it pinned, and let no caller join it."""
+        if self._loads.get(key) is load:
+            del self._loads[key]
+        if not load.task.done():
+            if not load.leased:
+                self._yielded_at_s = time.monotonic()
+            load.task.cancel()
+            load.task.add_done_callback(self._release)  # it may have arrived in the same instant
+        else:
+            self._release(load.task)
+
+    def _release(self, task: asyncio.Task[LoadedVersion | Failure]) -> None:
+        if not task.cancelled() and isinstance(arrival := task.result(), LoadedVersion):
+            self._arena.unpin(arrival.resident.slabs)
+
+    async def _load(
+        self, tenant: str, version: str, bandwidth_share: _BandwidthShare, progress: LoadProgress
+    ) -> LoadedVersion | Failure:
+        """The version's slabs stay pinned where this returns an arrival."""
+        began_s = time.monotonic()
+        try:
+            raw, manifest = await self._manifest_loader.manifest(tenant, version)
+            attestations = await self._attestations.load_seals(tenant, version)
+
+            def placed(reservation: Reservation) -> ResidentVersion:
+                return build_resident(raw, manifest, attestations, reservation)
+
+            arrival = await self._load_chunks(tenant, manifest, placed, bandwidth_share, progress)
+        except Refused as refused:
+            return refused.failure
+        except Exception:
+            log.exception("a version did not arrive", extra={"tenant": tenant, "version": version})
+            return Internal()
+        self._hot[tenant, version] = arrival.resident
+        self.rates.observe(arrival.tally.bytes, time.monotonic() - began_s)
+        return arrival
+
+    async def _load_chunks(
+        self,
+        tenant: str,
+        manifest: Manifest,
+        placed: Callable[[Reservation], ResidentVersion],
+        bandwidth_share: _BandwidthShare,
+        progress: LoadProgress,
+    ) -> LoadedVersion:
+        """At a reservation whose chunks are ready; what was found wrong while others were loading is brought anew."""
+        tiers: dict[str, str] = {}
+        chunks = [(chunk.digest, chunk.length) for chunk in manifest.chunks]
+        while True:
+            reservation = await self._reserve_with_retries(tenant, chunks, bandwidth_share)
+            try:
+                resident = placed(reservation)
+            except BaseException:
+                self._arena.withdraw(reservation)
+                raise
+            try:
+                with progress.loading_into(resident, chunks, reservation.ready):
+                    ready = partial(progress.add, resident)
+                    found = await self._loader.bring(reservation, bandwidth_share, bandwidth_share.weight, ready)
+            except BaseException:
+                self._arena.unpin(reservation.slabs)
+                raise
+            tiers = {**found, **{digest: tier for digest, tier in tiers.items() if found[digest] == "host"}}
+            if self._arena.index.is_current(reservation):
+                return LoadedVersion(resident, build_tally(reservation, tiers))
+            self._arena.unpin(reservation.slabs)
+
+    async def _reserve_with_retries(
+        self, tenant: str, chunks: Sequence[tuple[str, int]], bandwidth_share: _BandwidthShare
+    ) -> Reservation:
+        """A prefetch that gives way holds its place until what it was reading was read and kept: that is waited for."""
+        until_s = time.monotonic() + YIELD_TIMEOUT_S
+        while True:
+            try:
+                return self._reserve(tenant, chunks)
+            except Refused as refused:
+                if not isinstance(refused.failure, Overloaded):
+                    raise
+                if time.monotonic() > until_s or not self._loader.busy_chunks or not self._is_yielding(bandwidth_share):
+                    raise
+            await asyncio.sleep(RESERVE_POLL_S)
+
+    def _is_yielding(self, to: _BandwidthShare) -> bool:
+        """Whether a prefetch does, or did a moment ago."""
+        others = (load for load in self._loads.values() if load.bandwidth_share is not to)
+        leaving = any(not load.leased and load.bandwidth_share.weight < FULL_WEIGHT for load in others)
+        return leaving or time.monotonic() - self._yielded_at_s < YIELD_TIMEOUT_S
+
+    def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]]) -> Reservation:
+        # A version that no lease can hold is refused before anything is evicted for it.
+        if (least := self._arena.index.slabs_needed(chunks)) > MAX_SLABS:
+            raise Refused(CapacityExceeded("slabs of a lease", least, MAX_SLABS))
+        reservation = self._arena.reserve(tenant, chunks, time.monotonic())
+        if len(reservation.slabs) > MAX_SLABS:  # it is scattered
+            self._arena.withdraw(reservation)
+            raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
+        return reservation
+
+    def forget(self, slab: int) -> None:
+        """Make versions with chunks in the slab non-resident: the slab, or a chunk in it, is gone."""
+        for key in [key for key, resident in self._hot.items() if slab in resident.slabs]:
+            del self._hot[key]
+            self._prefetch_tallies.pop(key, None)
+
+
+async def _wait_for_load(load: _Load, timeout_s: float, on_loading: LoadCallback | None) -> LoadedVersion:
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            if on_loading is not None:
+                await _run_until_loaded(on_loading(load.progress), load.task)
+            outcome = await asyncio.shield(load.task)
+    except TimeoutError as error:
+        if not limit.expired():  # it is what `on_loading` raised
+            raise
+        raise Refused(DeadlineExceeded(time.monotonic() - began, "restoring weights")) from error
+    if isinstance(outcome, Failure):
+        raise Refused(outcome)
+    return outcome
+
+
+async def _run_until_loaded(work: Awaitable[None], load: asyncio.Task[LoadedVersion | Failure]) -> None:
+    """Until the work or the flight is over; the work is gone then. Raises what the work raises."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((working, load), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_and_wait((working,))
+    if not working.cancelled():
+        working.result()

@@ -1,0 +1,109 @@
+"""The host tier: apply the index's decisions to slabs. `chunk_loader.py` fills slabs, `lease_server.py` lends them."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from kelvin.contracts.errors import Refused
+from kelvin.contracts.traffic_errors import Overloaded
+from weightcache.host.policy.extents import SlabRange
+from weightcache.host.policy.host_index import HostIndex, Reservation
+from weightcache.host.slab_pool import Slab, SlabPool
+
+SLAB_TIMEOUT_S = 60.0
+
+
+class Arena:
+    """Slab numbers of the index, and the memory behind each. `on_end` is called with each number that is gone for
+    good. `on_full` is called when there is no room: it unpins memory that no load needs, and returns whether it did.
+    """
+
+    def __init__(self, index: HostIndex, pool: SlabPool) -> None:
+        self.index = index
+        self.pool = pool
+        self.on_end: Callable[[int], None] = lambda _: None
+        self.on_full: Callable[[], bool] = lambda: False
+        self._slabs: dict[int, asyncio.Task[Slab]] = {}
+        self._awaited: dict[tuple[str, str], asyncio.Event] = {}  # loads whose end somebody waits for, by chunk
+
+    def __repr__(self) -> str:
+        return f"<Arena {self.index!r} {self.pool!r}>"
+
+    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
+        """See `HostIndex.reserve`. Start to allocate the new slabs; `view` and `made` wait for them."""
+        while True:
+            try:
+                reservation = self.index.reserve(tenant, chunks, now)
+                break
+            except Refused as refused:
+                if not isinstance(refused.failure, Overloaded) or not self.on_full():
+                    raise
+        self._end(reservation.evicted)
+        for number in reservation.fresh:
+            self._slabs[number] = asyncio.create_task(self.pool.take(tenant, SLAB_TIMEOUT_S))
+        return reservation
+
+    def withdraw(self, reservation: Reservation) -> None:
+        """Undo a reservation before its load starts: forget the places of its chunks and unpin its slabs."""
+        for digest in reservation.load:
+            self.end_load(reservation.tenant, digest, is_ready=False)
+        self.unpin(reservation.slabs)
+
+    def end_load(self, tenant: str, digest: str, *, is_ready: bool) -> None:
+        """End the load of a chunk. If `is_ready`, it is served from now on; otherwise it loses its place."""
+        if is_ready:
+            self.index.mark_ready(tenant, digest)
+        else:
+            self.index.drop(tenant, digest)
+        if (awaited := self._awaited.pop((tenant, digest), None)) is not None:
+            awaited.set()
+
+    async def wait_until_loaded(self, tenant: str, digest: str) -> None:
+        """Wait until no load of the chunk is under way, however it ends."""
+        while self.index.is_loading(tenant, digest):
+            await self._awaited.setdefault((tenant, digest), asyncio.Event()).wait()
+
+    async def view(self, place: SlabRange) -> memoryview:
+        """Return the place's bytes, writable, once its slab is allocated; valid while that is pinned. Raises
+        `Refused(Unavailable)` if there is no memory.
+        """
+        slab = await asyncio.shield(self._slabs[place.slab])
+        return slab.view(place.offset, place.length)
+
+    async def made(self, slabs: Iterable[int]) -> bool:
+        """Wait until each of these slabs is allocated or can't be. Return whether all are."""
+        tasks = [self._slabs[number] for number in slabs]
+        if tasks:
+            await asyncio.wait(tasks)
+        return not any(task.cancelled() or task.exception() for task in tasks)
+
+    def slab(self, number: int) -> Slab:
+        """The memory of a slab whose chunks are ready."""
+        return self._slabs[number].result()
+
+    def unpin(self, slabs: Iterable[int]) -> None:
+        """See `HostIndex.unpin`."""
+        self._end(self.index.unpin(slabs))
+
+    def drop_holder(self, holder: int) -> None:
+        """See `HostIndex.drop_holder`."""
+        self._end(self.index.drop_holder(holder))
+
+    def evict(self, tenant: str | None, digests: frozenset[str] | None) -> int:
+        """See `HostIndex.evict`. Returns how many slabs stay because they are in use."""
+        ended, busy = self.index.evict(tenant, digests)
+        self._end(ended)
+        return busy
+
+    async def close(self) -> None:
+        """Give all slabs back; loads must have ended. Processes keep what they mapped."""
+        await asyncio.gather(*self._slabs.values(), return_exceptions=True)
+        await self.pool.close()
+
+    def _end(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._slabs.pop(number).add_done_callback(self._recycle)
+            self.on_end(number)
+
+    def _recycle(self, taken: asyncio.Task[Slab]) -> None:
+        if not taken.cancelled() and taken.exception() is None:
+            self.pool.give_back(taken.result())

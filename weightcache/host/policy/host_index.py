@@ -1,0 +1,357 @@
+"""Which chunk lies where in the host tier, who uses which slab, and what a version's arrival moves. Pure.
+
+A chunk is *loading* from the moment its place is reserved and *ready* once its bytes are there and verified. A slab is
+freed whole, and only when nothing pins it (a reservation, a load, a write to NVMe) and no living process holds it: a
+process that was sent the slab may have it mapped, whatever became of its lease, until it dies or the kernel says that
+it has not.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kelvin.contracts.artifact_errors import ChunkCorrupt
+from kelvin.contracts.errors import CapacityExceeded, Refused
+from kelvin.contracts.traffic_errors import Overloaded
+from weightcache.host.policy.eviction import Candidate, TenantShares, choose_victims
+from weightcache.host.policy.extents import FreeTail, SlabRange, WantedChunk, count_fresh_slabs, distinct_chunks, place
+
+RETRY_S: Final = 1.0
+HALF_LIFE_S: Final = 600.0  # of an idle slab's value
+
+ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to have a tenant's (digest, length) again
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Places for all chunks of a version. Its slabs stay pinned until it is released."""
+
+    tenant: str
+    places: dict[str, SlabRange]  # by digest
+    load: tuple[str, ...]  # digests that the owner of this reservation must load
+    wait: tuple[str, ...]  # digests that another's load will bring
+    fresh: tuple[int, ...]  # slabs that begin with this reservation, empty
+    evicted: tuple[int, ...]  # slabs that ended for it
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """Digests that were ready when it was made."""
+        coming = {*self.load, *self.wait}
+        return tuple(digest for digest in self.places if digest not in coming)
+
+    @property
+    def slabs(self) -> tuple[int, ...]:
+        """In the order in which the version first needs them."""
+        return tuple(dict.fromkeys(spot.slab for spot in self.places.values()))
+
+
+@dataclass(slots=True)
+class _Slab:
+    tenant: str
+    used_at: float
+    used: int = 0
+    pins: int = 0
+    chunks: set[str] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)
+
+    @property
+    def busy(self) -> bool:
+        return self.pins > 0 or bool(self.holders)
+
+
+@dataclass(slots=True)
+class _Entry:
+    place: SlabRange
+    ready: bool = False
+
+
+class HostIndex:
+    """At most `max_slabs` slabs of `slab_bytes`; each holds chunks of one tenant. Slab numbers are never used again.
+
+    A tenant may have `quota` of them while others want some; None: all.
+    """
+
+    def __init__(
+        self,
+        slab_bytes: int,
+        max_slabs: int,
+        quota: int | None = None,
+        reload_s: ReloadS = lambda _tenant, _chunks: 1.0,
+    ) -> None:
+        self.slab_bytes = slab_bytes
+        self.max_slabs = max_slabs
+        self.quota = max_slabs if quota is None else min(quota, max_slabs)
+        self._reload_s = reload_s
+        self._slabs: dict[int, _Slab] = {}
+        self._chunks: dict[tuple[str, str], _Entry] = {}
+        self._next = 0
+
+    def __repr__(self) -> str:
+        busy = sum(slab.busy for slab in self._slabs.values())
+        return f"<HostIndex slabs={len(self._slabs)}/{self.max_slabs} busy={busy} chunks={len(self._chunks)}>"
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs that hold a tenant's chunks."""
+        return len(self._slabs)
+
+    @property
+    def busy_count(self) -> int:
+        """Slabs that can't be evicted now."""
+        return sum(slab.busy for slab in self._slabs.values())
+
+    @property
+    def ready(self) -> tuple[int, int]:
+        """Chunks that are ready, and their bytes."""
+        lengths = [entry.place.length for entry in self._chunks.values() if entry.ready]
+        return len(lengths), sum(lengths)
+
+    @property
+    def slabs_by_tenant(self) -> Counter[str]:
+        """Slabs that each tenant has."""
+        return Counter(slab.tenant for slab in self._slabs.values())
+
+    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
+        """Places for all of (digest, length), or nothing changes: `CapacityExceeded` where the tier could never hold
+        them, or the tenant's quota, `Overloaded` where too much of it is in use. Whatever is there already stays where
+        it is, if that fits.
+        """
+        wanted = distinct_chunks(chunks)
+        alone = self._needed_alone(wanted)
+        if alone > self.max_slabs:
+            raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
+        if alone > self.quota:
+            what = "slabs of the weight cache that one tenant may have (KELVIN_HOST_QUOTA)"
+            raise Refused(CapacityExceeded(what, alone, self.quota))
+        plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
+        if plan is None and self.slabs_by_tenant[tenant] + alone > self.quota < self.max_slabs:
+            raise Refused(Overloaded("this tenant's share of the weight cache", self.quota, RETRY_S, "slabs"))
+        if plan is None:
+            raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S, "slabs"))
+        return self._apply(tenant, wanted, *plan, now)
+
+    def slabs_needed(self, chunks: Sequence[tuple[str, int]]) -> int:
+        """Return how many slabs all of (digest, length) take in an empty tier. Raises `Refused(CapacityExceeded)` if a
+        chunk is longer than a slab.
+        """
+        return self._needed_alone(distinct_chunks(chunks))
+
+    def mark_ready(self, tenant: str, digest: str) -> None:
+        """Its bytes are in place and verified."""
+        entry = self._chunks[tenant, digest]
+        assert not entry.ready
+        entry.ready = True
+
+    def drop(self, tenant: str, digest: str) -> None:
+        """Its load failed: it is nowhere again, and its place stays unused until the slab ends."""
+        entry = self._chunks[tenant, digest]
+        assert not entry.ready
+        del self._chunks[tenant, digest]
+        self._slabs[entry.place.slab].chunks.discard(digest)
+
+    def condemn(self, tenant: str, digest: str) -> None:
+        """It was ready, and is wrong: it is nowhere any more, and its place stays unused until the slab ends, which
+        must be pinned now. Whoever has it mapped still sees it.
+        """
+        entry = self._chunks[tenant, digest]
+        assert entry.ready
+        assert self._slabs[entry.place.slab].pins
+        del self._chunks[tenant, digest]
+        self._slabs[entry.place.slab].chunks.discard(digest)
+
+    def is_current(self, reservation: Reservation) -> bool:
+        """Whether all of it is still where it was promised, and ready."""
+        return all(self.try_place(reservation.tenant, digest) == at for digest, at in reservation.places.items())
+
+    def ready_chunks(self) -> tuple[tuple[tuple[str, str], int], ...]:
+        """((tenant, digest), length) of each that may be served."""
+        return tuple((key, entry.place.length) for key, entry in self._chunks.items() if entry.ready)
+
+    def has_slab(self, slab: int) -> bool:
+        """Whether it has not ended yet."""
+        return slab in self._slabs
+
+    def held_by(self, holder: int) -> tuple[int, ...]:
+        """Slabs that the process may have mapped."""
+        return tuple(number for number, slab in self._slabs.items() if holder in slab.holders)
+
+    def is_ready(self, tenant: str, digest: str) -> bool:
+        """Whether the chunk may be served."""
+        entry = self._chunks.get((tenant, digest))
+        return entry is not None and entry.ready
+
+    def is_loading(self, tenant: str, digest: str) -> bool:
+        """Whether the chunk is on its way."""
+        entry = self._chunks.get((tenant, digest))
+        return entry is not None and not entry.ready
+
+    def try_place(self, tenant: str, digest: str) -> SlabRange | None:
+        """Where the chunk is, if it is ready."""
+        entry = self._chunks.get((tenant, digest))
+        return entry.place if entry is not None and entry.ready else None
+
+    def touch(self, slabs: Iterable[int], now: float) -> None:
+        """Somebody is about to need them."""
+        for number in slabs:
+            self._slabs[number].used_at = max(self._slabs[number].used_at, now)
+
+    def pin(self, slabs: Iterable[int]) -> None:
+        """Keep these slabs; each pin is undone by one `unpin`."""
+        for number in slabs:
+            self._slabs[number].pins += 1
+
+    def unpin(self, slabs: Iterable[int]) -> tuple[int, ...]:
+        """Undo one `pin` of each. Returns the slabs that ended with it because they hold nothing."""
+        numbers = tuple(slabs)
+        for number in numbers:
+            assert self._slabs[number].pins > 0
+            self._slabs[number].pins -= 1
+        return self._end_empty(numbers)
+
+    def hold(self, holder: int, slabs: Iterable[int], now: float) -> None:
+        """The process `holder` was sent these slabs: they stay until `drop_holder`."""
+        for number in slabs:
+            self._slabs[number].holders.add(holder)
+            self._slabs[number].used_at = now
+
+    def drop_holder(self, holder: int) -> tuple[int, ...]:
+        """The process is dead, or maps none of them. Returns the slabs that ended with it because they hold nothing."""
+        held = self.held_by(holder)
+        for number in held:
+            self._slabs[number].holders.discard(holder)
+        return self._end_empty(held)
+
+    def evict(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[tuple[int, ...], int]:
+        """End idle slabs that hold any of these chunks (None means any). Returns them, and how many were busy."""
+        matching = [
+            number
+            for number, slab in self._slabs.items()
+            if tenant in (None, slab.tenant) and (digests is None or not digests.isdisjoint(slab.chunks))
+        ]
+        ended = tuple(number for number in matching if not self._slabs[number].busy)
+        for number in ended:
+            self._end(number)
+        return ended, len(matching) - len(ended)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where two facts contradict each other."""
+        assert len(self._slabs) <= self.max_slabs
+        seen: dict[int, set[str]] = {number: set() for number in self._slabs}
+        for (tenant, digest), entry in self._chunks.items():
+            slab = self._slabs[entry.place.slab]
+            assert slab.tenant == tenant, "a slab holds one tenant's chunks"
+            assert entry.ready or slab.pins, "a load pins its slab"
+            seen[entry.place.slab].add(digest)
+        for number, slab in self._slabs.items():
+            assert number < self._next
+            assert slab.pins >= 0
+            assert slab.chunks == seen[number]
+            assert slab.chunks or slab.busy, "an idle slab holds something"
+            end = 0
+            for spot in sorted((self._chunks[slab.tenant, d].place for d in slab.chunks), key=lambda p: p.offset):
+                assert spot.offset >= end, "places do not overlap"
+                end = spot.end
+            assert end <= slab.used <= self.slab_bytes
+
+    def _needed_alone(self, wanted: Sequence[WantedChunk]) -> int:
+        """Return how many slabs these take where nothing of them is there. Raises `Refused(CapacityExceeded)`."""
+        longest = max((chunk.length for chunk in wanted), default=0)
+        if longest > self.slab_bytes:
+            raise Refused(
+                CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", longest, self.slab_bytes)
+            )
+        return count_fresh_slabs(wanted, (), self.slab_bytes)
+
+    def _plan(
+        self, tenant: str, wanted: Sequence[WantedChunk], *, keep_idle: bool
+    ) -> tuple[dict[str, SlabRange], tuple[int, ...]] | None:
+        """What stays where it is, and which slabs end. Without `keep_idle`, chunks in idle slabs are placed anew:
+        scattered over many slabs they could keep out the very version that they belong to.
+        """
+        present: dict[str, SlabRange] = {}
+        ended: set[int] = set()
+        for chunk in wanted:
+            entry = self._chunks.get((tenant, chunk.digest))
+            if entry is None:
+                continue
+            if entry.place.length != chunk.length:  # one digest, two lengths: the manifest lies
+                raise Refused(ChunkCorrupt(chunk.digest, "host"))
+            if keep_idle or self._slabs[entry.place.slab].busy:
+                present[chunk.digest] = entry.place
+            else:
+                ended.add(entry.place.slab)
+        missing = [chunk for chunk in wanted if chunk.digest not in present]
+        kept = {spot.slab for spot in present.values()}
+        while True:
+            rooms = self._rooms(tenant, ended)
+            free = self.max_slabs - len(self._slabs) + len(ended)
+            fresh = count_fresh_slabs(missing, rooms, self.slab_bytes)
+            held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
+            held[tenant] += fresh
+            if fresh <= free:
+                return present, tuple(sorted(ended))
+            idle = (
+                Candidate(number, 1, slab.used_at, self._reload_of(slab), slab.tenant)
+                for number, slab in self._slabs.items()
+                if not slab.busy and number not in kept and number not in ended
+            )
+            least = choose_victims(idle, fresh - free, HALF_LIFE_S, TenantShares(held, self.quota, tenant))
+            if least is None:
+                return None
+            ended |= set(least)  # they may have been rooms: look again
+
+    def _reload_of(self, slab: _Slab) -> float:
+        lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
+        return self._reload_s(slab.tenant, lengths)
+
+    def _rooms(self, tenant: str, without: set[int]) -> list[FreeTail]:
+        return [
+            FreeTail(number, slab.used)
+            for number, slab in self._slabs.items()
+            if slab.tenant == tenant and number not in without
+        ]
+
+    def _apply(
+        self,
+        tenant: str,
+        wanted: Sequence[WantedChunk],
+        present: dict[str, SlabRange],
+        ended: tuple[int, ...],
+        used_at: float,
+    ) -> Reservation:
+        missing = [chunk for chunk in wanted if chunk.digest not in present]
+        for number in ended:
+            self._end(number)
+        rooms = self._rooms(tenant, set())
+        count = count_fresh_slabs(missing, rooms, self.slab_bytes)
+        fresh = tuple(range(self._next, self._next + count))
+        self._next += count
+        for number in fresh:
+            self._slabs[number] = _Slab(tenant, used_at)
+        placed = place(missing, rooms, fresh, self.slab_bytes)
+        for digest, spot in placed.items():
+            self._chunks[tenant, digest] = _Entry(spot)
+            slab = self._slabs[spot.slab]
+            slab.chunks.add(digest)
+            slab.used = max(slab.used, spot.end)
+        both = {**present, **placed}
+        places = {chunk.digest: both[chunk.digest] for chunk in wanted}
+        wait = tuple(digest for digest in present if not self._chunks[tenant, digest].ready)
+        reservation = Reservation(tenant, places, tuple(placed), wait, fresh, ended)
+        for number in reservation.slabs:
+            self._slabs[number].used_at = max(self._slabs[number].used_at, used_at)
+        self.pin(reservation.slabs)
+        return reservation
+
+    def _end_empty(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """End those that hold no chunk and that nobody uses."""
+        empty = tuple(n for n in numbers if not self._slabs[n].chunks and not self._slabs[n].busy)
+        for number in empty:
+            self._end(number)
+        return empty
+
+    def _end(self, number: int) -> None:
+        slab = self._slabs.pop(number)
+        for digest in slab.chunks:
+            del self._chunks[slab.tenant, digest]

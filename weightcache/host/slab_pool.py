@@ -1,0 +1,212 @@
+"""Slabs: pieces of sealed shared memory that the agent alone can write, and that any process may be given to read.
+
+Made ahead, in the background, since fresh memory costs more than the reads that fill it. Which chunk goes where is the
+index's decision; this file knows bytes and descriptors.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Final
+
+from kelvin.contracts.errors import Refused, Unavailable
+from weightcache.client import libc
+from weightcache.client.lease_protocol import HUGE_PAGE
+from weightcache.host.policy.pool_sizes import SlabCounts, slabs_to_make
+
+log = logging.getLogger(__name__)
+
+QUIET_S: Final = 1.0
+
+
+class Slab:
+    """`length` bytes of zeroed memory in huge pages where the kernel grants them. Blocking to make: 20-700 ms."""
+
+    def __init__(self, length: int) -> None:
+        assert length % HUGE_PAGE == 0
+        self.length = length
+        self.tenant: str | None = None  # whose bytes may be in it
+        self.fd = os.memfd_create("kelvin-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.address = 0
+        try:
+            os.ftruncate(self.fd, length)
+            self.address = libc.reserve(length)
+            libc.map_shared(self.address, length, self.fd, 0, writable=True)
+            self.huge = _populate(self.address, length)
+            fcntl.fcntl(self.fd, libc.F_ADD_SEALS, libc.SLAB_SEALS)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Slab {self.length >> 20} MiB huge={self.huge} tenant={self.tenant}>"
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Writable bytes; dead once the slab is closed."""
+        assert 0 <= offset <= offset + length <= self.length
+        return libc.view(self.address + offset, length)
+
+    def zero(self) -> None:
+        """What was in it must not reach another tenant. Blocking."""
+        libc.zero(self.address, self.length)
+        self.tenant = None
+
+    def close(self) -> None:
+        """This process's part ends; processes that mapped it keep theirs."""
+        if self.address:
+            libc.unmap(self.address, self.length)
+            self.address = 0
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _populate(address: int, length: int) -> bool:
+    """Back the range with memory; True where all of it is huge pages.
+
+    One small page per huge one is enough for a collapse, which then has nothing to copy: 40 times faster than to
+    collapse a populated range. MADV_HUGEPAGE would be ignored where `shmem_enabled` is `never`, the default.
+    """
+    huge = True
+    try:
+        for offset in range(0, length, HUGE_PAGE):
+            libc.advise(address + offset, 4096, libc.MADV_POPULATE_WRITE)
+        libc.advise(address, length, libc.MADV_COLLAPSE)
+    except OSError as error:
+        log.info("no huge pages for a slab", extra={"error": str(error)})
+        huge = False
+    with suppress(OSError):  # an older kernel: pages come as they are touched
+        libc.advise(address, length, libc.MADV_POPULATE_WRITE)
+    return huge
+
+
+class SlabPool:
+    """Up to `limit` slabs in all, `spare` of them made ahead. `take` and `give_back` in any order; `close` ends all.
+
+    `executor` has `at_once` threads. What was taken is made up for when nothing was taken for `quiet_s`: a restore
+    that has its slabs shouldn't share the cores with those of the next.
+    """
+
+    def __init__(
+        self,
+        slab_bytes: int,
+        limit: int,
+        executor: Executor,
+        make: Callable[[int], Slab] = Slab,
+        *,
+        spare: int = 1,
+        at_once: int = 1,
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        self._slab_bytes = slab_bytes
+        self._limit = limit
+        self._executor = executor
+        self._make = make
+        self._spare = spare
+        self._at_once = at_once
+        self._quiet_s = quiet_s
+        self._free: list[Slab] = []
+        self._out: set[Slab] = set()
+        self._making: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        self._refill: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._fault: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<SlabPool out={len(self._out)} free={len(self._free)} limit={self._limit}>"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Slabs by what they are doing."""
+        slabs = [*self._free, *self._out]
+        return {"used": len(self._out), "free": len(self._free), "huge": sum(slab.huge for slab in slabs)}
+
+    async def take(self, tenant: str, timeout_s: float) -> Slab:
+        """A slab that holds nothing of another tenant. Raises `Refused(Unavailable)` where memory can't be had."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                slab = await self._next(tenant)
+        except TimeoutError as error:
+            raise Refused(Unavailable("memory for the weight cache")) from error
+        if slab.tenant not in (None, tenant):
+            zeroing = self._run(slab.zero)
+            try:
+                await asyncio.shield(zeroing)
+            except asyncio.CancelledError:
+                zeroing.add_done_callback(lambda _: self.give_back(slab))  # until then the thread writes to it
+                raise
+        slab.tenant = tenant
+        return slab
+
+    def give_back(self, slab: Slab) -> None:
+        """Nobody has it mapped any more but this process."""
+        if slab not in self._out:
+            return  # the pool was closed meanwhile
+        self._out.remove(slab)
+        self._free.append(slab)
+        self._changed.set()
+
+    def ensure_spare(self) -> None:
+        """Begin to make what is waited for, and what should be ready, as far as the limit allows; returns at once."""
+        stock = SlabCounts(len(self._out), len(self._free), len(self._making), self._waiting)
+        for _ in range(slabs_to_make(stock, self._limit, self._spare, self._at_once)):
+            task = asyncio.create_task(self._make_one())
+            self._making.add(task)
+
+    async def close(self) -> None:
+        """Unmaps all of them; receivers keep theirs."""
+        self._limit = 0  # nothing more is begun
+        if self._refill is not None:
+            self._refill.cancel()
+        while self._making:
+            await asyncio.wait(self._making)
+        for slab in (*self._free, *self._out):
+            slab.close()
+        self._free.clear()
+        self._out.clear()
+
+    async def _next(self, tenant: str) -> Slab:
+        self._waiting += 1
+        try:
+            while not self._free:
+                self._changed.clear()
+                self.ensure_spare()
+                await self._changed.wait()
+                if self._fault is not None and not self._free:
+                    fault, self._fault = self._fault, None
+                    raise Refused(Unavailable("memory for the weight cache")) from fault
+        finally:
+            self._waiting -= 1
+        own = next((slab for slab in self._free if slab.tenant in (None, tenant)), self._free[0])
+        self._free.remove(own)
+        self._out.add(own)
+        self._refill_later()
+        return own
+
+    def _refill_later(self) -> None:
+        if self._refill is not None:
+            self._refill.cancel()
+        self._refill = asyncio.get_running_loop().call_later(self._quiet_s, self.ensure_spare)
+
+    def _run(self, call: Callable[[], None]) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    async def _make_one(self) -> None:
+        made = False
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._executor, self._make, self._slab_bytes)
+            self._free.append(await work)
+            self._fault, made = None, True
+        except Exception as error:
+            log.exception("a slab could not be made")
+            self._fault = error
+        finally:
+            self._making.discard(asyncio.current_task())
+            self._changed.set()
+            if made:  # after a failure whoever wants one next tries again
+                self.ensure_spare()

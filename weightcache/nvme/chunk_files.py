@@ -1,0 +1,327 @@
+"""Chunk files on a disk: where they lie, written so that a crash leaves the whole file or none, read whole.
+
+Blocking calls for threads. What the bytes should be is the caller's to check.
+
+A cold file is read past the page cache (O_DIRECT): that saves a copy, and evicts no other pages. A file that the page
+cache has is copied from there, at memory's rate. The kernel says of each file how many of its pages are missing: up to
+one in `FEW` it counts as cached, since kernels take back a few pages even of files in use.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from kelvin.contracts.artifacts.manifest import PAGE_BYTES
+from kelvin.contracts.errors import Refused, Unavailable
+from kelvin.contracts.names import is_digest
+from weightcache.client import libc
+from weightcache.sources.policy.healing import ReadOutcome
+
+STAGING: Final = ".staging"
+QUARANTINE: Final = ".quarantine"
+MAX_QUARANTINED: Final = 16  # the newest are kept for whoever looks into it
+_MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
+FEW: Final = 8  # a cached file lacks at most one page in so many
+
+
+class DocumentKind(StrEnum):
+    """What is kept of a version besides its chunks."""
+
+    MANIFESTS = "manifests"
+    ATTESTATIONS = "attestations"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFile:
+    """A chunk file that was there at the start."""
+
+    tenant: str
+    digest: str
+    size: int
+    used_at: float
+
+
+class ReadPath(StrEnum):
+    """How a file's bytes were read."""
+
+    CACHED = "cached"  # out of the page cache, which held nearly all of it
+    DIRECT = "direct"  # past the page cache
+    BUFFERED = "buffered"  # through the page cache, as the file system refuses O_DIRECT
+
+
+def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadPath:
+    """Fill `into` (page-aligned) with the beginning of the file; if `from_medium`, past the page cache in any case.
+    Raises OSError, and EOFError if the file is shorter, or becomes so meanwhile.
+    """
+    if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE_BYTES * FEW <= into.nbytes:
+        _read(fd, into, 0)
+        return ReadPath.CACHED
+    # A read past the cache is of whole pages; what follows them is read the other way.
+    pages = into.nbytes // PAGE_BYTES * PAGE_BYTES
+    done = _read_direct(fd, into[:pages])
+    if done < into.nbytes:
+        _read(fd, into, done)
+    return ReadPath.DIRECT if done else ReadPath.BUFFERED
+
+
+def _read(fd: int, into: memoryview, done: int) -> None:
+    while done < into.nbytes:
+        count = os.preadv(fd, [into[done:]], done)  # an interrupted one is repeated by the interpreter (PEP 475)
+        if count == 0:
+            raise EOFError
+        done += count
+
+
+def _read_direct(fd: int, into: memoryview) -> int:
+    """Return how many bytes were read before the file system refused O_DIRECT, or gave a part of a page."""
+    done = 0
+    try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        try:
+            while done < into.nbytes and done % PAGE_BYTES == 0:
+                count = os.preadv(fd, [into[done:]], done)
+                if count == 0:
+                    raise EOFError
+                done += count
+        finally:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """The outcome of a read, and its way; None if nothing of the file was read."""
+
+    outcome: ReadOutcome
+    way: ReadPath | None = None
+
+
+class ChunkFiles:
+    """`root/<tenant>/<digest[:2]>/<digest>`, owned by one process at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._staging = root / STAGING
+        self._quarantine = root / QUARANTINE
+        self._lock_fd = -1
+
+    def __repr__(self) -> str:
+        return f"<ChunkFiles {self._root}>"
+
+    def open(self) -> None:
+        """Take the directory and clear what a crash left half-written. Raises BlockingIOError where another has it."""
+        self._staging.mkdir(parents=True, exist_ok=True)
+        self._quarantine.mkdir(exist_ok=True)
+        self._lock_fd = _open_lock(self._root / ".lock")
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise
+        for path in self._staging.iterdir():
+            with suppress(OSError):  # a disk that keeps it does no harm
+                if path.is_file():  # anything else is a foreign entry
+                    path.unlink()
+
+    def close(self) -> None:
+        """Another process may take it."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def scan(self) -> Iterator[ChunkFile]:
+        """All files that are named as chunks, whatever is in them; one that comes or goes meanwhile may be missing."""
+        for path in self._two_below(None, lambda name: len(name) == 2):
+            if not path.name.startswith(path.parts[-2]) or not is_digest(path.name):
+                continue
+            try:
+                status = path.stat()
+            except OSError:  # it was evicted meanwhile, or the disk does not tell: it is fetched anew
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            yield ChunkFile(path.parts[-3], path.name, status.st_size, _used_at_ns(path, status) / 1e9)
+
+    def chunk(self, tenant: str, digest: str) -> Path:
+        """Return the path of the chunk's file."""
+        return self._root / tenant / digest[:2] / digest
+
+    def size(self, tenant: str, digest: str) -> int | None:
+        """Return the size of the chunk's file in bytes; None if it is not there, as far as the disk tells."""
+        try:
+            return os.stat(self.chunk(tenant, digest)).st_size
+        except OSError:
+            return None
+
+    def document_path(self, tenant: str, version: str, kind: DocumentKind) -> Path:
+        """Return the path of the version's manifest or attestations."""
+        return self._root / tenant / kind / version
+
+    def read(self, path: Path, into: memoryview, *, touch: bool = True) -> FileRead:
+        """Fill `into` (page-aligned) with all of the file, by whichever way is the shorter; it is recent then. Without
+        `touch` it is looked at for its own sake: on its medium, and is no more recent. Raises `Refused(Unavailable)`.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return FileRead(ReadOutcome.MISSING)
+        except OSError as error:
+            return FileRead(_judged(error))
+        try:
+            if os.fstat(fd).st_size != into.nbytes:
+                return FileRead(ReadOutcome.LENGTH)
+            way = fill(fd, into, from_medium=not touch)
+            if touch:
+                with suppress(OSError):  # a disk that became read-only can still be read
+                    os.utime(fd)  # recency that outlives this process
+        except EOFError:
+            return FileRead(ReadOutcome.SHORT)
+        except OSError as error:
+            return FileRead(_judged(error))
+        finally:
+            os.close(fd)
+        return FileRead(ReadOutcome.WHOLE, way)
+
+    def write(self, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
+        """Make the file. The order is what makes a crash harmless: bytes, sync, name. Raises OSError.
+
+        The name itself is not synced: a file that a power cut takes back is only fetched again.
+        """
+        staged = self._staging / secrets.token_hex(16)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            fd = open_direct(staged, flags) if direct else os.open(staged, flags | os.O_CLOEXEC, 0o600)
+            try:
+                left = memoryview(data).cast("B")
+                done = 0
+                while done < left.nbytes:
+                    done += os.pwritev(fd, [left[done:]], done)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged.rename(path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+
+    def papers(self, tenant: str | None, version: str | None) -> list[Path]:
+        """Return the kept manifests and attestations of the tenant (None: all) and the version (None: any)."""
+        found = self._two_below(tenant, lambda name: name in set(DocumentKind))
+        return [path for path in found if version in (None, path.name) and _is_file(path)]
+
+    def _two_below(self, tenant: str | None, is_kind: Callable[[str], bool]) -> Iterator[Path]:
+        """Yield the entries of the tenant's directories (None: every tenant's) whose names `is_kind` accepts. A
+        directory that can't be listed counts as empty, so its content is fetched again.
+        """
+        tenants = [self._root / tenant] if tenant else _inside(self._root)
+        for kind in (path for each in tenants for path in _inside(each) if is_kind(path.name)):
+            yield from _inside(kind)
+
+    def trim_documents(self, newest: Path, limit_bytes: int) -> None:
+        """Remove the least recently used papers until at most `limit_bytes` are left. The newest one stays, however
+        large. Raises as `remove`.
+        """
+        used = []
+        for path in self.papers(None, None):
+            with suppress(OSError):  # it is gone meanwhile
+                status = path.stat()
+                used.append((path == newest, _used_at_ns(path, status), status.st_size, path))
+        total, beyond = 0, []
+        for place, (_, _, size, path) in enumerate(sorted(used, reverse=True)):
+            total += size
+            if place and total > limit_bytes:
+                beyond.append(path)
+        self.remove(beyond)
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Remove these files. Some may be gone already. Raises OSError if one stays, after the others are gone."""
+        refused: OSError | None = None
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                refused = error
+        if refused is not None:
+            raise refused
+
+    def quarantine(self, path: Path, name: str) -> None:
+        """Move a bad file aside for inspection. It may be gone already."""
+        try:
+            path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
+        except FileNotFoundError:
+            return
+        aside = sorted(filter(Path.is_file, self._quarantine.iterdir()), key=_set_aside_at)
+        self.remove(aside[:-MAX_QUARANTINED])
+
+
+def open_direct(path: Path, flags: int) -> int:
+    """Open past the page cache where the file system can, else plainly (tmpfs before Linux 6.6)."""
+    flags |= os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # A file system that refuses at open may have made the file already.
+    return os.open(path, flags & ~os.O_EXCL, 0o600)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # what the disk holds can still be served
+
+
+def _inside(directory: Path) -> list[Path]:
+    """Return the entries of a directory but hidden ones; none if it is no directory, or can't be listed."""
+    try:
+        return [directory / name for name in os.listdir(directory) if not name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the disk does not tell
+        return False
+
+
+def _used_at_ns(path: Path, status: os.stat_result) -> int:
+    """Return when the file was last used. A time to come is of a clock that was wrong: it becomes now, for good."""
+    now_ns = time.time_ns()
+    if status.st_mtime_ns <= now_ns:
+        return status.st_mtime_ns
+    with suppress(OSError):  # a disk that became read-only removes nothing either
+        os.utime(path, ns=(now_ns, now_ns))
+    return now_ns
+
+
+def _set_aside_at(path: Path) -> int:
+    try:
+        return path.stat().st_ctime_ns
+    except FileNotFoundError:  # another thread has just removed it
+        return 0
+
+
+def _judged(error: OSError) -> ReadOutcome:
+    if error.errno in _MEDIA_ERRORS:
+        return ReadOutcome.UNREADABLE
+    raise Refused(Unavailable("the NVMe tier of the weight cache")) from error

@@ -1,0 +1,201 @@
+"""Which chunk files the NVMe tier holds, within a budget in bytes. Pure: no file is touched here.
+
+Bytes are reserved before a file is written. A file may vanish under a reader: its chunk then comes from the next
+source.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from weightcache.host.policy.eviction import Candidate, TenantShares, choose_victims
+
+Key = tuple[str, str]  # tenant, digest
+HALF_LIFE_S: Final = 86_400.0  # of the value of a file that nobody reads
+BATCH: Final = 64  # part of the budget that goes at once: ranking tens of thousands of files takes as long as a read
+WRITES_AT_ONCE: Final = (
+    2  # of the threads that read and write (`host/policy/pool_sizes.py`): the others are left for loads
+)
+QUOTA_BATCH: Final = 8  # and never more than this part of what a tenant may have
+
+
+@dataclass(slots=True)
+class _File:
+    length: int
+    used_at: float
+    written: bool
+    tag: bytes | None = None  # of the bytes, once they were verified
+
+
+class DiskIndex:
+    """At most `budget_bytes` of chunk files, those being written included. A tenant may have `quota_bytes` of them
+    while others want some (None: all); `reload_s` says what a file of a length costs to have again.
+    """
+
+    def __init__(
+        self, budget_bytes: int, quota_bytes: int | None = None, reload_s: Callable[[int], float] = float
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.quota_bytes = budget_bytes if quota_bytes is None else min(quota_bytes, budget_bytes)
+        self._reload_s = reload_s
+        self._files: dict[Key, _File] = {}
+        self._held: Counter[str] = Counter()
+        self._total = 0
+
+    def __repr__(self) -> str:
+        return f"<DiskIndex files={len(self._files)} bytes={self._total}/{self.budget_bytes}>"
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files, those being written included."""
+        return self._total
+
+    @property
+    def bytes_by_tenant(self) -> dict[str, int]:
+        """Of files, those being written included."""
+        return {tenant: held for tenant, held in self._held.items() if held}
+
+    @property
+    def file_count(self) -> int:
+        """Files that can be read."""
+        return sum(file.written for file in self._files.values())
+
+    def found(self, key: Key, length: int, used_at: float) -> None:
+        """Add a file that an earlier process left, last used at `used_at`."""
+        self.drop(key)
+        self._add(key, _File(length, used_at, written=True))
+
+    def holds(self, key: Key) -> bool:
+        """Whether the file can be read."""
+        file = self._files.get(key)
+        return file is not None and file.written
+
+    def knows(self, key: Key) -> bool:
+        """Whether the file can be read, or is being written."""
+        return key in self._files
+
+    def copy_of(self, key: Key) -> object | None:
+        """Return an object that stands for the readable file, or None. A file that replaces it has another object."""
+        file = self._files.get(key)
+        return file if file is not None and file.written else None
+
+    def length(self, key: Key) -> int:
+        """Return the length of the file in bytes; 0 without one."""
+        file = self._files.get(key)
+        return 0 if file is None else file.length
+
+    def trim(self) -> tuple[Key, ...]:
+        """Files to remove because the budget shrank; they are forgotten at once."""
+        shares = TenantShares(self._held, self.quota_bytes, "")
+        gone = choose_victims(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
+        for key in gone:
+            self.drop(key)
+        return gone
+
+    def admit(self, key: Key, length: int, now: float) -> tuple[Key, ...] | None:
+        """Reserve room for a new file. Return the files to remove, which are forgotten at once.
+
+        More is removed than this file needs, so that the next ones need no removal. Return None if the file is there
+        already, or does not fit beside files that are being written and what quotas leave to others.
+
+        A file whose last use lies after `now`, because the clock was set back, gets `now` as its last use.
+        """
+        gone = None if key in self._files else self._room_for(key[0], length, now)
+        if gone is None:
+            return None
+        for old in gone:
+            self.drop(old)
+        self._add(key, _File(length, now, written=False))
+        return gone
+
+    def has_room_for(self, tenant: str, length: int) -> bool:
+        """Return whether `admit` would accept a new file of the tenant now."""
+        return self._room_for(tenant, length, math.inf) is not None
+
+    def most_bytes_of(self, tenant: str) -> int:
+        """Return how many bytes the tenant can keep at once, beside what quotas leave to others."""
+        others = self._total - self._held[tenant]
+        return max(self.quota_bytes, self.budget_bytes - others)
+
+    def mark_written(self, key: Key) -> None:
+        """The file has its name and can be read."""
+        assert not self._files[key].written
+        self._files[key].written = True
+
+    def tag(self, key: Key) -> bytes | None:
+        """Return the tag of the file's bytes; None if they were not verified yet, or there is no file."""
+        file = self._files.get(key)
+        return None if file is None else file.tag
+
+    def mark_verified(self, key: Key, tag: bytes) -> None:
+        """The file's bytes were right, and have this tag; the file may be gone meanwhile."""
+        if (file := self._files.get(key)) is not None:
+            file.tag = tag
+
+    def touch(self, key: Key, now: float) -> None:
+        """It was read, if it is still there."""
+        if (file := self._files.get(key)) is not None:
+            file.used_at = now
+
+    def drop(self, key: Key) -> None:
+        """It is gone, or was never finished; it may not have been there."""
+        if (file := self._files.pop(key, None)) is not None:
+            self._total -= file.length
+            self._held[key[0]] -= file.length
+
+    def select(self, tenant: str | None, digests: frozenset[str] | None) -> tuple[Key, ...]:
+        """Readable files of the tenant (None: all) among the digests (None: any)."""
+        return tuple(
+            key
+            for key, file in self._files.items()
+            if file.written and tenant in (None, key[0]) and (digests is None or key[1] in digests)
+        )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where two facts contradict each other."""
+        held: Counter[str] = Counter()
+        for (tenant, _), file in self._files.items():
+            held[tenant] += file.length
+        assert self._total == held.total()
+        assert self._held == held
+        assert all(file.length >= 0 for file in self._files.values())
+
+    def _room_for(self, tenant: str, length: int, now: float) -> tuple[Key, ...] | None:
+        """Return the files to remove for a new one, and for some after it. None if it does not fit."""
+        if length > self.quota_bytes:
+            return None
+        short = self._total + length - self.budget_bytes
+        if short <= 0:
+            return ()
+        more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
+        own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have beside it
+        more = min(more, own) if own >= 0 else more
+        gone = self._least(tenant, length + more, short + more, now)
+        if gone is None and more:
+            gone = self._least(tenant, length, short, now)
+        return gone
+
+    def _least(self, tenant: str, coming: int, short: int, now: float) -> tuple[Key, ...] | None:
+        """Return the files to remove when `coming` bytes of the tenant come and `short` of them have no room."""
+        shares = TenantShares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
+        return choose_victims(self._idle(now), short, HALF_LIFE_S, shares)
+
+    def _idle(self, now: float) -> Iterable[Candidate[Key]]:
+        for key, file in self._files.items():
+            if file.written:
+                file.used_at = min(file.used_at, now)
+                yield Candidate(key, file.length, file.used_at, self._reload_s(file.length), key[0])
+
+    def _add(self, key: Key, file: _File) -> None:
+        self._files[key] = file
+        self._total += file.length
+        self._held[key[0]] += file.length
+
+
+def may_begin_write(writing: int, *, loading: bool) -> bool:
+    """Return whether one more loaded chunk is written now. Loads from the same disk come first: beside them one at a
+    time goes on, or a busy machine would never keep anything.
+    """
+    return writing < (1 if loading else WRITES_AT_ONCE)

@@ -1,0 +1,196 @@
+"""Look again at what is kept: in memory or in a file, a chunk is hashed anew, and dropped where it is wrong.
+
+The `Scrubber` looks at everything from time to time while nothing loads; `check` looks at once, where an operator asks.
+
+A chunk of the host tier that changed after its first check is not leased again: its versions are no longer resident,
+and their next load brings the chunk anew, into another place. Processes that have the old place mapped still see it,
+so `damages` lists it while its slab exists. A faulty file is set aside, and its chunk written anew from a good copy.
+"""
+
+import asyncio
+import logging
+import mmap
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kelvin.contracts.errors import Refused
+from kelvin.process.loops import isolated
+from weightcache.counters import Counters
+from weightcache.host.arena import Arena
+from weightcache.host.policy.extents import SlabRange
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.sources.policy.healing import FAULTS, ReadOutcome
+from weightcache.sources.verifier import Verifier
+
+log = logging.getLogger(__name__)
+BYTES_PER_S: Final = 64 << 20  # a hundredth of a core, and little beside what a disk gives
+BUSY_S: Final = 0.2
+MAX_NAMED_FAULTS: Final = 1000  # faults that a check names; all are counted
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDamage:
+    """A chunk that is not what it was, and where in memory it lies."""
+
+    tenant: str
+    digest: str
+    place: SlabRange
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kept chunk that was wrong: where, whose, and how (`policy/healing.ReadOutcome`)."""
+
+    tier: str
+    tenant: str
+    chunk: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """Result of a check: chunks and bytes by tier, faults, and contradictions of the indexes."""
+
+    chunks: dict[str, int]
+    bytes: dict[str, int]
+    faults: tuple[Fault, ...]
+    contradictions: tuple[str, ...]
+
+
+class ChunkExaminer:
+    """Examines one chunk after another. `forget` is called with the slab of a chunk that was wrong in memory; `rewrite`
+    writes a tenant's chunk to NVMe again.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        nvme: NvmeTier,
+        verifier: Verifier,
+        counters: Counters,
+        forget: Callable[[int], None],
+        rewrite: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        self._arena = arena
+        self._nvme = nvme
+        self._verifier = verifier
+        self._counters = counters
+        self._forget = forget
+        self._mend = rewrite
+        self._damaged: dict[MemoryDamage, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Examiner damages={len(self._damaged)}>"
+
+    def damages(self) -> tuple[MemoryDamage, ...]:
+        """Return chunks that were wrong in a slab that still exists: processes may have them mapped."""
+        self._damaged = {damage: None for damage in self._damaged if self._arena.index.has_slab(damage.place.slab)}
+        return tuple(self._damaged)
+
+    def stored_chunks(self) -> Iterable[tuple[str, tuple[str, str], int]]:
+        """Yield (tier, (tenant, digest), length in bytes) of each chunk that is kept now."""
+        yield from (("host", key, length) for key, length in self._arena.index.ready_chunks())
+        yield from (("nvme", key, self._nvme.index.length(key)) for key in self._nvme.index.select(None, None))
+
+    async def examine(self, tier: str, tenant: str, digest: str) -> ReadOutcome:
+        """Examine the tier's copy. A faulty one is dropped, logged and counted. Returns `ABSENT` if there is no copy
+        any more.
+        """
+        outcome = await (self._examine_memory if tier == "host" else self._examine_file)(tenant, digest)
+        self._counters.examined[tier] += outcome is not ReadOutcome.ABSENT
+        if outcome in FAULTS:
+            seen = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
+            log.error("a kept chunk is faulty", extra=seen)
+        if tier == "nvme" and outcome in FAULTS:
+            await self.examine("host", tenant, digest)  # what is kept anew is kept from what is right now
+            await self._mend(tenant, digest)
+        return outcome
+
+    async def check(self) -> ScrubReport:
+        """Examine all that is kept now, without a pause, and hold the indexes against themselves and the disk."""
+        report = ScrubReport({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
+        faults: list[Fault] = []
+        for tier, (tenant, digest), length in tuple(self.stored_chunks()):
+            outcome = await self.examine(tier, tenant, digest)
+            report.chunks[tier] += 1
+            report.bytes[tier] += length
+            if outcome in FAULTS and len(faults) < MAX_NAMED_FAULTS:
+                faults.append(Fault(tier, tenant, digest, outcome))
+        unindexed_files = await self._nvme.unindexed_files()
+        contradictions = [f"{tenant}/{digest}: a file that is in no index" for tenant, digest in unindexed_files]
+        indexes = ("host", self._arena.index.check_integrity), ("nvme", self._nvme.index.check_integrity)
+        for name, check_integrity in indexes:
+            try:
+                check_integrity()
+            except AssertionError as error:
+                contradictions.append(f"the index of the tier {name}: {str(error) or 'its sums are wrong'}")
+        return ScrubReport(report.chunks, report.bytes, tuple(faults), tuple(contradictions[:MAX_NAMED_FAULTS]))
+
+    async def _examine_memory(self, tenant: str, digest: str) -> ReadOutcome:
+        index = self._arena.index
+        place = index.try_place(tenant, digest)
+        if place is None:
+            return ReadOutcome.ABSENT
+        index.pin((place.slab,))
+        try:
+            if await self._verifier.is_right(await self._arena.view(place), digest):
+                return ReadOutcome.WHOLE
+            if index.try_place(tenant, digest) != place:
+                return ReadOutcome.ABSENT  # another look found it meanwhile; what is there now is another copy
+            self._counters.chunk_faults["host"][ReadOutcome.DIGEST] += 1
+            self._forget(place.slab)
+            index.condemn(tenant, digest)
+            self._damaged[MemoryDamage(tenant, digest, place)] = None
+            return ReadOutcome.DIGEST
+        finally:
+            self._arena.unpin((place.slab,))
+
+    async def _examine_file(self, tenant: str, digest: str) -> ReadOutcome:
+        key = (tenant, digest)
+        if not self._nvme.index.holds(key):
+            return ReadOutcome.ABSENT
+        buffer = memoryview(mmap.mmap(-1, max(self._nvme.index.length(key), mmap.PAGESIZE)))
+        buffer = buffer[: self._nvme.index.length(key)]
+        try:
+            outcome = await self._nvme.read_for_scrub(tenant, digest, buffer)
+        except Refused:  # the disk does not answer now: says nothing about the file
+            return ReadOutcome.AWAY
+        return await self._verifier.check(self._nvme, outcome, tenant, digest, buffer)
+
+
+class Scrubber:
+    """A pass every `interval_s` seconds, at BYTES_PER_S; `is_busy` says when to pause."""
+
+    def __init__(
+        self,
+        examiner: ChunkExaminer,
+        interval_s: float,
+        is_busy: Callable[[], bool],
+        counters: Counters,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._examiner = examiner
+        self._interval_s = interval_s
+        self._is_busy = is_busy
+        self._counters = counters
+        self._sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"<Scrubber every {self._interval_s:g} s>"
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await self._sleep(self._interval_s)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """One pass over all that is kept as it begins."""
+        for tier, key, length in tuple(self._examiner.stored_chunks()):
+            while self._is_busy():
+                await self._sleep(BUSY_S)
+            with isolated(key):
+                await self._examiner.examine(tier, *key)
+            await self._sleep(length / BYTES_PER_S)
+        self._counters.sweeps += 1

@@ -1,0 +1,191 @@
+"""One other node, as it is asked: what it has, and for a chunk's bytes. Whether to ask it is not decided here.
+
+A node that did not answer, was busy, or sent wrong bytes is left alone for a while.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import aiohttp
+
+from kelvin.contracts.backoff import ExponentialBackoff
+from kelvin.contracts.errors import Refused, Unavailable
+from kelvin.contracts.numbers import parse_whole_number
+from kelvin.contracts.wire import decode, encode
+from kelvin.process.request_context import headers as told
+from weightcache.dependencies import PEER_ANSWERS, PEERS
+from weightcache.peers.ownership_policy import ChunkState
+from weightcache.peers.peer_protocol import ChunkQuery, ChunkStates, chunk_path, query_path
+from weightcache.sources.policy.bdp_window import ThroughputMeter
+from weightcache.sources.policy.healing import ReadOutcome
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = PEERS.timeout_s
+ANSWER_S: Final = PEER_ANSWERS.timeout_s  # for a question without a wait
+SILENCE_S: Final = PEER_ANSWERS.timeout_s
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+AWAY: Final = ExponentialBackoff(2.0, 60.0)
+ASIDE_S: Final = 60.0  # after wrong bytes
+MIN_BUSY_S: Final = 0.1
+MAX_BUSY_S: Final = 5.0
+TIMES_BUSY: Final = 4  # in a row: then it is as if it did not answer
+QUESTION: Final = "question"
+CHUNK: Final = "chunk"
+RESUMES: Final = 1  # of a chunk, from where its answer was cut
+
+
+class PeerBusy(Exception):
+    """The peer answers, and asks for a pause."""
+
+
+class _Cut(Exception):
+    """The peer's answer ended early; this many bytes are in place."""
+
+    def __init__(self, done: int) -> None:
+        super().__init__(f"cut after {done} bytes")
+        self.done = done
+
+
+class Peer:
+    """The node at `url`. `node` is the name that it gives itself, once it has answered; `clock` is monotonic."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
+        self.url = url
+        self.node: str | None = None
+        self.pace = ThroughputMeter()
+        self.moved_at = clock()  # when something last arrived there, as far as it told
+        self.busy_until = 0.0
+        self._moved = -1
+        self._session = session
+        self._clock = clock
+        self._away_until = 0.0
+        self._lost: Counter[str] = Counter()  # failed calls in a row, by kind of call
+        self._refused = 0  # times in a row that it was busy
+
+    def __repr__(self) -> str:
+        state = "answers" if self.answers else "away" if self._lost.total() else "unknown"
+        return f"<Peer {self.url} {state} {self.pace!r}>"
+
+    @property
+    def answers(self) -> bool:
+        """Whether it may be asked now."""
+        return self._clock() >= self._away_until
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the peer has asked for a pause."""
+        return self._clock() < self.busy_until
+
+    async def query_chunks(
+        self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float
+    ) -> list[ChunkState] | None:
+        """Return what the peer says of each chunk; None if it does not answer."""
+        body = encode(ChunkQuery(digests=tuple(digests), node=node, wait_s=wait_s))
+        timeout = aiohttp.ClientTimeout(total=wait_s + ANSWER_S, sock_connect=CONNECT_S)
+        try:
+            async with self._session.post(
+                self.url + query_path(tenant), data=body, headers=told(), timeout=timeout
+            ) as answer:
+                raw = await answer.read()
+                if answer.status != 200:
+                    raise Refused(Unavailable("a peer"))
+            found = decode(raw, ChunkStates, what="answer of a peer")
+            if len(found.standings) != len(digests):
+                raise Refused(Unavailable("a peer"))
+            standings = [ChunkState(letter) for letter in found.standings]
+        except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
+            self._fail(error)
+            return None
+        self._lost[QUESTION] = 0  # an answer does not show that chunks arrive
+        self.node = found.node
+        if found.moved != self._moved:
+            self._moved, self.moved_at = found.moved, self._clock()
+        return standings
+
+    async def fetch(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
+        """Fill `into`: `WHOLE`, `ABSENT`, or `LENGTH`. Raises PeerBusy, and `Refused(Unavailable)` where it is away.
+
+        Nothing writes to `into` any more when this returns, raises or is cancelled.
+        """
+        transfer = self.pace.begin(self._clock())
+        moved = 0
+        try:
+            for resumed in range(RESUMES + 1):
+                try:
+                    outcome = await self._read(tenant, digest, into, moved)
+                except _Cut as cut:
+                    if cut.done == moved or resumed == RESUMES:
+                        raise
+                    moved = cut.done
+                    continue
+                moved = into.nbytes if outcome is ReadOutcome.WHOLE else moved
+                self._lost.clear()
+                self._refused = 0
+                return outcome
+            raise AssertionError("unreachable")
+        except (aiohttp.ClientError, TimeoutError, OSError, _Cut) as error:
+            self._fail(error, CHUNK)
+            raise Refused(Unavailable("a peer of the weight cache")) from error
+        finally:
+            self.pace.end(transfer, moved, self._clock())
+
+    def set_aside(self) -> None:
+        """Ask nothing of this peer for a while, because it sent wrong bytes."""
+        if self.answers:  # else another chunk of its was wrong a moment ago
+            log.error("a peer sent wrong bytes and is put aside", extra={"peer": self.url, "for_s": ASIDE_S})
+        self._away_until = self._clock() + ASIDE_S
+
+    async def _read(self, tenant: str, digest: str, into: memoryview, begin: int) -> ReadOutcome:
+        length = into.nbytes
+        timeout = aiohttp.ClientTimeout(
+            total=SILENCE_S + length / SLOWEST_BYTES_PER_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
+        )
+        given = told({"range": f"bytes={begin}-"})
+        async with self._session.get(self.url + chunk_path(tenant, digest), headers=given, timeout=timeout) as answer:
+            if answer.status == 404:
+                return ReadOutcome.ABSENT
+            if answer.status == 503:
+                self._note_busy(_busy_s(answer.headers.get("retry-after")))
+                raise PeerBusy
+            if answer.status not in (206, 416):
+                raise aiohttp.ClientPayloadError(f"status {answer.status}")
+            if answer.headers.get("content-range") != f"bytes {begin}-{length - 1}/{length}":
+                return ReadOutcome.LENGTH
+            done = begin
+            try:
+                async for piece in answer.content.iter_any():
+                    if done + len(piece) > length:
+                        return ReadOutcome.LENGTH
+                    into[done : done + len(piece)] = piece
+                    done += len(piece)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise _Cut(done) from error
+            if done < length:
+                raise _Cut(done)
+            return ReadOutcome.WHOLE
+
+    def _note_busy(self, wait_s: float) -> None:
+        if not self.is_busy:  # else another read that was under way
+            self._refused += 1
+            self.busy_until = self._clock() + wait_s
+        if self._refused >= TIMES_BUSY:
+            self._refused = 0
+            self._fail(PeerBusy("busy again and again"))
+
+    def _fail(self, error: Exception, call: str = QUESTION) -> None:
+        if not self.answers:
+            return  # calls that were under way when another one failed
+        self._lost[call] += 1
+        wait_s = AWAY.after(self._lost[call])
+        self._away_until = self._clock() + wait_s
+        told_of = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
+        log.warning("a peer does not answer", extra=told_of)
+
+
+def _busy_s(retry_after: str | None) -> float:
+    """Seconds of a Retry-After header, within bounds; anything else is one second."""
+    seconds = parse_whole_number(retry_after or "")
+    return 1.0 if seconds is None else min(max(float(seconds), MIN_BUSY_S), MAX_BUSY_S)

@@ -1,0 +1,199 @@
+"""The other nodes, and what they said of the chunks that this node is loading.
+
+Each of them is asked once, in one question for all chunks that are wanted in the same moment. The question also says
+that they are wanted here. A chunk is forgotten when its load has ended.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from kelvin.blobstore.bounded_gather import cancel_and_wait
+from weightcache.peers.ownership_policy import ChunkState, choose
+from weightcache.peers.peer_client import Peer
+from weightcache.peers.peer_protocol import MAX_DIGESTS, ChunkQuery, ChunkStates
+
+WAIT_S: Final = 2.0  # of one question to an owner; then the chunk queues for another one
+PAUSE_S: Final = 0.1  # after one that an owner answered without having waited
+STALL_S: Final = 10.0  # an owner is waited for while nothing at all arrives there
+PATIENCE_S: Final = 30.0  # or here
+
+Key = tuple[str, str]  # tenant, digest
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One that is loading."""
+
+    since: float
+    users: int = 0
+    question: asyncio.Task[None] | None = None  # by which the others were asked
+    claimed: bool = False
+    is_forced_owner: bool = False  # whatever others say
+    peer_states: dict[Peer, ChunkState] = field(default_factory=dict)
+
+
+class PeerGroup:
+    """`node` is our name among the others; `serves`: they may ask us for what we load. `is_here` knows our tiers."""
+
+    def __init__(
+        self, node: str, peers: Sequence[Peer], is_here: Callable[[str, str], bool], clock: Callable[[], float], *,
+        serves: bool,
+    ) -> None:  # fmt: skip
+        self.node = node
+        self.peers = list(peers)
+        self._moved = 0  # loads that ended, and parts of chunks that arrived
+        self._moved_at = clock()  # when the last one did
+        self._is_here = is_here
+        self._clock = clock
+        self._advertised_name = node if serves else None
+        self._chunks: dict[Key, _Chunk] = {}
+        self._next: dict[str, tuple[list[str], asyncio.Task[None]]] = {}  # by tenant, the question that is about to go
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<PeerGroup {self.node} loading={len(self._chunks)} peers={len(self.peers)}>"
+
+    async def close(self) -> None:
+        """End the questions that are under way."""
+        await cancel_and_wait(tuple(self._tasks))
+
+    @contextmanager
+    def loading(self, key: Key) -> Iterator[None]:
+        """The chunk is wanted while the block runs. Two may want it: for memory, and for the disk."""
+        chunk = self._chunks.setdefault(key, _Chunk(self._clock()))
+        chunk.users += 1
+        try:
+            yield
+        finally:
+            chunk.users -= 1
+            if not chunk.users:
+                del self._chunks[key]
+            self.note_moved()
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def note_moved(self) -> None:
+        """Record that something arrived here: this node, and those that wait for it, go on waiting."""
+        self._moved += 1
+        self._moved_at = self._clock()
+
+    def was_asked(self, key: Key) -> bool:
+        """Whether the others said what they have of the chunk."""
+        question = self._chunks[key].question
+        return question is not None and question.done()
+
+    async def ask(self, key: Key) -> None:
+        """Have the others say what they have of the chunk, once, with all that is asked for in this moment."""
+        chunk = self._chunks[key]
+        if chunk.question is None:
+            tenant, digest = key
+            if tenant not in self._next:
+                digests: list[str] = []
+                task = asyncio.create_task(self._ask_all(tenant, digests))
+                self._next[tenant] = digests, task
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            asked, chunk.question = self._next[tenant]
+            asked.append(digest)
+        await asyncio.shield(chunk.question)
+
+    def choose(self, key: Key) -> tuple[Peer, ChunkState] | None:
+        """Return who has the chunk or will have it, and what it said; None: the store is ours to read.
+
+        A node that has claimed the chunk waits for nobody, because others wait for it, even after its read failed.
+        """
+        chunk = self._chunks[key]
+        peer_states = {
+            peer: says for peer, says in chunk.peer_states.items() if says is ChunkState.READY or not chunk.claimed
+        }
+        known = {peer.node: peer for peer in peer_states if peer.answers and peer.node is not None}
+        others = {node: peer_states[peer] for node, peer in known.items()}
+        node = choose(self.node, key[1], others, [node for node, peer in known.items() if peer.is_busy])
+        return None if node is None else (known[node], others[node])
+
+    def claim(self, key: Key) -> bool:
+        """Return whether the chunk is ours to read from the store. If so, others wait for it from now on."""
+        chunk = self._chunks[key]
+        if not chunk.claimed:
+            chunk.claimed = chunk.is_forced_owner or (self.was_asked(key) and self.choose(key) is None)
+        return chunk.claimed
+
+    def take_ownership(self, key: Key) -> None:
+        """The chunk is ours to read from the store, whatever others say: a copy of it was wrong."""
+        self._chunks[key].is_forced_owner = True
+
+    def forget(self, peer: Peer, key: Key | None = None) -> None:
+        """Forget what the peer said of the chunk; of all chunks if `key` is None."""
+        for each in list(self._chunks) if key is None else [key]:
+            if (chunk := self._chunks.get(each)) is not None:
+                chunk.peer_states.pop(peer, None)
+
+    async def wait(self, key: Key, owner: Peer) -> None:
+        """Wait until the owner has the chunk or will not have it, or for WAIT_S. Its chunks are not waited for any more
+        if it does not answer, or if nothing arrives there, or here, for too long.
+        """
+        tenant, digest = key
+        chunk, began = self._chunks[key], self._clock()
+        await self._ask_one(owner, tenant, [digest], WAIT_S)
+        now = self._clock()
+        if now - max(chunk.since, owner.moved_at) > STALL_S or now - max(chunk.since, self._moved_at) > PATIENCE_S:
+            self.forget(owner)
+        elif chunk.peer_states.get(owner) in (ChunkState.CLAIMED, ChunkState.WANTED) and now - began < WAIT_S / 2:
+            await asyncio.sleep(PAUSE_S)
+
+    async def answer(self, tenant: str, question: ChunkQuery) -> ChunkStates:
+        """Answer another node's question; one with a wait once one of the chunks is here, or will not be."""
+        if question.node is not None:
+            self._note_peer_wants(question.node, tenant, question.digests)
+        until = self._clock() + question.wait_s
+        while True:
+            standings = [self._standing(tenant, digest) for digest in question.digests]
+            left = until - self._clock()
+            if left <= 0 or ChunkState.READY in standings or ChunkState.ABSENT in standings:
+                return ChunkStates(node=self.node, standings="".join(standings), moved=self._moved)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+    def _standing(self, tenant: str, digest: str) -> ChunkState:
+        if self._is_here(tenant, digest):
+            return ChunkState.READY
+        chunk = self._chunks.get((tenant, digest))
+        if chunk is None:
+            return ChunkState.ABSENT
+        return ChunkState.CLAIMED if chunk.claimed else ChunkState.WANTED
+
+    def _note_peer_wants(self, node: str, tenant: str, digests: Sequence[str]) -> None:
+        """Note that another node wants these chunks."""
+        peer = next((each for each in self.peers if each.node == node), None)
+        for digest in digests:
+            chunk = self._chunks.get((tenant, digest))
+            if chunk is None:
+                continue
+            if peer is None:
+                chunk.question = None  # one that did not answer before, or began anew
+            elif chunk.peer_states.get(peer, ChunkState.ABSENT) is ChunkState.ABSENT:
+                chunk.peer_states[peer] = ChunkState.WANTED
+
+    async def _ask_all(self, tenant: str, asked: list[str]) -> None:
+        await asyncio.sleep(0)  # all tasks that begin in this turn of the loop have asked then
+        del self._next[tenant]
+        for at in range(0, len(asked), MAX_DIGESTS):
+            digests = asked[at : at + MAX_DIGESTS]
+            await asyncio.gather(*(self._ask_one(peer, tenant, digests) for peer in self.peers if peer.answers))
+
+    async def _ask_one(self, peer: Peer, tenant: str, digests: Sequence[str], wait_s: float = 0.0) -> None:
+        """Ask one peer, and note what it says. If it doesn't answer, forget all that it said before."""
+        standings = await peer.query_chunks(tenant, digests, None if wait_s else self._advertised_name, wait_s)
+        if standings is None:
+            self.forget(peer)
+        elif peer.node == self.node:  # the list of peers may be the same everywhere
+            self.peers = [each for each in self.peers if each is not peer]
+        else:
+            for digest, standing in zip(digests, standings, strict=True):
+                if (chunk := self._chunks.get((tenant, digest))) is not None:
+                    chunk.peer_states[peer] = standing

@@ -1,0 +1,242 @@
+"""What other nodes get from this one: the chunks that may be handed out, and the port on which they are asked for.
+
+Handed out are verified chunks of the host tier, and chunks of NVMe that are verified before they leave. They stay in
+place until the block that has them is left, and so much is out at once, not more.
+
+The port speaks HTTP/1.1 over mutual TLS. Connections, bytes, and the time of bodies and answers are bounded; a node may
+keep a connection without asking anything. Whoever shows no certificate of a node is not answered by HTTP at all: the
+handshake fails.
+"""
+
+import asyncio
+import logging
+import mmap
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from kelvin.contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
+from kelvin.contracts.names import is_digest, require_dns_label
+from kelvin.contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details
+from kelvin.contracts.traffic_errors import Overloaded
+from kelvin.contracts.wire import decode, encode
+from kelvin.ipc.tls_acceptor import CLOSE_S, TlsAcceptor
+from kelvin.process.request_context import REQUEST_ID, begin
+from weightcache.counters import Counters
+from weightcache.host.arena import Arena
+from weightcache.nvme.nvme_tier import NvmeTier
+from weightcache.peers.peer_group import PeerGroup
+from weightcache.peers.peer_protocol import ChunkQuery
+from weightcache.sources.policy.healing import GOOD_OUTCOMES
+from weightcache.sources.verifier import Verifier
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 512
+IDLE_S: Final = 75.0  # a kept connection without a question
+PIECE_BYTES: Final = 256 << 10  # encrypted at once: some 0.2 ms of the loop
+STALL_S: Final = 5.0  # without a piece taken, then the reader is cut
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+
+MAX_OUT: Final = 64  # answers
+MAX_OUT_BYTES: Final = 512 << 20  # of chunks; a larger one goes alone
+RETRY_S: Final = 1.0
+
+
+class PeerExports:
+    """Over the tiers of one agent."""
+
+    def __init__(
+        self, arena: Arena, nvme: NvmeTier, verifier: Verifier, counters: Counters, *,
+        max_out: int = MAX_OUT, max_out_bytes: int = MAX_OUT_BYTES,
+    ) -> None:  # fmt: skip
+        self._arena = arena
+        self._nvme = nvme
+        self._verifier = verifier
+        self._counters = counters
+        self._max_out = max_out
+        self._max_out_bytes = max_out_bytes
+        self.out = 0
+        self.out_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Shelf out={self.out}/{self._max_out} bytes={self.out_bytes}/{self._max_out_bytes}>"
+
+    def has(self, tenant: str, digest: str) -> bool:
+        """Whether it would be handed out."""
+        return self._arena.index.is_ready(tenant, digest) or self._nvme.index.holds((tenant, digest))
+
+    @asynccontextmanager
+    async def borrow(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
+        """The chunk's right bytes, read-only. Raises `Refused`: NotFound, Overloaded."""
+        if not self.has(tenant, digest):
+            raise Refused(NotFound("chunk", digest))
+        place = self._arena.index.try_place(tenant, digest)
+        length = self._nvme.index.length((tenant, digest)) if place is None else place.length
+        if self.out >= self._max_out or (self.out and self.out_bytes + length > self._max_out_bytes):
+            self._counters.peer_refusals += 1
+            raise Refused(Overloaded("what other nodes may have at once", self._max_out, RETRY_S, "chunks"))
+        self.out, self.out_bytes = self.out + 1, self.out_bytes + length
+        try:
+            if place is None:
+                # A mapping can't be empty, though a file may be: that file is found faulty then, like any other. The
+                # mapping is not closed here, because an error of the read may still hold views of it.
+                view = memoryview(mmap.mmap(-1, max(length, 1)))[:length]
+                try:
+                    read = await self._nvme.fetch(tenant, digest, view)
+                except Refused as error:  # the disk fails: the peer asks another source at once
+                    raise Refused(NotFound("chunk", digest)) from error
+                if await self._verifier.check(self._nvme, read, tenant, digest, view) not in GOOD_OUTCOMES:
+                    raise Refused(NotFound("chunk", digest))
+                yield view.toreadonly()
+            else:
+                self._arena.index.pin((place.slab,))
+                try:
+                    yield (await self._arena.view(place)).toreadonly()
+                finally:
+                    self._arena.unpin((place.slab,))
+        finally:
+            self.out, self.out_bytes = self.out - 1, self.out_bytes - length
+
+
+class PeerServer:
+    """Serves `listener` (TCP) from `open` to `close`."""
+
+    def __init__(
+        self, listener: socket.socket, tls: ssl.SSLContext, exports: PeerExports, group: PeerGroup, counters: Counters,
+        *, stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
+    ) -> None:  # fmt: skip
+        self._shelf = exports
+        self._group = group
+        self._counters = counters
+        self._stall_s = stall_s
+        self._server = web.Server(
+            self._answer, handler_cancellation=True, keepalive_timeout=IDLE_S, lingering_time=0.0, access_log=None
+        )
+        self._greeter = TlsAcceptor(
+            listener, tls, self._server,
+            is_full=lambda: len(self._server.connections) >= max_connections, refused=self._refuse,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<PeerServer connections={self.connections} {self._shelf!r}>"
+
+    @property
+    def connections(self) -> int:
+        """Of nodes, and of strangers who are still shaking hands."""
+        return len(self._server.connections) + self._greeter.handshakes
+
+    def open(self) -> None:
+        """Begin to accept."""
+        self._greeter.open()
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._greeter.close()
+        self._server.pre_shutdown()
+        await self._server.shutdown(CLOSE_S)
+        await self._greeter.end()
+
+    def _refuse(self, error: OSError | None) -> None:
+        if error is None:
+            self._counters.peer_refusals += 1
+            return
+        self._counters.peer_strangers += 1
+        log.warning("a connection of no node was refused", extra={"error": type(error).__name__})
+
+    async def _answer(self, request: BaseRequest) -> web.StreamResponse:
+        if (request_id := request.headers.get(REQUEST_ID)) is not None:
+            begin(request_id)
+        try:
+            return await self._route(request)
+        except Refused as refused:
+            return _problem(refused.failure)
+        except (ConnectionError, TimeoutError):
+            self._cut(request)
+            return web.Response()  # goes nowhere: the connection is gone
+        except Exception:
+            log.exception("unforeseen failure", extra={"path": request.path})
+            return _problem(Internal())
+
+    async def _route(self, request: BaseRequest) -> web.StreamResponse:
+        parts = request.path.split("/")
+        if len(parts) != 5 or parts[:3] != ["", "v1", "chunks"]:
+            raise Refused(NotFound("route", request.path[:80]))
+        tenant, last = require_dns_label(parts[3], "tenant"), parts[4]
+        method = "POST" if last == "have" else "GET"
+        if request.method != method:
+            raise Refused(MethodNotAllowed(request.method, (method,)))
+        if last == "have":
+            async with asyncio.timeout(self._stall_s):
+                body = await request.read()
+            return await self._answer_query(tenant, decode(body, ChunkQuery))
+        digest = _digest(last)
+        async with self._shelf.borrow(tenant, digest) as chunk:
+            return await self._send(request, chunk)
+
+    async def _answer_query(self, tenant: str, question: ChunkQuery) -> web.Response:
+        found = await self._group.answer(tenant, question)
+        return web.Response(body=encode(found), content_type="application/json")
+
+    async def _send(self, request: BaseRequest, chunk: memoryview) -> web.StreamResponse:
+        """The chunk, or the range of it that is asked for (RFC 9110, 14)."""
+        size = chunk.nbytes
+        first, last = _range(request, size)
+        if first > last:
+            return web.Response(status=416, headers={"content-range": f"bytes */{size}"})
+        answer = web.StreamResponse(status=206 if "range" in request.headers else 200)
+        answer.content_type = "application/octet-stream"
+        answer.content_length = last + 1 - first
+        if answer.status == 206:
+            answer.headers["content-range"] = f"bytes {first}-{last}/{size}"
+        async with asyncio.timeout(self._stall_s + (last + 1 - first) / SLOWEST_BYTES_PER_S):
+            await answer.prepare(request)
+            for at in range(first, last + 1, PIECE_BYTES):
+                # A copy: what a transport still holds when this ends must not lie in a slab that is given back.
+                piece = bytes(chunk[at : min(at + PIECE_BYTES, last + 1)])
+                async with asyncio.timeout(self._stall_s):
+                    await answer.write(piece)
+                self._counters.peer_sent_bytes += len(piece)
+            await answer.write_eof()
+        self._counters.peer_sent_chunks += 1
+        return answer
+
+    def _cut(self, request: BaseRequest) -> None:
+        """A node that sends or reads too slowly, or is gone: nothing more is sent, also not what is buffered."""
+        self._counters.peer_cuts += 1
+        if request.transport is not None:
+            request.transport.abort()
+
+
+def _digest(text: str) -> str:
+    if not is_digest(text):
+        raise Refused(InvalidRequest("digest", repr(text[:80]), "must be 64 hexadecimal digits"))
+    return text
+
+
+def _range(request: BaseRequest, size: int) -> tuple[int, int]:
+    """First and last byte; the former is above the latter where there is no such range."""
+    try:
+        asked = request.http_range
+    except ValueError:
+        raise Refused(
+            InvalidRequest("range", repr(request.headers["range"][:80]), "must be bytes=FIRST-LAST")
+        ) from None
+    begin, end, _ = asked.indices(size)
+    if asked.start is not None and asked.start >= size:
+        return size, size - 1
+    return begin, end - 1
+
+
+def _problem(failure: Failure) -> web.Response:
+    return web.Response(
+        body=problem_details(failure),
+        status=failure.status,
+        headers=headers_of(failure),
+        content_type=PROBLEM_CONTENT_TYPE,
+    )

@@ -1,0 +1,66 @@
+"""Decide when a read of the store counts as late, and whether it may be hedged by a second one. Pure: no clock.
+
+After Dean and Barroso, "The tail at scale" (2013): the limit comes from what reads of that size took lately, and a
+budget keeps a store that is slow for all reads from being asked twice for each.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kelvin.contracts.sliding_quantile import SlidingQuantile
+
+WINDOW: Final = 200  # reads of a size that are remembered
+MIN_SAMPLES: Final = 20  # from so many on, there is a limit
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeRule:
+    """A read is late after `factor` times the `quantile` of reads of its size, and not before `floor_s`. At most
+    `share` of all reads are hedged: up to `burst` unused hedges are saved, and `at_once` run at the same time.
+    """
+
+    share: float = 0.05
+    quantile: float = 0.95
+    factor: float = 2.0
+    floor_s: float = 0.1
+    burst: int = 8
+    at_once: int = 4
+
+
+class ReadHedging:
+    """State of one store. Call `began` for each read, and `record_read` with its duration, or with a lower
+    bound of it.
+    """
+
+    def __init__(self, rule: HedgeRule) -> None:
+        self.rule = rule
+        self._recent: dict[int, SlidingQuantile] = {}  # by the number of bits of the size: within a factor of two
+        self._saved = 0.0
+        self._running = 0
+
+    def __repr__(self) -> str:
+        return f"<Hedging share={self.rule.share:g} saved={self._saved:.2f} running={self._running}>"
+
+    def began(self, nbytes: int) -> float | None:
+        """Return after how many seconds a read of `nbytes` is late; None if too few reads of that size are known."""
+        self._saved = min(float(self.rule.burst), self._saved + self.rule.share)
+        recent = self._recent.get(nbytes.bit_length())
+        if recent is None or len(recent) < MIN_SAMPLES:
+            return None
+        return max(self.rule.floor_s, self.rule.factor * recent.of(self.rule.quantile))
+
+    def record_read(self, nbytes: int, seconds: float) -> None:
+        """Record that a read ended, or was given up, after `seconds`."""
+        self._recent.setdefault(nbytes.bit_length(), SlidingQuantile(WINDOW)).add(seconds)
+
+    def try_hedge(self) -> bool:
+        """Take a hedge from the budget. Return False if none is left. Otherwise call `end_hedge` after both reads."""
+        if self._saved < 1.0 or self._running >= self.rule.at_once:
+            return False
+        self._saved -= 1.0
+        self._running += 1
+        return True
+
+    def end_hedge(self) -> None:
+        """Record that a hedged read and its second read have ended."""
+        self._running -= 1

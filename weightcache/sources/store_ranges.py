@@ -1,0 +1,117 @@
+"""Read ranges of the store in parts, several at once as the scheduler allows. A part that is late is hedged.
+
+The first of the two reads that succeeds counts. The second one reads into memory of its own, so only the first writes
+where the chunk will lie, and nothing writes there once the call is over.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from kelvin.blobstore.bounded_gather import cancel_and_wait
+from kelvin.blobstore.chunk_locations import RangeReader
+from weightcache.counters import Counters
+from weightcache.sources.policy.bdp_window import BdpWindow
+from weightcache.sources.policy.read_hedging import ReadHedging
+from weightcache.sources.source import ReadSlot
+
+
+class StoreRanges:
+    """Reads ranges of a store that serves many reads at once. `line` measures each of them."""
+
+    def __init__(self, store: RangeReader, hedging: ReadHedging, line: BdpWindow, counters: Counters) -> None:
+        self.line = line
+        self._store = store
+        self._hedging = hedging
+        self._counters = counters
+
+    def __repr__(self) -> str:
+        return f"<Ranges {self._hedging!r} {self.line!r}>"
+
+    def within(self, turn: ReadSlot) -> RangeReader:
+        """Return a reader whose parts have the length, and begin at the time, that `turn` gives them."""
+        return _Within(self, turn)
+
+    async def read(self, key: str, offset: int, into: memoryview, turn: ReadSlot) -> None:
+        """See `RangeReader.read_into`."""
+        reads: list[asyncio.Task[None]] = []
+        at = 0
+        try:
+            while not any(map(_is_lost, reads)):
+                nbytes = await turn.part(into.nbytes - at)
+                reads.append(asyncio.create_task(self._part(key, offset + at, into[at : at + nbytes], turn)))
+                at += nbytes
+                if at >= into.nbytes:
+                    break
+            await asyncio.gather(*reads)
+        finally:
+            await cancel_and_wait(reads)
+
+    async def _part(self, key: str, offset: int, into: memoryview, turn: ReadSlot) -> None:
+        came, read = 0, self.line.begin(time.monotonic())
+        try:
+            await self._read(key, offset, into)
+            came = into.nbytes
+        finally:
+            self.line.end(read, came, time.monotonic())
+        turn.record_arrival(came)
+
+    async def _read(self, key: str, offset: int, into: memoryview) -> None:
+        began = time.monotonic()
+        late_s = self._hedging.began(into.nbytes)
+        first = asyncio.create_task(self._store.read_into(key, offset, into))
+        try:
+            await asyncio.wait((first,), timeout=late_s)
+            if not first.done() and self._hedging.try_hedge():
+                try:
+                    await self._race(first, key, offset, into)
+                finally:
+                    self._hedging.end_hedge()
+            else:
+                await first
+        finally:
+            await cancel_and_wait((first,))
+        self._hedging.record_read(into.nbytes, time.monotonic() - began)
+
+    async def _race(self, first: asyncio.Task[None], key: str, offset: int, into: memoryview) -> None:
+        """Return once either read has filled `into`. If both fail, raise the first one's error."""
+        self._counters.hedges += 1
+        began = time.monotonic()
+        spare = bytearray(into.nbytes)
+        second = asyncio.create_task(self._store.read_into(key, offset, memoryview(spare)))
+        try:
+            await _wait_for_success((first, second))
+            if _succeeded(second) and not _succeeded(first):
+                self._hedging.record_read(into.nbytes, time.monotonic() - began)
+                await cancel_and_wait((first,))  # from here on nothing else writes there
+                into[:] = spare
+                self._counters.hedges_won += 1
+            else:
+                await first
+        finally:
+            await cancel_and_wait((second,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    ranges: StoreRanges
+    turn: ReadSlot
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """See `BlobStore`."""
+        await self.ranges.read(key, offset, into, self.turn)
+
+
+async def _wait_for_success(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]) -> None:
+    """Wait until one task has succeeded, or both have ended."""
+    left = set(tasks)
+    while left and not any(map(_succeeded, tasks)):
+        _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _is_lost(task: asyncio.Task[None]) -> bool:
+    return task.done() and not _succeeded(task)
+
+
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

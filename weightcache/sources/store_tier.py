@@ -1,0 +1,267 @@
+"""The store tier: read chunks as ranges of packs, also of packs that are files kept as they were pushed.
+
+Each pack of a tenant has an index object that says where its chunks lie. Indexes are read lazily: first those that a
+version's pack list names, then all others. If an index is missing, damaged or unavailable, the pack's own footer
+replaces it. A pack without either is left out, and harms only the versions that need it. If one copy of a chunk is
+gone, unavailable or wrong, the chunk is read from the next pack that holds it.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kelvin.blobstore.blob_store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable, list_objects
+from kelvin.blobstore.bounded_gather import bounded_gather
+from kelvin.blobstore.chunk_locations import (
+    ChunkLocation,
+    RangeReader,
+    decode_pack_list,
+    read_chunk_into,
+    read_locations,
+)
+from kelvin.blobstore.packs import digest_of_file_pack
+from kelvin.contracts.artifacts.object_keys import PACKS, object_name, pack_key, pack_list_key
+from kelvin.contracts.errors import Refused
+from weightcache.sources.policy.fair_read_queue import ReadLimit
+from weightcache.sources.policy.healing import ReadOutcome
+from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot
+from weightcache.sources.store_ranges import StoreRanges
+
+log = logging.getLogger(__name__)
+
+VERSIONS_EXPECTED: Final = 64
+TENANTS_KEPT: Final = 256  # whose tables are kept; those of others are read again when they are needed
+BATCH: Final = 64  # indexes that are read before the chunk is looked for again
+OUT_OF_REACH: Final = 8  # unavailable packs; above that the store itself counts as unavailable
+
+
+@dataclass(slots=True)
+class _Table:
+    """What is known of one tenant's packs. A chunk's first place is tried first."""
+
+    chunks: dict[str, tuple[ChunkLocation, ...]] = field(default_factory=dict)
+    packs: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)  # listed packs whose index was not read yet
+    out_of_reach: dict[str, BlobUnavailable] = field(default_factory=dict)  # unavailable packs since the last listing
+    doubted: dict[str, ChunkLocation] = field(
+        default_factory=dict
+    )  # chunk -> its wrong copy; all indexes are read for another
+    expected: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # version -> its chunks
+    learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def add(self, digest: str, place: ChunkLocation) -> None:
+        known = self.chunks.get(digest, ())
+        if place not in known:
+            self.chunks[digest] = (*known, place)
+
+    def put_last(self, digest: str, place: ChunkLocation) -> None:
+        """Try this place after the others from now on."""
+        known = self.chunks.get(digest, ())
+        if place in known:
+            self.chunks[digest] = (*(each for each in known if each != place), place)
+
+    def forget(self, packs: set[str]) -> None:
+        self.packs -= packs
+        if packs:
+            left = {digest: tuple(at for at in known if at.pack not in packs) for digest, known in self.chunks.items()}
+            self.chunks = {digest: known for digest, known in left.items() if known}
+
+
+class StoreTier:
+    """A `Source` over a `BlobStore`, of which chunks are read by `ranges`."""
+
+    tier = "store"
+    attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way, or another pack
+
+    def __init__(self, store: BlobStore, ranges: StoreRanges) -> None:
+        self._store = store
+        self._ranges = ranges
+        self.room: ReadLimit = ranges.line
+        self._tables: OrderedDict[str, _Table] = OrderedDict()  # the one that was used last is last
+        self.unreadable_packs = 0
+
+    def __repr__(self) -> str:
+        return f"<StoreTier tenants={len(self._tables)} {self._store!r}>"
+
+    def may_have(self, tenant: str, digest: str) -> bool:
+        """See `Source`. Another machine may have put it there a moment ago."""
+        return True
+
+    def expect(self, tenant: str, version: str, digests: Iterable[str]) -> None:
+        """Announce that chunks of this version will be fetched, so that its pack list says which indexes to read."""
+        expected = self._table(tenant).expected
+        expected[version] = frozenset(digests)
+        expected.move_to_end(version)
+        while len(expected) > VERSIONS_EXPECTED:
+            expected.popitem(last=False)
+
+    async def fetch(
+        self, tenant: str, digest: str, into: memoryview, turn: ReadSlot = UNLIMITED_READ_SLOT
+    ) -> ReadOutcome:
+        """See `Source`."""
+        reader = self._ranges.within(turn)
+        away: BlobUnavailable | None = None
+        places = await self._locate(tenant, digest, stale=())
+        try:
+            outcome = await self._read_one(tenant, digest, places, into, reader)
+        except BlobUnavailable as error:
+            outcome, away = ReadOutcome.ABSENT, error
+        if (
+            outcome is ReadOutcome.ABSENT and places
+        ):  # packs were collected or are unavailable: others may have the chunk
+            fresh = await self._locate(tenant, digest, stale=places)
+            for place in places:
+                self._table(tenant).put_last(digest, place)  # `quarantine` doubts the first place
+            outcome = await self._read_one(tenant, digest, fresh, into, reader)
+        if outcome is ReadOutcome.ABSENT and away is not None:
+            raise away
+        return outcome
+
+    async def length_of(self, tenant: str, digest: str) -> int | None:
+        """The chunk's length, by the packs' tables; None where no pack has it. Raises `Refused`."""
+        places = await self._locate(tenant, digest, stale=())
+        return places[0].length if places else None
+
+    async def quarantine(self, tenant: str, digest: str) -> None:
+        """See `Source`. The store is the snapshotter's and its objects never change: `kelvin fsck` says how to mend.
+        Another pack's copy is asked before this one.
+        """
+        table = self._table(tenant)
+        if known := table.chunks.get(digest):
+            table.doubted[digest] = known[0]
+
+    def _table(self, tenant: str) -> _Table:
+        table = self._tables.setdefault(tenant, _Table())
+        self._tables.move_to_end(tenant)
+        while len(self._tables) > TENANTS_KEPT:
+            self._tables.popitem(last=False)
+        return table
+
+    async def _read_one(
+        self, tenant: str, digest: str, places: Iterable[ChunkLocation], into: memoryview, reader: RangeReader
+    ) -> ReadOutcome:
+        """Read from the first place that has a copy. Raises BlobUnavailable if none has, and some did not answer."""
+        away: BlobUnavailable | None = None
+        for place in places:
+            try:
+                outcome = await self._read(tenant, place, into, reader)
+            except BlobUnavailable as error:
+                outcome, away = ReadOutcome.AWAY, error
+            if outcome not in (ReadOutcome.ABSENT, ReadOutcome.AWAY):
+                return outcome
+            self._table(tenant).put_last(digest, place)
+        if away is not None:
+            raise away
+        return ReadOutcome.ABSENT
+
+    async def _read(self, tenant: str, place: ChunkLocation, into: memoryview, reader: RangeReader) -> ReadOutcome:
+        if place.length != into.nbytes:
+            return ReadOutcome.LENGTH
+        try:
+            await read_chunk_into(reader, pack_key(tenant, place.pack), place, into)
+        except BlobNotFound:
+            return ReadOutcome.ABSENT
+        except BlobShort:
+            return ReadOutcome.SHORT
+        return ReadOutcome.WHOLE
+
+    async def _locate(self, tenant: str, digest: str, stale: tuple[ChunkLocation, ...]) -> tuple[ChunkLocation, ...]:
+        """Return a chunk's places other than `stale`. If none is known, read more indexes; concurrent calls share that.
+
+        Raises BlobUnavailable if no index that can be read has the chunk, and some can't be read.
+        """
+        table = self._table(tenant)
+        if digest not in table.doubted and (fresh := _without_stale(table.chunks.get(digest, ()), stale)):
+            return fresh
+        async with table.learning:
+            await self._learn(tenant, table, digest, stale)
+            if digest not in table.chunks:  # a file's index may have been written anew, of another layout
+                table.forget({pack for pack in table.packs if digest_of_file_pack(pack) is not None})
+                await self._learn(tenant, table, digest, stale)
+            if (wrong := table.doubted.pop(digest, None)) is not None:
+                table.put_last(digest, wrong)
+        fresh = _without_stale(table.chunks.get(digest, ()), stale)
+        if not fresh and table.out_of_reach:
+            raise next(iter(table.out_of_reach.values()))
+        return fresh
+
+    async def _learn(self, tenant: str, table: _Table, digest: str, stale: tuple[ChunkLocation, ...]) -> None:
+        """Read indexes until the chunk is found: (1) of packs that the pack lists of its versions name, (2) of packs
+        that were listed before, (3) of packs in a new listing, which also shows which packs are gone.
+        """
+
+        def is_found() -> bool:
+            return digest not in table.doubted and bool(_without_stale(table.chunks.get(digest, ()), stale))
+
+        if is_found():
+            return
+        # (1)
+        for version in [version for version, digests in table.expected.items() if digest in digests]:
+            table.expected.pop(version, None)  # it may have made room for others meanwhile
+            named = await self._pack_list(tenant, version)
+            await self._read_tables(tenant, table, [pack for pack in named if pack not in table.packs])
+        # (2)
+        await self._read_listed(tenant, table, is_found)
+        if is_found():
+            return
+        # (3)
+        there = {object_name(key) for key in await list_objects(self._store, tenant, PACKS)}
+        table.forget(table.packs - there)
+        table.out_of_reach.clear()
+        table.unread = sorted(there - table.packs)
+        await self._read_listed(tenant, table, is_found)
+
+    async def _read_listed(self, tenant: str, table: _Table, is_found: Callable[[], bool]) -> None:
+        while table.unread and not is_found():
+            batch, table.unread = table.unread[:BATCH], table.unread[BATCH:]
+            await self._read_tables(tenant, table, [pack for pack in batch if pack not in table.packs])
+
+    async def _pack_list(self, tenant: str, version: str) -> tuple[str, ...]:
+        """Return the packs that a version's list names; none if it can't be read, so that all packs are searched."""
+        try:
+            return decode_pack_list(await self._store.read(pack_list_key(tenant, version))) or ()
+        except (BlobNotFound, BlobUnavailable):
+            return ()
+
+    async def _read_tables(self, tenant: str, table: _Table, packs: Sequence[str]) -> None:
+        """Read the indexes of packs. Unavailable ones are retried after the next listing.
+
+        Raises BlobUnavailable if more than OUT_OF_REACH are unavailable.
+        """
+
+        async def look(pack: str) -> tuple[str, dict[str, ChunkLocation] | None]:
+            try:
+                return pack, await self._places(tenant, pack)
+            except BlobUnavailable as error:
+                table.out_of_reach[pack] = error
+                if len(table.out_of_reach) > OUT_OF_REACH:
+                    raise
+                log.warning("a pack's index is unavailable", extra={"tenant": tenant, "pack": pack})
+                return pack, None
+
+        for pack, places in await bounded_gather(look, packs):
+            if places is None:
+                continue
+            table.packs.add(pack)
+            for digest, place in places.items():
+                table.add(digest, place)
+
+    async def _places(self, tenant: str, pack: str) -> dict[str, ChunkLocation] | None:
+        """Return the places of a pack's chunks; None if it has no readable index or footer. Raises BlobUnavailable."""
+        try:
+            return await read_locations(self._store, tenant, pack)
+        except BlobNotFound:  # it was collected, or is a file whose push did not come to its end yet
+            return None
+        except BlobUnavailable:
+            raise
+        except Refused as refused:
+            self.unreadable_packs += 1
+            log.error("a pack can't be read", extra={"pack": pack, "error": str(refused)})
+            return None
+
+
+def _without_stale(places: tuple[ChunkLocation, ...], stale: tuple[ChunkLocation, ...]) -> tuple[ChunkLocation, ...]:
+    return tuple(place for place in places if place not in stale)
