@@ -1,6 +1,6 @@
 """Find what identifies a person in a text, by patterns and checksums; no language model, no network.
 
-A text is looked at segment by segment (see `filters/segmentation_policy.py`), each by every rule: the same for any
+A text is looked at segment by segment (see `segmentation_policy.py`), each by every rule: the same for any
 pieces in which a text comes. Numbers of telephones are `phonenumbers`' to judge, checksums of cards, IBANs and social
 security numbers `python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's.
 """

@@ -2,7 +2,7 @@
 
 The directory is that of an installation that was killed with all its processes, so everything that a start repairs is
 there. Chunks, packs and staged pushes are damaged in `tests/snapshotter` and `tests/weightcache`, segments in
-`tests/spool`, the journal in `tests/controlplane`, meter pages in `tests/kelvin`.
+`tests/kelvin/spool`, the journal in `tests/controlplane`, meter pages in `tests/kelvin`.
 """
 
 import shlex
