@@ -32,7 +32,8 @@ async def test_status_names_processes_devices_and_models(data: Path) -> None:
         assert (pool["device"], pool["wanted"], pool["why"], pool["parked"]) == ("cpu", 1, "least", 1)
         assert (pool["hits"], pool["misses"], pool["target"], pool["budget_bytes"]) == (0, 0, 0.99, 1 << 30)
         for cost in (pool["memory"], device["zygote"]):
-            assert 0 < cost["private"] <= cost["pss"], "what the kernel counts of real processes"
+            # A process whose pages are all shared, or reclaimed, has none of its own.
+            assert 0 <= cost["private"] <= cost["pss"] > 0, "what the kernel counts of real processes"
         assert [model["model"] for model in found["models"]] == ["m"]
 
 
