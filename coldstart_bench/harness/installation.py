@@ -290,7 +290,10 @@ class KelvinUpProcess:
         """`program` is run as `kelvin`, and `prefix` is a command that runs it. Its standard error is appended to the
         file `errors`; None: to a temporary file. `said` reads it.
         """
-        words = [*prefix, sys.executable, "-P", "-m", program, "up", "--data", str(data), "--port", str(port), *options]
+        # Another program is a test's, which is imported from the current directory.
+        safe_path = ("-P",) if program == "kelvin.cli.main" else ()
+        python = [*prefix, sys.executable, *safe_path]
+        words = [*python, "-m", program, "up", "--data", str(data), "--port", str(port), *options]
         # Nobody would read a pipe, and a full one stops who writes.
         self._errors: IO[bytes] = tempfile.TemporaryFile() if errors is None else errors.open("ab+")  # noqa: SIM115
         self._process = subprocess.Popen(
