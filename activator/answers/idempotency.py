@@ -1,7 +1,7 @@
 """Requests with an `Idempotency-Key`: the first one runs, those beside it join it, those after it get its answer.
 
-The work belongs to a run, and lives as long as anybody listens to it. What may be kept is `policy/once`'s, the bytes
-are the `broadcast`'s, and how a request is answered is `completions`'.
+The work belongs to a run, and lives as long as anybody listens to it. What may be kept is `idempotency_policy`'s, the
+bytes are the `broadcast`'s, and how a request is answered is `completions`'.
 """
 
 import asyncio

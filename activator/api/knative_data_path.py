@@ -1,6 +1,6 @@
 """In the place of Knative's own activator: what comes on Knative's data path is served as what comes by the door.
 
-Whoever routes there says which Revision is meant (`policy/data_path`): the request is one for that version then, and
+Whoever routes there says which Revision is meant (`knative_headers`): the request is one for that version then, and
 goes in by the door with its key, like any other. Probes are answered here.
 """
 

@@ -2,7 +2,7 @@
 
 A good key is looked up and let through, whatever its address did before: others behind the same address must not pay
 for a guesser. A bad one is answered alike whether it is unknown, expired or revoked, and the more of them an address
-shows, the later (`policy/guesses`). So is a signed token (`oidc`), where the operator trusts an issuer of such.
+shows, the later (`failed_auth_policy`). So is a signed token (`oidc`), where the operator trusts an issuer of such.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """The ladder of a model: what a request gets of less quality where it would be late, or refused. Which steps are tried,
-and when, is `policy/ladder`'s.
+and when, is `degradation_policy`'s.
 
 Nothing changes once the client has a head, which says what was given up, or a replica has begun.
 """

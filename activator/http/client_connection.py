@@ -200,7 +200,7 @@ class _PendingRequest:
 
 class BodyRateMonitor:
     """How the bodies of one connection come: how they are framed, and whether slower than a body may while nobody but
-    its sender holds it up. What is slow or padded is `policy/edge_rates`'s to say.
+    its sender holds it up. What is slow or padded is `address_limits_policy`'s to say.
 
     `is_held`: whether we, and not the client, hold it up just now; `is_late` is called once a window was too slow.
     """

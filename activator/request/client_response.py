@@ -1,7 +1,7 @@
 """The answer to one completion: a head held back for a moment, then 200 and heartbeats until the first byte.
 
 The account is settled, durably, before the last byte is handed to the socket. `attempts.py` relays the bytes of a
-replica, `once.py` and `response_cache.py` have those that are given again.
+replica, `idempotency.py` and `response_cache.py` have those that are given again.
 """
 
 import asyncio

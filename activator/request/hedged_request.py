@@ -1,5 +1,5 @@
 """A second replica for a request whose first frame is late: the answer that begins first is passed on, the other one
-ends before a byte of it was. When a frame is late is `policy/hedge`'s.
+ends before a byte of it was. When a frame is late is `hedge_policy`'s.
 
 The first attempt runs in its request's own task, as if there were no other one, and costs a timer. A replica that had
 begun and is not passed on is told so, and records its work itself: nobody is charged for it.

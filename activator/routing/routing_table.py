@@ -265,7 +265,7 @@ def authorize_model(
 ) -> ModelEntry:
     """Return the model that a caller means: its own, or another tenant's that was granted.
 
-    `in_url` is the tenant that path or host names. Which version answers is `policy/traffic`'s to say.
+    `in_url` is the tenant that path or host names. Which version answers is `traffic_split`'s to say.
 
     Raises Refused: ModelNotFound alike for what is not there, not granted, granted no more, or not the key's;
     InvalidRequest where URL and reference name different tenants.

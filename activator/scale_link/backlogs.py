@@ -1,5 +1,5 @@
 """What is inside for each version, waiting or running, and how fast it was computed of late: by that concurrency is
-weighed where a model scales by tokens. How is `policy/concurrency`'s to say.
+weighed where a model scales by tokens. How is `concurrency_policy`'s to say.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,6 @@
 """Report each version's concurrency to the decider once a second, and the first request of a version at once.
 
-Knative's rules, whoever decides (`policy/concurrency`); how the decider is told is its sink's.
+Knative's rules, whoever decides (`concurrency_policy`); how the decider is told is its sink's.
 """
 
 import asyncio

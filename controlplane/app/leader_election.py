@@ -1,4 +1,4 @@
-"""One of several control planes leads: who holds a Lease. When it is to be taken is `policy/leadership`'s word.
+"""One of several control planes leads: who holds a Lease. When it is to be taken is `leadership_policy`'s word.
 
 Who loses it has stopped before another can have it, if stopping takes less than the difference of `hold_s` and
 `lease_s`, and may stand again; who stops gives it up, so that the next one begins at once.

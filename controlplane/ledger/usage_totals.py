@@ -1,6 +1,6 @@
 """The sums that bills are made of, kept in the transaction of the records: what a batch adds, and takes back.
 
-What a record adds is `policy/booking`'s.
+What a record adds is `booking`'s.
 """
 
 import operator

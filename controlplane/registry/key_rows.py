@@ -1,4 +1,4 @@
-"""Keys as rows of the database. Who may have and change which is `keys`' and `policy/access`' to say."""
+"""Keys as rows of the database. Who may have and change which is `keys`' and `access`' to say."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 """Watches the pods of versions for what they wait for, and tells activators when a start that waits for a node is
-expected to be over. What is made of it is `policy/pending`'s.
+expected to be over. What is made of it is `pending_replicas`'s.
 
 It also reports why pods are not ready: that is the start problem of their version.
 """

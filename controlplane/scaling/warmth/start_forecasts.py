@@ -1,4 +1,4 @@
-"""Says of each start when it will be over, and keeps how right that was. What is said is `policy/eta`'s.
+"""Says of each start when it will be over, and keeps how right that was. What is said is `eta`'s.
 
 The agent is asked where the bytes are while the start is under way: no start waits for its forecast.
 """
