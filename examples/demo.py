@@ -22,10 +22,11 @@ import openai
 
 from coldstart_bench.harness.installation import Installation, running_installation
 from coldstart_bench.harness.program_runner import Program, make_model
+from kelvin.process.python_command import python_command
 
 TINYLM = Path(__file__).parent / "tinylm" / "model"
 SIZE_BYTES = 500_000_000
-KELVIN = [sys.executable, "-P", "-m", "kelvin.cli.main"]
+KELVIN = python_command("kelvin.cli.main")
 
 
 def say(text: str) -> None:

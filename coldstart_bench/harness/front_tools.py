@@ -12,7 +12,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import msgspec
 from coldstart_bench.harness.program_runner import PROGRAMS, ProgramFailed
 from coldstart_bench.harness.service_runner import running_service
 from coldstart_bench.harness.temporary_certificates import make_certificate
+from kelvin.process.python_command import python_command
 
 BEYOND_S: Final = 60.0  # what a loader takes beside the load itself
 RAY, LITELLM = "Ray Serve", "LiteLLM"
@@ -93,7 +93,7 @@ def on_core(core: int) -> Iterator[None]:
 def nginx(binary: str, at: Path, port: int, upstream_port: int) -> Iterator[None]:
     """As a TLS proxy on that port until the block ends, with a certificate as ours are (P-256)."""
     make_certificate(at)
-    command = [sys.executable, "-P", "-m", _FLOOR, "nginx", binary, str(at), str(port), str(upstream_port)]
+    command = python_command(_FLOOR, "nginx", binary, str(at), str(port), str(upstream_port))
     with running_service(command, environment(), at / "said", lambda: _listens(port), "nginx"):
         yield
 
@@ -108,7 +108,7 @@ def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: s
     words = ["wrk", binary, str(at), url, str(connections), str(seconds), body, key]
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", _FLOOR, *words],
+            python_command(_FLOOR, *words),
             env=environment(),
             capture_output=True,
             text=True,

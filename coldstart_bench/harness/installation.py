@@ -14,7 +14,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from coldstart_bench.harness.polling import poll_until_true
 from coldstart_bench.harness.process_stats import IdleDetector, child_commands, cpu_ticks, runtimes_below
 from coldstart_bench.report.bench_report import BenchFailed
 from controlplane.ledger.policy.month import month_after, month_of
+from kelvin.process.python_command import python_command, runs_module
 
 START_S: Final = 300.0  # more than `kelvin up` itself gives its processes (KELVIN_READY_S)
 END_S: Final = 120.0
@@ -81,7 +81,7 @@ def run_command(
 
     Raises InstallationFailed where that takes longer than `limit_s`.
     """
-    command = [sys.executable, "-P", "-m", "kelvin.cli.main", *words, "--data", str(data)]
+    command = python_command("kelvin.cli.main", *words, "--data", str(data))
     environment = {**os.environ, **(settings or {})}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)
@@ -255,7 +255,7 @@ class Installation:
     def pid_of(self, module: str) -> int:
         """Return the supervisor's child that runs `python -m MODULE`. Raises InstallationFailed if none does."""
         for pid, words in sorted(child_commands(self.pid).items()):
-            if words[1:4] == ["-P", "-m", module]:
+            if runs_module(words, module):
                 return pid
         raise InstallationFailed(f"no {module} runs")
 
@@ -290,10 +290,7 @@ class KelvinUpProcess:
         """`program` is run as `kelvin`, and `prefix` is a command that runs it. Its standard error is appended to the
         file `errors`; None: to a temporary file. `said` reads it.
         """
-        # Another program is a test's, which is imported from the current directory.
-        safe_path = ("-P",) if program == "kelvin.cli.main" else ()
-        python = [*prefix, sys.executable, *safe_path]
-        words = [*python, "-m", program, "up", "--data", str(data), "--port", str(port), *options]
+        words = [*prefix, *python_command(program, "up", "--data", str(data), "--port", str(port), *options)]
         # Nobody would read a pipe, and a full one stops who writes.
         self._errors: IO[bytes] = tempfile.TemporaryFile() if errors is None else errors.open("ab+")  # noqa: SIM115
         self._process = subprocess.Popen(

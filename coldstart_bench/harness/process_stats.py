@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from coldstart_bench.harness.polling import poll_until_true
+from kelvin.process.python_command import runs_module
 
 MIB: Final = 1 << 20
 SLAB: Final = "/memfd:kelvin-slab"
@@ -53,7 +54,7 @@ def peak_resident_bytes(module: str) -> int:
     """The most resident memory in bytes (VmHWM) of a `python -m MODULE` below this process, 0 where there is none."""
     found, peak = _all(), 0
     for pid, (parent, words) in found.items():
-        if words[1:4] == ["-P", "-m", module]:
+        if runs_module(words, module):
             while parent not in (0, os.getpid()):
                 parent = found[parent][0] if parent in found else 0
             if parent:
@@ -279,9 +280,7 @@ def pss_of(pid: int) -> int:
 
 def runtimes_below(supervisor: int) -> list[int]:
     """Standbys, runtimes and the zygote itself: children of the supervisor that are forks of one program."""
-    return [
-        pid for pid, words in child_commands(supervisor).items() if words[1:4] == ["-P", "-m", "runtime.app.zygote"]
-    ]
+    return [pid for pid, words in child_commands(supervisor).items() if runs_module(words, "runtime.app.zygote")]
 
 
 class PssWatch:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import IO, Any, Final
 
 from coldstart_bench.report.bench_report import BenchFailed
+from kelvin.process.python_command import python_command
 
 READY_S: Final = 180.0  # a cold disk and an import of torch
 ANSWER_S: Final = 900.0
@@ -42,7 +43,7 @@ class Program:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `_end`
         self._unread = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"coldstart_bench.programs.{name}", *arguments],
+            python_command(f"coldstart_bench.programs.{name}", *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -180,7 +181,7 @@ def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = Fal
 
 def program_output(module: str, *arguments: str | Path) -> str:
     """Its output. Raises ProgramFailed with the last of its words."""
-    return _output([sys.executable, "-P", "-m", module, *map(str, arguments)], module)
+    return _output(python_command(module, *map(str, arguments)), module)
 
 
 def _output(command: Sequence[str], name: str, environment: Mapping[str, str] | None = None) -> str:

@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from coldstart_bench.harness.polling import poll_until_true
 from kelvin.contracts.errors import Refused
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
+from kelvin.process.python_command import python_command
 
 READY_S: Final = 60.0
 POLL_S: Final = 0.02  # how late its readiness may be noticed
@@ -51,7 +51,7 @@ def running_service(
 def running_activator_process(data: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[int]:
     """Ready, until the block ends; its process id. Raises InstallationFailed with its last words."""
     environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port), **(settings or {})}
-    command = [sys.executable, "-P", "-m", "activator"]
+    command = python_command("activator")
     with running_service(
         command, environment, data / "log", lambda: asyncio.run(_is_ready(data)), "the activator"
     ) as pid:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import ssl
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -42,6 +41,7 @@ from kelvin.contracts.roles import Role
 from kelvin.contracts.serving.stream_frames import FrameDecoder, FrameKind
 from kelvin.contracts.wire import encode
 from kelvin.process.option_types import FiniteNumber
+from kelvin.process.python_command import python_command
 
 OWN, WAITING = "a Service of its own", "a pod that waits"
 TIMES: Final = 5.0
@@ -142,10 +142,7 @@ def _pod(
     at = ground.place / name
     at.mkdir()
     command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "kelvin.cli.main",
+        *python_command("kelvin.cli.main"),
         "runtime",
         *words,
         "--threads",

@@ -11,7 +11,6 @@ import math
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from coldstart_bench.report.bench_report import ClaimVerdict, Figures, at_most
 from coldstart_bench.report.order_statistics import median_of
 from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 from kelvin.process.option_types import FiniteNumber
+from kelvin.process.python_command import python_command
 
 ONCE: Final = 1.01  # a hedged range may be asked for twice
 ABOUT_ONCE: Final = 1.10
@@ -226,7 +226,7 @@ def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator
         "AWS_SECRET_ACCESS_KEY": "bench",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    command = [sys.executable, "-P", "-m", "weightcache"]
+    command = python_command("weightcache")
     with running_service(command, environment, data / "log", (data / "run" / "cache.sock").exists, "a cache agent"):
         yield data / "run"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,13 +16,14 @@ from kelvin.contracts.errors import Internal, Refused
 from kelvin.contracts.problem import from_wire
 from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.contracts.wire import decode, encode
+from kelvin.process.python_command import python_command
 
 log = logging.getLogger(__name__)
 
 ANSWER_WAIT_S: Final = 10.0  # for an answer
 UNCLAIMED_LIMIT_S: Final = 60.0  # after the last who asked
 RUNNING_LIMIT: Final = 3
-PROGRAM: Final = (sys.executable, "-P", "-m", "controlplane.ledger_check.check_program")
+PROGRAM: Final = tuple(python_command("controlplane.ledger_check.check_program"))
 _LINE_BYTES: Final = 16 << 20
 
 CheckKey = tuple[str, str, str | None]

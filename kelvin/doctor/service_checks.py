@@ -5,7 +5,6 @@ Services are run as programs, as `kelvin up` runs them, with `--check`: settings
 """
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 
 from kelvin.contracts.setting_parser import BadSetting
 from kelvin.doctor.finding_policy import Finding, FindingLevel
+from kelvin.process.python_command import python_command
 from kelvin.process.startup import BAD_SETTING_STATUS, CHECK, STORE_STATUS
 from kelvin.supervisor.settings import load_up
 
@@ -36,7 +36,7 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
         (
             name,
             subprocess.Popen(
-                [sys.executable, "-P", "-m", module, CHECK],
+                python_command(module, CHECK),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from typing import IO, Final
 
 from kelvin.process.loops import Loops
 from kelvin.process.procfs import born_ns
+from kelvin.process.python_command import python_command
 from kelvin.process.startup import BAD_SETTING_STATUS
 from kelvin.supervisor.restart_policy import Restarts
 from kelvin.supervisor.watchdog import WatchedProcess
@@ -172,7 +172,7 @@ class Child:
         """
         with _open_log(logs, self.spec.name) as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self.spec.module],
+                python_command(self.spec.module),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

@@ -21,7 +21,7 @@ from coldstart_bench.harness.installation import (
 from tests.attack import mount_namespace
 from tests.attack.attacker import MIB, SETTINGS, Bystander
 from tests.e2e.https_client import ask
-from tests.e2e.installation_processes import services
+from tests.e2e.installation_processes import IMPORTS_TESTS, services
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.e2e.tiny_models import make_tiny
 from tests.eventually import wait
@@ -41,7 +41,7 @@ def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
     """An installation on two small disks that nobody else sees; its data directory by the way of its own process."""
     data, port = scratch / "disks", free_port()
     sizes = {mount_namespace.DATA_BYTES: str(96 * MIB), mount_namespace.STAGING_BYTES: str(4 * MIB)}
-    settings = {**SETTINGS, **sizes, "KELVIN_NVME_BYTES": str(8 * MIB)}
+    settings = {**SETTINGS, **IMPORTS_TESTS, **sizes, "KELVIN_NVME_BYTES": str(8 * MIB)}
     with KelvinUpProcess(data, port, settings, program="tests.attack.mount_namespace") as process:
         assert "ready" in process.ready_line(), process.said()
         up = Installation(Path(f"/proc/{process.pid}/root{data}"), port, process.pid)

@@ -22,6 +22,7 @@ from tests.drills.drill_models import TinyModels
 from tests.drills.matrix import Stage, VictimProcess, kill_expected
 from tests.drills.operations import PreconditionFailed
 from tests.drills.stages import STAGE_CONTEXTS, HeldOperation
+from tests.e2e.installation_processes import IMPORTS_TESTS
 
 TRIES: Final = 4
 ENDS_INSTALLATION: Final = (VictimProcess.SUPERVISOR, VictimProcess.EVERYTHING)  # whose death ends the installation
@@ -180,7 +181,8 @@ def drill_stage(context: DrillContext, stage: Stage, processes: Iterable[VictimP
 
     def fresh() -> AbstractContextManager[DrillInstallation]:
         return running_drill_installation(
-            DrillInstallation(context.work / f"{stage}-{next(number)}", program=program), context.models.served
+            DrillInstallation(context.work / f"{stage}-{next(number)}", program=program, settings=IMPORTS_TESTS),
+            context.models.served,
         )
 
     with ExitStack() as stack:

@@ -11,6 +11,9 @@ import psutil
 
 from coldstart_bench.harness.installation import Installation, KelvinUpProcess, free_port
 
+# For programs of the tests: `kelvin` and its children import nothing of the current directory.
+IMPORTS_TESTS = {"PYTHONPATH": str(Path(__file__).parents[2])}
+
 
 def command(process: psutil.Process) -> list[str]:
     """Its words; none where it has ended."""

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -39,6 +38,7 @@ from kelvin.contracts.artifacts.push_api import AttestationEntry, AttestationLis
 from kelvin.contracts.errors import CapacityExceeded, InvalidRequest, ModelNotFound, NotFound, Refused
 from kelvin.contracts.names import is_digest, parse_reference
 from kelvin.process.atomic_file import sync
+from kelvin.process.python_command import python_command
 from snapshotter.intake.policy.file_roles import SINGLE_FILE
 from snapshotter.intake.policy.safetensors_header import PREFIX_BYTES as SAFETENSORS_PREFIX
 from snapshotter.intake.policy.safetensors_header import SourceTensor, header_bytes, parse_header
@@ -53,7 +53,7 @@ from snapshotter.intake.policy.tensors_index import (
 )
 
 CONVERSION_TIMEOUT_S: Final = 4 * 3600.0
-PROGRAM: Final = ("-P", "-m", "snapshotter.intake.tensorizer_writer")
+WRITER: Final = tuple(python_command("snapshotter.intake.tensorizer_writer"))
 _NOT_INSTALLED: Final = 3
 _BLOCK: Final = 8 << 20
 RECEIVERS: Final = 4
@@ -91,7 +91,7 @@ def _names_tensors_of(entries: Sequence[IndexEntry], manifest: Manifest) -> bool
 
 def convert(source: Path, target: Path, manifest: Manifest) -> None:
     """Write `target`, compare each tensor with `source` and with the manifest, remove `source`. Raises `Refused`."""
-    command = [sys.executable, *PROGRAM, str(source), str(target)]
+    command = [*WRITER, str(source), str(target)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CONVERSION_TIMEOUT_S)
     except subprocess.TimeoutExpired:

@@ -7,6 +7,8 @@ from typing import Final
 
 import click
 
+from kelvin.process.python_command import python_command
+
 BENCHES: Final[Mapping[str, str]] = {
     "floor": "What this machine can do at most",
     "load": "Bytes until every one was read, beside other loaders",
@@ -34,7 +36,7 @@ def _bench_passthrough(name: str, what: str) -> click.Command:
     """A command whose words are the bench's own, `--help` too."""
 
     def run(arguments: tuple[str, ...]) -> None:
-        words = [sys.executable, "-P", "-m", "coldstart_bench", name, *arguments]
+        words = python_command("coldstart_bench", name, *arguments)
         os.execv(sys.executable, words)  # noqa: S606 - who ends the command ends the bench, and waits for its end
 
     return click.Command(

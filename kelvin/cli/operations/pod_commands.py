@@ -16,6 +16,7 @@ from kelvin.cli.base.api_client import CommandFailed
 from kelvin.contracts.artifacts.runtime_control import BindRequest, ParkedSpec
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.names import DEVICE_CLASS_RULE, is_device_class, is_digest, require_dns_label
+from kelvin.process.python_command import python_command
 from kelvin.supervisor.data_lock import AlreadyRunning
 from kelvin.supervisor.settings import agent_environment, load_engine, load_pod, require_data
 
@@ -152,7 +153,7 @@ def _runtime_id() -> str:
 def cache_command(tenant: str, store: str | None, data: Path) -> None:
     """Keep a tenant's versions on this node, for every `kelvin runtime --cache DATA/run`, until SIGTERM."""
     environment = agent_environment(data, tenant, store)
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "weightcache"], environment)  # noqa: S606
+    os.execve(sys.executable, python_command("weightcache"), environment)  # noqa: S606
 
 
 @click.command("engine")

@@ -27,6 +27,7 @@ from kelvin.doctor.secret_checks import is_running
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.atomic_file import pending_file
 from kelvin.process.hardening import protect_memory
+from kelvin.process.python_command import python_command
 from kelvin.supervisor.data_lock import AlreadyRunning, InsecureDirectory, data_lock
 from kelvin.supervisor.settings import has_postgres
 
@@ -244,7 +245,7 @@ def run_for_report(
 
     The program holds `locks`, descriptors of ours, until it ends: if this process is killed, the program goes on.
     """
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = python_command(module, *arguments)
     done = subprocess.run(command, capture_output=True, check=False, pass_fds=locks)
     _check_ended(done.returncode, done.stderr, otherwise)
     return decode(done.stdout, kind, what=f"report of {module}")
@@ -254,7 +255,7 @@ def run_for_output(
     module: str, arguments: Sequence[str], *, otherwise: str, locks: Sequence[int] = ()
 ) -> Iterator[bytes]:
     """Run a module and yield what it writes, as it comes. Raises as `run_for_report`, at the end."""
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = python_command(module, *arguments)
     with (
         tempfile.TemporaryFile() as said,  # nobody reads it meanwhile: a pipe would fill, and stop who writes
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, pass_fds=locks) as process,

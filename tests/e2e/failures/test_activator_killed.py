@@ -17,7 +17,7 @@ from kelvin.contracts.accounting.usage import ACK_TOKENS
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.failures.held_activator import POINTS
 from tests.e2e.https_client import Answer, complete, connect, headers
-from tests.e2e.installation_processes import services
+from tests.e2e.installation_processes import IMPORTS_TESTS, services
 from tests.e2e.installation_state import is_recorded, reconciled, sole_replica
 from tests.e2e.tiny_models import words_of
 
@@ -30,7 +30,7 @@ TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
 @pytest.fixture(scope="module")
 def held(scratch: Path, llama: Path) -> Iterator[Installation]:
     """An installation whose activator stops where a test says."""
-    with running_installation(scratch / "held", settings=SETTINGS, program=HELD) as installation:
+    with running_installation(scratch / "held", settings=SETTINGS | IMPORTS_TESTS, program=HELD) as installation:
         installation.push(llama, "llama")
         _recorded(installation, complete(installation, "llama", "w1", max_tokens=1))
         yield installation

@@ -18,7 +18,7 @@ from coldstart_bench.harness.installation import Installation, running_installat
 from tests.e2e.commands import run
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.https_client import Answer, post
-from tests.e2e.installation_processes import services
+from tests.e2e.installation_processes import IMPORTS_TESTS, services
 from tests.e2e.installation_state import is_recorded, replicas, rows
 
 pytestmark = pytest.mark.deep
@@ -85,7 +85,7 @@ def _balanced(kelvin: Installation) -> None:
 @pytest.fixture(scope="module")
 def kelvin(scratch: Path, llama: Path, qwen2: Path) -> Iterator[Installation]:
     """With two models at zero, and room for one replica."""
-    settings = {**SETTINGS, "KELVIN_DEVICE_SLOTS": "1"}
+    settings = {**SETTINGS, **IMPORTS_TESTS, "KELVIN_DEVICE_SLOTS": "1"}
     with running_installation(scratch / "apart", settings=settings, program=CONTROL) as installation:
         installation.push(llama, "llama")
         installation.push(qwen2, "other")

@@ -120,7 +120,8 @@ def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
 
 def test_the_collectors_secret_is_told_to_the_collector_alone(watched: Installation, collector: Receiver) -> None:
     """It came with each call there, and is in no log and no span."""
-    wait(lambda: collector.seen()["headers"], "a call")
+    wrong = complete(watched, "llama", prompt_of([5, 9]), max_tokens=100_000)
+    wait(lambda: collector.trace_of(wrong.headers["x-request-id"]), "the error's trace")
     seen = collector.seen()
     assert {each["authorization"] for each in seen["headers"]} == {f"Basic {COLLECTORS_SECRET}"}
     assert COLLECTORS_SECRET not in str(seen["traces"])

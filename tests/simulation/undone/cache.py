@@ -19,7 +19,7 @@ def refused_reservation_stays(undoing: Undoing) -> None:
     undoing.method(Arena, "withdraw", withdraw)
 
 
-@repair(r"KeyError\(.*policy/host\.py")
+@repair(r"KeyError\(.*policy/host_index\.py")
 def slow_look_condemns_the_new_copy(undoing: Undoing) -> None:
     """Two look at one damaged chunk in memory. The slower one condemns the copy that is being brought anew: the lease
     that waits for it hangs, and its slab stays pinned.

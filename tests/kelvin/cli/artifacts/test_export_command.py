@@ -226,7 +226,7 @@ def test_faulty_tensorizer_library_leaves_no_bad_file(
     house: House, tmp_path: Path, program: str, want: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it does, there is a whole file in the end, or no directory."""
-    monkeypatch.setattr(subject, "PROGRAM", ("-c", program))
+    monkeypatch.setattr(subject, "WRITER", (sys.executable, "-c", program))
     version = pushed(house, tmp_path)
     with pytest.raises(Refused, match=want):
         exported(house, version, tmp_path / "out", "tensors")
