@@ -2,6 +2,7 @@
 
 import hashlib
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_no_route_reads_a_body_without_a_bound() -> None:
     """`Request.body` takes whatever comes; `kelvin.ipc.http_bodies` and its like stop at a limit."""
     others = [path for path in PRODUCT if "coldstart_bench" not in path.parts]
     assert [path for path in others if ".body()" in path.read_text()] == []
+
+
+def test_every_policy_is_named_in_the_purity_rule() -> None:
+    """import-linter has no pattern for a module's ending, so `pyproject.toml` names each module."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (named,) = (set(each["source_modules"]) for each in contracts if each["name"] == "Policy is pure")
+    files = [path.relative_to(ROOT) for path in PRODUCT if path.stem.endswith("_policy")]
+    folders = [path.relative_to(ROOT).parent for path in PRODUCT if path.parent.name == "policy"]
+    policies = {".".join(path.with_suffix("").parts) for path in (*files, *folders)}
+    assert policies == named - {"kelvin.contracts"}
 
 
 def test_child_processes_import_nothing_of_the_current_directory() -> None:
