@@ -1,6 +1,7 @@
-"""The command `kelvin`, the supervisors behind it, and what all services share.
+"""The command `kelvin`, the supervisors of its processes, and the code that all services share.
 
-From the top: `cli`, `doctor`, `supervisor`; below the services `ipc`, `crypto`, `devices`, `telemetry`, `blobstore`,
-`spool`, `process`, `contracts`. What one service alone does is in its own package. Importing this one imports nothing
-else. Begin with `cli/main.py`, which mounts every command, or `supervisor/installation_supervisor.py`.
+The order of imports is `cli`, `doctor`, `supervisor`, then the layers that services use: `ipc`, `crypto`, `devices`,
+`telemetry`, `blobstore`, `spool`, `process`, `contracts`. Code of a single service is in that service's own package.
+Begin with `cli/main.py`, which mounts every command, or with `supervisor/installation_supervisor.py`. Importing this
+package imports nothing else.
 """

@@ -1,5 +1,5 @@
-"""The command `kelvin`: its start, and the mounting of every command.
+"""The command `kelvin`: its entry point, and the folders of its commands.
 
-Commands are in the folders here, each under its subject; what every command needs is in `base`. It talks HTTP to the
-services and imports of them only pure policy. Begin with `main.py`.
+Commands talk HTTP to the services; of the services' code they import only pure policies. Helpers that every command
+needs are in `base`. Begin with `main.py`.
 """

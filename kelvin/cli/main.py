@@ -1,4 +1,4 @@
-"""The command `kelvin`: commands of the first level are mounted here, others in their group's module."""
+"""Define the command `kelvin`. Top-level commands are mounted here, a group's commands in the group's module."""
 
 import dataclasses
 import errno
@@ -39,7 +39,7 @@ _NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class _Kelvin(click.Group):
-    """Turns refusals into one sentence and exit code 1, wherever a command raises them."""
+    """A click group that turns refusals from any command into one sentence and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> object:
         _buffer_output()
@@ -53,20 +53,19 @@ class _Kelvin(click.Group):
             if error.filename is None and error.errno in _NO_SPACE_ERRNOS:  # raised by a write
                 raise CommandFailed(f"a file can't be written: {error.strerror}") from error
             if error.filename is None:
-                raise  # of no file that the user named
+                raise  # the error concerns no file that the user named
             raise CommandFailed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         except BadSetting as bad:
             raise click.UsageError(str(bad)) from bad
 
 
 def _buffer_output() -> None:
-    """Make standard output line-buffered under PYTHONUNBUFFERED.
-
-    Python's unbuffered stream ignores a short write. On a full disk a bill would be truncated with exit code 0.
+    """Make standard output line-buffered under PYTHONUNBUFFERED. Python's unbuffered stream ignores a short write. On a
+    full disk a bill would be truncated with exit code 0.
     """
     out = sys.stdout
     if isinstance(getattr(out, "buffer", None), io.RawIOBase):
-        sys.stdout = open(  # noqa: SIM115 - for as long as the process lives
+        sys.stdout = open(  # noqa: SIM115 - it stays open until the process ends
             out.fileno(), "w", buffering=1, encoding=out.encoding, errors=out.errors, closefd=False
         )
 
@@ -75,19 +74,26 @@ def _buffer_output() -> None:
 @click.version_option(importlib.metadata.version("kelvin-serving"), prog_name="kelvin")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Kelvin: models that start from zero."""
+    """Run models that scale to zero and start fast.
+
+    \b
+    Start an installation:        kelvin up Upload a directory:           kelvin push DIR --name MODEL See what runs:
+    kelvin status
+    """
     context.obj = Target(default_data())
 
 
 def _set_target(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Point the running command at another installation. The options are named as the fields of Target."""
+    """Point the running command at another installation. Each option has the name of a field of `Target`."""
     if value is not None:
         assert isinstance(context.obj, Target)
         context.obj = dataclasses.replace(context.obj, **{str(parameter.name): value})
 
 
 class _NamedPath(click.Path):
-    """A path. The empty one, which an unset variable makes of `--data "$MISSING"`, would be the current directory."""
+    """A path type that refuses the empty string. A shell makes an empty string of `--data "$MISSING"`, and `Path("")`
+    would be the current directory.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -96,7 +102,7 @@ class _NamedPath(click.Path):
 
 
 def _target_option(name: str, variable: str, kind: Any, what: str) -> click.Option:
-    text = f"{what} [default: ${variable}, else of the data directory]"
+    text = f"{what} [default: ${variable}, else from the data directory]"
     return click.Option([name], type=kind, envvar=variable, callback=_set_target, expose_value=False, help=text)
 
 
@@ -105,7 +111,7 @@ _LOCAL_ONLY = (up_command, backup_command, doctor_command, logs_command, restart
 
 
 def _add_target_options(command: click.Command) -> click.Command:
-    """Give a command, or each command of a group, the options that say which installation it speaks to."""
+    """Add the options that choose the installation to a command, or to every command of a group."""
     if isinstance(command, click.Group):
         for child in command.commands.values():
             if child not in LOCAL:
@@ -118,19 +124,20 @@ def _add_target_options(command: click.Command) -> click.Command:
     ]
     if command not in _LOCAL_ONLY:
         command.params += [
-            _target_option("--url", URL, str, "Address of another installation."),
-            _target_option("--ca", CA, file, "Its CA certificate (PEM)."),
-            _target_option("--key", KEY, file, "A file with an API key."),
+            _target_option("--url", URL, str, "URL of the installation, such as https://HOST:8443."),
+            _target_option("--ca", CA, file, "File with the installation's CA certificate (PEM)."),
+            _target_option("--key", KEY, file, "File with an API key."),
         ]
     return command
 
 
-main.add_command(bench_command)  # it brings an installation of its own
-main.add_command(drill_command)  # likewise
-main.add_command(runtime_command)  # it is none
-main.add_command(cache_command)  # likewise
-main.add_command(engine_command)  # likewise
-main.add_command(cluster_group)  # it asks no installation
+# These commands call no installation and get no target options. Benches and drills start their own installations.
+main.add_command(bench_command)
+main.add_command(drill_command)
+main.add_command(runtime_command)
+main.add_command(cache_command)
+main.add_command(engine_command)
+main.add_command(cluster_group)
 for _command in (
     audit_command,
     backup_command,

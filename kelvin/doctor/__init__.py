@@ -1,5 +1,5 @@
-"""The checks of `kelvin doctor`: each looks at one subject and yields findings.
+"""The checks of `kelvin doctor`. Each module looks at one subject and yields findings.
 
-What judges a figure is a pure function. The command that runs the checks in order is
-`kelvin/cli/operations/doctor_command.py`. Begin with `finding_policy.py`.
+Functions named `judge_*` are pure: they turn a measured value into a finding. `kelvin/cli/operations/doctor_command.py`
+runs the checks in order. Begin with `finding_policy.py`.
 """

@@ -1,8 +1,10 @@
-"""Check the certificates that settings name as files: those that others are shown, and those that we believe. No key is
-read.
+"""Check the validity times of certificates in files that settings name. No private key is read.
 
-Of a chain the leaf counts. Of a file of authorities the one that signed our chain does, of several of that name the
-last to end, as one takes the other's place; where nobody knows who signed, the last to end of all.
+Both our own certificates and the CA certificates that we trust are checked:
+
+- Of a certificate chain, the leaf counts.
+- Of a CA file, the CA that signed our chain counts. If several CAs have that name (one replaces another), the one that
+  ends last counts. If our chain is unknown, the one that ends last of all counts.
 """
 
 import os
@@ -22,14 +24,14 @@ from kelvin.crypto.pem_certificates import read_chain
 from kelvin.crypto.tls_identity import AUTHORITIES, CERTIFICATE
 from kelvin.doctor.finding_policy import DAY_S, Finding, FindingLevel
 
-EXPIRY_WARNING_S: Final = (
-    14 * DAY_S
-)  # what renews certificates does so a third of their time ahead: for one of 90 days, 30
-FRONT: Final = ("tls.crt", "fullchain.pem")  # as `activator/tls/certificate_files.py` takes pairs
+# Renewal usually happens when a third of the lifetime is left: 30 days before a 90-day certificate ends.
+EXPIRY_WARNING_S: Final = 14 * DAY_S
+# The same names in the same order as in `activator/tls/certificate_files.py`.
+FRONT: Final = ("tls.crt", "fullchain.pem")
 
 
 class CertificateUse(Enum):
-    """What a file is for: what it costs where that no longer holds, and what mends it."""
+    """Purpose of a certificate file. The value is `(cost, mend)`: what stops working without it, and what to do."""
 
     FRONT = (
         "callers who ask for its names refuse it",
@@ -40,22 +42,20 @@ class CertificateUse(Enum):
         "renew it there: processes read it again when it changes",
     )
     INNER_AUTHORITY = (
-        "what it signed is refused: processes on different hosts lose one another",
-        "put its successor beside it in that file, everywhere, then renew what it signed",
+        "certificates that it signed are refused: processes on different hosts can't connect",
+        "add the new CA to that file on every host, then renew the certificates that the old CA signed",
     )
     DATABASE = ("the control plane loses its database: changes are refused, records wait", "renew it there")
-    REDIS = ("activators lose what they share, and each counts for itself", "renew it there")
+    REDIS = ("activators lose their shared counts: each one limits by its own", "renew it there")
     ISSUER = (
-        "the keys of a token's issuer can't be read any more: its tokens are refused",
-        "put its authority's new certificate there, and restart the activator",
+        "the token issuer's keys can't be fetched any more: its tokens are refused",
+        "put the new certificate of its CA there, and restart the activator",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFile:
-    """`left_s` until the certificate in it that counts ends; None where none can be read. `begins_in_s` above 0: it is
-    not valid before that.
-    """
+    """Validity of a certificate file. `left_s` None: no readable certificate. `begins_in_s` above 0: not yet valid."""
 
     setting: str
     path: str
@@ -64,18 +64,18 @@ class CertificateFile:
     begins_in_s: float = 0.0
 
 
-# Parameters of a setting's URL; whether it is a chain of ours, or authorities.
+# Setting, query parameter of its URL that names the file, use, and whether the file is our own chain (else a CA file).
 _OF_URLS: Final = (
     ("KELVIN_DATABASE", "sslrootcert", CertificateUse.DATABASE, False),
     ("KELVIN_DATABASE", "sslcert", CertificateUse.DATABASE, True),
     ("KELVIN_REDIS", "ssl_ca_certs", CertificateUse.REDIS, False),
     ("KELVIN_REDIS", "ssl_certfile", CertificateUse.REDIS, True),
 )
-_SYSTEM: Final = "system"  # libpq's name of no file
+_SYSTEM: Final = "system"  # libpq: trust the system's CAs, no file
 
 
 def check_certificate_files(env: Mapping[str, str]) -> list[Finding]:
-    """Each that has ended, or ends soon; where there is none of these, that all are good. Of no files nothing."""
+    """Return a finding per file that expired or expires soon; else one that all are good; nothing without files."""
     files = read_certificate_files(env)
     findings = [found for file in files if (found := judge_certificate_file(file)) is not None]
     if findings or not files:
@@ -85,7 +85,7 @@ def check_certificate_files(env: Mapping[str, str]) -> list[Finding]:
 
 
 def read_certificate_files(env: Mapping[str, str]) -> list[CertificateFile]:
-    """Each file once, with what is worst of it. What of a setting can't be understood is its service's to say."""
+    """Return each file once, with its worst validity. A setting that can't be parsed is left to its service."""
     worst: dict[tuple[str, str], CertificateFile] = {}
     for file in (*_front_door_files(env), *_role_files(env), *_database_files(env), *_issuer_files(env)):
         known = worst.setdefault((file.setting, file.path), file)
@@ -95,7 +95,7 @@ def read_certificate_files(env: Mapping[str, str]) -> list[CertificateFile]:
 
 
 def judge_certificate_file(file: CertificateFile) -> Finding | None:
-    """None where it is good."""
+    """Return the finding of one file, or None if it is good."""
     cost, mend = file.use.value
     where = f"{file.path} ({file.setting})"
     if file.left_s is None:
@@ -113,7 +113,7 @@ def judge_certificate_file(file: CertificateFile) -> Finding | None:
 
 
 def times_of_leaf(path: Path) -> "ValidityTimes":
-    """Return the times of the first certificate in the file."""
+    """Return the validity times of the first certificate in the file."""
     return _leaf_times(_read(path))
 
 
@@ -137,7 +137,7 @@ def _certificate_pairs(directory: Path) -> list[Path]:
 
 
 def _role_files(env: Mapping[str, str]) -> Iterator[CertificateFile]:
-    """Of each role that has files of its own here, and of what lies there for all of them."""
+    """Yield the files of each role with a folder of its own, and the files that all roles share."""
     if not (directory := env.get("KELVIN_INNER_TLS")):
         return
     bundle, home = env.get("KELVIN_INNER_CA"), Path(directory)
@@ -175,7 +175,7 @@ def _issuer_files(env: Mapping[str, str]) -> Iterator[CertificateFile]:
 
 
 def _read(path: Path) -> list[x509.Certificate]:
-    """Empty where there is none that can be read."""
+    """Return the certificates of a file. Empty if the file can't be read or holds none."""
     try:
         return read_chain(path.read_bytes())
     except (OSError, ValueError):
@@ -183,7 +183,7 @@ def _read(path: Path) -> list[x509.Certificate]:
 
 
 class ValidityTimes(NamedTuple):
-    """Seconds from now, as in `CertificateFile`."""
+    """Seconds from now until a certificate ends and begins, as in `CertificateFile`."""
 
     left_s: float | None
     begins_in_s: float = 0.0

@@ -1,6 +1,7 @@
-"""Judge the settings: names that are none, values that contradict one another. Pure; single values are the services'.
+"""Judge settings across services: unknown names, and values that contradict each other. Pure.
 
-The names are compared with the code by `tests/consistency/test_known_settings.py`.
+Each service checks its own single values. `tests/consistency/test_known_settings.py` compares the names here with the
+code.
 """
 
 import difflib
@@ -13,7 +14,7 @@ from kelvin.doctor.finding_policy import Finding, FindingLevel, format_bytes
 
 PREFIX: Final = "KELVIN_"
 _MIB: Final = 1 << 20
-# What is compared, with its default. Others are known by name alone.
+# Settings whose values are compared, with their defaults. For the others only the name is known.
 DEFAULTS: Final[Mapping[str, float]] = {
     "KELVIN_DRAIN_S": 45, "KELVIN_ACTIVATOR_DRAIN_S": 30, "KELVIN_RUNTIME_DRAIN_S": 30,
     "KELVIN_QUEUE_REQUESTS": 1024, "KELVIN_QUEUE_REQUESTS_PER_TENANT": 2048, "KELVIN_QUEUE_REQUESTS_IN_ALL": 4096,
@@ -65,7 +66,7 @@ KNOWN_SETTINGS: Final = frozenset(DEFAULTS) | OTHER_SETTINGS
 
 @dataclass(frozen=True, slots=True)
 class OrderRule:
-    """`small` should not be above `large`. Both are names of `DEFAULTS`."""
+    """A rule that `small` must not be above `large`. Both are names in `DEFAULTS`."""
 
     small: str
     large: str
@@ -73,12 +74,14 @@ class OrderRule:
     cost: str
 
 
+_TENANT_LIMITS: Final = "a version's queue never fills: the limit of its tenant is reached first"
+_TOTAL_LIMITS: Final = "a tenant's queue never fills: the limit for all tenants is reached first"
 ORDER_RULES: Final = (
     OrderRule(
-        "KELVIN_ACTIVATOR_DRAIN_S", "KELVIN_DRAIN_S", FindingLevel.WARN, "a stop kills requests that were promised time"
+        "KELVIN_ACTIVATOR_DRAIN_S", "KELVIN_DRAIN_S", FindingLevel.WARN, "a stop kills requests before their drain ends"
     ),
     OrderRule(
-        "KELVIN_RUNTIME_DRAIN_S", "KELVIN_DRAIN_S", FindingLevel.WARN, "a stop kills replicas that were promised time"
+        "KELVIN_RUNTIME_DRAIN_S", "KELVIN_DRAIN_S", FindingLevel.WARN, "a stop kills replicas before their drain ends"
     ),
     OrderRule(
         "KELVIN_BODY_BYTES",
@@ -92,28 +95,17 @@ ORDER_RULES: Final = (
         FindingLevel.WARN,
         "the largest body can't wait for a cold start: 503",
     ),
-    OrderRule(
-        "KELVIN_QUEUE_BYTES",
-        "KELVIN_QUEUE_BYTES_PER_TENANT",
-        FindingLevel.WARN,
-        "a version's queue is cut by its tenant's",
-    ),
-    OrderRule("KELVIN_QUEUE_REQUESTS", "KELVIN_QUEUE_REQUESTS_PER_TENANT", FindingLevel.WARN, "likewise, in requests"),
-    OrderRule("KELVIN_QUEUE_TOKENS", "KELVIN_QUEUE_TOKENS_PER_TENANT", FindingLevel.WARN, "likewise, in tokens"),
-    OrderRule(
-        "KELVIN_QUEUE_BYTES_PER_TENANT", "KELVIN_QUEUE_BYTES_IN_ALL", FindingLevel.WARN, "a tenant's, by the common one"
-    ),
-    OrderRule(
-        "KELVIN_QUEUE_REQUESTS_PER_TENANT", "KELVIN_QUEUE_REQUESTS_IN_ALL", FindingLevel.WARN, "likewise, in requests"
-    ),
-    OrderRule("KELVIN_QUEUE_TOKENS_PER_TENANT", "KELVIN_QUEUE_TOKENS_IN_ALL", FindingLevel.WARN, "likewise, in tokens"),
-    OrderRule(
-        "KELVIN_REQUESTS", "KELVIN_CONNECTIONS", FindingLevel.NOTE, "each request needs a connection: it is never met"
-    ),
+    OrderRule("KELVIN_QUEUE_BYTES", "KELVIN_QUEUE_BYTES_PER_TENANT", FindingLevel.WARN, _TENANT_LIMITS),
+    OrderRule("KELVIN_QUEUE_REQUESTS", "KELVIN_QUEUE_REQUESTS_PER_TENANT", FindingLevel.WARN, _TENANT_LIMITS),
+    OrderRule("KELVIN_QUEUE_TOKENS", "KELVIN_QUEUE_TOKENS_PER_TENANT", FindingLevel.WARN, _TENANT_LIMITS),
+    OrderRule("KELVIN_QUEUE_BYTES_PER_TENANT", "KELVIN_QUEUE_BYTES_IN_ALL", FindingLevel.WARN, _TOTAL_LIMITS),
+    OrderRule("KELVIN_QUEUE_REQUESTS_PER_TENANT", "KELVIN_QUEUE_REQUESTS_IN_ALL", FindingLevel.WARN, _TOTAL_LIMITS),
+    OrderRule("KELVIN_QUEUE_TOKENS_PER_TENANT", "KELVIN_QUEUE_TOKENS_IN_ALL", FindingLevel.WARN, _TOTAL_LIMITS),
+    OrderRule("KELVIN_REQUESTS", "KELVIN_CONNECTIONS", FindingLevel.NOTE, "each request needs a connection: no effect"),
     OrderRule(
         "KELVIN_ADDRESS_CONNECTIONS", "KELVIN_CONNECTIONS", FindingLevel.NOTE, "one address may take all connections"
     ),
-    OrderRule("KELVIN_QUEUE_S", "KELVIN_DEADLINE_S", FindingLevel.NOTE, "nobody waits past the deadline"),
+    OrderRule("KELVIN_QUEUE_S", "KELVIN_DEADLINE_S", FindingLevel.NOTE, "no request waits past its deadline"),
     OrderRule(
         "KELVIN_RESTORE_S", "KELVIN_DEADLINE_S", FindingLevel.NOTE, "a start may go on after its caller has left"
     ),
@@ -127,9 +119,9 @@ ORDER_RULES: Final = (
 
 
 def judge_names(names: Collection[str]) -> list[Finding]:
-    """Names that begin as ours do and are none: misspelt, or of an earlier release, and without any effect."""
+    """Return a warning for each `KELVIN_` variable that is no setting: misspelt, or from an earlier release."""
     findings = []
-    # Without the prefix, which alone would make any two names look alike.
+    # Compare without the prefix: with it, any two names would look alike.
     known = sorted(name.removeprefix(PREFIX) for name in KNOWN_SETTINGS)
     for name in sorted(name for name in names if name.startswith(PREFIX) and name not in KNOWN_SETTINGS):
         close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.7)
@@ -139,7 +131,7 @@ def judge_names(names: Collection[str]) -> list[Finding]:
 
 
 def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[Finding]:
-    """Contradictions, on a machine of so much. Values that are no numbers are passed over: their service names them."""
+    """Return contradictions between settings on this machine. Non-numbers are skipped: their service reports them."""
     found = {name: number_of(env, name) for name in DEFAULTS}
     findings = []
     for rule in ORDER_RULES:
@@ -169,7 +161,7 @@ def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[
 
 
 def number_of(env: Mapping[str, str], name: str, default: float | None = None) -> float:
-    """The setting's value, or its default. A value that is no number is its service's to name."""
+    """Return the setting's value as a number, or the default if it is absent or not a finite number."""
     fallback = DEFAULTS[name] if default is None else default
     try:
         value = float(env[name])

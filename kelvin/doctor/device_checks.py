@@ -1,6 +1,6 @@
-"""Check what there may be beside the processor: an NVIDIA driver, torch's build, CRIU. torch is not imported.
+"""Check what the machine has besides the CPU: an NVIDIA driver, torch, CRIU. Running a model needs only torch.
 
-Of these a model needs torch alone.
+The version of torch is read from its package metadata, so torch is not imported.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 def check_devices() -> Iterator[Finding]:
-    """CRIU's own check runs for CHECK_S at most."""
+    """Yield findings about the driver, torch, each GPU and CRIU. `criu check` runs for at most CHECK_S seconds."""
     driver = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", try_read_text(_DRIVER))
     yield judge_driver(driver[1] if driver else "", _version("torch"))
     with open_gpus() as gpus:
@@ -37,7 +37,7 @@ def _version(distribution: str) -> str:
 
 
 def _check_criu() -> str:
-    """What `criu check` said last, and whether it is content."""
+    """Return whether `criu check` succeeds, and the last line that it prints."""
     program = shutil.which("criu")
     if program is None:
         return "not installed"
@@ -50,7 +50,7 @@ def _check_criu() -> str:
 
 
 def judge_driver(nvidia: str, torch: str) -> Finding:
-    """The versions of NVIDIA's driver and of torch; empty where there is none."""
+    """Judge the versions of NVIDIA's driver and of torch. An empty text means that it is not installed."""
     installed = f"torch {torch}" if torch else "torch is not installed"
     seen = f"NVIDIA driver {nvidia}; {installed}" if nvidia else f"no NVIDIA driver; {installed}"
     if not torch:
@@ -63,7 +63,7 @@ def judge_driver(nvidia: str, torch: str) -> Finding:
 
 
 def judge_gpu(facts: GpuFacts) -> Finding:
-    """What a runtime in a pod would make of it."""
+    """Judge a GPU by the same health policy that a runtime in a pod applies."""
     check = f"{facts.name} health"
     match judge_gpu_health(facts):
         case UnhealthyGpu(reason):

@@ -1,4 +1,4 @@
-"""Measure the data directory's disk with a file of its own, gone afterwards. Bounded in bytes and in seconds."""
+"""Measure the disk of the data directory with a temporary file, within a limit of bytes and seconds."""
 
 import mmap
 import os
@@ -13,10 +13,10 @@ from typing import Final
 from kelvin.doctor.finding_policy import GB, Finding, FindingLevel, format_bytes
 
 READ_BYTES: Final = 128 << 20
-READ_ROOM_BYTES: Final = 64 << 20  # with less room, a file to measure reading would take it from requests
-MEASURE_S: Final = 3.0  # for each of writing, reading and syncing
+READ_ROOM_BYTES: Final = 64 << 20  # with less free space, the file for the read test would take space from requests
+MEASURE_S: Final = 3.0  # each for writing, reading and syncing
 MAX_SYNCS: Final = 50
-MODEL_BYTES: Final = 8_000_000_000  # what costs are told of
+MODEL_BYTES: Final = 8_000_000_000  # the example model in cost texts
 _FAST_BYTES_S: Final = 1.0 * GB
 _SLOW_BYTES_S: Final = 0.2 * GB
 _PIECE: Final = 8 << 20
@@ -24,10 +24,7 @@ _BLOCK: Final = 4096
 
 
 def check_disk(data: Path, *, read_bytes: int = READ_BYTES, seconds: float = MEASURE_S) -> list[Finding]:
-    """Measure read rate, sync and room of `data`, or of the nearest directory above it that exists.
-
-    With less than READ_ROOM_BYTES free, reading is not measured.
-    """
+    """Measure the disk of `data`, or of its nearest existing parent. Reading needs READ_ROOM_BYTES of free space."""
     directory = next(path for path in (data, *data.parents) if path.is_dir())
     usage, nodes = shutil.disk_usage(directory), os.statvfs(directory)
     space = judge_space(usage.free, usage.total, nodes.f_favail if nodes.f_files else None)
@@ -48,7 +45,7 @@ def check_disk(data: Path, *, read_bytes: int = READ_BYTES, seconds: float = MEA
 
 
 def judge_reading(bytes_s: float | None, read_bytes: int) -> Finding:
-    """`bytes_s` is None where O_DIRECT is refused."""
+    """Judge the read rate. `bytes_s` is None if the file system refuses O_DIRECT."""
     check = "disk read"
     if bytes_s is None:
         cost = "cold starts read through the page cache: one more copy of every byte"
@@ -67,7 +64,7 @@ def judge_reading(bytes_s: float | None, read_bytes: int) -> Finding:
 
 
 def judge_sync(times_s: Sequence[float]) -> Finding:
-    """Judge the seconds that each fdatasync took."""
+    """Judge the durations of single fdatasync calls, in seconds."""
     p50_ms, max_ms = statistics.median(times_s) * 1e3, max(times_s) * 1e3
     seen = f"{p50_ms:.2f} ms median, {max_ms:.1f} ms at most, of {len(times_s)} fdatasync"
     cost = f"the last byte of each answer waits for one: {p50_ms:.2f} ms"
@@ -78,7 +75,7 @@ def judge_sync(times_s: Sequence[float]) -> Finding:
 
 
 def judge_space(free_bytes: int, total_bytes: int, free_inodes: int | None) -> Finding:
-    """`free_inodes` is None where the file system counts none."""
+    """Judge free bytes and inodes. `free_inodes` is None if the file system does not count inodes."""
     seen = f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} free"
     mend = (
         "`kelvin up` with a smaller KELVIN_NVME_BYTES frees the cache's room at once; `kelvin versions delete` and, "
@@ -97,7 +94,7 @@ def judge_space(free_bytes: int, total_bytes: int, free_inodes: int | None) -> F
 
 
 def _sync_times(path: Path, seconds: float) -> list[float]:
-    """Seconds of each fdatasync after one block was written over, as a spool does it."""
+    """Return the seconds of each fdatasync, each after overwriting one block, as a spool does."""
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, MAX_SYNCS * _BLOCK)
@@ -116,7 +113,7 @@ def _sync_times(path: Path, seconds: float) -> list[float]:
 
 
 def _write(path: Path, size: int, seconds: float) -> int:
-    """Bytes that are on the disk afterwards."""
+    """Write random bytes and sync them. Return how many bytes are on the disk."""
     piece, written = os.urandom(_PIECE), 0
     limit = time.monotonic() + seconds
     with path.open("wb", buffering=0) as file:
@@ -127,20 +124,20 @@ def _write(path: Path, size: int, seconds: float) -> int:
 
 
 def _read_rate(path: Path, size: int, seconds: float) -> tuple[float | None, int]:
-    """Bytes a second past the page cache, and how many were read; None where O_DIRECT is refused."""
+    """Read with O_DIRECT, past the page cache. Return (bytes/s or None if O_DIRECT is refused, bytes read)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
         return None, 0
     try:
-        with mmap.mmap(-1, _PIECE) as buffer:  # on a page's boundary, as O_DIRECT wants it
+        with mmap.mmap(-1, _PIECE) as buffer:  # page-aligned, as O_DIRECT requires
             began, done = time.perf_counter(), 0
             while done < size and time.perf_counter() - began < seconds:
                 if not (count := os.preadv(fd, [buffer], done)):
                     break
                 done += count
             return done / (time.perf_counter() - began), done
-    except OSError:  # some file systems take the flag and refuse the read
+    except OSError:  # some file systems accept the flag and then refuse the read
         return None, 0
     finally:
         os.close(fd)

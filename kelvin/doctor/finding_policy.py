@@ -1,4 +1,4 @@
-"""What `kelvin doctor` says of one thing: what was seen, how bad that is, what it costs a caller, and what mends it."""
+"""Define a finding of `kelvin doctor`: what was seen, how bad it is, what it costs a caller, and what to do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ DAY_S: Final = 86_400
 
 
 class FindingLevel(StrEnum):
-    """From nothing to do, to what will not work."""
+    """Severity of a finding, from OK to FAIL."""
 
     OK = "ok"
-    NOTE = "note"  # good to know; nothing is lost
-    WARN = "warn"  # it works, at a cost
-    FAIL = "fail"  # something will not work, or is open to others
+    NOTE = "note"  # good to know, nothing to do
+    WARN = "warn"  # works, at a cost
+    FAIL = "fail"  # does not work, or other users can read it
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check` names it; `cost` and `mend` are empty where there is nothing to do."""
+    """The result of one check. `cost` and `mend` are empty if there is nothing to do."""
 
     check: str
     level: FindingLevel
@@ -30,12 +30,12 @@ class Finding:
 
 
 def has_failure(findings: Iterable[Finding]) -> bool:
-    """Whether the command ends with 1."""
+    """Return whether any finding is a failure. The command then exits with 1."""
     return any(finding.level is FindingLevel.FAIL for finding in findings)
 
 
 def format_bytes(count: float) -> str:
-    """As people write it: 1.5 GB."""
+    """Return a size with a decimal unit, such as `1.5 GB`."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""Check the kernel and what it gives: release, io_uring, randomness, clock, limits, memory, huge pages.
+"""Check the kernel and its limits: release, io_uring, randomness, clock, rlimits, memory, huge pages.
 
-Limits are those that `kelvin up` would start with. Files that are not there say nothing.
+The limits are those that `kelvin up` would start with. A file that does not exist yields no finding.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _THP: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def try_read_text(path: Path) -> str:
-    """Its text; empty where it can't be read."""
+    """Return the file's text without surrounding spaces, or "" if it can't be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -42,13 +42,13 @@ def try_read_text(path: Path) -> str:
 
 
 def bracketed_word(text: str) -> str:
-    """The word in brackets of `always [madvise] never`."""
+    """Return the word in brackets: `madvise` of `always [madvise] never`."""
     found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else text or "unknown"
 
 
 def cgroup_number(name: str) -> int | None:
-    """Of the control group that we are in, or of the root of its namespace; None for `max` and where there is none."""
+    """Return a number of this process's control group, or of its namespace's root group. None: `max`, or no file."""
     text = _cgroup_text(name)
     return int(text) if text.isdigit() else None
 
@@ -59,7 +59,7 @@ def _cgroup_text(name: str) -> str:
 
 
 def check_kernel() -> Iterator[Finding]:
-    """io_uring is asked for a ring of one entry, which is closed again."""
+    """Yield findings about release, io_uring and randomness. Opens and closes a ring of one entry to test io_uring."""
     text = platform.release()
     numbers = re.match(r"(\d+)\.(\d+)", text)
     yield judge_release((int(numbers[1]), int(numbers[2])) if numbers else (0, 0), text)
@@ -81,7 +81,7 @@ def _io_uring_fault() -> str:
 
 
 def judge_release(release: tuple[int, int], text: str) -> Finding:
-    """Release as (6, 1), and in full."""
+    """Judge the kernel release: `(6, 1)`, and the full text."""
     if release < (5, 3):
         cost = "no pidfd_open: standbys can't be forked"
         return Finding("kernel", FindingLevel.FAIL, text, cost, "Linux 6.1 or later")
@@ -91,14 +91,14 @@ def judge_release(release: tuple[int, int], text: str) -> Finding:
 
 
 def judge_randomness(entropy_bits: int | None) -> Iterator[Finding]:
-    """Nothing where there is enough, or the kernel does not say."""
+    """Yield a warning if the kernel reports too little entropy."""
     if entropy_bits is not None and entropy_bits < 128:
         cost = "making keys and TLS handshakes wait for randomness"
         yield Finding("randomness", FindingLevel.WARN, f"{entropy_bits} bits", cost, "virtio-rng, or rngd")
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of struct timex (adjtimex(2)); what follows is room."""
+    """The first fields of struct timex (adjtimex(2)), and room for the others."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -111,12 +111,12 @@ class _Timex(ctypes.Structure):
 
 
 def wall_minus_monotonic_s() -> float:
-    """Constant, but for steps and slewing of the wall clock."""
+    """Return wall clock minus monotonic clock. It changes only if the wall clock steps or slews."""
     return time.time() - time.monotonic()
 
 
 def check_clock(before_s: float, data: Path) -> Iterator[Finding]:
-    """Synchronisation, steps, source. `before_s` is `wall_minus_monotonic_s` of a while ago."""
+    """Yield findings about the clock. `before_s` is an earlier result of `wall_minus_monotonic_s`."""
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     source = try_read_text(_CLOCK)
@@ -126,7 +126,7 @@ def check_clock(before_s: float, data: Path) -> Iterator[Finding]:
 
 
 def _written_at_s(data: Path) -> Iterator[float]:
-    """Of files that a running installation writes again and again; any may go meanwhile."""
+    """Yield modification times of files that a running installation writes often. A file may vanish meanwhile."""
     for pattern in ("*", "logs/*", "spool/*"):
         for path in data.glob(pattern):
             with contextlib.suppress(OSError):
@@ -134,15 +134,15 @@ def _written_at_s(data: Path) -> Iterator[float]:
 
 
 def judge_synchronisation(error_s: float | None, source: str) -> Finding:
-    """`error_s` is the kernel's bound on the clock's error; None where it is not synchronised."""
+    """Judge the clock by the kernel's bound on its error, in seconds. None: the clock is not synchronised."""
     if error_s is not None:
         return Finding("clock", FindingLevel.OK, f"synchronised, within {error_s:.3f} s; {source}")
-    cost = "keys expire, and requests fall into months, by a clock that nobody sets"
+    cost = "expiry of keys and months of bills follow a clock that may be wrong"
     return Finding("clock", FindingLevel.WARN, f"not synchronised, says the kernel; {source}", cost, _SET_CLOCK)
 
 
 def judge_steps(stepped_s: float, ahead_s: float) -> Iterator[Finding]:
-    """`stepped_s` is how far the wall clock moved against the monotonic one while doctor ran; `ahead_s` how far the
+    """Judge jumps of the wall clock. `stepped_s`: against the monotonic clock while doctor ran. `ahead_s`: how far the
     newest file of the data directory lies in the future.
     """
     if abs(stepped_s) > 0.05:
@@ -155,14 +155,14 @@ def judge_steps(stepped_s: float, ahead_s: float) -> Iterator[Finding]:
 
 
 def judge_source(source: str) -> Iterator[Finding]:
-    """Nothing where reading the time is cheap."""
+    """Yield a note if reading the time is slow with this clock source."""
     if source not in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen", ""):
         cost = "reading the time is a system call: some microseconds more for each token"
         yield Finding("clock source", FindingLevel.NOTE, source, cost, "clocksource=tsc, where it is stable")
 
 
 def check_limits(connections: int) -> Iterator[Finding]:
-    """Hard limits of this process, and its control group's. `connections` is KELVIN_CONNECTIONS."""
+    """Yield findings about limits of this process and its control group. `connections` is KELVIN_CONNECTIONS."""
     yield judge_descriptors(_hard_limit(resource.RLIMIT_NOFILE), connections)
     yield judge_processes(_hard_limit(resource.RLIMIT_NPROC), cgroup_number("pids.max"))
     yield judge_locked_memory(_hard_limit(resource.RLIMIT_MEMLOCK))
@@ -170,24 +170,24 @@ def check_limits(connections: int) -> Iterator[Finding]:
 
 
 def core_count() -> int:
-    """Cores that this process may run on."""
+    """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def _hard_limit(which: int) -> int | None:
-    """None is unlimited, here and below."""
+    """Return a hard limit of this process. None means unlimited, as in all functions below."""
     limit = resource.getrlimit(which)[1]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _cpu_quota() -> float | None:
-    """Cores that `cpu.max` gives."""
+    """Return the control group's CPU quota in cores, or None."""
     words = _cgroup_text("cpu.max").split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else None
 
 
 def judge_descriptors(hard: int | None, connections: int) -> Finding:
-    """Of one process. `connections` is how many callers may be connected."""
+    """Judge the limit on open files of one process. `connections` is how many callers may be connected."""
     wanted = connections * FILES_PER_REQUEST + RESERVED_FILES
     check, mend = "limit nofile", f"LimitNOFILE={max(wanted, 65536)} in the unit, or ulimit -Hn {max(wanted, 65536)}"
     if hard is None or hard >= wanted:
@@ -200,7 +200,7 @@ def judge_descriptors(hard: int | None, connections: int) -> Finding:
 
 
 def judge_processes(user: int | None, cgroup: int | None) -> Finding:
-    """Of the user and of the control group."""
+    """Judge the limits on processes of the user and of the control group."""
     limits = [(name, limit) for name, limit in (("nproc", user), ("pids.max", cgroup)) if limit is not None]
     seen = ", ".join(f"{name} {limit}" for name, limit in limits) or "no limit"
     least = min((limit for _, limit in limits), default=None)
@@ -217,7 +217,7 @@ def judge_processes(user: int | None, cgroup: int | None) -> Finding:
 
 
 def judge_locked_memory(limit_bytes: int | None) -> Finding:
-    """Judge the limit of one process. None: there is no limit."""
+    """Judge the limit on locked memory of one process. None means unlimited."""
     seen = "none" if limit_bytes is None else format_bytes(limit_bytes)
     if limit_bytes is None or limit_bytes >= GB:
         return Finding("limit memlock", FindingLevel.OK, seen)
@@ -226,7 +226,7 @@ def judge_locked_memory(limit_bytes: int | None) -> Finding:
 
 
 def judge_cores(cores: int, quota: float | None) -> Finding:
-    """`quota` is the control group's, in cores."""
+    """Judge the number of cores. `quota` is the CPU quota of the control group, in cores."""
     seen = f"{cores} cores" + ("" if quota is None else f", quota {quota:g}")
     if quota is not None and quota < cores:
         cost = "replicas are stopped for milliseconds when the quota is used up: uneven tokens"
@@ -239,7 +239,7 @@ def judge_cores(cores: int, quota: float | None) -> Finding:
 
 
 def check_memory() -> Iterator[Finding]:
-    """Huge pages, size, swap. A few milliseconds."""
+    """Yield findings about huge pages, memory size and swap. Takes a few milliseconds."""
     shmem, private = (bracketed_word(try_read_text(_THP / name)) for name in ("shmem_enabled", "enabled"))
     modes = f"shmem_enabled {shmem}, THP {private}"
     yield judge_huge_pages(_collapse_fault(), modes)
@@ -250,7 +250,7 @@ def check_memory() -> Iterator[Finding]:
 
 
 def usable_bytes() -> int:
-    """The machine's memory, or what its control group has of that."""
+    """Return the machine's memory, or the limit of the control group if that is lower."""
     return _usable_bytes(_sizes()["MemTotal"], cgroup_number("memory.max"))
 
 
@@ -264,7 +264,7 @@ def _sizes() -> dict[str, int]:
 
 
 def judge_huge_pages(fault: str, modes: str) -> Finding:
-    """`fault` is why shared memory was not brought into a huge page; empty where it was."""
+    """Judge huge pages for shared memory. `fault` is why the kernel refused one, or "" if it gave one."""
     if not fault:
         return Finding("huge pages", FindingLevel.OK, f"MADV_COLLAPSE of shared memory works; {modes}")
     cost = "the host tier is filled 3 to 4 times slower, and a replica's first touch of 0.5 GB takes 54 ms, not 9"
@@ -273,7 +273,7 @@ def judge_huge_pages(fault: str, modes: str) -> Finding:
 
 
 def judge_size(total_bytes: int, available_bytes: int, cgroup_bytes: int | None) -> Finding:
-    """`cgroup_bytes` is None where the control group has no limit."""
+    """Judge the memory size. `cgroup_bytes` is None if the control group has no limit."""
     bound = _usable_bytes(total_bytes, cgroup_bytes)
     seen = f"{format_bytes(available_bytes)} of {format_bytes(total_bytes)} available"
     if cgroup_bytes is not None:
@@ -289,7 +289,7 @@ def judge_size(total_bytes: int, available_bytes: int, cgroup_bytes: int | None)
 
 
 def judge_swap(swap_bytes: int) -> Finding:
-    """Judge the size of all swap areas together."""
+    """Judge the total size of all swap areas."""
     if not swap_bytes:
         return Finding("swap", FindingLevel.OK, "none")
     cost = "weights in memory may be swapped out: a warm start reads the disk, and a secret may lie on it"
@@ -299,9 +299,8 @@ def judge_swap(swap_bytes: int) -> Finding:
 
 
 def _collapse_fault() -> str:
-    """Why a huge page of shared memory was refused; empty where it was given.
-
-    Address and offset in the file have to be on a huge page's boundary both: the range is reserved first.
+    """Return why the kernel refused a huge page of shared memory, or "" if it gave one. Address and file offset must
+    both be on a huge-page boundary, so a larger range is reserved first.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Check what guards an installation: files of secrets, keys, its own certificates, backups. No secret leaves."""
+"""Check what protects an installation: secret files, API keys, its certificates, backups. No secret is printed."""
 
 import base64
 import binascii
@@ -20,7 +20,7 @@ from kelvin.ipc.socket_directory import SocketDirectory
 
 CONNECT_S: Final = 3.0
 STATED_RPO_S: Final = 300
-# Of 32 random bytes 30 are different on average; fewer than 16 are seen less than once in 10^14 keys.
+# 32 random bytes hold 30 distinct values on average. Fewer than 16 occur less than once in 10^14 keys.
 MIN_DISTINCT_BYTES: Final = 16
 RANDOM_BYTES: Final = 32
 _KEYS: Final = ("admin.key", "default.key")
@@ -28,7 +28,7 @@ _SECRETS: Final = (*_KEYS, "tls/ca.key", "attest.key", "once.key", "kelvin.db", 
 
 
 def check_secrets(data: Path) -> list[Finding]:
-    """Modes of the directory and of the files that are there, and how random the keys are."""
+    """Return findings about the modes of the data directory and its secret files, and the randomness of API keys."""
     if not data.is_dir():
         return [Finding("secrets", FindingLevel.OK, "no data directory yet: nothing to guard")]
     status = data.stat()
@@ -46,7 +46,7 @@ def check_secrets(data: Path) -> list[Finding]:
 
 
 def _distinct_bytes(path: Path) -> int | None:
-    """How many different bytes the secret of a key has; None where the file is not the text of a key."""
+    """Return how many distinct bytes the secret of an API key has, or None if the file holds no API key."""
     try:
         found = KEY_TEXT.fullmatch(path.read_text().strip())
         return None if found is None else len(set(base64.urlsafe_b64decode(found[2] + "=")))
@@ -55,17 +55,17 @@ def _distinct_bytes(path: Path) -> int | None:
 
 
 def judge_directory(mode: int) -> Iterator[Finding]:
-    """The permission bits of the data directory."""
+    """Judge the permission bits of the data directory."""
     if mode & 0o077:
         cost = "others of this machine see names and sizes, and may reach what has a weak mode"
         yield Finding("secrets", FindingLevel.WARN, f"the data directory has mode {mode:04o}", cost, "chmod 0700 DATA")
 
 
 def judge_file(name: str, mode: int, *, owned: bool) -> Iterator[Finding]:
-    """Permission bits of a file of secrets. `owned`: by whom the data directory belongs to."""
+    """Judge the permission bits of a secret file. `owned` says whether its owner also owns the data directory."""
     if mode & 0o077:
-        cost = "others of this machine can read it: whoever has it is you"
-        again = "then make it anew (`kelvin keys rotate`), as it" if name in _KEYS else "which"
+        cost = "other users of this machine can read it and act as you"
+        again = "then replace the key (`kelvin keys rotate`), as it" if name in _KEYS else "which"
         mend = f"chmod 0600 DATA/{name}, {again} may have been read"
         yield Finding("secrets", FindingLevel.FAIL, f"{name} has mode {mode:04o}", cost, mend)
     if not owned:
@@ -75,7 +75,7 @@ def judge_file(name: str, mode: int, *, owned: bool) -> Iterator[Finding]:
 
 
 def judge_key(name: str, different: int | None) -> Iterator[Finding]:
-    """How many different bytes its secret has; None: it is no key."""
+    """Judge how many distinct bytes the secret of an API key has. None means that the file holds no key."""
     if different is None:
         cost = "the command line can't authenticate, and the control plane does not start"
         yield Finding("keys", FindingLevel.FAIL, f"{name} holds no key", cost, "bring it back from a backup")
@@ -86,7 +86,7 @@ def judge_key(name: str, different: int | None) -> Iterator[Finding]:
 
 
 def check_certificates(data: Path, *, running: bool) -> Iterator[Finding]:
-    """Of the installation's own CA, and the one that callers are shown now."""
+    """Yield findings about the installation's own CA, and about the certificate that callers get now."""
     if (data / "ca.pem").exists():
         mend = "remove DATA/ca.pem and DATA/tls/ca.key, restart, and give callers the new ca.pem"
         left_s, begins_in_s = times_of_leaf(data / "ca.pem")
@@ -97,7 +97,7 @@ def check_certificates(data: Path, *, running: bool) -> Iterator[Finding]:
 
 
 def leaf_left_s(data: Path) -> float | None:
-    """Of the certificate that callers are shown now; None where nobody answers, or not with one of this CA."""
+    """Return the seconds until the front door's certificate expires. None: no answer, or another CA signed it."""
     try:
         address = urlsplit((data / "url").read_text().strip())
         context = ssl.create_default_context(cafile=str(data / "ca.pem"))
@@ -112,7 +112,7 @@ def leaf_left_s(data: Path) -> float | None:
 
 
 def judge_certificate(name: str, left_s: float | None, mend: str, begins_in_s: float = 0.0) -> Finding:
-    """`left_s` until it expires; None where it can't be read. `begins_in_s` above 0: it is not valid before that."""
+    """Judge a certificate by the seconds until it expires (None: unreadable) and until it begins."""
     check = f"certificate {name}"
     if left_s is None:
         return Finding(check, FindingLevel.FAIL, "it can't be read", "no caller can connect", mend)
@@ -133,7 +133,7 @@ def _format_span(seconds: float) -> str:
 
 
 def is_running(data: Path) -> bool:
-    """Return whether a control plane listens at its socket. It may hang all the same."""
+    """Return whether a control plane listens on its socket. A hung control plane counts as running."""
     with suppress(OSError), closing(SocketDirectory(data / "run", is_ours=False)) as directory:
         directory.connect("control.sock", timeout_s=CONNECT_S).close()
         return True
@@ -150,7 +150,7 @@ POSTGRES_BACKUP_NOTE: Final = Finding(
 
 
 def check_backups(data: Path, place: str | None, every_s: float, *, running: bool) -> list[Finding]:
-    """Whether what the documentation states of losses holds here."""
+    """Return findings that say whether the recovery point stated in the documentation holds here."""
     if place is None:
         cost = "a lost disk takes registry, keys and bills with it"
         mend = "KELVIN_BACKUP=/another/disk, or `kelvin backup FILE` by a timer"
@@ -158,7 +158,7 @@ def check_backups(data: Path, place: str | None, every_s: float, *, running: boo
     there, home = Path(place), data.absolute()
     now_s = time.time()
     written = (path.stat().st_mtime for path in there.glob(f"kelvin-*{SUFFIX}") if path.exists())
-    # One that is still true is touched. What is later than now had a wrong clock.
+    # The control plane touches a backup that is still up to date. A time in the future comes from a wrong clock.
     newest_s = max((at_s for at_s in written if at_s <= now_s), default=None)
     same_disk = there.is_dir() and home.is_dir() and there.stat().st_dev == home.stat().st_dev
     age_s = None if newest_s is None else now_s - newest_s
@@ -171,7 +171,7 @@ def check_backups(data: Path, place: str | None, every_s: float, *, running: boo
 
 
 def judge_place(*, inside: bool, same_disk: bool) -> Iterator[Finding]:
-    """Whether backups lie inside the data directory, or on its disk."""
+    """Judge whether backups lie inside the data directory, or on its disk."""
     if inside or same_disk:
         where = "inside the data directory" if inside else "on the data directory's disk"
         cost = "they help against a broken database, not against a broken disk"
@@ -179,14 +179,14 @@ def judge_place(*, inside: bool, same_disk: bool) -> Iterator[Finding]:
 
 
 def judge_interval(every_s: float) -> Iterator[Finding]:
-    """How often one is made."""
+    """Judge the seconds between two backups."""
     if every_s > STATED_RPO_S * 0.8:
         cost = f"up to {every_s:.0f} s of changes to models, keys and tenants may be lost, and the time of a backup"
         yield Finding("backups", FindingLevel.NOTE, f"one each {every_s:.0f} s", cost, "KELVIN_BACKUP_S=240")
 
 
 def judge_age(age_s: float | None, every_s: float, *, running: bool) -> Iterator[Finding]:
-    """`age_s` of the newest; None where there is none. An installation that does not run makes none."""
+    """Judge the age of the newest backup, or None if there is none. A stopped installation makes no backups."""
     if age_s is None:
         level = FindingLevel.FAIL if running else FindingLevel.NOTE
         yield Finding("backups", level, "none was made yet", "nothing can be restored", "`kelvin logs controlplane`")

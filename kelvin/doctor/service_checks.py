@@ -1,7 +1,7 @@
-"""Ask `kelvin up` and each service whether it could start with these settings, the snapshotter whether the store
-answers, and the control plane whether its ledger keeps records aside.
+"""Ask each service whether it could start with these settings.
 
-Services are run as programs, as `kelvin up` runs them, with `--check`: settings are read, and nothing is served.
+Each service runs as a program with `--check`: it reads its settings and serves nothing. The snapshotter also tests the
+store; the control plane also reports usage records that its ledger set aside.
 """
 
 import subprocess
@@ -17,20 +17,20 @@ from kelvin.process.startup import BAD_SETTING_STATUS, CHECK, STORE_STATUS
 from kelvin.supervisor.settings import load_up
 
 CHECK_S: Final = 30.0
-SERVICES: Final = {  # by name: their modules
+SERVICES: Final = {  # service name to module
     "activator": "activator",
     "controlplane": "controlplane",
     "snapshotter": "snapshotter",
     "weightcache": "weightcache",
     "zygote": "runtime.app.zygote",
 }
-FILTERS: Final = {"filters": "kelvin.filters"}  # where they are switched on
+FILTERS: Final = {"filters": "kelvin.filters"}  # only if KELVIN_FILTERS is on
 _COST: Final = "`kelvin up` would not start"
 _MEND: Final = "the value that it names"
 
 
 def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """A finding for each refusal, and one for the store. All are asked at once, for CHECK_S at most."""
+    """Yield a finding for each refusal, and one for the store. All services run at once, for at most CHECK_S."""
     services = SERVICES | FILTERS if environment.get("KELVIN_FILTERS") == "on" else SERVICES
     asked = [
         (
@@ -47,7 +47,7 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
         for name, module in services.items()
     ]
     limit = time.monotonic() + CHECK_S
-    is_certain = True  # that each takes its settings
+    is_certain = True  # every service accepted its settings
     try:
         load_up(Path(), None, None, environment)
     except BadSetting as bad:

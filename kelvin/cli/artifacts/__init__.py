@@ -1,5 +1,5 @@
-"""Move versions in and out of the store: push, sign, export, check, collect.
+"""Commands that move versions in and out of the store: push, sign, export, check, collect.
 
-What may enter is the snapshotter's policy; commands about models and their versions are in `models`. Begin with
+The snapshotter decides which files it accepts. Commands about models and versions are in `models`. Begin with
 `push_command.py` and `export_command.py`.
 """

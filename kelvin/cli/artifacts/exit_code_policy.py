@@ -1,4 +1,4 @@
-"""What the exit code of a push says: whom to ask, and whether to repeat it. Documented in `docs/api.md`."""
+"""Choose the exit code of a push. It says who can fix a failure, and whether to retry. See `docs/api.md`."""
 
 from enum import IntEnum
 
@@ -6,12 +6,12 @@ from kelvin.contracts.errors import Failure, InvalidRequest
 
 
 class PushExitCode(IntEnum):
-    """0 is success."""
+    """Exit codes of a failed push. Success is 0."""
 
-    FAILED = 1  # unreachable, not allowed, given up: the same command may succeed later
-    USAGE = 2  # as click does: the command itself is wrong
-    ARTIFACT = 3  # what the directory holds may not be served, now or later
-    ROOM = 4  # no room: the tenant's quota, a version's limit, the disk
+    FAILED = 1  # unreachable, not allowed, or given up: the same command may succeed later
+    USAGE = 2  # wrong arguments; click uses the same code
+    ARTIFACT = 3  # the content of the directory is refused: retrying does not help
+    ROOM = 4  # no space: the tenant's quota, a version's limit, the disk
 
 
 _BY_CODE = {
@@ -24,7 +24,7 @@ _BY_CODE = {
 
 
 def exit_code_of(failure: Failure) -> PushExitCode:
-    """The code that a push ends with. An InvalidRequest of our own names an argument."""
+    """Return the exit code for a failure. An InvalidRequest raised by the command itself names a wrong argument."""
     if isinstance(failure, InvalidRequest):
         return PushExitCode.USAGE
     return _BY_CODE.get(failure.code, PushExitCode.FAILED)

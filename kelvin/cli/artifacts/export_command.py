@@ -1,7 +1,7 @@
-"""`kelvin export M@VERSION DIR`: a version as a directory that other programs read, each byte verified on its way.
+"""`kelvin export M@VERSION DIR`: write a version as files that other programs read, verifying every byte.
 
-As a tensorizer file it is the one that was pushed, held against its digest; else one that the library writes of a
-safetensors file in a process of its own, read again by our reader.
+A `.tensors` export returns the pushed tensorizer file if the store kept it, and verifies its digest. Otherwise the
+tensorizer library converts a safetensors file in a separate process, and our own reader compares the result.
 """
 
 import json
@@ -62,8 +62,9 @@ FORMATS: Final = ("safetensors", "tensors")
 
 
 def check_fits(manifest: Manifest) -> None:
-    """The library's index has a fixed size, and holds tensors. Raises `Refused` before anything travels:
-    CapacityExceeded, InvalidRequest."""
+    """Check that the version can be a .tensors file: its index has a fixed size, and it holds only tensors. Call it
+    before chunks are fetched. Raises `Refused` with CapacityExceeded or InvalidRequest.
+    """
     if manifest.signature is not None:
         raise Refused(InvalidRequest("format", "tensors", "this version is a graph: export it as it was pushed"))
     need = sum(index_bytes(tensor.name, tensor.dtype, tensor.shape) for tensor in manifest.tensors)
@@ -72,7 +73,7 @@ def check_fits(manifest: Manifest) -> None:
 
 
 def check_original(path: Path, original: Original, manifest: Manifest) -> None:
-    """It is the file whose digest was taken at its push, and names the version's tensors. Raises `Refused`."""
+    """Check that the file has the digest of its push and holds the version's tensors. Raises `Refused`."""
     whole = blake3(max_threads=1)
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -120,13 +121,13 @@ def _compare(source: Path, target: Path, manifest: Manifest) -> None:
 
 
 def read_index(fd: int, path: str) -> tuple[IndexEntry, ...]:
-    """The index of an open tensorizer file. Raises `Refused(ArtifactRejected)`."""
+    """Return the index of an open tensorizer file. Raises `Refused(ArtifactRejected)`."""
     size = os.fstat(fd).st_size
     return parse_index(path, os.pread(fd, index_end(os.pread(fd, PREFIX_BYTES, 0), size, path), 0), size)
 
 
 def _is_same(ours: int, tensor: SourceTensor, theirs: int, entry: IndexEntry) -> bool:
-    """Whether both files hold the same bytes of it, and the header of theirs is right about them."""
+    """Return whether both files hold the same bytes of the tensor. Also check the tensorizer header against them."""
     header = os.pread(theirs, entry.tensor.offset - entry.header_offset, entry.header_offset)
     check = ContentCheck(entry.tensor.path, entry, header)
     for at in range(0, tensor.nbytes, _BLOCK):
@@ -150,14 +151,14 @@ def _conversion_failure(why: str) -> Refused:
 
 
 class ExportClient(PushClient):
-    """The calls of an export, repeated while that may help, like those of a push."""
+    """API calls of an export. Like the calls of a push, they are retried while a retry may help."""
 
     def manifest(self, version: str) -> Manifest:
-        """Checked against its version. Raises `Refused`."""
+        """Return the manifest, checked against the version's digest. Raises `Refused`."""
         return decode_manifest(self._call("GET", f"/push/v1/manifests/{version}", b"").content, version)
 
     def try_original(self, version: str) -> Original | None:
-        """The kept file that it was pushed as, where there is one; unchecked. Raises `Refused`."""
+        """Return the tensorizer file that was pushed, if the store kept it. Not verified. Raises `Refused`."""
         try:
             return decode_response(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
         except Refused as refused:
@@ -166,16 +167,16 @@ class ExportClient(PushClient):
             raise
 
     def attestations(self, version: str) -> tuple[AttestationEntry, ...]:
-        """What is signed about it, as the installation judges it."""
+        """Return the signed statements about the version, and whether the installation trusts them."""
         answer = self._call("GET", f"/push/v1/versions/{version}/attestations", b"")
         return decode_response(answer, AttestationList).attestations
 
     def chunk(self, digest: str, length: int) -> bytes:
-        """Of a manifest of the tenant's, checked against its digest. Raises `Refused`."""
+        """Return a chunk, verified against its digest. Raises `Refused`."""
         try:
             data = self._call("GET", f"/push/v1/chunks/{digest}", b"").content
         except Refused as refused:
-            if refused.failure.code == NotFound.code:  # the store lacks what a version of it names
+            if refused.failure.code == NotFound.code:  # the manifest names a chunk that the store lacks
                 raise Refused(ChunkMissing(digest)) from refused
             raise
         if len(data) != length or blake3(data, max_threads=1).hexdigest() != digest:
@@ -185,12 +186,12 @@ class ExportClient(PushClient):
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What lies in the directory."""
+    """The files that an export wrote."""
 
     version: str
     files: tuple[str, ...]
     total_bytes: int
-    as_pushed: bool  # the weights are the very file that was pushed
+    as_pushed: bool  # the weights are the same file that was pushed
 
 
 def export_version(
@@ -232,7 +233,7 @@ def export_version(
 
 @contextmanager
 def _atomic_directory(directory: Path) -> Iterator[Path]:
-    """A directory beside it to write to. At the end all of it is synced, and gets its name."""
+    """Yield a temporary directory beside `directory`. On success, sync all of it and rename it."""
     scratch = directory.absolute().with_name(f".{directory.name}.{secrets.token_hex(8)}")
     scratch.mkdir()
     try:
@@ -249,7 +250,7 @@ def _atomic_directory(directory: Path) -> Iterator[Path]:
 def _receive_chunks(
     calls: ExportClient, manifest: Manifest, layout: ExportLayout, scratch: Path, progress: Progress
 ) -> None:
-    """All chunks to their places, each fetched once however often it occurs."""
+    """Write all chunks to their places. A chunk that occurs several times is fetched once."""
     wanted: dict[Chunk, list[int]] = {}
     start = 0
     for chunk in manifest.chunks:
@@ -292,15 +293,15 @@ def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _check_files(manifest: Manifest, scratch: Path) -> None:
-    """Chunks were right by their digests; this is whether the manifest speaks rightly of the files in them."""
+    """Check the digests of pinned files. The chunks were verified; this verifies the manifest's entries about files."""
     for file in manifest.files:
         if (found := blake3((scratch / file.path).read_bytes()).hexdigest()) != file.digest:
             raise Refused(ChunkCorrupt(found, "transit"))
 
 
 def resolve_version(door: httpx.Client, reference: str) -> str:
-    """The version that `M`, `M@prod` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
-    if is_digest(reference):  # and no model's name
+    """Return the version of `M`, `M@prod` or `M@HEX`, or the given 64 digits. Raises `Refused`."""
+    if is_digest(reference):  # a model's name is never a digest
         return reference
     named = parse_reference(reference)
     answer = raise_for_failure(door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_TIMEOUT_S))
@@ -322,7 +323,7 @@ class _Version(msgspec.Struct):
 
 
 class _Model(msgspec.Struct):
-    """The part of the admin API's answer that names versions."""
+    """The part of the admin API's response that names versions."""
 
     aliases: dict[str, str]
     versions: list[_Version]
@@ -334,7 +335,11 @@ class _Model(msgspec.Struct):
 @click.option("--format", "form", type=click.Choice(FORMATS), default="safetensors", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export_command(reference: str, directory: Path, form: str, as_json: bool) -> None:
-    """Write a version to DIRECTORY, which must not exist: its pinned files as they were, its weights as one file."""
+    """Write a version to a new DIRECTORY: pinned files unchanged, weights as one file.
+
+    \b
+    kelvin export tinylm@prod ./tinylm
+    """
     with open_client() as door, shown_progress(not as_json) as progress:
         exported = export_version(resolve_version(door, reference), directory, form, door, progress)
     if as_json:

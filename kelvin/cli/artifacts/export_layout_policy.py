@@ -1,8 +1,9 @@
-"""Which byte of a version goes where in an exported directory: pinned files as they were, weights as one safetensors.
+"""Plan which byte of a version goes where in an exported directory. Pure.
 
-Which files held the tensors is not part of a version, so all of them come back as `model.safetensors`: widest types
-first, then by name, so that each lies on a multiple of its own size. Pushed again, it is the same version. A tensorizer
-file that the store keeps as it was pushed comes back as that.
+Pinned files come back unchanged. A version does not record which files held its tensors, so all tensors go into one
+`model.safetensors`. Tensors are sorted by width of their type (widest first), then by name, so that each is aligned to
+its own element size. Pushing the export again yields the same version. If the store kept the pushed tensorizer file,
+that file comes back.
 """
 
 import json
@@ -22,14 +23,14 @@ from kelvin.contracts.errors import Refused
 from snapshotter.intake.policy.file_roles import PREDICTOR, SINGLE_FILE, FileRole, find_path_fault, role_of
 
 TENSORS_FILE: Final = "model.tensors"
-# What transformers asks for before it reads a file.
+# transformers refuses to load a file without this.
 _METADATA: Final = {"format": "pt"}
 _ALIGN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutSpan:
-    """`nbytes` of the linear space from `start` on lie at `offset` of a file."""
+    """A run of `nbytes` of the version's linear space from `start`, at `offset` of a file."""
 
     start: int
     nbytes: int
@@ -39,7 +40,9 @@ class LayoutSpan:
 
 @dataclass(frozen=True, slots=True)
 class ExportLayout:
-    """`fixed` are the bytes that no chunk holds: file, offset, bytes. `spans` are in order of `start`."""
+    """Where an export's bytes come from. `sizes` are the files' sizes. `fixed` are bytes outside of any chunk: file,
+    offset, bytes. `spans` are sorted by `start`.
+    """
 
     sizes: dict[str, int]
     fixed: tuple[tuple[str, int, bytes], ...]
@@ -47,9 +50,9 @@ class ExportLayout:
 
 
 def plan_layout(manifest: Manifest, version: str) -> ExportLayout:
-    """Raises `Refused(ManifestCorrupt)` where a pinned file has a name that no pushed one has."""
+    """Return the layout of a safetensors export. Raises `Refused(ManifestCorrupt)` for an unknown pinned file."""
     spans = _pinned_spans(manifest, version)
-    if manifest.signature is not None:  # its weights are in a pinned file
+    if manifest.signature is not None:  # a graph version keeps its weights in a pinned file
         whole = tuple(sorted(_filled(spans), key=lambda span: span.start))
         return ExportLayout({file.path: file.size for file in manifest.files}, (), whole)
     ordered = sorted(manifest.tensors, key=lambda tensor: (-DTYPE_BYTES[tensor.dtype], tensor.name))
@@ -64,9 +67,8 @@ def plan_layout(manifest: Manifest, version: str) -> ExportLayout:
 
 
 def plan_original_layout(manifest: Manifest, version: str, original: Original) -> ExportLayout:
-    """Of the file that the version was pushed as, beside the pinned files.
-
-    Raises `Refused(ManifestCorrupt)` as `plan_layout`, and where what was said of the file is not the version's.
+    """Return the layout of an export as the pushed tensorizer file, beside the pinned files. Raises
+    `Refused(ManifestCorrupt)` as `plan_layout` does, and if `original` contradicts the manifest.
     """
     spans = _pinned_spans(manifest, version)
     loose = len(manifest.chunks) - len(original.spans)
@@ -111,7 +113,7 @@ def _pinned_spans(manifest: Manifest, version: str) -> list[LayoutSpan]:
 
 
 def _header(tensors: list[Tensor]) -> bytes:
-    """Length and JSON, padded with spaces so that data begins on a multiple of 8."""
+    """Return the safetensors header: length and JSON, padded with spaces to a multiple of 8 bytes."""
     fields: dict[str, object] = {"__metadata__": _METADATA}
     at = 0
     for tensor in tensors:
@@ -124,7 +126,7 @@ def _header(tensors: list[Tensor]) -> bytes:
 
 
 def chunk_slices(layout: ExportLayout, start: int, length: int) -> Iterator[tuple[str, int, slice]]:
-    """Where the bytes of a chunk go: file, offset in it, and which of the chunk's bytes. Padding goes nowhere."""
+    """Yield the destinations of a chunk's bytes: file, offset, slice of the chunk. Padding has none."""
     first = max(0, bisect_right(layout.spans, start, key=lambda span: span.start) - 1)
     for span in layout.spans[first:]:
         if span.start >= start + length:
@@ -135,9 +137,7 @@ def chunk_slices(layout: ExportLayout, start: int, length: int) -> Iterator[tupl
 
 
 def find_bundle(version: str, entries: Iterable[AttestationEntry]) -> bytes | None:
-    """Return the OpenSSF bundle that goes with an export: that of the latest statement with one, of a trusted key
-    before all others. None where none does.
-    """
+    """Return the OpenSSF bundle for an export, or None. Trusted keys come first, then the latest statement."""
     good = [entry for entry in entries if entry.fault is None]
     bundles = {
         blake3(entry.content).hexdigest(): entry.content for entry in good if entry.name.startswith(BUNDLE_PREFIX)

@@ -1,4 +1,4 @@
-"""What a long command tells while it runs: nothing, or a bar on a terminal."""
+"""Show the progress of a long command: nothing, or a bar on a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,37 +9,37 @@ from rich.progress import Progress as RichProgress
 
 
 class Progress:
-    """Told what happens, and shows nothing of it. Called from several threads."""
+    """Progress reports that show nothing. Thread-safe."""
 
     def begin(self, stage: str, total_bytes: int | None) -> None:
-        """A stage begins; None where its length is unknown."""
+        """Begin a stage. `total_bytes` is None if the length is unknown."""
 
     def advance(self, nbytes: int) -> None:
-        """So much more of it is done."""
+        """Report that `nbytes` more of the stage are done."""
 
 
 class Bar(Progress):
-    """A bar on a terminal's standard error; each stage replaces the one before it."""
+    """A progress bar on standard error. Each stage replaces the previous one."""
 
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
         self._task: TaskID | None = None
 
     def begin(self, stage: str, total_bytes: int | None) -> None:
-        """See `Progress`."""
+        """Replace the bar by one for the new stage."""
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(stage, total=total_bytes)
 
     def advance(self, nbytes: int) -> None:
-        """See `Progress`."""
+        """Advance the bar of the current stage."""
         if self._task is not None:
             self._bar.advance(self._task, nbytes)
 
 
 @contextmanager
 def shown_progress(wanted: bool) -> Iterator[Progress]:
-    """A bar where it is wanted and standard error is a terminal."""
+    """Yield a bar if `wanted` and standard error is a terminal, else a progress that shows nothing."""
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
         yield Progress()

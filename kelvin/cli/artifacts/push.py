@@ -1,4 +1,7 @@
-"""Make a directory a version of a model: headers first, then only missing chunks. The command is `push_command`'s."""
+"""Push a directory as a version of a model: headers first, then only missing chunks.
+
+The command line is in `push_command.py`.
+"""
 
 import threading
 import time
@@ -28,13 +31,13 @@ T = TypeVar("T")
 
 READERS: Final = 2
 DEFAULT_SENDERS: Final = 4
-MAX_ROUNDS: Final = 4  # a plan may expire, a staged chunk may be lost: then it begins again, with what is there
+MAX_ROUNDS: Final = 4  # if a plan expires or a staged chunk is lost, the next round sends only what is missing
 COMMIT_TIMEOUT_S: Final = 4 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What came of a push."""
+    """The result of a push."""
 
     committed: Committed
     sent_chunks: int
@@ -44,7 +47,7 @@ class PushResult:
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """What would come of it. `missing_*` would be sent."""
+    """The expected result of a push. `missing_*` would be sent."""
 
     version: str
     exists: bool
@@ -56,7 +59,7 @@ class DryRunResult:
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
-    """How bytes go out: by how many senders at once, how fast all together (None: as fast as they can)."""
+    """Number of parallel senders, and their total rate in bytes per second (None: unlimited)."""
 
     parallel: int = DEFAULT_SENDERS
     bytes_s: int | None = None
@@ -72,9 +75,8 @@ def push_directory(
     tensors: TensorsOptions | None = None,
     signing: PushSigner | None = None,
 ) -> PushResult:
-    """Push `directory` as a version of `model`. Holds at most a chunk per sender in memory. Raises `Refused`.
-
-    `directory` may be a tensorizer file; `tensors` is then what is wished of it.
+    """Push `directory` as a version of `model`. Holds at most one chunk per sender in memory. Raises `Refused`.
+    `directory` may be a tensorizer file; `tensors` are its options.
     """
     return _with_retries(
         _PushRun(directory, model, door, progress, line or TransferOptions(), tensors, signing), _PushRun.run
@@ -89,7 +91,7 @@ def rehearse(
     line: TransferOptions | None = None,
     tensors: TensorsOptions | None = None,
 ) -> DryRunResult:
-    """All of a push but the sending; nothing is kept of it. Raises `Refused` as the push would."""
+    """Do all of a push except sending, and keep nothing. Raises `Refused` as the push would."""
     return _with_retries(
         _PushRun(directory, model, door, progress, line or TransferOptions(), tensors), _PushRun.rehearse
     )
@@ -101,7 +103,7 @@ def _with_retries(attempt: "_PushRun", way: "Callable[[_PushRun], T]") -> T:
             try:
                 return way(attempt)
             except Refused as refused:
-                # Only what another round can mend: the push is no longer open, or chunks of it were lost.
+                # Another round helps only if the push is no longer open, or chunks of it were lost.
                 if refused.failure.code not in ("not_found", "conflict"):
                     raise
         return way(attempt)
@@ -110,7 +112,7 @@ def _with_retries(attempt: "_PushRun", way: "Callable[[_PushRun], T]") -> T:
 
 
 class _PushRun:
-    """One push, over as many rounds as it takes; digests are kept between them."""
+    """One push over several rounds. Digests are kept between rounds."""
 
     def __init__(
         self,
@@ -137,11 +139,11 @@ class _PushRun:
         self._sent: list[int] = []
 
     def stop(self) -> None:
-        """Nothing more is sent, whoever waits to."""
+        """Stop sending. Threads that wait for bandwidth or for a retry stop, too."""
         self._stopped.set()
 
     def run(self) -> PushResult:
-        """Plan, hash, ask, send, commit. Raises `Refused`."""
+        """Plan, hash, ask for missing chunks, send them, commit. Raises `Refused`."""
         plan = self._calls.plan(self._source.request(self._model))
         digests = self._hash(plan)
         missing = self._calls.missing(plan.plan_id, digests)
@@ -153,7 +155,7 @@ class _PushRun:
         return PushResult(committed, len(self._sent), sum(self._sent), self._source.ignored_paths)
 
     def rehearse(self) -> DryRunResult:
-        """Plan, hash, ask. Raises `Refused`."""
+        """Plan, hash, and ask for missing chunks. Raises `Refused`."""
         plan = self._calls.plan(structs.replace(self._source.request(self._model), dry_run=True))
         digests = self._hash(plan)
         missing = self._calls.missing(plan.plan_id, digests)
@@ -195,10 +197,10 @@ class _PushRun:
             self._sent.append(length)
 
     def _attest(self, signing: PushSigner, missing: Missing, plan: Plan, digests: tuple[str, ...]) -> None:
-        """Before the commit: nobody sees the version without it."""
+        """Sign before the commit, so that the version never appears without its statement."""
         self._progress.begin("signing", None)
         raw = self._calls.manifest_of(missing.plan_id)
-        if self._signed is None or self._signed[0] != missing.version:  # another round says the same
+        if self._signed is None or self._signed[0] != missing.version:  # a later round sends the same statement
             wish = signing.sign(raw, missing.version, plan, digests, self._source, self._model)
             self._signed = missing.version, wish
         self._calls.attest(missing.plan_id, self._signed[1])
@@ -216,7 +218,9 @@ class _PushRun:
                 self._progress.begin(step, None)
 
     def _in_threads(self, threads: int, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-        """Results in order; a failure (or Ctrl-C) ends it: what had not begun is not begun, who waits stops."""
+        """Yield results in order. On a failure or Ctrl-C, cancel pending items. An unexpected error also stops waiting
+        senders.
+        """
         pool = ThreadPoolExecutor(threads)
         try:
             yield from pool.map(function, items)
@@ -230,7 +234,7 @@ class _PushRun:
 
 
 def _chunks_of(missing: Missing, plan: Plan, digests: tuple[str, ...]) -> dict[str, PlannedChunk]:
-    """A place of each missing chunk, by its digest."""
+    """Return one occurrence of each missing chunk, by digest."""
     lacking = frozenset(missing.digests)
     return {digest: chunk for digest, chunk in zip(digests, plan.chunks, strict=True) if digest in lacking}
 
@@ -241,4 +245,4 @@ def _check_time(give_up_at: float, answer: Committing) -> None:
 
 
 def _digest(data: bytes) -> str:
-    return blake3(data, max_threads=1).hexdigest()  # our threads share the cores already
+    return blake3(data, max_threads=1).hexdigest()  # our reader threads already use the cores

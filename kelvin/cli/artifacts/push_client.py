@@ -1,4 +1,4 @@
-"""The push API as a client calls it: one method per call, each repeated while that may help, within a deadline."""
+"""Client of the push API: one method per call. Each call is retried while that may help, within a deadline."""
 
 import random
 import secrets
@@ -33,35 +33,35 @@ from kelvin.contracts.wire import BadJson, decoder, encode
 
 T = TypeVar("T")
 
-PLAN_TIMEOUT_S: Final = 300.0  # headers of a large model over a slow line, and the gate
+PLAN_TIMEOUT_S: Final = 300.0  # headers of a large model over a slow network, and the gate
 CALL_TIMEOUT_S: Final = 120.0
 ACCEPTED: Final = 202
 PIECE_BYTES: Final = 64 << 10
-BURST_S: Final = 0.25  # that many seconds' worth may be sent at once
+BURST_S: Final = 0.25  # a burst may hold this many seconds' worth of bytes
 
 
 @contextmanager
 def open_client() -> Iterator[httpx.Client]:
-    """The door of the running command: its context's object opens it. Raises `Refused` where it can't be found."""
+    """Yield the HTTP client of the running command. Raises `Refused` if the installation can't be found."""
     try:
         opened = click.get_current_context().obj.door()
     except CommandFailed as closed:
         raise Refused(RemoteFailure("unavailable", Unavailable.status, closed.message, None, True)) from closed
     with opened as door:
-        # This API's refusals say whether a repeat may help: they are read here, not raised as sentences.
+        # Refusals of the push API say whether a retry may help, so they are handled here instead of in `refuse`.
         door.event_hooks = {}
         yield door
 
 
 def raise_for_failure(answer: httpx.Response) -> httpx.Response:
-    """Return an answer of `open_client` that says success. Raises `Refused` with the failure that it says otherwise."""
+    """Return a successful response of `open_client`. Raises `Refused` with the failure of any other."""
     if not answer.is_success:
         raise Refused(failure_of_response(answer))
     return answer
 
 
 def decode_response(answer: httpx.Response, kind: type[T]) -> T:
-    """Decode a successful answer. Raises `Refused` if another server wrote it, or one of another version."""
+    """Decode a successful response. Raises `Refused` if another server or an incompatible release sent it."""
     try:
         return decoder(kind).decode(answer.content)
     except BadJson as error:
@@ -72,26 +72,25 @@ def decode_response(answer: httpx.Response, kind: type[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a call that fails for a passing reason is repeated: shorter before the first answer of all."""
+    """How long a call is retried after transient failures: `first_s` before the first response, then `give_up_s`."""
 
     give_up_s: float = 120.0
     first_s: float = 10.0
     base_s: float = 0.2
     cap_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], object] | None = None  # None: until the push is stopped
+    sleep: Callable[[float], object] | None = None  # None: a sleep that ends early if the push is stopped
     chance: Callable[[], float] = random.random
 
     def pause_s(self, failed: int, failure: Failure) -> float:
-        """Half of an exponential step, the other half by chance, and never before the time that was asked for."""
+        """Return half of an exponential back-off step plus a random share of the other half; at least Retry-After."""
         step_s = ExponentialBackoff(self.base_s, self.cap_s).after(failed + 1, 1 - self.chance())
         return max(step_s, failure.retry_after_s or 0.0)
 
 
 class BandwidthLimit:
-    """Bodies sent no faster than a limit allows, by all threads together.
-
-    Thread-safe. `sleep` may return early where nothing more shall be sent.
+    """Token bucket that limits how fast all threads together send bodies. Thread-safe. `sleep` may return early when
+    sending is to stop.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class BandwidthLimit:
         return f"<BandwidthLimit {self._bytes_s} bytes/s>"
 
     def pieces(self, body: bytes) -> Iterator[bytes]:
-        """`body` in order, each piece when it is due."""
+        """Yield `body` in pieces, each when the limit allows it."""
         for at in range(0, len(body), PIECE_BYTES):
             piece = body[at : at + PIECE_BYTES]
             with self._lock:
@@ -123,7 +122,7 @@ class BandwidthLimit:
 
 
 class PushClient:
-    """Each method raises `Refused` with the failure that the installation answered, or Unavailable. Thread-safe."""
+    """Methods raise `Refused` with the installation's failure, or with Unavailable. Thread-safe."""
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class PushClient:
     ) -> None:
         self._door = door
         self._retry_policy = retry_policy or RetryPolicy()
-        self._stopped = stopped or threading.Event()  # then nothing is repeated any more
+        self._stopped = stopped or threading.Event()  # once set, no call is retried
         self._pace = bandwidth_limit
         self._reached = False
         self._client = secrets.token_hex(8)
@@ -143,29 +142,29 @@ class PushClient:
         return f"<PushClient reached={self._reached}>"
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Judge and lay out; opens a push."""
+        """Open a push: the installation judges the headers and lays out chunks."""
         return decode_response(self._call("POST", "/push/v1/plans", encode(request), PLAN_TIMEOUT_S), Plan)
 
     def missing(self, plan_id: str, digests: tuple[str, ...]) -> Missing:
-        """Which chunks have to be sent."""
+        """Return which chunks have to be sent."""
         body = encode(MissingRequest(digests=digests))
         return decode_response(self._call("POST", f"/push/v1/plans/{plan_id}/missing", body), Missing)
 
     def put_chunk(self, plan_id: str, digest: str, data: bytes) -> None:
-        """Send one."""
+        """Send the bytes of one chunk."""
         headers = {"content-type": "application/octet-stream"}
         self._call("PUT", f"/push/v1/plans/{plan_id}/chunks/{digest}", data, headers=headers)
 
     def manifest_of(self, plan_id: str) -> bytes:
-        """Of the version that the push makes; whoever signs it checks it."""
+        """Return the manifest that the push would publish. Verify it before signing."""
         return self._call("GET", f"/push/v1/plans/{plan_id}/manifest", b"").content
 
     def attest(self, plan_id: str, wish: AttestRequest) -> None:
-        """Send a signed statement about it."""
+        """Send a signed statement about the version."""
         self._call("POST", f"/push/v1/plans/{plan_id}/attestations", encode(wish))
 
     def commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed | Committing:
-        """Make the version; `Committing` means: ask again."""
+        """Publish the version. `Committing` means that the commit runs: call again."""
         body = encode(CommitRequest(digests=digests))
         answer = self._call("POST", f"/push/v1/plans/{plan_id}/commit?{CLIENT_PHRASE}={self._client}", body)
         kind: type[Committed] | type[Committing] = Committing if answer.status_code == ACCEPTED else Committed
@@ -187,7 +186,7 @@ class PushClient:
             if isinstance(failure, httpx.Response):
                 self._reached = True
                 return failure
-            self._reached |= failure.code == Overloaded.code  # it is there, and full
+            self._reached |= failure.code == Overloaded.code  # the installation answered, but is full
             failed += 1
             pause_s = retry_policy.pause_s(failed, failure)
             give_up_at = began + (retry_policy.give_up_s if self._reached else retry_policy.first_s)
@@ -198,7 +197,7 @@ class PushClient:
     def _attempt(
         self, method: str, path: str, content: bytes, timeout_s: float, headers: Mapping[str, str] | None
     ) -> tuple[httpx.Response | Failure, bool]:
-        """The answer, or a failure and whether a repeat may help."""
+        """Return the response, or a failure and whether a retry may help."""
         named = {**(headers or {"content-type": "application/json"}), "content-length": str(len(content))}
         body = content if self._pace is None else self._pace.pieces(content)
         try:
@@ -214,7 +213,7 @@ class PushClient:
 
 
 def _certificate_error(error: BaseException) -> str | None:
-    """The verifier's reason where a certificate was refused: repeating won't help."""
+    """Return why the certificate was refused, or None. Such an error is not worth a retry."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -1,4 +1,4 @@
-"""`kelvin push DIR --name M`: what the command takes, prints and ends with. The pushing is `push`'s."""
+"""The command `kelvin push DIR --name M`: options, output and exit codes. `push.py` does the work."""
 
 import json
 import sys
@@ -42,29 +42,29 @@ class _ByteRate(click.ParamType[int]):
 
 @click.command("push")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--name", "model", required=True, help="The model; its first push creates it.")
+@click.option("--name", "model", required=True, help="The model. Its first push creates it.")
 @click.option(
-    "--with", "beside", type=click.Path(path_type=Path), help="Where config and tokenizer of a .tensors file are."
+    "--with", "beside", type=click.Path(path_type=Path), help="Directory with config and tokenizer of a .tensors file."
 )
-@click.option("--repack", is_flag=True, help="Keep only a .tensors file's tensors, in packs that versions share.")
+@click.option("--repack", is_flag=True, help="Store only a .tensors file's tensors, in packs that versions share.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, 64),
     default=DEFAULT_SENDERS,
     show_default=True,
-    help="Chunks sent at once, at most.",
+    help="Send at most this many chunks at once.",
 )
-@click.option("--limit-rate", "bytes_s", type=_ByteRate(), help="Bytes sent a second, at most: 500K, 10M, 1G.")
+@click.option("--limit-rate", "bytes_s", type=_ByteRate(), help="Send at most this many bytes a second: 500K, 10M, 1G.")
 @click.option(
     "--sign",
     "signing_key",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A private key (PEM): say by it where the version comes from.",
+    help="Sign the version's origin with this private key (PEM).",
 )
 @click.option(
     "--claims",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Licence, training data, metrics, provenance: TOML.",
+    help="TOML file with licence, training data, metrics, provenance.",
 )
 @click.option(
     "--sign-format",
@@ -72,9 +72,9 @@ class _ByteRate(click.ParamType[int]):
     type=click.Choice(SIGN_FORMATS),
     default=SIGN_FORMATS[0],
     show_default=True,
-    help="model-signing: also sign an export, so that OpenSSF's tool verifies it.",
+    help="model-signing: also sign exports in OpenSSF's format.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be sent and what it makes; send and keep nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent and the version; send and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also for a refusal.")
 def push_command(
     directory: Path,
@@ -89,18 +89,23 @@ def push_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make DIRECTORY (Hugging Face layout, safetensors; or model.onnx; or a .tensors file) a version of a model.
+    """Upload DIRECTORY as a version of a model and print the version.
 
-    The last line printed is the version.
-    A push that was cut is taken up by pushing again: only what is missing is sent. Exit codes: 0 the version is there
-    (or would be), 1 it could not be done now, 2 wrong usage, 3 the directory may not be served, 4 no room for it.
+    DIRECTORY is in Hugging Face layout with safetensors, or holds model.onnx, or is a .tensors file. To resume an
+    interrupted push, push again: only missing chunks are sent.
+
+    \b
+    kelvin push ./tinylm --name tinylm
+
+    Exit codes: 0 the version exists (or would), 1 failed, retry later, 2 wrong usage, 3 the directory can't be served,
+    4 no space.
     """
     options = ([] if beside is None else [f"--with {beside}"]) + (["--repack"] if repack else [])
     if options and not is_tensors(directory):
         raise click.UsageError(f"{' '.join(options)}: only for a .tensors file, which {directory} is not")
     wish = TensorsOptions(beside, repack)
     if signing_key is None and (claims is not None or form != SIGN_FORMATS[0]):
-        raise click.UsageError("--claims and --sign-format: only with --sign, as nobody would have said it")
+        raise click.UsageError("--claims and --sign-format: only with --sign")
     if signing_key is not None and dry_run:
         raise click.UsageError("--sign: not with --dry-run, which keeps nothing")
     line = TransferOptions(parallel, bytes_s)

@@ -1,9 +1,8 @@
-"""Sign what a push makes: a statement of where it comes from, after everything it covers was found to lie here.
+"""Sign the origin of a pushed version, after checking that everything it covers comes from the local files.
 
-Where it is asked for, the export is signed, too, in the format of OpenSSF Model Signing, by its library (extra
-`signing`). That covers the files that `kelvin export` writes, so that the public tool verifies them: which files held
-the tensors is no part of a version, but how they are exported is. The digests that the library signs are taken of the
-source, as no export lies there yet.
+On request, the export is signed as well, in the format of OpenSSF Model Signing, by its library (extra `signing`). The
+signature covers the files that `kelvin export` writes: a version does not record which files held its tensors, but its
+export is defined. There is no export yet at this point, so the library gets digests computed from the source.
 """
 
 import hashlib
@@ -30,15 +29,15 @@ from kelvin.contracts.wire import convert
 from kelvin.crypto.signing_keys import BadKey, Signer, load_signer
 from snapshotter.intake.policy.intake import admit
 
-ReadRange = Callable[[int, int], bytes]  # of the version's linear space: offset, length
-BundleSigner = Callable[[Manifest, str, ReadRange], bytes]  # of a manifest, its version and its bytes
-SIGNATURE_FILE: Final = "model.sig"  # beside the exported files; the bundle says that it is none of them
+ReadRange = Callable[[int, int], bytes]  # (offset, length) in the version's linear space
+BundleSigner = Callable[[Manifest, str, ReadRange], bytes]
+SIGNATURE_FILE: Final = "model.sig"  # beside the exported files; the bundle excludes it
 _BLOCK: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PushSigner:
-    """By whom a push is signed, and what they claim. `bundle` makes an OpenSSF bundle as well."""
+    """The key and the claims that sign a push. `bundle`, if given, makes an OpenSSF bundle as well."""
 
     signer: Signer
     claims: Claims
@@ -47,7 +46,7 @@ class PushSigner:
     def sign(
         self, raw: bytes, version: str, plan: Plan, digests: tuple[str, ...], source: PushSource, model: str
     ) -> AttestRequest:
-        """The statement about the version whose manifest is `raw`. Raises `Refused` where it is not of this source."""
+        """Return the statement about the version of manifest `raw`. Raises `Refused` if it has another source."""
         manifest = decode_manifest(raw, version)
         space = LinearSpace(plan)
         intake = admit(source.request(model))
@@ -61,7 +60,7 @@ class PushSigner:
 
 
 def read_key(path: Path) -> Signer:
-    """Raises `Refused(InvalidRequest)` where the file holds no key that signs."""
+    """Load a signing key. Raises `Refused(InvalidRequest)` if the file holds none."""
     try:
         return load_signer(path)
     except BadKey as bad:
@@ -70,7 +69,7 @@ def read_key(path: Path) -> Signer:
 
 
 def read_claims(path: Path | None) -> Claims:
-    """Of a TOML file. Raises `Refused(InvalidRequest)` naming the rule."""
+    """Read claims from a TOML file. Raises `Refused(InvalidRequest)` with the rule."""
     if path is None:
         return Claims()
     try:
@@ -83,7 +82,7 @@ def read_claims(path: Path | None) -> Claims:
 
 
 def _range_reader(space: LinearSpace, source: PushSource) -> ReadRange:
-    """Reads chunk by chunk; the last one is kept, as neighbours often share it."""
+    """Return a reader by chunks. It keeps the last chunk, because neighbouring ranges often share it."""
     kept: list[tuple[int, bytes]] = []
 
     def chunk(number: int) -> bytes:
@@ -103,7 +102,9 @@ def _range_reader(space: LinearSpace, source: PushSource) -> ReadRange:
 
 
 def make_bundle_signer(key: Path, signer: Signer) -> Callable[[Manifest, str, ReadRange], bytes]:
-    """Makes bundles with a file's key. Raises `Refused(InvalidRequest)` without the library, or for another key."""
+    """Return a function that makes bundles with this key. Raises `Refused(InvalidRequest)` without the library, or if
+    the key is not P-256.
+    """
     if not signer.key_id.startswith(P256):
         rule = "must be an elliptic key (P-256): OpenSSF Model Signing takes no Ed25519"
         raise Refused(InvalidRequest("sign", str(key), rule))
@@ -120,7 +121,7 @@ def make_bundle_signer(key: Path, signer: Signer) -> Callable[[Manifest, str, Re
 
 
 def export_digests(manifest: Manifest, version: str, read: ReadRange) -> dict[str, str]:
-    """SHA-256 of each file of an export as safetensors, by path."""
+    """Return the SHA-256 of each file of a safetensors export, by path."""
     layout = plan_layout(manifest, version)
     found: dict[str, str] = {}
     for path in layout.sizes:
@@ -143,7 +144,7 @@ def _sign_bundle(key: Path, version: str, digests: dict[str, str]) -> bytes:
     from model_signing._hashing.hashing import Digest
 
     class Taken(hashing.Config):
-        """Digests that were taken already, instead of a directory to hash."""
+        """Precomputed digests, in place of hashing a directory."""
 
         def hash(self, model_path: object, *, files_to_hash: object = None) -> manifest.Manifest:
             how = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": [SIGNATURE_FILE]}

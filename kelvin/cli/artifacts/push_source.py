@@ -1,9 +1,8 @@
-"""A directory or a tensorizer file on its way to becoming a version: what it holds, its bytes by pieces, and whether it
-stayed the same.
+"""The local files of a push: a directory or a tensorizer file. Reads it by pieces and detects changes.
 
-What may enter is the snapshotter's policy; here is what only the machine with the files can see: links, kinds, changes.
-Beside a tensorizer file only the pinned files count. Its own hashes are checked before anything is sent: the library
-that wrote it reads what is cut or flipped without a word.
+The snapshotter decides which files it accepts. This module checks only what is visible on this machine: links, file
+types, changes. Beside a tensorizer file, only pinned files are pushed. The file's own hashes are checked before
+anything is sent, because the tensorizer library loads truncated or corrupt files without an error.
 """
 
 import os
@@ -45,7 +44,7 @@ _BLOCK: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What changes when a file is written or replaced."""
+    """Values that change when a file is written or replaced."""
 
     device: int
     inode: int
@@ -61,19 +60,19 @@ class SourceFile:
     path: str
     identity: FileStamp
     head: bytes
-    whole: WholeFile | None = None  # of a file that the store is to keep as it is
+    whole: WholeFile | None = None  # set if the store is to keep the file unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class PushSource:
-    """What is pushed, as it was when it was scanned."""
+    """The files to push, as they were during the scan."""
 
     small: tuple[SourceFile, ...]
     weights: tuple[SourceFile, ...]
-    ignored_paths: tuple[str, ...]  # neither served nor dangerous; directories that were not entered end in "/"
+    ignored_paths: tuple[str, ...]  # harmless files that are not pushed; skipped directories end in "/"
 
     def request(self, model: str) -> PlanRequest:
-        """What the snapshotter is asked with."""
+        """Return the plan request for the snapshotter."""
         return PlanRequest(
             model=model,
             small_files=tuple(SmallFile(path=file.path, content=file.head) for file in self.small),
@@ -85,9 +84,9 @@ class PushSource:
         )
 
     def read_chunk(self, chunk: PlannedChunk) -> bytes:
-        """The chunk's bytes. Raises `Refused(ArtifactRejected)` where a file is no longer what was scanned."""
+        """Return the chunk's bytes. Raises `Refused(ArtifactRejected)` if a file changed since the scan."""
         known = {file.path: file for file in (*self.small, *self.weights)}
-        data = bytearray(chunk.length)  # what is not read stays zero: that is the padding
+        data = bytearray(chunk.length)  # padding stays zero
         at = 0
         for piece in chunk.pieces:
             with open_regular_file(known[piece.path].root, piece.path) as fd:
@@ -97,7 +96,7 @@ class PushSource:
         return bytes(data)
 
     def check_unchanged(self) -> None:
-        """Raises `Refused(ArtifactRejected)` where a file was written or replaced since the scan."""
+        """Raise `Refused(ArtifactRejected)` if a file was written or replaced since the scan."""
         for file in (*self.small, *self.weights):
             with open_regular_file(file.root, file.path) as fd:
                 _check_same(file, fd)
@@ -108,7 +107,7 @@ class PushSource:
 
 
 def scan(directory: Path) -> PushSource:
-    """Look at every name, read the small files and the headers. Raises `Refused` for what may not be pushed."""
+    """Check every name, read the small files and the headers. Raises `Refused` for files that may not be pushed."""
     if not directory.is_dir():
         raise Refused(InvalidRequest("directory", str(directory), "is not a directory"))
     root = directory.resolve()
@@ -128,7 +127,7 @@ def scan(directory: Path) -> PushSource:
 
 
 def _walk(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths of files below `root` in name order, and directories that were passed over (hidden, or links)."""
+    """Return the files below `root` in name order, and skipped directories (hidden ones and links)."""
     files: list[str] = []
     unentered: list[str] = []
     for parent, directories, names in os.walk(root, onerror=_raise):
@@ -138,7 +137,7 @@ def _walk(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
             link = os.path.islink(os.path.join(parent, name))
             if link:
                 check_link(root, prefix + name)
-            if link or name.startswith("."):  # a version control's or a download's own records
+            if link or name.startswith("."):  # hidden: metadata of version control or of a download tool
                 directories.remove(name)
                 unentered.append(f"{prefix}{name}/")
         for name in names:
@@ -155,7 +154,7 @@ def _raise(error: OSError) -> None:
 
 
 def check_link(root: Path, path: str) -> None:
-    """Raises `Refused(ArtifactRejected)` where the link leads out of `root`, or nowhere."""
+    """Raise `Refused(ArtifactRejected)` if the link leads out of `root`, or nowhere."""
     target = Path(os.path.realpath(root / path))
     if not target.is_relative_to(root):
         raise Refused(ArtifactRejected(path, f"it is a link out of the directory; {_COPY_HINT}"))
@@ -164,7 +163,7 @@ def check_link(root: Path, path: str) -> None:
 
 
 def read_small_file(root: Path, path: str) -> SourceFile:
-    """A file that travels whole. Raises `Refused(ArtifactRejected)` where it is too large, or can't be read."""
+    """Read a whole small file. Raises `Refused(ArtifactRejected)` if it is too large or can't be read."""
     with open_regular_file(root, path) as fd:
         identity = file_stamp_of(fd)
         if identity.size > max_bytes_of(path):
@@ -186,7 +185,7 @@ def _weights_file(root: Path, path: str) -> SourceFile:
 
 @contextmanager
 def open_regular_file(root: Path, path: str) -> Iterator[int]:
-    """A descriptor of a regular file; a named pipe is not waited for."""
+    """Open a regular file and yield its descriptor. Never blocks on a named pipe."""
     try:
         fd = os.open(root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -200,7 +199,7 @@ def open_regular_file(root: Path, path: str) -> Iterator[int]:
 
 
 def file_stamp_of(fd: int) -> FileStamp:
-    """What is open there."""
+    """Return the stamp of an open file."""
     found = os.fstat(fd)
     return FileStamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
@@ -215,7 +214,7 @@ def _changed_failure(path: str) -> Refused:
 
 
 def read_into(fd: int, offset: int, into: memoryview, path: str) -> None:
-    """Fill all of `into`. Raises `Refused(ArtifactRejected)` where the file ends first, or can't be read."""
+    """Fill all of `into`. Raises `Refused(ArtifactRejected)` if the file ends first or can't be read."""
     done = 0
     while done < into.nbytes:
         try:
@@ -228,20 +227,22 @@ def read_into(fd: int, offset: int, into: memoryview, path: str) -> None:
 
 
 def is_tensors(path: Path) -> bool:
-    """Whether this is a file to push, and no directory."""
+    """Return whether `path` is a tensorizer file."""
     return path.name.endswith(TENSORS_SUFFIX) and path.is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class TensorsOptions:
-    """Where the small files are, unless beside it; with `repack` the store keeps only its tensors, else all of it."""
+    """Options of a tensorizer file. `beside` is the directory of the small files (None: the file's own). With `repack`
+    the store keeps only the tensors, else the whole file.
+    """
 
     beside: Path | None = None
     repack: bool = False
 
 
 def scan_tensors(file: Path, tensors_options: TensorsOptions, progress: Progress) -> PushSource:
-    """Look at the file and at the pinned files. Raises `Refused`."""
+    """Read the tensorizer file and the pinned files. Raises `Refused`."""
     directory = file.absolute().parent if tensors_options.beside is None else tensors_options.beside.absolute()
     if not directory.is_dir():
         raise Refused(InvalidRequest("with", str(directory), "is not a directory"))
@@ -275,7 +276,7 @@ def _weights(file: Path, repack: bool, progress: Progress) -> SourceFile:
 
 
 def _check_content(fd: int, name: str, entry: IndexEntry, whole: blake3, progress: Progress) -> bytearray:
-    """The tensor's own hash; `whole` takes in what is read. Returns the header. Raises `Refused(ArtifactRejected)`."""
+    """Check the tensor's own hash, update `whole`, and return the header. Raises `Refused(ArtifactRejected)`."""
     header = bytearray(entry.tensor.offset - entry.header_offset)
     read_into(fd, entry.header_offset, memoryview(header), name)
     check = ContentCheck(name, entry, bytes(header))

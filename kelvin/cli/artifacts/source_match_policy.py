@@ -1,4 +1,4 @@
-"""Is a version made of what lies here, and of nothing else? What signs a version has to know that before it signs."""
+"""Check that a version is made of the local files and of nothing else. This must hold before it is signed. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,22 @@ from snapshotter.intake.policy.safetensors_header import SourceTensor
 
 
 class LinearSpace:
-    """Where each byte of a plan's linear space comes from."""
+    """Maps bytes of a plan's linear space to source files."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._starts = [0, *accumulate(chunk.length for chunk in plan.chunks)]
 
     def chunk_at(self, offset: int) -> int:
-        """The number of the chunk that holds this byte."""
+        """Return the index of the chunk that holds this byte."""
         return bisect_right(self._starts, offset) - 1
 
     def start_of(self, number: int) -> int:
-        """Offset of that chunk's first byte."""
+        """Return the offset of that chunk's first byte."""
         return self._starts[number]
 
     def source_of(self, offset: int, nbytes: int) -> tuple[str, int] | None:
-        """File and offset there of a range that is one run of one file; None where it is not."""
+        """Return (file, offset) of a range that is contiguous in one file, else None."""
         found: tuple[str, int] | None = None
         done = 0
         while done < nbytes:
@@ -39,7 +39,7 @@ class LinearSpace:
         return found
 
     def _piece_at(self, offset: int) -> tuple[str, int, int] | None:
-        """File, offset there and how many bytes follow, of one byte; None for padding and past the end."""
+        """Return (file, offset, bytes that follow) of one byte. None for padding and past the end."""
         number = self.chunk_at(offset)
         if number >= len(self.plan.chunks):
             return None
@@ -58,9 +58,8 @@ def find_mismatch(
     pinned: Mapping[str, bytes],
     tensors: Sequence[SourceTensor],
 ) -> str | None:
-    """The first thing of the manifest that is not what lies here, in words; None where all of it is.
-
-    `digests` are those of the plan's chunks as they were read here; `tensors` what the headers here say.
+    """Return the first part of the manifest that does not match the local files, as text. None if all match. `digests`
+    are of the plan's chunks as read locally; `tensors` come from the local headers.
     """
     wanted = [(digest, chunk.length) for digest, chunk in zip(digests, space.plan.chunks, strict=True)]
     if [(chunk.digest, chunk.length) for chunk in manifest.chunks] != wanted:

@@ -1,4 +1,4 @@
-"""`kelvin fsck` and `kelvin collect`: check what a tenant has in the store, and free what no version needs."""
+"""`kelvin fsck` and `kelvin collect`: check a tenant's objects in the store, and free unused ones."""
 
 import json
 import sys
@@ -27,13 +27,13 @@ from kelvin.contracts.names import require_dns_label
 from kelvin.contracts.problem import from_wire
 from kelvin.contracts.wire import decode, encode
 
-# Between two lines: the largest pack is read, from a slow store.
+# The time between two lines: the largest pack is read from a slow store.
 LINE_TIMEOUT_S: Final = 600.0
 COLLECT_TIMEOUT_S: Final = 600.0
 
 
 def stream_check(door: httpx.Client) -> Iterator[FsckLine]:
-    """Lines as they come; ends after the summary. Raises `Refused`, also where the check was cut short."""
+    """Yield lines as they arrive, up to the summary. Raises `Refused`, also if the check was cut short."""
     try:
         with door.stream("POST", "/push/v1/fsck", timeout=LINE_TIMEOUT_S) as answer:
             if not answer.is_success:
@@ -53,7 +53,7 @@ def stream_check(door: httpx.Client) -> Iterator[FsckLine]:
 
 
 def _lines(answer: httpx.Response) -> Iterator[bytes]:
-    """As bytes: in text, U+2028 would end a line, too."""
+    """Split by newline bytes. In text, U+2028 would end a line, too."""
     rest = b""
     for piece in answer.iter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
@@ -63,7 +63,7 @@ def _lines(answer: httpx.Response) -> Iterator[bytes]:
 
 
 def read_findings(lines: Iterable[FsckLine], progress: Progress) -> tuple[list[FsckFinding], FsckSummary]:
-    """All findings, and the summary."""
+    """Return all findings and the summary."""
     findings: list[FsckFinding] = []
     summary = None
     done = 0
@@ -86,9 +86,10 @@ def read_findings(lines: Iterable[FsckLine], progress: Progress) -> tuple[list[F
 @click.command("fsck")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fsck_command(as_json: bool) -> None:
-    """Read every object of the key's tenant, verify each byte and reference. Changes nothing; exit code 1 on findings.
+    """Verify every object, byte and reference of the key's tenant. Changes nothing.
 
-    Other tenants' objects are not read: run it with a key of each (`--key`, scope `admin` or `push`).
+    Exits with 1 on findings. Other tenants' objects are not read: run it with a key of each (`--key`, scope `admin` or
+    `push`).
     """
     with open_client() as door, shown_progress(not as_json) as progress:
         findings, summary = read_findings(stream_check(door), progress)
@@ -114,7 +115,7 @@ def _checked_sentence(summary: FsckSummary) -> str:
 
 
 def request_collection(door: httpx.Client, run: bool, tenant: str | None = None) -> CollectReport:
-    """Of the key's tenant, or for an operator another one. Raises `Refused`."""
+    """Collect the key's tenant, or for an operator another one. Raises `Refused`."""
     path = "/push/v1/collect" if tenant is None else f"/push/v1/collect?tenant={tenant}"
     body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
     answer = raise_for_failure(door.request("POST", path, content=body, headers=headers, timeout=COLLECT_TIMEOUT_S))
@@ -122,13 +123,13 @@ def request_collection(door: httpx.Client, run: bool, tenant: str | None = None)
 
 
 @click.command("collect")
-@click.option("--run/--dry-run", "run", required=True, help="Free it, or only say what would be freed.")
-@click.option("--tenant", help="Another tenant, also one that was deleted; for operators.")
+@click.option("--run/--dry-run", "run", required=True, help="Free the objects, or only print them.")
+@click.option("--tenant", help="Another tenant, even a deleted one; for operators.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def collect_command(run: bool, tenant: str | None, as_json: bool) -> None:
-    """Free objects that no version needs, once nothing has needed them for the grace period.
+    """Free objects that no version has needed for the grace period.
 
-    A version that no model names is marked by the first run, and freed by one after the grace period.
+    The first run marks a version that no model names; a run after the grace period frees it.
     """
     with open_client() as door:
         report = request_collection(door, run, None if tenant is None else require_dns_label(tenant, "tenant"))

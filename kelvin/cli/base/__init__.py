@@ -1,4 +1,4 @@
-"""What every command needs: where the installation is, calls of its API, options, tables.
+"""Code that every command needs: where the installation is, calls of its API, options, tables.
 
-Commands are in the folders beside this one. Begin with `api_client.py`.
+Commands are in the sibling folders. Begin with `api_client.py`.
 """

@@ -1,4 +1,4 @@
-"""The command line's way in: HTTPS to the activator with a key, errors as sentences and exit codes."""
+"""Call the installation's API from the command line: HTTPS with an API key, errors as sentences and exit codes."""
 
 import os
 import ssl
@@ -23,15 +23,14 @@ from kelvin.process.hardening import protect_memory
 from kelvin.supervisor.data_lock import naming
 from kelvin.supervisor.settings import DEFAULT_PORT
 
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, as the API answers it.")
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print the API's JSON response.")
 TIMEOUT_S: Final = 60.0
-REPORT_POLL_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
+REPORT_POLL_S: Final = 60.0  # the installation answers much earlier, with the report or with its progress
 
 
 class CommandFailed(click.ClickException):
-    """The installation can't be reached, or refused the call. Exit code 1. A key in the message loses its secret.
-
-    `status` is of the answer that refused it, where there was one.
+    """The installation can't be reached, or refused the call. Exit code 1. Secrets of keys are redacted in the message.
+    `status` is the HTTP status of the refusal, if there was a response.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -41,7 +40,7 @@ class CommandFailed(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which installation a command speaks to: a data directory of this machine, or a URL with CA and key."""
+    """The installation that a command calls: a data directory on this machine, or a URL with CA and key."""
 
     data: Path
     url: str | None = None
@@ -49,9 +48,7 @@ class Target:
     key: Path | None = None
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        """Return a client of the installation. Raises CommandFailed if address, CA or key is missing or can't
-        be used.
-        """
+        """Return an HTTP client. Raises CommandFailed if URL, CA or key is missing or invalid."""
         protect_memory()
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
         try:
@@ -74,7 +71,7 @@ class Target:
     def _hint(self, what: str) -> str:
         if self.url is None:
             return "is `kelvin up` running with this data directory?"
-        return f"for another installation name its {what} file by --{what.lower()}"
+        return f"give the installation's {what} file with --{what.lower()}"
 
     def _read(self, name: str, default: str) -> str:
         path = self.data / name
@@ -85,7 +82,7 @@ class Target:
 def _checked_url(url: str) -> httpx.URL:
     try:
         found = httpx.URL(url)
-        found.raw_host.decode().encode("idna")  # as the resolver does
+        found.raw_host.decode().encode("idna")  # the resolver does the same and would raise later
         if found.scheme in ("https", "http") and found.host and (found.port or 0) < 1 << 16:
             return found
     except (httpx.InvalidURL, UnicodeError):
@@ -110,19 +107,19 @@ def _read_key(key: Path) -> str:
 
 
 def current_target() -> Target:
-    """The installation that the running command was pointed at."""
+    """Return the installation that the running command was pointed at."""
     found = click.get_current_context().obj
     assert isinstance(found, Target)
     return found
 
 
 def tenant_query(tenant: str | None) -> dict[str, str]:
-    """Return the query that names a tenant: without one the key's own is meant."""
+    """Return the query that names a tenant. Without one, the API uses the key's own tenant."""
     return {} if tenant is None else {"tenant": tenant}
 
 
 def refuse(answer: httpx.Response) -> None:
-    """Turn an error of the API into the sentence that it carries. A redirect is of something else, such as a proxy."""
+    """Raise CommandFailed with the message of an error response. A redirect is an error too: a proxy sent it."""
     if answer.is_success:
         return
     answer.read()
@@ -130,7 +127,7 @@ def refuse(answer: httpx.Response) -> None:
 
 
 def decode_json_object(answer: httpx.Response) -> dict[str, Any]:
-    """Return the JSON object in a response. Raises CommandFailed if something else answered, such as a proxy."""
+    """Return the JSON object in a response. Raises CommandFailed on anything else, such as a proxy's page."""
     try:
         found = decode_any(answer.content)
     except BadJson:
@@ -141,16 +138,15 @@ def decode_json_object(answer: httpx.Response) -> dict[str, Any]:
 
 
 def asked(method: str, path: str, **sent: Any) -> dict[str, Any]:
-    """Return the JSON object that the running command's installation answers. `sent` is what httpx takes beside.
-
-    Raises CommandFailed as `Target.door` and `decode_json_object` do, and for a refusal.
+    """Call the installation and return the JSON object of the response. `sent` are more arguments of `httpx.request`.
+    Raises CommandFailed as `Target.door` and `decode_json_object` do, and on a refusal.
     """
     with current_target().door() as door:
         return decode_json_object(door.request(method, path, **sent))
 
 
 def unreachable_error(error: httpx.TransportError) -> CommandFailed:
-    """Return the error of a call without an answer: the address, the reason, and what to do next."""
+    """Return the error of a call without a response: the address, the reason, and what to do next."""
     origin = str(error.request.url.copy_with(raw_path=b"/")).rstrip("/")
     hint = (
         "--ca names the file of the authority that signed its certificate"
@@ -167,8 +163,8 @@ class _Error(msgspec.Struct):
 
 
 class _ForeignError(msgspec.Struct):
-    """What the door itself answers before another API is reached, or another server on the way: an error of OpenAI's
-    form, or problem details without a code of ours.
+    """An error without a code of ours, from the front door or from another server on the way. Its form is an OpenAI
+    error or problem details (RFC 9457).
     """
 
     error: _Error | None = None
@@ -176,7 +172,7 @@ class _ForeignError(msgspec.Struct):
 
 
 def failure_of_response(answer: httpx.Response) -> RemoteFailure:
-    """Return the failure in an answer other than success, whoever on the way wrote it. The body was read."""
+    """Return the failure in an error response, from whichever server. The body must have been read."""
     status = answer.status_code
     if status < 400:
         url = answer.url.copy_with(query=None)
@@ -198,9 +194,8 @@ def failure_of_response(answer: httpx.Response) -> RemoteFailure:
 
 
 def poll_report(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
-    """Ask for a report until it is there: the installation reads its ledger or audit, however many rows that has.
-
-    Return its JSON. How far it is meanwhile is shown on a terminal. Raises what the door raises.
+    """Poll until the report is ready and return its JSON. The control plane reads every row of a ledger or audit first.
+    Progress is shown on a terminal. Raises what the client raises.
     """
     console = Console(stderr=True)
     with console.status("reading") if console.is_terminal else nullcontext() as status:

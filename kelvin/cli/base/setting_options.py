@@ -1,4 +1,4 @@
-"""Make a command's options from a struct that states settings: see `kelvin/contracts/patches.py`."""
+"""Make a command's options from a struct of settings. `kelvin/contracts/patches.py` describes such structs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as its struct states it. A number is `low` or more, or more than `above`, and `high` or less."""
+    """One field of a settings struct. A number is at least `low`, greater than `above`, and at most `high`."""
 
     name: str
     sentence: str
@@ -29,9 +29,8 @@ def setting_options(
     option: Callable[[str], str],
     kind_of: Callable[[Setting], click.ParamType[Any]],
 ) -> Callable[[F], F]:
-    """Return a decorator that gives a command an option for each setting, with the setting's sentence as its help.
-
-    `option` names the option of a setting, and `kind_of` chooses how its value is read.
+    """Return a decorator that adds an option for each setting, with the setting's description as help. `option` returns
+    the option's name for a setting, `kind_of` the click type of its value.
     """
 
     def decorated(command: F) -> F:
@@ -44,7 +43,7 @@ def setting_options(
 
 def _settings(settings: type[msgspec.Struct]) -> Iterator[Setting]:
     for name, hint in get_type_hints(settings, include_extras=True).items():
-        # Each is Annotated[TYPE, Meta, ...], or that or None.
+        # Each hint is Annotated[TYPE, Meta, ...], or a union of that and None.
         stated = hint if get_origin(hint) is Annotated else next(t for t in get_args(hint) if t is not NoneType)
         kind, *metas = get_args(stated)
         is_choice = get_origin(kind) is Literal

@@ -1,4 +1,4 @@
-"""Print answers: as JSON, and as tables without cut words, so that ids and names can be pasted into a command."""
+"""Print JSON and tables. No word in a table is cut, so that ids and names can be pasted into a command."""
 
 import json
 from datetime import UTC, datetime
@@ -48,5 +48,5 @@ def _print_blocks(table: Table, console: Console) -> None:
 
 
 def format_instant(at_s: int | None, never: str = "") -> str:
-    """Seconds since 1970 as UTC to the minute."""
+    """Return seconds since 1970 as UTC to the minute, or `never` for None."""
     return never if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

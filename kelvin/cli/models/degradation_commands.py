@@ -1,4 +1,4 @@
-"""`kelvin models ladder`: what a model gives up before it refuses."""
+"""`kelvin models ladder`: set which answers a model degrades before it refuses requests."""
 
 from collections.abc import Iterator, Sequence
 from math import inf, isfinite
@@ -10,25 +10,30 @@ from kelvin.cli.base.api_client import current_target, decode_json_object, json_
 from kelvin.cli.base.tables import print_json
 from kelvin.contracts.numbers import parse_whole_number
 
-_ORDER: Final = ("cap-output", "fallback", "cached")  # of those with the same wait, what gives up least first
+_ORDER: Final = ("cap-output", "fallback", "cached")  # steps with the same wait: the mildest first
 
 _VALUES: Final = {"cap-output": "tokens", "fallback": "model", "cached": "age_s"}
 
 
 @click.command("ladder")
 @click.argument("model")
-@click.option("--cap-output", multiple=True, metavar="TOKENS[@SECONDS]", help="Answers of so many tokens at most.")
-@click.option("--fallback", multiple=True, metavar="MODEL[@SECONDS]", help="Another model's answer.")
-@click.option("--cached", multiple=True, metavar="AGE[@SECONDS]", help="What it last answered, at most so old.")
-@click.option("--plan", metavar="NAME", help="For tenants of that plan, in the place of what holds for the others.")
-@click.option("--off", is_flag=True, help="Give up nothing.")
-@click.option("--as-others", is_flag=True, help="With --plan: no steps of its own any more.")
+@click.option("--cap-output", multiple=True, metavar="TOKENS[@SECONDS]", help="Cut answers after TOKENS tokens.")
+@click.option("--fallback", multiple=True, metavar="MODEL[@SECONDS]", help="Answer with another model.")
+@click.option("--cached", multiple=True, metavar="AGE[@SECONDS]", help="Repeat an answer of up to AGE seconds ago.")
+@click.option("--plan", metavar="NAME", help="Set steps for tenants of this plan, instead of the steps for all.")
+@click.option("--off", is_flag=True, help="Remove all steps: never degrade.")
+@click.option("--as-others", is_flag=True, help="With --plan: remove the plan's own steps.")
 @json_option
 def degradation_command(
     model: str, plan: str | None, off: bool, as_others: bool, as_json: bool, **given: tuple[str, ...]
 ) -> None:
-    """Set what a model gives up of an answer rather than be late or refuse: from an expected wait of SECONDS on, or,
-    without them, only where it would refuse. Without options: print what is set.
+    """Degrade answers of MODEL instead of making callers wait or refusing them.
+
+    A step applies when the expected wait reaches SECONDS; without SECONDS, only when the request would be refused.
+    Without options, print what is set. Example:
+
+    \b
+    kelvin models ladder tinylm --cap-output 256@2 --fallback smaller
     """
     steps = read_steps(given["cap_output"], given["fallback"], given["cached"])
     if steps and (off or as_others):
@@ -48,7 +53,9 @@ def degradation_command(
 
 
 def replace_plan_steps(ladder: dict[str, Any], steps: list[dict[str, Any]] | None, plan: str | None) -> dict[str, Any]:
-    """Return the ladder with these steps for the plan, or for all tenants without one. None removes a plan's steps."""
+    """Return the ladder with these steps for the plan, or for all tenants if `plan` is None. If `steps` is None, the
+    plan's own steps are removed.
+    """
     if plan is None:
         return ladder | {"steps": steps}
     others = {name: own for name, own in ladder["plans"].items() if name != plan}
@@ -56,7 +63,7 @@ def replace_plan_steps(ladder: dict[str, Any], steps: list[dict[str, Any]] | Non
 
 
 def degradation_lines(model: str, ladder: dict[str, Any]) -> Iterator[str]:
-    """What holds for all, then what does for each plan that has steps of its own."""
+    """Yield the steps for all tenants, then those of each plan that has its own."""
     yield from list(step_lines(ladder["steps"])) or [f"{model}: gives up nothing"]
     for plan, steps in sorted(ladder["plans"].items()):
         yield f"plan {plan}:"
@@ -64,7 +71,7 @@ def degradation_lines(model: str, ladder: dict[str, Any]) -> Iterator[str]:
 
 
 def read_steps(caps: Sequence[str], fallbacks: Sequence[str], cached: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Of VALUE[@SECONDS], in the order of their waits. Raises UsageError."""
+    """Parse VALUE[@SECONDS] options into steps, ordered by their waits. Raises UsageError."""
     steps = [
         *(
             {"step": "cap-output", "tokens": _parse_whole("--cap-output", value), **wait}
@@ -80,7 +87,7 @@ def read_steps(caps: Sequence[str], fallbacks: Sequence[str], cached: Sequence[s
 
 
 def step_lines(steps: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Each step, and when it is taken."""
+    """Yield a line for each step that says when it applies."""
     for step in steps:
         when = "instead of a refusal" if step["wait_s"] is None else f"from {step['wait_s']:g} s of expected wait"
         yield f"{step['step']} {step[_VALUES[step['step']]]}: {when}"
@@ -95,7 +102,7 @@ def _split_wait(text: str) -> tuple[str, dict[str, float]]:
     except ValueError:
         wait_s = inf
     if not isfinite(wait_s):
-        raise click.UsageError(f"{text}: behind the @ must be seconds")
+        raise click.UsageError(f"{text}: after the @ must be seconds")
     return value, {"wait_s": wait_s}
 
 

@@ -1,4 +1,4 @@
-"""`kelvin explain`: the arithmetic behind what Kelvin expects and does, with the figures that it has measured."""
+"""`kelvin explain`: print the forecasts and costs behind Kelvin's decisions, with the measured values."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,18 +12,18 @@ from kelvin.cli.models.model_commands import failure_lines
 
 @click.group("explain")
 def explain_command() -> None:
-    """Show why Kelvin expects or does something, with its figures."""
+    """Explain what Kelvin expects and decides, with the measured values."""
 
 
 @explain_command.command("start")
 @click.argument("model")
 @json_option
 def start_command(model: str, as_json: bool) -> None:
-    """How long a start of each version would take now, and how right that was lately."""
+    """Show how long a start of each version would take now, and how accurate recent forecasts were."""
     _print_explanation(model, "starts", as_json, lambda found, version: start_lines(found["model"], version))
     if as_json:
         return
-    # The forecast does not know what holds a start up, such as a full machine or a damaged chunk.
+    # The forecast does not include causes of delay, such as a full machine or a damaged chunk.
     with current_target().door() as door:
         for line in failure_lines([decode_json_object(door.get(f"/admin/v1/models/{model}"))]):
             click.echo(line)
@@ -33,14 +33,14 @@ def start_command(model: str, as_json: bool) -> None:
 @click.argument("model")
 @json_option
 def idle_command(model: str, as_json: bool) -> None:
-    """How warm each version is kept while nobody asks, and what that costs beside the other levels."""
+    """Show how warm each version stays between calls, and the cost of each level of warmth."""
     _print_explanation(
         model, "idle", as_json, lambda found, version: idle_lines(found["model"], found["setting"], version)
     )
 
 
 def _print_explanation(model: str, what: str, as_json: bool, lines: Callable[[Any, Any], Iterable[str]]) -> None:
-    """The API's answer, as it is or in words, version by version."""
+    """Print the API's response as JSON or as text, version by version."""
     found = asked("GET", f"/admin/v1/models/{model}/{what}")
     if as_json:
         print_json(found)
@@ -50,7 +50,7 @@ def _print_explanation(model: str, what: str, as_json: bool, lines: Callable[[An
 
 
 def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[str]:
-    """One version's arithmetic, in words. Amounts are micro-units."""
+    """Yield one version's idle costs as text. Amounts are micro-units."""
     aliases = f" ({', '.join(version['aliases'])})" if version["aliases"] else ""
     yield f"{model}@{version['version'][:12]}{aliases}, idle={setting}"
     since = "" if version["level_s"] is None else f" for {version['level_s']:.0f} s"
@@ -88,7 +88,7 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
 
 
 def start_lines(model: str, version: dict[str, Any]) -> list[str]:
-    """One version's forecast, in words."""
+    """Return one version's start forecast as text."""
     aliases = f" ({', '.join(version['aliases'])})" if version["aliases"] else ""
     lines = [f"{model}@{version['version'][:12]}{aliases}"]
     expected = version["expected"]
@@ -133,7 +133,7 @@ def _ratio(each: dict[str, Any]) -> float:
 
 
 def format_duration(value: float) -> str:
-    """In milliseconds below ten seconds."""
+    """Return seconds as text, in milliseconds below ten seconds."""
     return f"{value * 1000:.1f} ms" if value < 10 else f"{value:.1f} s"
 
 

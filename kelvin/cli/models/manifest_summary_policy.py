@@ -1,4 +1,4 @@
-"""What a manifest's long lists come to: tensors by type, the largest one, chunks."""
+"""Summarize a manifest's long lists: tensors by type, the largest tensor, chunks. Pure."""
 
 from collections import Counter
 from math import prod
@@ -8,7 +8,7 @@ from kelvin.contracts.artifacts.manifest import Manifest
 
 
 def summarize_manifest(manifest: Manifest) -> dict[str, Any]:
-    """`tensors`, `chunks` and `total_bytes` of what `kelvin show` prints."""
+    """Return `tensors`, `chunks` and `total_bytes`, as `kelvin show` prints them."""
     by_dtype: Counter[str] = Counter()
     for tensor in manifest.tensors:
         by_dtype[tensor.dtype] += tensor.nbytes

@@ -1,4 +1,4 @@
-"""Commands about models: list, deploy, split, stop and delete them, grant calls, replace their replicas."""
+"""Commands about models: list, deploy, split, stop and delete them, grant access, replace their replicas."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ from kelvin.doctor.finding_policy import FindingLevel, format_bytes
 from kelvin.process.exit_log import describe_exit
 
 POLL_S: Final = 0.2
-UNAVAILABLE_LIMIT_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
+UNAVAILABLE_LIMIT_S: Final = 60.0  # the control plane may restart meanwhile
 
 
 @click.command("status")
 @json_option
 def status_command(as_json: bool) -> None:
-    """Show the installation's processes, to operators, and the models of the key's tenant."""
+    """Show the models of the key's tenant and, to operators, the installation's processes."""
     try:
         found = asked("GET", "/admin/v1/status")
     except CommandFailed as closed:
@@ -47,7 +47,7 @@ def status_command(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    if found["processes"]:  # told to operators
+    if found["processes"]:  # empty unless the key is an operator's
         processes = Table("process", "healthy", "ready", title="processes")
         for row in found["processes"]:
             processes.add_row(row["name"], _check_mark(row["healthy"]), _check_mark(row["ready"]))
@@ -56,7 +56,7 @@ def status_command(as_json: bool) -> None:
             click.echo(line)
         for line in disk_lines(found.get("disk")):
             click.echo(line)
-        if found["device"] is not None:  # a cluster has them on its nodes
+        if found["device"] is not None:  # None on a cluster, whose nodes hold cache and devices
             click.echo(cache_line(found["cache"]))
             click.echo("\n".join(standby_lines(found["device"])))
         for line in (*pool_lines(found["pools"]), *pending_lines(found["pending"])):
@@ -68,7 +68,7 @@ def status_command(as_json: bool) -> None:
 @json_option
 @click.pass_context
 def models_command(context: click.Context, as_json: bool) -> None:
-    """List the models of the key's tenant, their aliases, and what runs of them, or do what COMMAND says."""
+    """List the key's tenant's models with aliases and running replicas, or run COMMAND."""
     if context.invoked_subcommand is not None:
         return
     found = asked("GET", "/admin/v1/models")
@@ -80,11 +80,12 @@ def models_command(context: click.Context, as_json: bool) -> None:
 
 @models_command.command("delete")
 @click.argument("model")
-@click.option("--force", is_flag=True, help="Also one that an alias names, or that serves.")
+@click.option("--force", is_flag=True, help="Delete it even if an alias points to it or it serves requests.")
 def delete_command(model: str, force: bool) -> None:
-    """Delete a model with all its versions. What its replicas are answering is finished; its usage stays in the ledger.
+    """Delete a model with all its versions.
 
-    Its bytes stay until `kelvin collect --run` has found it so for the grace period.
+    Running requests are finished. Usage stays in the ledger. `kelvin collect --run` frees the bytes once the versions
+    have been unused for the grace period.
     """
     gone = asked("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
     freed = "`kelvin collect --run` frees their bytes after the grace period"
@@ -100,19 +101,21 @@ for _command in (degradation_command, render_command):
 @click.argument("weights", nargs=-1, metavar="[VERSION=WEIGHT]...")
 @json_option
 def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
-    """Share what is asked of a model among versions of it (12 or more hex digits), by weight: `A=90 B=10`. Who asks, by
-    session or key, has the same version each time. Without versions, or by a deploy, `prod` has it all again.
+    """Split a model's requests among its versions by weight, such as `A=90 B=10`.
+
+    Name versions by 12 or more hex digits. Requests of one session or key always go to the same version. Without
+    versions, or after a deploy, `prod` gets all requests again.
     """
     body = {"weights": read_weights(weights)}
     answer = asked("PUT", f"/admin/v1/models/{model}/split", json=body)
     if as_json:
         print_json(answer)
         return
-    click.echo("\n".join(split_lines(answer["weights"])) or f"{model}: all is prod's")
+    click.echo("\n".join(split_lines(answer["weights"])) or f"{model}: prod gets all requests")
 
 
 def read_weights(given: Sequence[str]) -> dict[str, int]:
-    """Of VERSION=WEIGHT. Raises UsageError."""
+    """Parse VERSION=WEIGHT arguments. Raises UsageError."""
     found: dict[str, int] = {}
     for each in given:
         version, _, weight = each.partition("=")
@@ -124,16 +127,14 @@ def read_weights(given: Sequence[str]) -> dict[str, int]:
 
 
 def split_lines(weights: Mapping[str, int]) -> Iterator[str]:
-    """Each version with its share, the largest first."""
+    """Yield each version with its share, the largest first."""
     total = sum(weights.values())
     for version, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
         yield f"{version[:12]} {weight} ({weight / total:.1%})"
 
 
 def disk_lines(disk: dict[str, Any] | None) -> Iterator[str]:
-    """Yield a line if the data directory's disk is full or almost full. On a cluster `disk` is None, and in an older
-    build.
-    """
+    """Yield a line if the data directory's disk is almost full. `disk` is None on a cluster and in older builds."""
     if disk is not None:
         found = judge_space(disk["free_bytes"], disk["total_bytes"], disk["free_inodes"])
         if found.level is FindingLevel.FAIL:
@@ -141,7 +142,7 @@ def disk_lines(disk: dict[str, Any] | None) -> Iterator[str]:
 
 
 def cache_line(cache: dict[str, Any] | None) -> str:
-    """What the weight cache found faulty since it started, and what became of it."""
+    """Describe the faults that the weight cache has found since its start, and how they were handled."""
     if cache is None:
         return "weight cache: does not answer"
     faults = [
@@ -153,18 +154,18 @@ def cache_line(cache: dict[str, Any] | None) -> str:
     healed = sum((*cache["healed_chunks"].values(), *cache["healed_manifests"].values()))
     refused = sum(cache["refused_chunks"].values())
     unverified = cache["unverified_versions"]
-    doubts = f"; {unverified} loads of versions that nobody vouches for" if unverified else ""
+    doubts = f"; {unverified} loads of versions without a trusted signature" if unverified else ""
     examined = sum(cache["examined_chunks"].values())
     pids = {pid for damage in cache["damaged"] for pid in damage["pids"]}
     damaged = f"; {len(pids)} processes have wrong memory mapped, and are being replaced" if pids else ""
     return (
         f"weight cache: faulty copies: {', '.join(faults) or 'none'}; healed {healed}, chunks refused {refused}; "
-        f"{examined} hashed anew in {cache['sweeps']} passes{damaged}{doubts}"
+        f"{examined} checked again in {cache['sweeps']} passes{damaged}{doubts}"
     )
 
 
 def standby_lines(device: dict[str, Any]) -> Iterator[str]:
-    """How many standbys there are and should be, why, how starts fared, and what all of it takes of memory."""
+    """Yield parked and wanted standbys with the reason, how starts fared, and the memory they use."""
     for pool in device["pools"]:
         found = f"{pool['hits']} starts found one, {pool['misses']} did not"
         yield f"standbys ({pool['device']}): {pool['parked']} parked, {pool['wanted']} wanted ({pool['why']}); {found}"
@@ -178,7 +179,7 @@ def standby_lines(device: dict[str, Any]) -> Iterator[str]:
 
 
 def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Replicas that are wanted and have no node, or no device slot, by what they ask for."""
+    """Yield replicas that wait for a node or a device slot, grouped by what they need."""
     for row in rows:
         if not row["replicas"]:
             continue
@@ -192,20 +193,20 @@ def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Pods of a cluster that versions share, by what they do."""
+    """Yield a cluster's shared standby pods by state."""
     for row in rows:
         there = ", ".join(f"{count} {state}" for state, count in row["pods"].items())
         yield f"pods that wait ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
 
 
 def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None = None) -> Iterator[str]:
-    """Say how often each process has ended since the installation began, when last, and how. `replicas` counts those
-    that were killed because they hung.
+    """Yield how often each process has ended since the installation began, when last, and how. `replicas` counts
+    replicas that were killed because they hung.
     """
     ended = [
         (row["name"], row["exits"], row["last_exit_at_s"], row["last_exit"])
         for row in processes
-        if row.get("last_exit")  # a control plane of an older build does not say
+        if row.get("last_exit")  # absent in a control plane of an older build
     ]
     if replicas is not None:
         ended.append((replicas["name"], replicas["count"], replicas["last_at_s"], replicas["last"]))
@@ -215,9 +216,9 @@ def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None 
 
 
 def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    """Say of each version why it does not start; else of a model of which nothing is ready how its last start went."""
+    """Yield why a version does not start, or how the last start of a model without a ready replica failed."""
     for row in models:
-        # A control plane of an older build says nothing of problems.
+        # A control plane of an older build reports no problems.
         versions = row.get("versions", ())
         problems = {each["version"]: each["start_problem"] for each in versions if each.get("start_problem")}
         for version, problem in problems.items():
@@ -228,10 +229,10 @@ def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def death_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each version whose replica ended unexpectedly: the last such replica, when and how it ended."""
+    """Yield a line per version whose replica ended unexpectedly: the last such replica, when and how."""
     for row in models:
         for version in row.get("versions", ()):
-            if (death := version.get("last_death")) is not None:  # a control plane of an older build does not say
+            if (death := version.get("last_death")) is not None:  # absent in a control plane of an older build
                 yield (
                     f"{row['model']}@{version['version'][:12]}: replica {death['runtime_id']} ended unexpectedly,"
                     f" {format_instant(death['at_s'])} UTC: {describe_exit(death['exit_status'])}"
@@ -243,17 +244,17 @@ def _check_mark(good: bool) -> str:
 
 
 def fallback_version_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    """Of each model of which a version was only just named, which one answers what that can't yet."""
+    """Yield which older version answers requests that a newly deployed version can't serve yet."""
     for row in models:
-        for new, old in row.get("meanwhile", {}).items():  # a control plane of an older build says nothing of it
+        for new, old in row.get("meanwhile", {}).items():  # absent in a control plane of an older build
             yield f"{row['model']}: {old[:12]} answers what {new[:12]} can't take yet"
 
 
 def outdated_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    """Of each version of a cluster that still runs the image of before, since when and why."""
+    """Yield the versions of a cluster that still run an older image, since when and why."""
     for row in models:
         for version in row.get("versions", ()):
-            if (behind := version.get("image_behind")) is not None:  # a control plane of an older build does not say
+            if (behind := version.get("image_behind")) is not None:  # absent in a control plane of an older build
                 since = format_instant(behind["since_s"])
                 yield (
                     f"{row['model']}@{version['version'][:12]}: image behind since {since} UTC"
@@ -277,7 +278,7 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
     for row in models:
         scale = row["scale"]
         bounds = f"{scale['min']}-{scale['max']}"
-        shared = "\n".join(f"{version[:12]}={weight}" for version, weight in row["split"].items())  # as it was set
+        shared = "\n".join(f"{version[:12]}={weight}" for version, weight in row["split"].items())
         version = shared or row["aliases"].get("prod", "")[:12]
         versions = sum(each["health"] != "deleted" for each in row["versions"])
         grants = str(len(row["grantees"]) or "")
@@ -288,14 +289,17 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
 @click.command("deploy")
 @click.argument("reference", metavar="M@VERSION")
 def deploy_command(reference: str) -> None:
-    """Move the alias `prod` of a model to one of its versions (12 or more hex digits)."""
+    """Point the alias `prod` at a version of the model: `kelvin deploy tinylm@0123456789ab`.
+
+    VERSION is 12 or more hex digits.
+    """
     model, digits = split_reference(reference)
     answer = asked("POST", f"/admin/v1/models/{model}/deploy", json={"version": digits})
     click.echo(f"{model}@prod -> {answer['version']}")
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """Return the model, and digits of its version. Raises UsageError where the reference names no version by them."""
+    """Return the model and the version's digits. Raises UsageError if the reference holds no version digits."""
     found = parse_reference(reference)
     if found.version_prefix is None:
         raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
@@ -305,13 +309,13 @@ def split_reference(reference: str) -> tuple[str, str]:
 @click.command("stop")
 @click.argument("model")
 def stop_command(model: str) -> None:
-    """Take a model to zero now; the next request starts it again."""
+    """Scale a model to zero now. The next request starts it again."""
     with current_target().door() as door:
         door.post(f"/admin/v1/models/{model}/stop")
     click.echo(f"{model}: stopping")
 
 
-_OWNER = click.option("--owner", help="Whose model it is; for operators. [default: the key's own tenant]")
+_OWNER = click.option("--owner", help="Tenant that owns the model; for operators. [default: the key's own tenant]")
 
 
 @models_command.command("grant")
@@ -319,7 +323,10 @@ _OWNER = click.option("--owner", help="Whose model it is; for operators. [defaul
 @click.argument("tenant")
 @_OWNER
 def grant_command(model: str, tenant: str, owner: str | None) -> None:
-    """Let another tenant call a model, all its versions. It calls it OWNER/MODEL, and pays for its own requests."""
+    """Let another tenant call all versions of a model.
+
+    The other tenant calls it OWNER/MODEL and pays for its own requests.
+    """
     _change_grant("PUT", model, tenant, owner, "may call")
 
 
@@ -328,15 +335,15 @@ def grant_command(model: str, tenant: str, owner: str | None) -> None:
 @click.argument("tenant")
 @_OWNER
 def revoke_command(model: str, tenant: str, owner: str | None) -> None:
-    """No longer let another tenant call a model. What is being answered is finished."""
+    """Stop another tenant from calling a model. Running requests are finished."""
     _change_grant("DELETE", model, tenant, owner, "may no longer call")
 
 
 @models_command.command("grants")
-@click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
+@click.option("--tenant", help="Another tenant; for operators. [default: the key's own]")
 @json_option
 def grants_command(tenant: str | None, as_json: bool) -> None:
-    """List the tenant's models that others may call, and the models of others that the tenant may call."""
+    """List the tenant's models that others may call, and the models of others that it may call."""
     found = asked("GET", "/admin/v1/grants", params=tenant_query(tenant))
     if as_json:
         print_json(found)
@@ -355,12 +362,12 @@ def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: 
 
 @models_command.command("restart")
 @click.argument("model")
-@click.option("--json", "as_json", is_flag=True, help="Print the API's last answer as it is, and no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's last JSON response, and no progress.")
 def restart_command(model: str, as_json: bool) -> None:
-    """Replace all replicas of a model by new ones, one after another, under load; returns when the old ones are gone.
+    """Replace all replicas of a model, one after another, under load. Returns when the old ones are gone.
 
-    A new one serves before the old one is drained, where a device slot is free; else callers wait in between. An
-    interrupted command leaves the order as it is.
+    If a device slot is free, the new replica serves before the old one is drained; else callers wait in between. The
+    replacement continues if this command is interrupted.
     """
     path = f"/admin/v1/models/{model}/restart"
     with current_target().door() as door:
@@ -383,7 +390,7 @@ def restart_command(model: str, as_json: bool) -> None:
 
 
 def _poll_replacement(door: httpx.Client, path: str) -> dict[str, Any]:
-    """How it goes. Without a control plane it is asked again for a while. Raises CommandFailed."""
+    """Return the progress. While the control plane is down, retry for UNAVAILABLE_LIMIT_S. Raises CommandFailed."""
     limit = time.monotonic() + UNAVAILABLE_LIMIT_S
     while True:
         try:
@@ -400,7 +407,7 @@ def _poll_replacement(door: httpx.Client, path: str) -> dict[str, Any]:
 
 
 def _print_progress(before: dict[str, Any] | None, found: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """Print how many replicas were replaced, if that changed."""
+    """Print how many replicas were replaced, if that changed. Return `found`."""
     if not as_json and found["replaced"] and (before is None or found["replaced"] != before["replaced"]):
         click.echo(_replaced_count(found))
     return found

@@ -1,4 +1,4 @@
-"""`kelvin scale`: how a model scales, and what the decider would say to any series of observations."""
+"""`kelvin scale`: set how a model scales, and replay the autoscaler's decisions on recorded observations."""
 
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final
@@ -13,21 +13,21 @@ from kelvin.cli.models.scale_replay_policy import BadCase, average, replay_cases
 from kelvin.contracts.wire import encode
 from kelvin.process.option_types import FiniteNumber
 
-_SETTINGS: Final = "MODEL"  # no model's name: these are lower-case
+_SETTINGS: Final = "MODEL"  # can't be a model's name: those are lower-case
 
 
 class _ScaleGroup(click.Group):
-    """What does not begin with the name of a command is a model and its settings."""
+    """A click group in which arguments that name no command are a model and its settings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, with the command that has no name put in."""
+        """Insert the hidden command's name before a model, then parse as click does."""
         if args and args[0] not in (*self.commands, "--help"):
             args = [_SETTINGS, *args]
         return super().parse_args(ctx, args)
 
 
 def _option_type(setting: Setting) -> click.ParamType[Any]:
-    """Return the type of the option, which takes what is within the setting's bounds."""
+    """Return the option's type, which enforces the setting's bounds."""
     if setting.choices:
         return click.Choice(setting.choices)
     if setting.kind is int:
@@ -38,9 +38,10 @@ def _option_type(setting: Setting) -> click.ParamType[Any]:
 
 @click.group("scale", cls=_ScaleGroup, subcommand_metavar="MODEL [OPTIONS] | replay FILE | windows FILE")
 def scale_command() -> None:
-    """Set how a model scales: `kelvin scale MODEL --help`. Or ask the decider: what would it say to a file's series?
+    """Set how a model scales: `kelvin scale MODEL --help`.
 
-    A model that is called `replay_cases` or `windows` is set by `kelvin scale MODEL replay`, as written.
+    `replay` and `windows` run the autoscaler's code on a file. To set a model that has one of these names, write MODEL
+    first: `kelvin scale MODEL replay --max 4`.
     """
 
 
@@ -49,7 +50,7 @@ def scale_command() -> None:
 @setting_options(ScaleSettings, lambda name: f"--{name.removesuffix('_s').replace('_', '-')}", _option_type)
 @json_option
 def settings_command(model: str, as_json: bool, **given: float | str | None) -> None:
-    """Set how a model scales; what is not given stays. Prints the settings that hold now."""
+    """Set how a model scales and print the settings. Settings that are not given stay."""
     body = {name: value for name, value in given.items() if value is not None}
     answer = asked("PUT", f"/admin/v1/models/{model}/scale", json=body)
     if as_json:
@@ -61,18 +62,18 @@ def settings_command(model: str, as_json: bool, **given: float | str | None) -> 
 @scale_command.command("replay")
 @click.argument("file", type=click.File("rb"))
 def replay_command(file: BinaryIO) -> None:
-    """Print what the decider says to each step of the cases in FILE (`-`: standard input), as JSON."""
+    """Print the autoscaler's decision for each step of the cases in FILE, as JSON. `-` is standard input."""
     _print_replay(replay_cases, file)
 
 
 @scale_command.command("windows")
 @click.argument("file", type=click.File("rb"))
 def windows_command(file: BinaryIO) -> None:
-    """Print the averages of the windows in FILE (`-`: standard input), as JSON."""
+    """Print the averages of the windows in FILE, as JSON. `-` is standard input."""
     _print_replay(average, file)
 
 
-# Of no installation: they compute, here.
+# These commands compute locally and call no installation.
 LOCAL: Final = frozenset({replay_command, windows_command})
 
 

@@ -1,6 +1,6 @@
-"""What `kelvin scale replay` and `windows` read and print, and how it is decided: by what the control plane decides by.
+"""Read the cases of `kelvin scale replay` and `windows`, and run the control plane's own code on them. Pure.
 
-What is wrong of a case is told by case, step and rule.
+Errors name the case, the step and the rule.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from controlplane.scaling.policy.kpa import KpaState, Observation, ScalingSpec, 
 from controlplane.scaling.policy.windows import LinearWindow, WeightedWindow
 from kelvin.contracts.wire import MAX_RULE, BadJson, Wire, convert, decode_any
 
-# Go's times are 64 bits of nanoseconds (292 years), its numbers of pods 32 bits.
+# Knative is in Go: its durations are 64-bit nanoseconds (292 years), its pod counts are 32-bit.
 Seconds = Annotated[float, msgspec.Meta(ge=-9e9, le=9e9)]
 Pods = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 MAX_BUCKETS: Final = 1_000_000
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class BadCase(Exception):
-    """Input that is not of the documented form. The message names case, step and rule."""
+    """Input that is not in the documented form. The message names case, step and rule."""
 
 
 class SpecFields(Wire, frozen=True):
-    """What is given of a spec; null is as absent, here and below."""
+    """The given fields of a spec. A null is the same as an absent field, here and in all structs below."""
 
     scaling_metric: Literal["concurrency", "rps"] | None = None
     target_value: float | None = None
@@ -41,21 +41,21 @@ class SpecFields(Wire, frozen=True):
     reachable: bool | None = None
 
     def over(self, spec: ScalingSpec) -> ScalingSpec:
-        """`spec` with what is given."""
+        """Return `spec` with the given fields replaced."""
         return replace(
             spec, **{name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         )
 
 
 class PresetState(Wire, frozen=True):
-    """What the decider is to remember when the first step comes."""
+    """State that the autoscaler has before the first step."""
 
-    panic_time_s: Seconds | msgspec.UnsetType | None = msgspec.UNSET  # null: it is not in panic
+    panic_time_s: Seconds | msgspec.UnsetType | None = msgspec.UNSET  # null: not in panic mode
     max_panic_pods: Pods | None = None
 
 
 class ScaleCase(Wire, frozen=True):
-    """One decider. Its steps are read one by one."""
+    """Input of one autoscaler. Its steps are decoded one by one, so that an error names the step."""
 
     steps: list[Any]
     name: str = ""
@@ -65,7 +65,7 @@ class ScaleCase(Wire, frozen=True):
     preset_state: PresetState | None = None
 
     def memory(self, spec: ScalingSpec) -> KpaState:
-        """What the decider remembers at its start, under what is preset."""
+        """Return the autoscaler's initial state, with the preset values applied."""
         memory = initial_state(self.ready_pods_at_create or 0, self.created_at_s or 0.0, spec.scale_down_delay_s)
         preset = self.preset_state or PresetState()
         if not isinstance(preset.panic_time_s, msgspec.UnsetType):
@@ -76,7 +76,7 @@ class ScaleCase(Wire, frozen=True):
 
 
 class ReplayStep(Wire, frozen=True):
-    """One tick, and a change of the spec right before it."""
+    """One tick. `update_spec` changes the spec right before it."""
 
     t_s: Seconds
     stable: float | None = None
@@ -88,7 +88,7 @@ class ReplayStep(Wire, frozen=True):
 
 
 class StepResult(Wire, frozen=True):
-    """What the autoscaler would say; not valid: it would not decide."""
+    """The autoscaler's decision. If `valid` is False, it would make none."""
 
     desired: int
     ebc: int
@@ -96,30 +96,30 @@ class StepResult(Wire, frozen=True):
 
 
 class ScaleResult(Wire, frozen=True):
-    """One for each step."""
+    """The decisions of one case, one per step."""
 
     name: str
     steps: list[StepResult]
 
 
 class ScaleResults(Wire, frozen=True):
-    """In the order of the input."""
+    """The results of all cases, in input order."""
 
     cases: list[ScaleResult]
 
 
 class WindowCase(Wire, frozen=True):
-    """One window. Its operations are read one by one."""
+    """Input of one window. Its operations are decoded one by one, so that an error names the operation."""
 
     ops: list[Any]
     name: str = ""
     kind: Literal["timed", "weighted"] = "timed"
     window_s: Annotated[float, msgspec.Meta(gt=0, le=9e9)] = 60.0
-    granularity_s: Annotated[float, msgspec.Meta(ge=1, le=9e9)] = 1.0  # buckets are found by whole seconds
+    granularity_s: Annotated[float, msgspec.Meta(ge=1, le=9e9)] = 1.0  # buckets are keyed by whole seconds
 
 
 class WindowOperation(Wire, frozen=True):
-    """`v` is recorded; an average has none."""
+    """Record the value `v`, or compute an average, which has no `v`."""
 
     op: Literal["record", "average"]
     t: Seconds
@@ -127,20 +127,20 @@ class WindowOperation(Wire, frozen=True):
 
 
 class WindowResult(Wire, frozen=True):
-    """An average is null where the sum is no finite number."""
+    """The averages of one window. An average is null if the sum is not finite."""
 
     name: str
     averages: list[float]
 
 
 class WindowResults(Wire, frozen=True):
-    """In the order of the input."""
+    """The results of all windows, in input order."""
 
     cases: list[WindowResult]
 
 
 def read_cases(raw: bytes, kind: type[T]) -> list[tuple[str, T]]:
-    """The cases of a file, each with how errors name it. Raises BadCase."""
+    """Return the cases of a file, each with its title for errors. Raises BadCase."""
     try:
         document = decode_any(raw)
     except BadJson as error:
@@ -152,7 +152,7 @@ def read_cases(raw: bytes, kind: type[T]) -> list[tuple[str, T]]:
 
 
 def read_as(value: object, kind: type[T], where: str) -> T:
-    """Raises BadCase naming `where` and the rule."""
+    """Convert a value. Raises BadCase with `where` and the rule."""
     try:
         return convert(value, kind)
     except msgspec.ValidationError as error:
@@ -165,12 +165,12 @@ def _title(number: int, case: object) -> str:
 
 
 def replay_cases(raw: bytes) -> ScaleResults:
-    """Each case through a decider of its own. Raises BadCase."""
+    """Run each case through an autoscaler of its own. Raises BadCase."""
     return ScaleResults(cases=[_replay_case(case, title) for title, case in read_cases(raw, ScaleCase)])
 
 
 def average(raw: bytes) -> WindowResults:
-    """Each case through a window of its own. Raises BadCase."""
+    """Run each case through a window of its own. Raises BadCase."""
     return WindowResults(cases=[_replay_window(case, title) for title, case in read_cases(raw, WindowCase)])
 
 

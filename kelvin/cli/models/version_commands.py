@@ -1,7 +1,7 @@
-"""`kelvin versions` and `kelvin show`: the versions of a model, no longer serving one, and all that one is.
+"""`kelvin versions` and `kelvin show`: list, delete and describe versions of a model.
 
-What is signed about a version is checked again here. A statement's signature is checked by the key that it names;
-whether that key is trusted is the installation's word.
+Signatures on a version are verified here, by the key that the statement names. Whether that key is trusted is reported
+by the installation.
 """
 
 import json
@@ -36,7 +36,7 @@ def versions_command() -> None:
 @click.argument("model")
 @json_option
 def list_command(model: str, as_json: bool) -> None:
-    """Versions of MODEL, the oldest first; deleted ones too."""
+    """List the versions of MODEL, the oldest first, including deleted ones."""
     found = asked("GET", f"/admin/v1/models/{model}")
     if as_json:
         print_json(found["versions"])
@@ -49,9 +49,10 @@ def list_command(model: str, as_json: bool) -> None:
 @versions_command.command("delete")
 @click.argument("reference", metavar="M@VERSION")
 def delete_command(reference: str) -> None:
-    """No longer serve a version (12 or more hex digits) that no alias names and no replica runs.
+    """Stop serving a version. No alias may point to it, and no replica may run it.
 
-    Its bytes stay until `kelvin collect --run` has found it so for the grace period; the same push brings it back.
+    VERSION is 12 or more hex digits. `kelvin collect --run` frees its bytes once it has been unused for the grace
+    period. Pushing the same files again restores it.
     """
     model, digits = split_reference(reference)
     answer = asked("DELETE", f"/admin/v1/models/{model}/versions/{digits}")
@@ -73,7 +74,7 @@ def _table(model: str, versions: list[dict[str, Any]]) -> Table:
 @click.argument("reference", metavar="M@VERSION")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(reference: str, as_json: bool) -> None:
-    """Print what a version is, and who vouches for it: M, M@prod, M@HEX, or the 64 digits of a version."""
+    """Print a version's contents and signatures: M, M@prod, M@HEX, or the version's 64 digits."""
     with open_client() as door:
         version = resolve_version(door, reference)
         calls = ExportClient(door)
@@ -83,7 +84,7 @@ def show_command(reference: str, as_json: bool) -> None:
 
 
 def describe_version(version: str, manifest: Manifest, entries: tuple[AttestationEntry, ...]) -> dict[str, Any]:
-    """All that is known, as it is printed with `--json`."""
+    """Return all that is known of a version, as `--json` prints it."""
     seals, origins, faults = [], [], []
     for entry in entries:
         match _open_entry(version, entry):
@@ -111,7 +112,7 @@ def describe_version(version: str, manifest: Manifest, entries: tuple[Attestatio
 
 
 def _open_entry(version: str, entry: AttestationEntry) -> tuple[OriginPredicate, str] | SealRecord | str | None:
-    """What it says, or why it is worth nothing; None of a bundle, which is for another tool."""
+    """Return the verified statement, or why it is invalid. None for a bundle, which another tool verifies."""
     if entry.fault is not None:
         return entry.fault
     try:
@@ -127,7 +128,7 @@ def _signer_of(key_id: str | None, entry: AttestationEntry) -> dict[str, Any]:
 
 
 def version_lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield what `kelvin show` prints, line by line."""
+    """Yield the lines that `kelvin show` prints."""
     engine, tensors = found["engine"], found["tensors"]
     yield f"version        {found['version']}"
     yield f"format         {found['format']}, chunks of {found['chunk_bytes']} bytes"

@@ -1,5 +1,4 @@
-"""Commands that run and keep an installation: up, pods, backup, doctor, benches.
+"""Commands that run and maintain an installation: up, pods, backup, doctor, benches.
 
-The processes themselves are `kelvin.supervisor`'s, the checks `kelvin.doctor`'s. Begin with
-`installation_commands.py`.
+The processes are in `kelvin.supervisor`, the checks in `kelvin.doctor`. Begin with `installation_commands.py`.
 """

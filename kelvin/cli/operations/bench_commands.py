@@ -1,4 +1,4 @@
-"""`kelvin bench` and `kelvin drill` become a process of their own, so that nothing of the command line is measured."""
+"""`kelvin bench` and `kelvin drill` replace this process by the bench, so that the command line is not measured."""
 
 import os
 import sys
@@ -10,34 +10,34 @@ import click
 from kelvin.process.python_command import python_command
 
 BENCHES: Final[Mapping[str, str]] = {
-    "floor": "What this machine can do at most",
-    "load": "Bytes until every one was read, beside other loaders",
-    "cold": "First token from zero",
-    "pool": "First token by the start of a pod, and by one that waited",
-    "storm": "Many models missing at once at several cache agents",
-    "front": "What the front door adds to a request, beside nginx and others",
-    "burst": "A thousand requests at once for a model at zero",
-    "flood": "A quiet tenant's wait while another one asks a thousand times",
-    "overload": "More load than the replicas can do: what is answered, who is refused",
-    "fleet": "Ten thousand models, few of them in use: what each of them costs",
-    "soak": "Load while processes die, clients stall and the clock is stepped",
-    "trace": "A published trace as a load, and how close it came",
-    "integrity": "Damaged chunks: healed, refused, or served",
-    "ledger": "A month of many requests: its bill and its proofs",
+    "floor": "Measure what this machine can do at most",
+    "load": "Time loading all weights, compared with other loaders",
+    "cold": "Time the first token from zero",
+    "pool": "Time the first token with a new pod, and with a waiting one",
+    "storm": "Load many uncached models at once on several cache agents",
+    "front": "Time what the front door adds to a request, compared with nginx and others",
+    "burst": "Send a thousand requests at once to a model at zero",
+    "flood": "Time a quiet tenant's wait while another one sends a thousand requests",
+    "overload": "Send more load than the replicas can serve, and count refusals",
+    "fleet": "Measure the cost per model of ten thousand models, few of them in use",
+    "soak": "Run load while processes die, clients stall and the clock is stepped",
+    "trace": "Replay a published trace as a load, and report how closely",
+    "integrity": "Damage chunks, and count which are healed, refused or served",
+    "ledger": "Bill a month of many requests, and verify it",
 }
 
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure Kelvin on this machine, beside floors and rivals of the same run where there are any."""
+    """Measure Kelvin on this machine, compared with floors and rivals of the same run."""
 
 
 def _bench_passthrough(name: str, what: str) -> click.Command:
-    """A command whose words are the bench's own, `--help` too."""
+    """Return a command that passes all its arguments to the bench, `--help` too."""
 
     def run(arguments: tuple[str, ...]) -> None:
         words = python_command("coldstart_bench", name, *arguments)
-        os.execv(sys.executable, words)  # noqa: S606 - who ends the command ends the bench, and waits for its end
+        os.execv(sys.executable, words)  # noqa: S606 - a signal to the command then reaches the bench itself
 
     return click.Command(
         name,
@@ -55,9 +55,9 @@ for _name, _what in BENCHES.items():
 
 @click.group("drill")
 def drill_command() -> None:
-    """Show that what the documentation states holds on this machine. Touches no installation of yours."""
+    """Show that the documented recovery works on this machine. Touches no installation of yours."""
 
 
 drill_command.add_command(
-    _bench_passthrough("recovery", "Lose the database, then the whole data directory; restore, and compare the bill")
+    _bench_passthrough("recovery", "Lose the database, then the data directory; restore, and compare the bill")
 )

@@ -1,4 +1,4 @@
-"""`kelvin doctor`: what this machine and this configuration cost, each finding with its mend. Mends nothing itself."""
+"""`kelvin doctor`: report problems of this machine and configuration, each with its cost and its fix. Fixes nothing."""
 
 import dataclasses
 import json
@@ -40,9 +40,8 @@ _WIDTH: Final = 22
 
 
 def run_checks(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iterator[Finding]:
-    """Yield the findings; the disk is measured first, before other checks make the machine busy.
-
-    Raises PermissionError if a file of the data directory can't be looked at.
+    """Yield the findings. The disk is measured first, before other checks make the machine busy. Raises PermissionError
+    if a file of the data directory can't be read.
     """
     before_s = wall_minus_monotonic_s()
     yield from check_disk(data, read_bytes=read_bytes)
@@ -66,18 +65,18 @@ def run_checks(data: Path, environment: Mapping[str, str], read_bytes: int) -> I
 
 
 @click.command("doctor")
-@click.option("--store", metavar="URL", help="Ask this store instead of $KELVIN_STORE.")
+@click.option("--store", metavar="URL", help="Check this store instead of $KELVIN_STORE.")
 @click.option(
     "--read-bytes",
     type=click.IntRange(8 << 20, 16 << 30),
     default=READ_BYTES,
-    help="Written and read to measure the disk, at most. [default: 128 MiB]",
+    help="Write and read at most this much to measure the disk. [default: 128 MiB]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor_command(store: str | None, read_bytes: int, as_json: bool) -> None:
-    """Measure the machine and judge the settings of this shell, as `kelvin up` would run with them.
+    """Check this machine and the settings of this shell, as `kelvin up` would use them.
 
-    Works beside a running installation and without one. Exits with 1 where something fails, with 0 otherwise.
+    Works with and without a running installation. Exits with 1 if something fails, else with 0.
     """
     protect_memory()
     data = current_target().data.absolute()

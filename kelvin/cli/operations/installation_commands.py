@@ -1,4 +1,4 @@
-"""An installation on this machine: run it, change its front door for another process, print its logs."""
+"""Commands about an installation on this machine: run it, restart its front door, print its logs."""
 
 import contextlib
 import errno
@@ -16,8 +16,8 @@ from kelvin.supervisor.hot_restart import OUTCOME_FILE
 from kelvin.supervisor.log_rotation import last_lines
 from kelvin.supervisor.settings import load_up
 
-RESTART_TIMEOUT_S: Final = 180.0  # a start, and the longest drain but those that were asked for
-POLL_S: Final = 0.05  # how late the change may be noticed
+RESTART_TIMEOUT_S: Final = 180.0  # a start and a drain, unless KELVIN_ACTIVATOR_DRAIN_S is longer
+POLL_S: Final = 0.05
 
 
 @click.command("up")
@@ -49,14 +49,14 @@ def up_command(port: int | None, store: str | None) -> None:
 @click.command("restart")
 @click.argument("what", type=click.Choice(["activator"]))
 def restart_command(what: str) -> None:
-    """Change the front door for a new process, under load; returns when the old one has ended."""
+    """Replace the front door's process under load. Returns when the old process has ended."""
     data = current_target().data
     old = _activator_pid(data)
     supervisor = _supervisor_pid(data)
     if old is None or supervisor is None:
         raise CommandFailed(f"no installation runs in {data}")
     outcome = data / "run" / OUTCOME_FILE
-    outcome.unlink(missing_ok=True)  # of an earlier one
+    outcome.unlink(missing_ok=True)  # left by an earlier restart
     os.kill(supervisor, signal.SIGUSR1)
     limit = time.monotonic() + RESTART_TIMEOUT_S
     while Path(f"/proc/{old}").exists() or (new := _activator_pid(data)) is None:
@@ -74,7 +74,7 @@ def restart_command(what: str) -> None:
 
 
 def _activator_pid(data: Path) -> int | None:
-    """The process that answers at the activator's own socket."""
+    """Return the process that listens on the activator's socket."""
     if not (data / "run").is_dir():
         return None
     directory = SocketDirectory(data / "run")
@@ -88,7 +88,7 @@ def _activator_pid(data: Path) -> int | None:
 
 
 def _supervisor_pid(data: Path) -> int | None:
-    """The process that holds the data directory."""
+    """Return the process that holds the lock of the data directory."""
     with contextlib.suppress(OSError, ValueError):
         pid = int((data / "lock").read_text())
         if b"up" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
@@ -98,9 +98,9 @@ def _supervisor_pid(data: Path) -> int | None:
 
 @click.command("logs")
 @click.argument("process", required=False)
-@click.option("--lines", default=100, type=click.IntRange(1), help="Lines from the end of each log.")
+@click.option("--lines", default=100, type=click.IntRange(1), help="Print this many lines of each log.")
 def logs_command(process: str | None, lines: int) -> None:
-    """Print the last lines of one process's log, or of all."""
+    """Print the last lines of one process's log, or of all logs: `kelvin logs activator`."""
     directory = current_target().data / "logs"
     found = sorted(directory.glob("*.log")) if directory.is_dir() else []
     if not found:

@@ -1,4 +1,4 @@
-"""Parts of an installation by themselves, as pods run them: `kelvin runtime`, `kelvin cache` and `kelvin engine`."""
+"""Run single parts of an installation, as pods do: `kelvin runtime`, `kelvin cache` and `kelvin engine`."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from kelvin.process.python_command import python_command
 from kelvin.supervisor.data_lock import AlreadyRunning
 from kelvin.supervisor.settings import agent_environment, load_engine, load_pod, require_data
 
-_NAME: Final = 40  # characters of the host's name that go into the runtime's
+_NAME: Final = 40  # characters of the host's name in a runtime's id
 
 
 def _version_option(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
@@ -30,7 +30,7 @@ def _version_option(_: click.Context, __: click.Parameter, value: str | None) ->
 
 
 def dns_label_option(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """An option that is a DNS label."""
+    """Validate an option that is a DNS label."""
     if value is None:
         return None
     try:
@@ -40,7 +40,7 @@ def dns_label_option(_: click.Context, parameter: click.Parameter, value: str | 
 
 
 def device_class_option(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """An option that is a device class."""
+    """Validate an option that is a device class."""
     if value is not None and not is_device_class(value):
         raise click.BadParameter(f"{value[:80]!r}: {DEVICE_CLASS_RULE}")
     return value
@@ -48,31 +48,29 @@ def device_class_option(_: click.Context, __: click.Parameter, value: str | None
 
 @click.command("runtime")
 @click.argument("version", required=False, callback=_version_option)
-@click.option("--tenant", callback=dns_label_option, help="Whose version it is.")
-@click.option("--model", callback=dns_label_option, help="The model's name, for messages and records.")
+@click.option("--tenant", callback=dns_label_option, help="The tenant that owns the version.")
+@click.option("--model", callback=dns_label_option, help="The model's name in messages and records.")
 @click.option(
     "--standby",
     metavar="CLASS",
     callback=device_class_option,
-    help="In place of a version: wait, on this device class, to be told of one.",
+    help="Instead of VERSION: wait on this device class until a version is bound.",
 )
-@click.option("--weights", type=click.IntRange(0), help="With --standby: the largest version to take. [default: any]")
+@click.option("--weights", type=click.IntRange(0), help="With --standby: largest version in bytes. [default: any]")
 @click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
-@click.option("--host", default="0.0.0.0", show_default=True, help="The address at which requests are taken.")  # noqa: S104
-@click.option("--port", type=click.IntRange(1, 65535), help="And the port. [default: $PORT, else 8080]")
-@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads. [default: one for each core]")
-@click.option(
-    "--device-class", callback=device_class_option, help="What its seconds are billed as. [default: cpu-THREADS]"
-)
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
+@click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on. [default: $PORT, else 8080]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads. [default: one per core]")
+@click.option("--device-class", callback=device_class_option, help="Device class in bills. [default: cpu-THREADS]")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Cache, sockets and records. [default: $KELVIN_DATA, else a directory that ends with it]",
+    help="Directory for cache, sockets and records. [default: $KELVIN_DATA, else a temporary one]",
 )
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
-    help="DATA/run of the node's `kelvin cache`. [default: $KELVIN_CACHE_AGENT, else an agent of its own]",
+    help="DATA/run of the node's `kelvin cache`. [default: $KELVIN_CACHE_AGENT, else its own cache agent]",
 )
 def runtime_command(
     version: str | None,
@@ -88,10 +86,10 @@ def runtime_command(
     data: Path | None,
     cache: Path | None,
 ) -> None:
-    """Restore VERSION (64 hexadecimal digits) from the store and serve it until SIGTERM; exit 0 after a drain.
+    """Serve VERSION (64 hex digits) from the store until SIGTERM; exit 0 after a drain.
 
-    With --standby wait instead, at $KELVIN_STANDBY_LISTEN, until the control plane binds a version to this process, and
-    again once that was released.
+    With --standby, wait at $KELVIN_STANDBY_LISTEN instead, until the control plane binds a version to this process.
+    Wait again after that version was released.
     """
     from kelvin.supervisor.pod_supervisor import run_pod
 
@@ -116,14 +114,14 @@ def runtime_command(
             version=version,
             device_class=device_class or f"cpu-{threads}",
             threads=threads,
-            kv_bytes=0,  # by what there is, see `load_pod`
+            kv_bytes=0,  # `load_pod` computes it from the memory limit
         )
     with _data_directory(data) as place:
         try:
             status = run_pod(load_pod(place, what, _runtime_id(), host, store, port, cache))
         except AlreadyRunning as error:
             raise CommandFailed(str(error)) from error
-    sys.exit(128 - status if status < 0 else status)  # as a shell says that a signal ended it
+    sys.exit(128 - status if status < 0 else status)  # 128 + signal, as a shell does
 
 
 @contextmanager
@@ -136,38 +134,40 @@ def _data_directory(chosen: Path | None) -> Iterator[Path]:
 
 
 def _runtime_id() -> str:
-    """The pod's name, by its host's, and something of this life: a container that starts again is another runtime."""
+    """Return the host's name with a random suffix. A restarted container is another runtime."""
     kept = "".join(each for each in socket.gethostname().lower() if each.isascii() and (each.isalnum() or each == "-"))
     return f"{kept[:_NAME].strip('-') or 'runtime'}-{uuid.uuid4().hex[:8]}"
 
 
 @click.command("cache")
-@click.option("--tenant", required=True, callback=dns_label_option, help="Whose versions it lends, and nobody else's.")
+@click.option("--tenant", required=True, callback=dns_label_option, help="The only tenant whose versions it serves.")
 @click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
 @click.option(
     "--data",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="What it keeps; runtimes find it by DATA/run.",
+    help="Directory of the cache. Runtimes connect by DATA/run.",
 )
 def cache_command(tenant: str, store: str | None, data: Path) -> None:
-    """Keep a tenant's versions on this node, for every `kelvin runtime --cache DATA/run`, until SIGTERM."""
+    """Cache a tenant's versions on this node for `kelvin runtime --cache DATA/run`, until SIGTERM."""
     environment = agent_environment(data, tenant, store)
     os.execve(sys.executable, python_command("weightcache"), environment)  # noqa: S606
 
 
 @click.command("engine")
 @click.option(
-    "--store", metavar="URL", help="The snapshotter's: s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]"
+    "--store",
+    metavar="URL",
+    help="Snapshotter's store: s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]",
 )
 @click.option(
     "--data",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="What it keeps; the snapshotter finds it by $KELVIN_ENGINE, which is DATA/run.",
+    help="Data directory. The snapshotter connects by $KELVIN_ENGINE, which is DATA/run.",
 )
 def engine_command(store: str | None, data: Path) -> None:
-    """Gate and seal what a snapshotter is pushed, until SIGTERM. Nothing is served."""
+    """Gate and seal pushed versions for a snapshotter, until SIGTERM. Serves no requests."""
     from kelvin.supervisor.engine_supervisor import run_engine
 
     try:

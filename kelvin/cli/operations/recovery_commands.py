@@ -1,7 +1,6 @@
-"""`kelvin backup` and `kelvin restore`: registry, ledger and keys of this machine's installation, out and in again.
+"""`kelvin backup` and `kelvin restore`: save and restore the registry, ledger and keys of this machine's installation.
 
-What is in a backup, and how it is read, is the control plane's: it makes one itself while it runs, and programs of it
-do the rest.
+The control plane owns the format of backups. While it runs, it makes the backup itself; otherwise its programs do.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from kelvin.process.python_command import python_command
 from kelvin.supervisor.data_lock import AlreadyRunning, InsecureDirectory, data_lock
 from kelvin.supervisor.settings import has_postgres
 
-OUTPUT_TIMEOUT_S: Final = 600.0  # while the database is copied nothing comes
+OUTPUT_TIMEOUT_S: Final = 600.0  # no byte arrives while the database is copied
 MISSING_EXIT: Final = 2
 _STDOUT: Final = Path("-")
 _DATABASE_SET_HINT: Final = (
@@ -53,10 +52,10 @@ _PIECE: Final = 1 << 20
 @click.argument("to", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backup_command(to: Path, as_json: bool) -> None:
-    """Write registry, ledger and keys of the installation, running or stopped, to FILE, into a directory, or to `-`.
+    """Back up registry, ledger and keys to FILE, into a directory, or to `-`.
 
-    It holds the installation's secrets: the first two keys and the CA's key, as they are. The file is for its owner
-    alone (mode 0600). What versions are made of is not in it.
+    The installation may run or be stopped. The backup holds secrets (the first two API keys and the CA's key), so its
+    mode is 0600. The bytes of versions are not in it.
     """
     protect_memory()
     if to == _STDOUT:
@@ -88,7 +87,7 @@ def _backup_name() -> str:
 
 
 def _copy_output(file: BinaryIO) -> tuple[int, str]:
-    """Bytes and digest of what came. Raises CommandFailed where it was cut."""
+    """Write the backup. Return its size and digest. Raises CommandFailed if it was cut short."""
     data = current_target().data.absolute()
     size, digest = 0, hashlib.sha256()
     for piece in _backup_running(data) if is_running(data) else _backup_stopped(data):
@@ -101,7 +100,7 @@ def _copy_output(file: BinaryIO) -> tuple[int, str]:
 def _backup_stopped(data: Path) -> Iterator[bytes]:
     if has_postgres():
         raise CommandFailed(_NOT_RUNNING_HINT)
-    if not (data / "kelvin.db").is_file():  # before a lock is made in a directory that is none of ours
+    if not (data / "kelvin.db").is_file():  # checked first: create no lock file in a foreign directory
         raise CommandFailed(f"nothing runs in {data}, and it holds no kelvin.db")
     try:
         with data_lock(data) as lock:
@@ -133,18 +132,18 @@ def _backup_running(data: Path) -> Iterator[bytes]:
 
 @click.command("restore")
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
-@click.option("--check", is_flag=True, help="Only verify it; the data directory is not touched.")
-@click.option("--replace", is_flag=True, help="Move what is in the data directory aside; store, spools, caches stay.")
-@click.option("--accept-unsound", is_flag=True, help="Also a ledger or an audit whose chain does not verify.")
+@click.option("--check", is_flag=True, help="Only verify the backup; don't touch the data directory.")
+@click.option("--replace", is_flag=True, help="Move existing data aside; store, spools and caches stay.")
+@click.option("--accept-unsound", is_flag=True, help="Accept a ledger or audit log whose chain does not verify.")
 @click.option(
     "--database",
     metavar="URL",
-    help="An empty database, in place of the data directory: postgresql://USER@HOST:PORT/DATABASE, or a file's name.",
+    help="Restore into this empty database instead: postgresql://USER@HOST:PORT/DATABASE, or a file's name.",
 )
 @click.option(
     "--password-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Holds the database's password, alone. [default: libpq looks where it always does]",
+    help="File with only the database's password. [default: libpq's usual places]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -158,10 +157,11 @@ def restore_command(
     password_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a data directory of SOURCE: a backup's file, or the directory of scheduled ones, with the journal behind.
+    """Restore a backup into a new data directory.
 
-    Every digest and the ledger's chain are verified before anything is put in place. Exits with 2 where entries of the
-    journal are missing, or records of the spools can't be read: the rest was restored, and the bill lacks some.
+    SOURCE is a backup file, or the directory of scheduled backups, whose journal is then replayed as well. Every digest
+    and the ledger's chain are verified before anything is written. Exits with 2 if journal entries are missing or spool
+    records can't be read: the rest was restored, and the bill lacks those.
     """
     protect_memory()
     options = [word for word, given in (("--replace", replace), ("--accept-unsound", accept_unsound)) if given]
@@ -241,9 +241,7 @@ def run_for_report(
     module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str, locks: Sequence[int] = ()
 ) -> T:
     """Run a module and return the report that it prints. If it fails, raise CommandFailed: `otherwise`, and its last
-    line.
-
-    The program holds `locks`, descriptors of ours, until it ends: if this process is killed, the program goes on.
+    line. The program inherits `locks` (descriptors) and holds them until it ends, even if this process is killed.
     """
     command = python_command(module, *arguments)
     done = subprocess.run(command, capture_output=True, check=False, pass_fds=locks)
@@ -254,10 +252,10 @@ def run_for_report(
 def run_for_output(
     module: str, arguments: Sequence[str], *, otherwise: str, locks: Sequence[int] = ()
 ) -> Iterator[bytes]:
-    """Run a module and yield what it writes, as it comes. Raises as `run_for_report`, at the end."""
+    """Run a module and yield its output as it arrives. Raises as `run_for_report`, at the end."""
     command = python_command(module, *arguments)
     with (
-        tempfile.TemporaryFile() as said,  # nobody reads it meanwhile: a pipe would fill, and stop who writes
+        tempfile.TemporaryFile() as said,  # not a pipe: it is read only at the end, and a full pipe would block
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, pass_fds=locks) as process,
     ):
         assert process.stdout is not None
@@ -275,6 +273,6 @@ def _check_ended(status: int, said: bytes, otherwise: str) -> None:
 
 
 def check_stopped(data: Path) -> None:
-    """Raise CommandFailed if a control plane runs in `data`. Without a supervisor it holds no lock on the directory."""
+    """Raise CommandFailed if a control plane runs in `data`. Started without a supervisor, it holds no lock there."""
     if is_running(data):
         raise CommandFailed(f"a control plane runs in {data}: stop it first")

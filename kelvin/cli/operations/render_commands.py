@@ -1,6 +1,7 @@
-"""Manifests for `kubectl apply -f -`: the Knative Service of a version, and what a tenant's first version needs.
+"""Render manifests for `kubectl apply -f -`.
 
-`kelvin models render M@VERSION` prints the one, `kelvin cluster tenant T` the other.
+`kelvin models render M@VERSION` prints the Knative Service of a version. `kelvin cluster tenant T` prints the objects
+that a tenant's first version needs.
 """
 
 import json
@@ -42,43 +43,41 @@ def _image_option(_: click.Context, __: click.Parameter, value: str) -> str:
 
 @click.command("render")
 @click.argument("reference", metavar="M@VERSION")
-@click.option("--tenant", default="default", show_default=True, help="Whose version it is.")
+@click.option("--tenant", default="default", show_default=True, help="The tenant that owns the version.")
 @click.option(
     "--image",
     required=True,
     metavar="IMAGE",
     callback=_image_option,
-    help="The runtime's image, by its digest: REGISTRY/NAME@sha256:DIGEST.",
+    help="Runtime image by digest: REGISTRY/NAME@sha256:DIGEST.",
 )
 @click.option(
     "--store",
     required=True,
     metavar="URL",
     callback=_store_option,
-    help="Where the pods find versions: s3://BUCKET/PREFIX.",
+    help="Store from which pods load versions: s3://BUCKET/PREFIX.",
 )
-@click.option("--store-secret", metavar="NAME", help="A secret whose keys are the environment of the store's client.")
+@click.option("--store-secret", metavar="NAME", help="Secret whose keys become environment of the store's client.")
 @click.option("--namespace", help="[default: kelvin-TENANT]")
-@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors, and compute threads.")
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="CPU cores, and compute threads.")
 @click.option("--kv-bytes", type=click.IntRange(64 << 20), default=DEFAULTS["KELVIN_KV_BYTES"], show_default=True)
 @click.option("--device", metavar="RESOURCE", help="nvidia.com/gpu, or a slice: nvidia.com/mig-1g.10gb.")
-@click.option(
-    "--device-class", callback=device_class_option, help="What its seconds are billed as. [default: cpu-CORES]"
-)
-@click.option("--node", multiple=True, metavar="KEY=VALUE", help="A label of the nodes that may take it.")
-@click.option("--tolerate", multiple=True, metavar="KEY", help="A taint that it bears, whatever its value.")
+@click.option("--device-class", callback=device_class_option, help="Device class in bills. [default: cpu-CORES]")
+@click.option("--node", multiple=True, metavar="KEY=VALUE", help="Label of nodes that may run it; repeat.")
+@click.option("--tolerate", multiple=True, metavar="KEY", help="Taint that it tolerates, with any value; repeat.")
 @click.option("--priority-class", metavar="NAME")
 @click.option(
     "--feature",
     "features",
     multiple=True,
     type=click.Choice([each.flag for each in FEATURES]),
-    help="A key of config-features that is on there.",
+    help="A key of the cluster's config-features that is enabled; repeat.",
 )
-@click.option("--control", metavar="URL", help="https://HOST:PORT of the control plane, which pods tell their lives.")
-@click.option("--snapshotter", metavar="URL", help="And of the snapshotter; needed with it.")
-@click.option("--inner-secret", metavar="NAME", help="Of tls.crt, tls.key and ca.crt of the role runtime; likewise.")
-@click.option("--cache", metavar="DIR", help="Of the nodes: `kelvin cache` keeps a tenant's versions in DIR/TENANT.")
+@click.option("--control", metavar="URL", help="https://HOST:PORT of the control plane, for usage records.")
+@click.option("--snapshotter", metavar="URL", help="https://HOST:PORT of the snapshotter; needed with --control.")
+@click.option("--inner-secret", metavar="NAME", help="Secret with tls.crt, tls.key, ca.crt; needed with --control.")
+@click.option("--cache", metavar="DIR", help="Node directory in which `kelvin cache` keeps versions: DIR/TENANT.")
 @click.option("--timeout", "timeout_s", type=click.IntRange(1), default=TIMEOUT_S, show_default=True)
 def render_command(
     reference: str,
@@ -101,9 +100,12 @@ def render_command(
     cache: str | None,
     timeout_s: int,
 ) -> None:
-    """Print a Knative Service for M, M@prod or M@HEX, scaled as the model is here: JSON, which is YAML, too."""
+    """Print a Knative Service for M, M@prod or M@HEX, with the model's scale settings.
+
+    The output is JSON, which `kubectl apply -f -` accepts.
+    """
     require_dns_label(tenant, "tenant")
-    if is_digest(reference):  # whose scale that would have, nobody knows
+    if is_digest(reference):  # a bare version names no model whose scale settings to use
         raise click.UsageError(f"{reference}: must be M, M@prod or M@HEX")
     with open_client() as door:
         version = resolve_version(door, reference)
@@ -173,13 +175,13 @@ def cluster_group() -> None:
     envvar="KELVIN_CLUSTER_NAMESPACE",
     default="kelvin",
     show_default=True,
-    help="The control plane's namespace.",
+    help="Namespace of the control plane.",
 )
 @click.option(
     "--store",
     metavar="URL",
     envvar="KELVIN_CLUSTER_STORE",
-    help="The store of versions, whose port pods may reach. [default: port 443]",
+    help="Store of versions. Pods may reach its port. [default: port 443]",
 )
 @click.option(
     "--inner-secret",
@@ -212,8 +214,8 @@ def tenant_command(
 ) -> None:
     """Print TENANT's namespace for `kubectl apply -f -`.
 
-    Its network policies and the control plane's rights in it are printed, too. Secrets that you have to create in it
-    yourself are named on stderr.
+    The output includes network policies and the control plane's rights. Secrets that you must create yourself are
+    listed on stderr.
     """
     require_dns_label(tenant, "tenant")
     secrets = {

@@ -1,6 +1,6 @@
-"""`kelvin timeline`: the stages of one request, one bar each, beside the floor of this machine.
+"""`kelvin timeline`: draw the stages of one request as bars, with this machine's floor.
 
-The floor is measured by `kelvin bench cold`.
+`kelvin bench cold` measures the floor.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class _Report(msgspec.Struct):
 
 
 class BadReport(Exception):
-    """The file is no report of `kelvin bench cold`; the text names it and the rule."""
+    """The file is not a report of `kelvin bench cold`. The text names the file and the rule."""
 
 
 def read_floor_us(report: Path, weight_bytes: int) -> int | None:
-    """The host tier's floor for the measured size next to `weight_bytes`; None where none is near. Raises BadReport."""
+    """Return the host tier's floor for the measured size nearest to `weight_bytes`, or None. Raises BadReport."""
     try:
         rows = decoder(_Report).decode(report.read_bytes()).rows
     except OSError as error:
@@ -49,7 +49,7 @@ def read_floor_us(report: Path, weight_bytes: int) -> int | None:
 
 
 def choose_floor_us(rows: Sequence[_Row], weight_bytes: int) -> int | None:
-    """The nearest size by ratio, where it is near."""
+    """Return the floor of the nearest size by ratio. None if the ratio is above SIZE_RATIO_MAX."""
     floors = [row for row in rows if row.system == "floor" and row.tier == "host"]
     apart = [(max(row.size_bytes, weight_bytes) / max(1, min(row.size_bytes, weight_bytes)), row) for row in floors]
     ratio, row = min(apart, key=lambda pair: pair[0], default=(SIZE_RATIO_MAX + 1, None))
@@ -58,19 +58,19 @@ def choose_floor_us(rows: Sequence[_Row], weight_bytes: int) -> int | None:
 
 @click.command("timeline")
 @click.argument("request_id")
-@click.option("--floor-ms", type=FiniteNumber(0), help="Draw this measured floor beside it.")
+@click.option("--floor-ms", type=FiniteNumber(0), help="Draw this measured floor.")
 @click.option(
     "--floor",
     "report",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the floor of a report of `kelvin bench cold --json`, for the measured size next to the model's.",
+    help="Draw the floor from a report of `kelvin bench cold --json`, for the measured size nearest to the model's.",
 )
 @json_option
 def timeline_command(request_id: str, floor_ms: float | None, report: Path | None, as_json: bool) -> None:
-    """Draw the stages of one request from its arrival to its first token, beside the floor.
+    """Draw the stages of one request from arrival to first token.
 
     It needs a key of the request's tenant with the scope `infer`, and for --floor also `admin`. The default is
-    default.key, and admin.key for --floor.
+    default.key.
     """
     with current_target().door("default.key") as door:
         raw = door.get(f"/v1/requests/{request_id}/timeline").content
@@ -101,8 +101,8 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
 
 
 def _weight_bytes(answer: TimelineAnswer) -> int | None:
-    """Return the bytes of the weights of the request's version; None if the key may not ask for them, 0 of another
-    tenant's version, which only that tenant sees.
+    """Return the weight bytes of the request's version. None if the key may not read them. 0 for another tenant's
+    version, which only its owner can see.
     """
     if "/" in answer.model:
         return 0
@@ -116,10 +116,8 @@ def _weight_bytes(answer: TimelineAnswer) -> int | None:
 
 
 def draw_waterfall(stamps: Sequence[Stamp], floor_us: int | None = None, width: int = BAR_WIDTH) -> str:
-    """One line per stage: name, bar at its place, its own milliseconds, milliseconds since arrival.
-
-    The picture ends with the first token; how long the answer then took is a line of words. `floor_us` draws a last
-    bar for the frozen floor of this machine, where it is known.
+    """Return one line per stage: name, bar, milliseconds of the stage, milliseconds since arrival. The picture ends
+    with the first token; the duration of the rest is a line of text. `floor_us` adds a bar for the machine's floor.
     """
     if not stamps:
         return "(no stages were stamped)"

@@ -1,4 +1,4 @@
 """Commands about tenants: their keys, their bills, and the audit log.
 
-The control plane decides; here is only what is asked and printed. Begin with `tenant_commands.py`.
+The control plane makes all decisions; these commands call it and print the result. Begin with `tenant_commands.py`.
 """

@@ -1,4 +1,4 @@
-"""`kelvin audit`: who changed what and when, whether all of that is still there, and for how long it is kept."""
+"""`kelvin audit`: list who changed what, verify that no entry is missing, and set how long entries are kept."""
 
 import json
 from collections.abc import Mapping
@@ -16,22 +16,22 @@ from kelvin.contracts.wire import decode
 UNSOUND_EXIT: Final = 2
 _PEER: Final = "answer of the control plane"
 _TENANT_OPTION = click.option(
-    "--tenant", help="Of another tenant, for operators; '' is the installation. [default: the key's own]"
+    "--tenant", help="Another tenant; for operators. '' is the installation. [default: the key's own]"
 )
-_ALL_OPTION = click.option("--all", "every", is_flag=True, help="Of every tenant and the installation; for operators.")
+_ALL_OPTION = click.option("--all", "every", is_flag=True, help="All tenants and the installation; for operators.")
 
 
 @click.group("audit")
 def audit_command() -> None:
-    """Who changed what of a tenant or of the installation, and when."""
+    """Show who changed what of a tenant or of the installation, and when."""
 
 
 @audit_command.command("list")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The latest so many.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many, latest first.")
 @_TENANT_OPTION
 @json_option
 def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
-    """Who made, changed and took away what, and when."""
+    """List who created, changed and deleted what, and when."""
     found = asked("GET", "/admin/v1/audit", params={**tenant_query(tenant), "limit": str(limit)})
     if as_json:
         print_json(found)
@@ -49,8 +49,8 @@ def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
 def verify_command(tenant: str | None, every: bool) -> None:
     """Recompute the chain from its entries.
 
-    Exits with code 2 where one was changed, removed, added or moved, or its words went before their time; the first
-    one is named. Note the digest elsewhere: who owns the database can make another chain, but not one that ends so.
+    Exits with 2 if an entry was changed, removed, added, moved, or expired too early, and names the first one. Note the
+    digest elsewhere: the database's owner can forge another chain, but not one that ends in the same digest.
     """
     with current_target().door() as door:
         raw = poll_report(door, "/admin/v1/audit/verify", {"all": "true"} if every else tenant_query(tenant))
@@ -65,11 +65,12 @@ def verify_command(tenant: str | None, every: bool) -> None:
 
 
 @audit_command.command("expire")
-@click.option("--tenant", help="Of this tenant; '' is the installation. [default: of all]")
+@click.option("--tenant", help="Only this tenant; '' is the installation. [default: all]")
 def expire_command(tenant: str | None) -> None:
-    """Let go now of what is older than its window; for operators. The installation does it every hour.
+    """Expire entries older than their window now; for operators.
 
-    An entry's words go and its digest stays, so that the chain still holds.
+    The installation does this every hour. An expired entry loses its text and keeps its digest, so the chain still
+    verifies.
     """
     with current_target().door() as door:
         answer = door.post("/admin/v1/audit/expire", params=tenant_query(tenant))
@@ -81,10 +82,13 @@ def expire_command(tenant: str | None) -> None:
 
 
 @audit_command.command("windows")
-@click.option("--set", "wanted", metavar="WINDOW=DAYS", multiple=True, help="Keep so long, or `default`; repeat.")
+@click.option("--set", "wanted", metavar="WINDOW=DAYS", multiple=True, help="Days to keep, or `default`; repeat.")
 @_TENANT_OPTION
 def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
-    """For how many days what is kept; `--set` is for operators, and with `--tenant ''` for every tenant without."""
+    """Print or set how many days entries are kept: `kelvin audit windows --set keys=400`.
+
+    `--set` is for operators. With `--tenant ''` it applies to every tenant without windows of its own.
+    """
     days_of, where = _parse_days(wanted), tenant_query(tenant)
     with current_target().door() as door:
         if days_of:
@@ -96,7 +100,7 @@ def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
 
 
 def format_changes(fields: Mapping[str, Any]) -> str:
-    """What changed, for a line: `rpm none → 60`."""
+    """Return changed fields as one line, such as `rpm none → 60`."""
     return ", ".join(f"{name} {_value(was)} → {_value(now)}" for name, (was, now) in fields.items())
 
 
@@ -111,7 +115,7 @@ def _value(value: object) -> str:
 
 
 def _parse_days(wanted: tuple[str, ...]) -> dict[str, int | None]:
-    """Of WINDOW=DAYS. Raises UsageError."""
+    """Parse WINDOW=DAYS options. Raises UsageError."""
     found: dict[str, int | None] = {}
     for each in wanted:
         name, _, days = each.partition("=")

@@ -1,4 +1,4 @@
-"""`kelvin billing`: a month as a table, CSV or JSON, its closing and its proofs; exit code 2 where one fails."""
+"""`kelvin billing`: print a month's bill, close it, and verify the ledger. Exit code 2 if a check fails."""
 
 import csv
 import sys
@@ -36,18 +36,18 @@ CSV_COLUMNS: Final = (
 
 @click.group("billing")
 def billing_command() -> None:
-    """What was used, and what it costs."""
+    """Show usage and costs, close months, verify the ledger."""
 
 
 @billing_command.command("report")
-@click.option("--tenant", help="Whose bill; it needs a key of that tenant. [default: the key's own]")
+@click.option("--tenant", help="Tenant; needs a key of that tenant. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: the current one]")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
 @click.pass_context
 def report_command(context: click.Context, tenant: str | None, month: str | None, form: str) -> None:
-    """Requests, tokens, device time and money of a month, and the proof that nothing is missing.
+    """Print requests, tokens, device time and cost of a month.
 
-    Exits with code 2 where the ledger does not balance: records lost, double or contradicting.
+    Exits with 2 if the ledger does not balance: records are lost, double or contradictory.
     """
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
@@ -66,13 +66,13 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
 
 
 @billing_command.command("close")
-@click.option("--tenant", help="Whose month; it needs a key of that tenant. [default: the key's own]")
-@click.option("--month", metavar="YYYY-MM", required=True, help="Calendar month, UTC; over for an hour at least.")
+@click.option("--tenant", help="Tenant; needs a key of that tenant. [default: the key's own]")
+@click.option("--month", metavar="YYYY-MM", required=True, help="Calendar month, UTC; it ended an hour ago or more.")
 @click.pass_context
 def close_command(context: click.Context, tenant: str | None, month: str) -> None:
-    """Freeze a month: prices and bill stay what they are, what comes later is an adjustment of another month.
+    """Freeze a month's prices and bill. Later records become adjustments of another month.
 
-    Prints the digest of all of it; note it elsewhere. Exits with code 2 where the month does not balance.
+    Prints the digest of the closed month; note it elsewhere. Exits with 2 if the month does not balance.
     """
     with context.obj.door() as door, hint_own_key(tenant, "admin"):
         answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
@@ -86,13 +86,13 @@ def close_command(context: click.Context, tenant: str | None, month: str) -> Non
 
 
 @billing_command.command("verify")
-@click.option("--tenant", help="Whose ledger; it needs a key of that tenant. [default: the key's own]")
+@click.option("--tenant", help="Tenant; needs a key of that tenant. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
 @click.pass_context
 def verify_command(context: click.Context, tenant: str | None, month: str | None) -> None:
     """Recompute chain, totals and closed bills from the ledger's rows.
 
-    Exits with code 2 where a row was changed, removed, added or moved; the first difference of each month is named.
+    Exits with 2 if a row was changed, removed, added or moved, and names the first difference of each month.
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = poll_report(door, "/admin/v1/billing/verify", month_query(tenant, month))
@@ -109,7 +109,7 @@ def verify_command(context: click.Context, tenant: str | None, month: str | None
 
 
 def problem_lines(report: BillingReport) -> list[str]:
-    """A sentence per problem."""
+    """Return a sentence for each problem."""
     lines = [f"{problem.kind}: {problem.subject}: {problem.detail}" for problem in report.balance.problems]
     if report.balance.more:
         lines.append(f"and {report.balance.more} more problems")
@@ -117,8 +117,7 @@ def problem_lines(report: BillingReport) -> list[str]:
 
 
 def write_csv(report: BillingReport, out: TextIO) -> None:
-    """One table with all sections, so that a program can read it: requests, what was less,
-    tokens, device, lines, total, problems."""
+    """Write all sections into one table for programs: requests, degraded, tokens, device, lines, total, problems."""
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(CSV_COLUMNS)
     for outcome, count in sorted(report.requests.items()):
@@ -147,7 +146,7 @@ def _degraded_counts(report: BillingReport) -> list[tuple[str, int]]:
 
 
 def _describe_line(line: BillLine) -> tuple[str, str, str]:
-    """What it is, how much of it, and for how much: short enough for a terminal of 80 columns."""
+    """Return item, quantity and price, short enough for a terminal of 80 columns."""
     if line.device_class is None:
         return (
             line.item.replace("_", " "),
@@ -167,7 +166,7 @@ def _short_count(count: int) -> str:
 
 
 def print_tables(report: BillingReport, console: Console) -> None:
-    """Print the report as tables."""
+    """Print the report as tables for a terminal."""
     used = Table("", "", title=f"{report.tenant}, {report.month}: used", show_header=False)
     for outcome, count in sorted(report.requests.items()):
         used.add_row(f"requests, {outcome}", f"{count:,}")
@@ -209,15 +208,15 @@ def print_tables(report: BillingReport, console: Console) -> None:
 
 
 @billing_command.command("reconcile")
-@click.option("--tenant", help="Whose ledger; it needs a key of that tenant. [default: the key's own]")
+@click.option("--tenant", help="Tenant; needs a key of that tenant. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def reconcile_command(context: click.Context, tenant: str | None, month: str | None, as_json: bool) -> None:
-    """Hold requests, lives, sources and totals against each other, and name each difference and its size.
+    """Compare requests, lifetimes, sources and totals, and name each difference with its size.
 
-    Exits with code 2 where two accounts differ that must agree. Differences that are known (charged by the last
-    acknowledgement, on their way) are named, and are no failure.
+    Exits with 2 if two accounts differ that must agree. Known differences (charged by the last acknowledgement, or
+    still on their way) are named, and are no failure.
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = poll_report(door, "/admin/v1/billing/reconcile", month_query(tenant, month))
@@ -232,7 +231,7 @@ def reconcile_command(context: click.Context, tenant: str | None, month: str | N
 
 
 def lines(report: ReconcileReport) -> Iterator[str]:
-    """For people: what was compared, each difference, the verdict."""
+    """Yield text lines: what was compared, each difference, the verdict."""
     compared = report.compared
     yield f"{report.tenant}, {', '.join(report.months) or 'no month'}:"
     yield from _compared_lines(compared)
@@ -259,7 +258,7 @@ def _compared_lines(compared: Compared) -> Iterator[str]:
 
 
 def _difference_size(difference: Difference, currency: str) -> str:
-    """At most so much; what nobody knows is said."""
+    """Return the largest possible size of a difference, and which parts of it are unknown."""
     figures = (
         ("requests", difference.requests, _count_phrase(difference.requests or 0, "request")),
         ("tokens", difference.tokens, _count_phrase(difference.tokens or 0, "token")),
@@ -277,20 +276,20 @@ def _count_phrase(count: int, thing: str) -> str:
 
 
 def format_money(micros: int) -> str:
-    """Micro-units of a currency, with at least two decimals."""
+    """Format micro-units of a currency with at least two decimals."""
     amount = Decimal(micros).scaleb(-6).normalize()
     places = max(2, -int(amount.as_tuple().exponent))
     return f"{amount:,.{places}f}"
 
 
 def format_seconds(microseconds: int) -> str:
-    """To the millisecond."""
+    """Format microseconds as seconds, to the millisecond."""
     return f"{Decimal(microseconds).scaleb(-6):,.3f}"
 
 
 @contextmanager
 def hint_own_key(tenant: str | None, scope: str) -> Iterator[None]:
-    """Say which key a tenant's ledger needs. To any other key, an operator's too, the tenant seems not to exist."""
+    """Explain which key a tenant's ledger needs. Any other key gets a 404, even an operator's."""
     try:
         yield
     except CommandFailed as closed:
@@ -305,5 +304,5 @@ def hint_own_key(tenant: str | None, scope: str) -> Iterator[None]:
 
 
 def month_query(tenant: str | None, month: str | None) -> dict[str, str]:
-    """Return the query of a tenant and a month: without a tenant the key's own, without a month all of them."""
+    """Return the query of a tenant and a month. None means the key's own tenant, or all months."""
     return {name: value for name, value in (("tenant", tenant), ("month", month)) if value is not None}

@@ -1,4 +1,4 @@
-"""`kelvin keys`: who may call, for how long, and who said so. A secret is printed once, or goes into a file."""
+"""`kelvin keys`: create, rotate and revoke API keys. A secret is printed once, or written to a file."""
 
 import contextlib
 import os
@@ -22,11 +22,11 @@ from kelvin.cli.base.tables import format_instant, print_json, print_table
 from kelvin.contracts.serving.control_messages import Scope
 from kelvin.process.atomic_file import pending_file
 
-_ROOM_BYTES: Final = 4096  # more than a key has
+_ROOM_BYTES: Final = 4096  # more than the length of a key
 
 
 class Duration(click.ParamType[int]):
-    """Whole seconds, written as `24h`."""
+    """A click type for durations such as `24h`. The value is whole seconds."""
 
     name = "duration"
 
@@ -37,7 +37,7 @@ class Duration(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-_TENANT_OPTION = click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
+_TENANT_OPTION = click.option("--tenant", help="Another tenant; for operators. [default: the key's own]")
 _SCOPES = click.Choice([scope.value for scope in Scope])
 _OUTPUT_OPTION = click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the secret to this file, mode 0600."
@@ -46,14 +46,14 @@ _OUTPUT_OPTION = click.option(
 
 @click.group("keys")
 def keys_command() -> None:
-    """Keys of a tenant. A secret is shown once and stored nowhere."""
+    """Manage a tenant's API keys. A secret is shown once and never stored."""
 
 
 @keys_command.command("list")
 @_TENANT_OPTION
 @json_option
 def list_command(tenant: str | None, as_json: bool) -> None:
-    """Good keys and those that ended, without their secrets."""
+    """List valid and ended keys, without their secrets."""
     found = asked("GET", "/admin/v1/keys", params=tenant_query(tenant))
     if as_json:
         print_json(found)
@@ -75,9 +75,9 @@ def list_command(tenant: str | None, as_json: bool) -> None:
 
 @keys_command.command("create")
 @click.argument("name")
-@click.option("--scope", "scopes", type=_SCOPES, multiple=True, required=True, help="What it may do; repeat.")
-@click.option("--model", "models", multiple=True, help="Only this model may be called; repeat. [default: all]")
-@click.option("--expires", type=Duration(), help="How long it is good, such as 90d. [default: until it is revoked]")
+@click.option("--scope", "scopes", type=_SCOPES, multiple=True, required=True, help="Allowed operations; repeat.")
+@click.option("--model", "models", multiple=True, help="Allow only this model; repeat. [default: all]")
+@click.option("--expires", type=Duration(), help="Lifetime, such as 90d. [default: until it is revoked]")
 @_TENANT_OPTION
 @_OUTPUT_OPTION
 @json_option
@@ -90,19 +90,22 @@ def create_command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a key. Its secret can't be shown again: it is all that is on standard output, or in the file of --output."""
+    """Create a key: `kelvin keys create ci --scope infer --output ci.key`.
+
+    The secret is printed alone on standard output, or written to --output. It can't be shown again.
+    """
     body = {"name": name, "scopes": scopes, "models": models, "expires_in_s": expires}
     _create_key("/admin/v1/keys", body, tenant, output, as_json, replace=False)
 
 
 @keys_command.command("rotate")
 @click.argument("key_id", metavar="ID")
-@click.option("--overlap", type=Duration(), default="24h", show_default=True, help="How long the old one stays good.")
+@click.option("--overlap", type=Duration(), default="24h", show_default=True, help="How long the old key stays valid.")
 @_TENANT_OPTION
 @_OUTPUT_OPTION
 @json_option
 def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path | None, as_json: bool) -> None:
-    """Make a key that may do what ID may, and let ID end after the overlap. The output's file is replaced."""
+    """Create a key with the rights of ID, and end ID after the overlap. Overwrites the file of --output."""
     _create_key(f"/admin/v1/keys/{key_id}/rotate", {"overlap_s": overlap}, tenant, output, as_json, replace=True)
 
 
@@ -110,7 +113,7 @@ def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path |
 @click.argument("key_id", metavar="ID")
 @_TENANT_OPTION
 def revoke_command(key_id: str, tenant: str | None) -> None:
-    """End a key now. What is being answered is finished."""
+    """End a key now. Running requests are finished."""
     found = asked("POST", f"/admin/v1/keys/{key_id}/revoke", params=tenant_query(tenant))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{key_id}: revoked{late}")
@@ -119,7 +122,7 @@ def revoke_command(key_id: str, tenant: str | None) -> None:
 def _create_key(
     path: str, body: dict[str, Any], tenant: str | None, output: Path | None, as_json: bool, *, replace: bool
 ) -> None:
-    """Ask for a key, and put its secret where it was asked for and nowhere else."""
+    """Create a key and write its secret to `output`, or else to standard output."""
     with contextlib.ExitStack() as stack:
         write = None if output is None else stack.enter_context(key_file(output, replace=replace))
         door = stack.enter_context(current_target().door())
@@ -139,17 +142,17 @@ def _create_key(
 
 @contextlib.contextmanager
 def key_file(path: Path, *, replace: bool) -> Iterator[Callable[[str], None]]:
-    """Make sure of a file for a key before the key exists. Raises CommandFailed where the file can't be made.
+    """Prepare a file for a key before the key exists. Raises CommandFailed if the file can't be made.
 
-    Yields what writes the key: whole or not at all, mode 0600. It raises CommandFailed if the file was made meanwhile,
-    and `replace` is False.
+    Yields a function that writes the key: whole or not at all, mode 0600. That function raises CommandFailed if the
+    file was made meanwhile and `replace` is False.
     """
-    if os.path.lexists(path) and not replace:  # a link that leads nowhere has the name, too
+    if os.path.lexists(path) and not replace:  # also true for a dangling link
         raise CommandFailed(f"{path} exists; a new key does not replace it")
     with contextlib.ExitStack() as stack:
         try:
             draft = stack.enter_context(pending_file(path, 0o600))
-            os.posix_fallocate(draft.file.fileno(), 0, _ROOM_BYTES)  # a full disk may take a new file and no bytes
+            os.posix_fallocate(draft.file.fileno(), 0, _ROOM_BYTES)  # a full disk may accept a file but no bytes
         except OSError as error:
             raise CommandFailed(f"{path} can't be written: {error.strerror}") from error
 

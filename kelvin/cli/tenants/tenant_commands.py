@@ -1,4 +1,4 @@
-"""`kelvin tenants`: whose models there are. All but `list` need the key of an operator."""
+"""`kelvin tenants`: list, create, suspend, limit and delete tenants. All but `list` need an operator's key."""
 
 from typing import Any, Final
 
@@ -15,10 +15,10 @@ DEFAULT: Final = "default"
 
 
 class _LimitType(click.ParamType[int | str]):
-    """A whole number from `low` to `high`, or `default`."""
+    """A click type for a whole number from `low` to `high`, or `default`."""
 
     def __init__(self, low: int, high: int) -> None:
-        self.name = f"{low}..{high}"  # which help shows
+        self.name = f"{low}..{high}"  # shown in help
         self._low, self._high = low, high
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
@@ -33,7 +33,7 @@ class _LimitType(click.ParamType[int | str]):
 
 
 def _limit_type(setting: Setting) -> click.ParamType[Any]:
-    """Return the type of the option, which takes `default`, too."""
+    """Return the option's type. Every type also accepts `default`."""
     if setting.choices:
         return click.Choice([*setting.choices, DEFAULT])
     if setting.kind is not int:
@@ -45,13 +45,13 @@ def _limit_type(setting: Setting) -> click.ParamType[Any]:
 
 @click.group("tenants")
 def tenants_command() -> None:
-    """Tenants of the installation."""
+    """Manage the tenants of the installation."""
 
 
 @tenants_command.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """Every tenant, or the key's own where it is no operator's."""
+    """List all tenants, or the key's own tenant without an operator's key."""
     found = asked("GET", "/admin/v1/tenants")
     if as_json:
         print_json(found)
@@ -67,8 +67,9 @@ def list_command(as_json: bool) -> None:
 @tenants_command.command("create")
 @click.argument("tenant")
 def create_command(tenant: str) -> None:
-    """Make a tenant; its name is a DNS label. It has no key yet: `kelvin keys
-    create NAME --tenant TENANT --scope admin`.
+    """Create a tenant. Its name is a DNS label.
+
+    It has no key yet: `kelvin keys create NAME --tenant TENANT --scope admin`.
     """
     with current_target().door() as door:
         door.post("/admin/v1/tenants", json={"tenant": tenant})
@@ -78,7 +79,7 @@ def create_command(tenant: str) -> None:
 @tenants_command.command("suspend")
 @click.argument("tenant")
 def suspend_command(tenant: str) -> None:
-    """Refuse all of its keys and take its models to zero. What is being answered is finished."""
+    """Refuse all keys of a tenant and scale its models to zero. Running requests are finished."""
     with current_target().door() as door:
         door.post(f"/admin/v1/tenants/{tenant}/suspend")
     click.echo(f"{tenant}: suspended")
@@ -87,7 +88,7 @@ def suspend_command(tenant: str) -> None:
 @tenants_command.command("resume")
 @click.argument("tenant")
 def resume_command(tenant: str) -> None:
-    """Let a suspended tenant go on."""
+    """Reactivate a suspended tenant."""
     with current_target().door() as door:
         door.post(f"/admin/v1/tenants/{tenant}/resume")
     click.echo(f"{tenant}: active")
@@ -97,7 +98,10 @@ def resume_command(tenant: str) -> None:
 @click.argument("tenant")
 @setting_options(TenantLimits, lambda name: f"--{name.replace('_', '-')}", _limit_type)
 def set_command(tenant: str, **given: int | str | None) -> None:
-    """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
+    """Set limits of a tenant, such as `kelvin tenants set acme --rpm 600`.
+
+    `default` restores the installation's setting. Limits that are not given stay.
+    """
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
     limits = asked("PUT", f"/admin/v1/tenants/{tenant}/limits", json=body)["limits"]
     shown = (f"{name} {DEFAULT if value is None else value}" for name, value in limits.items())
@@ -106,11 +110,12 @@ def set_command(tenant: str, **given: int | str | None) -> None:
 
 @tenants_command.command("delete")
 @click.argument("tenant")
-@click.option("--force", is_flag=True, help="Also one that has models and keys: they go with it, now.")
+@click.option("--force", is_flag=True, help="Delete its models and keys as well, now.")
 def delete_command(tenant: str, force: bool) -> None:
-    """Delete a tenant that has no model and no good key; its name is not given again, its usage stays in the ledger.
+    """Delete a tenant without models and valid keys.
 
-    Its bytes in the store are freed by `kelvin collect --run --tenant TENANT`.
+    Its name can't be used again, and its usage stays in the ledger. `kelvin collect --run --tenant TENANT` frees its
+    bytes in the store.
     """
     with current_target().door() as door:
         door.delete(f"/admin/v1/tenants/{tenant}", params={"force": "true"} if force else {})

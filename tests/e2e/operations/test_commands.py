@@ -102,7 +102,7 @@ def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[
     assert {answer.headers["x-kelvin-version"] for answer in answers} == {first, second}
     run(kelvin, "deploy", f"two@{first}")
     assert kelvin.model("two")["split"] == {}
-    assert run(kelvin, "models", "split", "two") == "two: all is prod's\n"
+    assert run(kelvin, "models", "split", "two") == "two: prod gets all requests\n"
 
 
 def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two: tuple[str, str]) -> None:

@@ -67,7 +67,7 @@ def test_environment_names_the_installation(data: Path) -> None:
 def test_missing_ca_of_another_installation_names_the_option(data: Path) -> None:
     """With `--url` nobody has to run `kelvin up` on this machine."""
     code, text = _run("status", "--data", str(data / "none"), "--url", "https://x")
-    assert (code, "name its CA file by --ca" in text, "kelvin up" in text) == (1, True, False)
+    assert (code, "CA file with --ca" in text, "kelvin up" in text) == (1, True, False)
 
 
 @pytest.mark.parametrize(

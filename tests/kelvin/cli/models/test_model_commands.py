@@ -31,7 +31,7 @@ QUIET: dict[str, Any] = {
     "sweeps": 2,
     "damaged": [],
 }
-SCRUBBED = "; 7 hashed anew in 2 passes"
+SCRUBBED = "; 7 checked again in 2 passes"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ SCRUBBED = "; 7 hashed anew in 2 passes"
             QUIET | {"attestation_faults": {"store": {"digest": 2}}, "unverified_versions": 3},
             "weight cache: faulty copies: store attestation digest 2; healed 0, chunks refused 0"
             + SCRUBBED
-            + "; 3 loads of versions that nobody vouches for",
+            + "; 3 loads of versions without a trusted signature",
             id="forged, and not signed",
         ),
         pytest.param(
