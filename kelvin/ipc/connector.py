@@ -1,7 +1,8 @@
-"""The way to a process of ours, wherever it is: a socket of the run directory, or https://HOST:PORT with roles; to
-a pod of a cluster also http://HOST:PORT, where whoever opens the ways says so.
+"""Connect to another process of ours, wherever it runs.
 
-The one place where an address becomes connections. Who uses a way does not know which of the two it is.
+An address is a socket in the run directory, or https://HOST:PORT with mutual TLS and roles. Pods of a cluster may also
+have http://HOST:PORT, if the factory allows it. Only this module turns addresses into connections, and its users don't
+see the difference.
 """
 
 import asyncio
@@ -26,24 +27,24 @@ HANDSHAKE_S: Final = 5.0
 
 
 class Connector(Protocol):
-    """To one process, over any number of connections. Connecting raises OSError."""
+    """Connects to one process, with any number of connections. Connecting raises OSError."""
 
     @property
     def base_url(self) -> str:
-        """What URLs begin with."""
+        """The prefix of URLs to this process."""
         ...
 
     async def connect(self, protocol: Callable[[], P]) -> P:
-        """One connection. Safe to cancel."""
+        """Open one connection. Safe to cancel."""
         ...
 
     def connector(self, limit: int) -> aiohttp.BaseConnector:
-        """For a session of its own; 0: as many connections as it likes."""
+        """Return an aiohttp connector for one session. `limit` bounds its connections; 0: no limit."""
         ...
 
 
 class SocketConnector:
-    """By a Unix socket's path."""
+    """Connects to a Unix socket by its path."""
 
     base_url = "http://kelvin"
 
@@ -54,17 +55,17 @@ class SocketConnector:
         return f"<SocketConnector {self._path}>"
 
     async def connect(self, protocol: Callable[[], P]) -> P:
-        """See Way."""
+        """Open one connection. Safe to cancel. Raises OSError."""
         _, made = await asyncio.get_running_loop().create_unix_connection(protocol, self._path)
         return made
 
     def connector(self, limit: int) -> aiohttp.BaseConnector:
-        """See Way."""
+        """Return an aiohttp connector for one session."""
         return aiohttp.UnixConnector(path=self._path, limit=limit)
 
 
 class HostConnector:
-    """By https://HOST:PORT, which `tls` speaks to, or by http:// without. A name is looked up for each connection."""
+    """Connects to https://HOST:PORT with `tls`, or to http:// without. The name is resolved for each connection."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
@@ -76,7 +77,7 @@ class HostConnector:
         return f"<HostConnector {self.base_url}>"
 
     async def connect(self, protocol: Callable[[], P]) -> P:
-        """See Way."""
+        """Open one connection. Safe to cancel. Raises OSError."""
         try:
             transport, made = await asyncio.get_running_loop().create_connection(
                 protocol,
@@ -85,30 +86,30 @@ class HostConnector:
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
             )
-        except UnicodeError as error:  # of a name that is none
+        except UnicodeError as error:  # an invalid host name
             raise OSError(f"{self.base_url}: {error}") from error
         enable_keepalive(transport.get_extra_info("socket"))
         return made
 
     def connector(self, limit: int, told: Callable[[socket.socket], None] | None = None) -> aiohttp.BaseConnector:
-        """See Way. Of each socket that it makes, connected or not, somebody may be told."""
+        """Return an aiohttp connector for one session. `told` gets each socket that it makes, connected or not."""
 
         def make(found: aiohttp.AddrInfoType) -> socket.socket:
-            line = _socket(found)
+            sock = _socket(found)
             if told is not None:
-                told(line)
-            return line
+                told(sock)
+            return sock
 
         tls = True if self._tls is None else self._tls
         made = aiohttp.TCPConnector(ssl=tls, limit=limit, use_dns_cache=False, socket_factory=make)
         if self._tls is not None:
-            made.allowed_protocol_schema_set = frozenset({"https"})  # a session can't be talked into speaking openly
+            made.allowed_protocol_schema_set = frozenset({"https"})  # no redirect can make a session use plain HTTP
         return made
 
 
 class ConnectorFactory:
-    """What one process reaches others by. Where `identity` is None, only what is on this host; with `pods` also what
-    says http://, since queue-proxies speak nothing else.
+    """Makes the connectors of one process. Without `identity`, it reaches only processes on this host. With `pods`, it
+    also accepts http://, because Knative's queue-proxies speak nothing else.
     """
 
     def __init__(self, directory: SocketDirectory, identity: TlsIdentity | None = None, *, pods: bool = False) -> None:
@@ -120,7 +121,7 @@ class ConnectorFactory:
         return f"<ConnectorFactory {self._directory.path} {'and hosts' if self._contexts else 'alone'}>"
 
     def to(self, address: str, role: Role) -> Connector:
-        """A name in the run directory, or a URL, behind which a process of that role has to be. Raises ValueError."""
+        """Return a connector to a socket name or URL, whose process must have this role. Raises ValueError."""
         if address.startswith(PLAIN):
             if not self._pods:
                 raise ValueError(f"{address}: must be https://")
@@ -133,7 +134,7 @@ class ConnectorFactory:
 
 
 def is_remote(address: str) -> bool:
-    """Whether that is on another host."""
+    """Return whether the address is on another host."""
     return address.startswith((REMOTE, PLAIN))
 
 

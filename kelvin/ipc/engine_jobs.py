@@ -1,9 +1,9 @@
-"""Run a push's jobs on an engine: its gate and its seal. Each job takes a standby process and uses it up.
+"""Run a push's jobs on an engine: its gate and its seal. Each job uses up one standby process.
 
-One gate and one seal run at a time, shared fairly by tenant and weight; a gate, which is short, waits for no seal. A
-job judges untrusted input, so its time and its memory are bounded. Its process limits its own memory as well, because
-it may take gigabytes between two checks here. A job ends when its caller leaves or its tenant is suspended. The owner
-of the zygote passes in where standbys come from and how they end.
+One gate and one seal run at a time, shared fairly by tenant and weight; a short gate waits for no seal. A job judges
+untrusted input, so its time and memory are bounded. Its process also limits its own memory, because it may take
+gigabytes between two checks here. A job ends when its caller disconnects or its tenant is suspended. The zygote's owner
+passes in how to get a standby.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ T = TypeVar("T")
 MAX_WAITING: Final = 64
 MAX_WAITING_OF_TENANT: Final = 8
 GATE_S: Final = 60.0
-SEAL_S: Final = 60.0  # and what the bytes of a draft's distinct chunks take, from a slow store to a replica's answer
+SEAL_S: Final = 60.0  # plus the time for a draft's distinct chunks at SEAL_BYTES_S, from a slow store to an answer
 SEAL_BYTES_S: Final = 20 << 20
 MAX_JOB_S: Final = 900.0
-GATE_BYTES: Final = 1 << 30  # growth of the process
-SEAL_BYTES: Final = 2 << 30  # growth beside _COPIES of the draft
-_COPIES: Final = 3  # of the draft's bytes, which a seal may make
-_UNKNOWN_DRAFT_BYTES: Final = 40 << 30  # assumed where an older snapshotter sends no size
+GATE_BYTES: Final = 1 << 30  # limit on the process's growth
+SEAL_BYTES: Final = 2 << 30  # limit on the process's growth, beside _COPIES of the draft
+_COPIES: Final = 3  # copies of the draft's bytes that a seal may make
+_UNKNOWN_DRAFT_BYTES: Final = 40 << 30  # assumed if an older snapshotter sends no size
 _CHECK_INTERVAL_S: Final = 0.1
 _DEATH_S: Final = 1.0  # until the kernel reports the end of a process whose connection broke
 _ATTEMPTS: Final = 2
-_RETRY_S: Final = 1.0  # what killed one process may be killing parked ones too: by then their deaths are known
-_JUDGED: Final = "model"  # the artifact named where no file is known
+_RETRY_S: Final = 1.0  # parked processes may have been killed too: by then their deaths are known
+_JUDGED: Final = "model"  # the artifact's name in errors that concern no single file
 
 
 def seal_bytes(job: SealJob) -> int:
@@ -57,7 +57,7 @@ StandbyFactory = Callable[[], AbstractAsyncContextManager[ForkedProcess]]
 
 
 class PushJobs(Protocol):
-    """What a push needs an engine for. Both raise Refused."""
+    """Jobs that a push needs an engine for. Both methods raise Refused."""
 
     async def gate(self, job: GateJob) -> GateFacts: ...
 
@@ -65,9 +65,8 @@ class PushJobs(Protocol):
 
 
 class JobRunner:
-    """Run jobs, one of each kind at a time. `standby` yields a parked process and ends it when the block is left.
-
-    Cancelling a call ends its process.
+    """Runs jobs, one of each kind at a time. Cancelling a call ends its process. `standby` yields a parked process and
+    ends it when the block ends.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class JobRunner:
         )
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """Record a draft's known answers. Raises Refused as `gate`."""
-        # A chunk that repeats is sent once: to claim a long draft must not buy time.
+        """Record a draft's known answers. Raises Refused as `gate` does."""
+        # A repeated chunk is sent once, so only distinct bytes extend the time limit.
         limit_s = min(SEAL_S + (job.distinct_bytes or _draft_bytes(job)) / SEAL_BYTES_S, MAX_JOB_S)
         return await self._run(
             self._seals, job.tenant, limit_s, seal_bytes(job), lambda process: process.seal(job, MAX_JOB_S)
@@ -125,8 +124,8 @@ class JobRunner:
     async def _bounded(
         self, process: ForkedProcess, tenant: str, limit_s: float, limit_bytes: int, work: Awaitable[T]
     ) -> T:
-        """Return the result of `work` on `process`. If it exceeds a bound, its tenant is suspended or this call is
-        cancelled, kill the process. Raises `Refused`.
+        """Return the result of `work` on `process`. Kill the process on a bound, a suspension, or cancellation. Raises
+        `Refused`.
         """
         loop = asyncio.get_running_loop()
         ends_s, before = loop.time() + limit_s, private_bytes(process.pid)
@@ -146,15 +145,13 @@ class JobRunner:
                     raise Refused(TenantSuspended())
         finally:
             if not working.done():
-                process.signal(signal.SIGKILL)  # it may be in native code, and notice no other signal
+                process.signal(signal.SIGKILL)  # in native code it would not react to another signal
                 working.cancel()
                 await asyncio.wait({working})
 
 
 def job_routes(jobs: PushJobs) -> list[Route]:
-    """Return the routes by which a snapshotter runs its jobs at a control plane or an engine. A job ends when its
-    caller leaves.
-    """
+    """Return routes by which a snapshotter runs jobs at a control plane or engine. A job ends with its connection."""
 
     async def gate(request: Request) -> Response:
         job = await read(request, GateJob, LARGE_BYTES)

@@ -1,4 +1,4 @@
-"""Failures of a FastAPI service, rendered as problem details; anything unforeseen is a 500 that leaks nothing."""
+"""Render failures of a FastAPI service as problem details. An unexpected exception is a 500 without details."""
 
 import logging
 from typing import Final
@@ -17,12 +17,12 @@ _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def problem_response(failure: Failure) -> Response:
-    """RFC 9457 body with the failure's status and headers."""
+    """Return a response with an RFC 9457 body and the failure's status and headers."""
     return Response(problem_details(failure), failure.status, headers_of(failure), media_type=PROBLEM_CONTENT_TYPE)
 
 
 def install_failure_handlers(app: FastAPI) -> None:
-    """Every error of `app` leaves as problem details."""
+    """Make every error of `app` a problem details response."""
 
     @app.exception_handler(Refused)
     async def _refused(_: Request, error: Refused) -> Response:
@@ -47,7 +47,7 @@ def install_failure_handlers(app: FastAPI) -> None:
 
 
 def _allowed_methods(request: Request) -> tuple[str, ...]:
-    """The methods that some route has at this path: of several routes, what is said by one alone is not all."""
+    """Return the methods of all routes at this path. Starlette names only the methods of the first route."""
     routes = request.app.routes
     asked = {method: dict(request.scope, method=method) for method in _METHODS}
     return tuple(

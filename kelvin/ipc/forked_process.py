@@ -1,6 +1,6 @@
-"""One process that a zygote bore: its pidfd, its control socket, the jobs that it does, its end.
+"""A process forked by a zygote: its pidfd, its control socket, its jobs, its end.
 
-Signals go through the pidfd, so they never reach a stranger who got the same number.
+Signals go through the pidfd, so they never reach another process that reused the pid.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ log = logging.getLogger(__name__)
 
 TERM_S: Final = 10.0
 KILL_S: Final = 30.0
-_POLL_BACKOFF: Final = ExponentialBackoff(0.002, 0.05)  # between two looks whether one that was just born is there
+_POLL_BACKOFF: Final = ExponentialBackoff(0.002, 0.05)  # between two checks whether a new process listens
 
 
 def socket_name(runtime_id: str) -> str:
-    """The control and serving socket of a runtime, in the run directory."""
+    """Return the name of a runtime's control and serving socket in the run directory."""
     return f"rt-{runtime_id}.sock"
 
 
 class ForkedProcess:
-    """Owns the pidfd and the connections."""
+    """A forked process. Owns the pidfd and the connections."""
 
-    report_s: ClassVar[float] = 2.0  # for it to say what it is
+    report_s: ClassVar[float] = 2.0  # time limit of `report`
 
     def __init__(self, directory: SocketDirectory, runtime_id: str, pid: int, pidfd: int) -> None:
         self.runtime_id = runtime_id
         self.pid = pid
-        self.is_ending = False  # its end is our doing, so nobody needs to make up for it
+        self.is_ending = False  # we end it on purpose, so it needs no replacement
         self._pidfd = pidfd
         self._directory = directory
         self._gone = asyncio.Event()
@@ -49,16 +49,16 @@ class ForkedProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is dead."""
+        """Whether the process is dead."""
         return self._gone.is_set()
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it is dead or was told to end."""
+        """Whether the process is dead or was told to end."""
         return self.is_gone or self.is_ending
 
     async def gate(self, job: GateJob, timeout_s: float) -> GateFacts:
-        """May the architecture be served? Raises Refused."""
+        """Decide whether the architecture may be served. Raises Refused."""
         return await self._client.call("POST", "/control/gate", GateFacts, body=job, timeout_s=timeout_s)
 
     async def seal(self, job: SealJob, timeout_s: float) -> SealAttestation:
@@ -66,46 +66,44 @@ class ForkedProcess:
         return await self._client.call("POST", "/control/seal", SealAttestation, body=job, timeout_s=timeout_s)
 
     async def report(self) -> RuntimeReport:
-        """Return what it reports of itself. Raises Refused(Unavailable) if it does not listen."""
+        """Return the process's report about itself. Raises Refused(Unavailable) if it does not listen."""
         return await self._client.call("GET", "/control/state", RuntimeReport, timeout_s=self.report_s)
 
     async def wait_parked(self, keep_waiting: Callable[[], bool]) -> bool:
-        """Wait until it listens and can take a version. Return False if it dies, or once `keep_waiting`
-        returns False.
-        """
-        looks = 1
-        while not await self.gone(_POLL_BACKOFF.after(looks)):
+        """Wait until it listens and can take a version. Return False if it dies or `keep_waiting` returns False."""
+        polls = 1
+        while not await self.gone(_POLL_BACKOFF.after(polls)):
             if (self._directory.path / socket_name(self.runtime_id)).exists() and await self._is_parked():
                 return not self.is_gone
             if not keep_waiting():
                 return False
-            looks += 1
+            polls += 1
         return False
 
     async def gone(self, timeout_s: float) -> bool:
-        """Wait for its death for at most `timeout_s`. Return whether it is dead."""
+        """Wait at most `timeout_s` for its death. Return whether it is dead."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._gone.wait()
         return self.is_gone
 
     async def end(self, term_s: float = TERM_S) -> None:
-        """Send SIGTERM, and SIGKILL if it still lives after `term_s`. Return once it is dead."""
+        """Send SIGTERM, and SIGKILL after `term_s`. Return once it is dead, or stuck in the kernel for KILL_S."""
         self.is_ending = True
         self.signal(signal.SIGTERM)
         if not await self.gone(term_s):
             self.signal(signal.SIGKILL)
             if not await self.gone(KILL_S):
-                log.error("a process survives SIGKILL: the kernel holds it", extra={"pid": self.pid})
+                log.error("a process survives SIGKILL: it is stuck in the kernel", extra={"pid": self.pid})
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; one that is dead, or was let go, gets none."""
+        """Send a signal. Does nothing if the process is dead or `close` was called."""
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def is_alive(self) -> bool:
-        """Return whether the kernel still has it. The event loop learns of a death later."""
+        """Return whether the process lives, according to the kernel. The event loop learns of a death later."""
         if self._pidfd < 0:
             return False
         try:
@@ -115,7 +113,7 @@ class ForkedProcess:
         return True
 
     async def close(self) -> None:
-        """Let go of it, dead or alive: the process lives on."""
+        """Close the pidfd and the connections. A living process goes on."""
         self._let_go()
         await self._client.close()
 
@@ -126,10 +124,10 @@ class ForkedProcess:
             self._pidfd = -1
 
     def _exited(self) -> None:
-        """Called once, from the event loop, when it is dead."""
+        """Handle the death. Called once, on the event loop."""
         self._gone.set()
         self._let_go()
-        with suppress(OSError):  # a disk may be read-only by now; nobody listens there, so it does no harm
+        with suppress(OSError):  # the disk may be read-only; a dead socket file does no harm
             (self._directory.path / socket_name(self.runtime_id)).unlink()
 
     async def _is_parked(self) -> bool:

@@ -1,7 +1,7 @@
-"""Health and figures over TCP for those who have no certificate: a kubelet's probes, a scraper.
+"""Serve health and metrics over plain TCP for clients without a certificate: a kubelet's probes, a scraper.
 
-Three routes of a process's application and nothing else, one request a connection, all of it bounded: whoever reaches
-the port is a stranger.
+Only three routes of the application are served, one request per connection. Anybody may reach the port, so everything
+is bounded.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from kelvin.process.service_lifecycle import InnerProtocol, Server, uvicorn_conf
 
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_CONNECTIONS: Final = 64
-CONNECTION_LIFETIME_S: Final = 10.0  # of a connection, from when it is accepted; then it is cut, answered or not
+CONNECTION_LIFETIME_S: Final = 10.0  # a connection is cut after this time, answered or not
 
 
 class HealthOnlyApp:
-    """The application, of which only `HEALTH_PATHS` are to be seen, by GET. Each answer ends its connection."""
+    """An ASGI wrapper that passes only GETs of `HEALTH_PATHS` and closes the connection after each response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """HTTP only."""
+        """Serve one HTTP request. Other paths get a 404."""
 
         async def ending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -42,11 +42,11 @@ class HealthOnlyApp:
 async def serve_health(
     app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int, lifetime_s: float = CONNECTION_LIFETIME_S
 ) -> None:
-    """`HEALTH_PATHS` of `app` over plain HTTP/1.1 until `stop`."""
+    """Serve `HEALTH_PATHS` of `app` over plain HTTP/1.1 until `stop`."""
     config = uvicorn_config(HealthOnlyApp(ready_while_loops_work(app)), drain_s)
 
     class Connection(InnerProtocol):
-        """Cut when its time is over; refused where there are enough."""
+        """Cut after `lifetime_s`; refused above MAX_CONNECTIONS."""
 
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)

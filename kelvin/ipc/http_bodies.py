@@ -1,4 +1,4 @@
-"""Request bodies in and JSON answers out, bounded and strict, alike for every inner route."""
+"""Read request bodies and write JSON responses of internal routes, strictly and within limits."""
 
 from typing import Final, TypeVar
 
@@ -15,7 +15,7 @@ LARGE_BYTES: Final = 64 << 20  # batches of records, the tensor tables of models
 
 
 async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
-    """Decode the body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong."""
+    """Decode the body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest with the fault."""
     return decode(await read_body(request, limit_bytes), kind)
 
 

@@ -1,7 +1,7 @@
-"""One process among the others: whom it reaches and who reaches it, on this host and, where settings say so, beyond.
+"""Serve other processes of ours, and connect to them, on this host and, if configured, on other hosts.
 
-A process opens this once. Without settings it is the run directory and nothing else. Other hosts are served by the role
-in their certificate, within its rules.
+Each process opens this once. Without settings, it uses only the run directory. A process on another host is served by
+the role in its certificate, within that role's rules.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from kelvin.process.service_lifecycle import DRAIN_S, InnerProtocol, Server, ser
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 4096
-MAX_LOGGED_REFUSALS: Final = 256  # refusals that are logged, each route and role once
+MAX_LOGGED_REFUSALS: Final = 256  # each refused route is logged once per role, up to this many
 
 
 class RoleFilter:
-    """The application as one role sees it: a route that is not for it looks like none."""
+    """An ASGI wrapper that answers 404 on routes that the caller's role may not call."""
 
     def __init__(self, app: ASGIApp, rules: Rules, role: Role, logged_refusals: set[tuple[Role, str]]) -> None:
         self._app = app
@@ -47,7 +47,7 @@ class RoleFilter:
         self._logged_refusals = logged_refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """HTTP only."""
+        """Serve one HTTP request."""
         path: str = scope["path"]
         if role_may_call(self._rules, self._role, path):
             await self._app(scope, receive, send)
@@ -56,7 +56,7 @@ class RoleFilter:
             self._logged_refusals
         ) < MAX_LOGGED_REFUSALS:
             self._logged_refusals.add(key)
-            log.warning("a route is not for this role", extra={"role": str(self._role), "path": path[:80]})
+            log.warning("this role may not call this route", extra={"role": str(self._role), "path": path[:80]})
         failure = NotFound("route", path[:80])
         headers = [(b"content-type", PROBLEM_CONTENT_TYPE.encode())]
         await send({"type": "http.response.start", "status": failure.status, "headers": headers})
@@ -71,14 +71,14 @@ async def serve_with_roles(
     stop: asyncio.Event,
     drain_s: int = DRAIN_S,
 ) -> None:
-    """HTTP/1.1 over `tls`, a context of `TlsIdentity.server`, until `stop`; the rest is as with `serve_until`."""
+    """Serve HTTP/1.1 over `tls` (from `TlsIdentity.server`) until `stop`. Otherwise like `serve_until`."""
     await _Server(with_request_context(ready_while_loops_work(app)), listener, tls, rules, drain_s).serve_until(
         stop, []
     )
 
 
 class _Server(Server):
-    """Connections come from a greeter."""
+    """A server whose connections come from a TlsAcceptor."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext, rules: Rules, drain_s: int) -> None:
         super().__init__(uvicorn_config(app, drain_s))
@@ -88,29 +88,29 @@ class _Server(Server):
         def make() -> asyncio.Protocol:
             return _Connection(self, rules, logged_refusals)
 
-        self._greeter = TlsAcceptor(
+        self._acceptor = TlsAcceptor(
             listener, tls, make,
             is_full=lambda: len(self.server_state.connections) >= MAX_CONNECTIONS, refused=_refused,
         )  # fmt: skip
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._greeter.open()
+        self._acceptor.open()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._greeter.close()
+        await self._acceptor.close()
         await super().shutdown(sockets)
-        await self._greeter.end()
+        await self._acceptor.end()
 
     async def cut(self, sockets: list[socket.socket]) -> None:
         if self.started:
-            await self._greeter.close()
+            await self._acceptor.close()
         await super().cut(sockets)
-        await self._greeter.end()
+        await self._acceptor.end()
 
 
 class _Connection(InnerProtocol):
-    """Knows who is at the other end before the first request."""
+    """A connection that knows the peer's role before its first request."""
 
     def __init__(self, server: _Server, rules: Rules, logged_refusals: set[tuple[Role, str]]) -> None:
         super().__init__(config=server.config, server_state=server.server_state, app_state={})
@@ -129,7 +129,7 @@ def _refused(error: OSError | None) -> None:
 
 
 class InternalServer:
-    """See `open_internal_server`."""
+    """The listeners and connectors of one process. Made by `open_internal_server`."""
 
     def __init__(
         self,
@@ -142,13 +142,14 @@ class InternalServer:
         self.identity = identity
         self._listener = listener
         self._health = health
-        self.url = "" if listener is None else listener_url(*listener.getsockname()[:2])  # where other hosts reach us
+        # The URL at which other hosts reach this process.
+        self.url = "" if listener is None else listener_url(*listener.getsockname()[:2])
 
     def __repr__(self) -> str:
         return f"<InternalServer {self.url or 'here'} {self.identity or 'alone'}>"
 
     def ends(self) -> dict[str, datetime.datetime]:
-        """Until when we are known to other hosts, as `inner`; nothing where we have no certificate."""
+        """Return when our certificate for other hosts expires, as `inner`. Empty without a certificate."""
         return {} if self.identity is None else {"inner": self.identity.ends}
 
     async def serve(
@@ -163,8 +164,8 @@ class InternalServer:
     ) -> None:
         """Serve `app` until `stop`, then drain for at most `drain_s` seconds.
 
-        This host gets all of it through `local_listener`. Other hosts get the routes that `rules` allow for their role,
-        of `remote_app` if it is given. The health port shows health and metrics to anybody.
+        Callers on this host reach all routes through `local_listener`. Other hosts reach the routes of `remote_app`
+        (default: `app`) that `rules` allow for their role. The health port shows health and metrics to anybody.
         """
         async with asyncio.TaskGroup() as tasks:
             if self.identity is not None and self._listener is not None:
@@ -179,7 +180,7 @@ class InternalServer:
 async def open_internal_server(
     directory: SocketDirectory, peer_settings: PeerSettings, role: Role, setting: str = "", *, pods: bool = False
 ) -> AsyncIterator[InternalServer]:
-    """Open the sockets of a process, and follow the files of its certificate until the block is left.
+    """Open the sockets of a process, and reload its certificate when the files change, until the block ends.
 
     It listens at once, and answers once `InternalServer.serve` runs. `setting` names the address in errors. With
     `pods`, pods of a cluster are reached over plain HTTP. Raises BadSetting.

@@ -1,7 +1,7 @@
-"""What a service's routes take and answer, as OpenAPI 3.1: FastAPI's own document, with our contracts and failures.
+"""Describe a service's routes as OpenAPI 3.1: FastAPI's document, completed with our contracts and failures.
 
-A route says beside itself what it answers, with `route_docs`; what any call may be refused for before it reaches its
-route is said here once. `build_document` puts both together, and leaves out no route.
+Each route declares its responses with `route_docs`. Failures that any call may get before it reaches its route are
+listed here once. `build_document` combines both and refuses undescribed routes.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 TEXT: Final = "text/plain"
 _SCHEMA_REF: Final = "#/components/schemas/{name}"
-_ANSWERS, _SCHEMAS = "x-answers", "x-schemas"  # of a route, until `build_document` has put them where they belong
-# By the activator, by the hop to the service, and by what reads keys and bodies there.
+_ANSWERS, _SCHEMAS = "x-answers", "x-schemas"  # temporary keys of a route: `build_document` moves their content
+# Failures of the activator, of the call to the service, and of reading keys and bodies there.
 _COMMON_FAILURES: Final[tuple[type[Failure], ...]] = (
     InvalidRequest, Unauthenticated, Forbidden, TenantSuspended, BodyTooLarge, TooManyFailures, Internal, Overloaded,
     Unavailable, DeadlineExceeded,
@@ -48,10 +48,10 @@ def route_docs(
     request_body: Any = None,
     scope: Scope = Scope.ADMIN,
 ) -> dict[str, Any]:
-    """Arguments of a FastAPI route that answers with `kind` (None: with nothing) or is refused.
+    """Return arguments for a FastAPI route that answers with `kind` (None: no body) or is refused.
 
-    `bytes` and `str` are bodies of no JSON; `extra_responses` has answers of another status; `request_body` is the
-    request's body.
+    The types `bytes` and `str` mean bodies that are not JSON. `extra_responses` has responses of other statuses,
+    `request_body` the request's type.
     """
     schemas: dict[str, Any] = {}
     answers = {
@@ -69,7 +69,7 @@ def route_docs(
 
 
 def build_document(app: FastAPI, title: str) -> dict[str, Any]:
-    """The document of all routes that are in FastAPI's schema. Raises KeyError for one that is not described."""
+    """Return the document of all routes in FastAPI's schema. Raises KeyError for an undescribed route."""
     found = get_openapi(title=title, version="1", routes=app.routes)
     schemas: dict[str, Any] = {}
     for path, operations in found["paths"].items():
@@ -86,7 +86,7 @@ def build_document(app: FastAPI, title: str) -> dict[str, Any]:
 
 
 def add_description(app: FastAPI, path: str, title: str, scope: Scope) -> None:
-    """Serve the document of `app` at `path`, itself included. It is made when it is first asked for."""
+    """Serve the document of `app` at `path`. It includes this route, and is built at the first request."""
     allowed = require_scope(scope)
     made: list[bytes] = []
 
@@ -99,7 +99,7 @@ def add_description(app: FastAPI, path: str, title: str, scope: Scope) -> None:
 
 
 def _content(kind: Any, media_type: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The `content` of an answer or body that holds `kind`; what its schema refers to goes to `schemas`."""
+    """Return the `content` of a body of type `kind`, and add the schemas that it refers to."""
     if kind is None:
         return {}
     if kind is bytes:
@@ -112,7 +112,7 @@ def _content(kind: Any, media_type: str, schemas: dict[str, Any]) -> dict[str, A
 
 
 def _refusals(kinds: tuple[type[Failure], ...], schemas: dict[str, Any]) -> dict[str, Any]:
-    """By status: problem details, with the codes that have it."""
+    """Return problem details responses by status, each with its codes."""
     schema = _content(Problem, JSON, schemas)["content"][JSON]["schema"]
     found: dict[str, Any] = {}
     for status in sorted({kind.status for kind in kinds}):
@@ -126,7 +126,7 @@ def _refusals(kinds: tuple[type[Failure], ...], schemas: dict[str, Any]) -> dict
 
 
 def _about(kind: Any) -> str:
-    """The first line of what is said of a type of ours."""
+    """Return the first line of our type's docstring as its description."""
     if isinstance(kind, type) and kind.__module__ != "builtins":
         return (kind.__doc__ or "").strip().partition("\n")[0]
     return "Done; nothing is said." if kind is None else "As its schema says."

@@ -1,4 +1,4 @@
-"""What processes read of the environment about one another: where the others are, where to listen, who they are."""
+"""Settings of a process about its peers: their addresses, its own address, its identity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ WILDCARD_HOSTS: Final = ("0.0.0.0", "::")  # noqa: S104
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """Of one process. Without files it meets the others in the run directory alone."""
+    """Peer settings of one process. Without `files`, it meets its peers only in the run directory."""
 
     files: IdentityFiles | None = None
     listen: tuple[str, int] | None = None
     control: str = CONTROL_SOCKET
     snapshotter: str = SNAPSHOTTER_SOCKET
-    health: tuple[str, int] | None = None  # where whoever asks is told of it
+    health: tuple[str, int] | None = None  # address of the health port
 
 
 LOCAL_ONLY: Final = PeerSettings()
@@ -38,7 +38,7 @@ def read_peer_settings(
 
     `listen` names the setting with the address at which this process serves other hosts. With `any_port` its port may
     be 0 (the kernel chooses one), and its host must be an address that other hosts can reach. Raises BadSetting, also
-    if the certificate's files can't be used. A runtime serves no health port: its pod's port is probed.
+    if the certificate's files can't be used. A runtime has no health port: its pod's port is probed.
     """
     place = read_address(env, listen, any_port=any_port) if listen is not None and env.get(listen) else None
     if place is not None and any_port and place[0] in WILDCARD_HOSTS:
@@ -54,7 +54,7 @@ def read_peer_settings(
 
 
 def load_identity(files: IdentityFiles, role: Role) -> TlsIdentity:
-    """Raises BadSetting."""
+    """Load the TLS identity. Raises BadSetting."""
     try:
         return TlsIdentity(files, role)
     except BadIdentity as bad:
@@ -62,20 +62,20 @@ def load_identity(files: IdentityFiles, role: Role) -> TlsIdentity:
 
 
 def read_address(env: Mapping[str, str], name: str, *, any_port: bool = False) -> tuple[str, int]:
-    """HOST:PORT. Port 0, where it is allowed, is one that the kernel chooses. Raises BadSetting."""
+    """Parse HOST:PORT. With `any_port`, port 0 lets the kernel choose one. Raises BadSetting."""
     value = text(env, name)
     try:
         parts = urlsplit(f"//{value}")
         port = parts.port
         if parts.hostname and port is not None and (port or any_port) and parts.netloc == value and "@" not in value:
             return parts.hostname, port
-    except ValueError:  # brackets that don't match, a port that is none
+    except ValueError:  # unmatched brackets, or an invalid port
         pass
     raise BadSetting(name, value, "must be ADDRESS:PORT")
 
 
 def is_url(value: str) -> bool:
-    """Whether it is https://HOST:PORT and nothing else."""
+    """Return whether the text is https://HOST:PORT and nothing else."""
     try:
         parts = urlsplit(value)
         return (
@@ -87,7 +87,7 @@ def is_url(value: str) -> bool:
 
 
 def listener_url(host: str, port: int) -> str:
-    """Where a listener is reached."""
+    """Return the URL of a listener."""
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
@@ -107,7 +107,7 @@ def _files(env: Mapping[str, str], role: Role) -> IdentityFiles:
     if "://" not in prefix or not prefix.endswith("/") or not prefix.isascii():
         raise BadSetting("KELVIN_INNER_ID", prefix, "must be SCHEME://NAME/, what URIs begin with before the role")
     files = IdentityFiles(place / CERTIFICATE, place / KEY, authorities or place / AUTHORITIES, prefix)
-    load_identity(files, role)  # what can't be used is refused now, by whoever starts this process
+    load_identity(files, role)  # refuse bad files when the process starts
     return files
 
 

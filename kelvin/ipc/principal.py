@@ -1,4 +1,7 @@
-"""Who calls an inner service: the activator authenticated them and says so in a header that our sockets trust."""
+"""Read the caller of an internal service from the header that the activator sets after authentication.
+
+Our sockets trust this header.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +16,7 @@ PRINCIPAL_HEADER: Final = "x-kelvin-principal"
 
 
 def principal_of(request: Request) -> Principal:
-    """The caller. Raises Refused(Unauthenticated) without the header, InvalidRequest where it does not decode."""
+    """Return the caller. Raises Refused: Unauthenticated without the header, InvalidRequest if it does not decode."""
     raw = request.headers.get(PRINCIPAL_HEADER)
     if raw is None:
         raise Refused(Unauthenticated())
@@ -21,8 +24,8 @@ def principal_of(request: Request) -> Principal:
 
 
 def require_scope(scope: Scope) -> Callable[[Request], Principal]:
-    """Return a FastAPI dependency: the caller, whose key must allow `scope`. Raises Refused(Forbidden), and what
-    `principal_of` raises.
+    """Return a FastAPI dependency that returns the caller, whose key must allow `scope`. It raises Refused(Forbidden),
+    and what `principal_of` raises.
     """
 
     def holder(request: Request) -> Principal:

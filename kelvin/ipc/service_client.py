@@ -1,4 +1,7 @@
-"""Calls to another process of ours: JSON both ways, failures as facts. `call` has a deadline, `open` may have one."""
+"""Call another process of ours over HTTP with JSON. `call` has a deadline; `open` streams and may have one.
+
+Failures are raised as Refused.
+"""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +15,7 @@ from kelvin.contracts.problem import from_problem
 from kelvin.contracts.wire import BadJson, decoder, encode
 from kelvin.ipc.connector import Connector, SocketConnector
 from kelvin.ipc.socket_directory import SocketDirectory
-from kelvin.process.request_context import headers as told
+from kelvin.process.request_context import headers as context_headers
 
 log = logging.getLogger(__name__)
 
@@ -20,23 +23,23 @@ T = TypeVar("T")
 
 
 class ServiceClient:
-    """One peer. Connections are kept; the peer may restart at any time. Close it where you opened it."""
+    """HTTP client of one peer. Keeps connections open; the peer may restart at any time. The creator closes it."""
 
     def __init__(self, directory: SocketDirectory, name: str, peer: str, *, limit: int = 64) -> None:
-        """By its socket in the run directory."""
+        """Connect to the peer's socket in the run directory."""
         self._begin(SocketConnector(directory.address(name)), peer, limit)
 
     @classmethod
-    def from_connector(cls, way: Connector, peer: str, *, limit: int = 64) -> Self:
-        """Wherever it is."""
+    def from_connector(cls, connector: Connector, peer: str, *, limit: int = 64) -> Self:
+        """Return a client that uses this connector."""
         made = cls.__new__(cls)
-        made._begin(way, peer, limit)
+        made._begin(connector, peer, limit)
         return made
 
-    def _begin(self, way: Connector, peer: str, limit: int) -> None:
+    def _begin(self, connector: Connector, peer: str, limit: int) -> None:
         self._peer = peer
-        self.base_url = way.base_url  # what URLs of `session` begin with
-        self.session = aiohttp.ClientSession(connector=way.connector(limit), auto_decompress=False)
+        self.base_url = connector.base_url  # prefix of the URLs of `session`
+        self.session = aiohttp.ClientSession(connector=connector.connector(limit), auto_decompress=False)
 
     def __repr__(self) -> str:
         return f"<ServiceClient {self._peer}>"
@@ -51,10 +54,10 @@ class ServiceClient:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """Decode the answer as `kind` (`type(None)` for an empty one).
+        """Call the peer and decode the response as `kind` (`type(None)` for an empty one).
 
-        Raises Refused: the peer's failure; Internal if its error says none, or if a successful answer does not decode;
-        Unavailable if the peer can't be reached or does not answer within `timeout_s`.
+        Raises Refused: the peer's failure; Internal if an error response holds none, or a successful one does not
+        decode; Unavailable if the peer can't be reached or does not answer within `timeout_s`.
         """
         payload = None if body is None else encode(body)
         async with self.open(method, path, payload=payload, timeout_s=timeout_s, headers=headers) as answer:
@@ -78,14 +81,13 @@ class ServiceClient:
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield a successful answer, whose body the caller reads; `timeout_s` covers the body too.
-
-        Raises Refused as `call` does. While the body is read, aiohttp's errors are the caller's to translate.
+        """Yield a successful response, whose body the caller reads. `timeout_s` covers the body too. Raises Refused as
+        `call` does. While the body is read, the caller must handle aiohttp's errors.
         """
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         try:
             request = self.session.request(
-                method, self.base_url + path, data=payload, headers=told(headers), timeout=timeout
+                method, self.base_url + path, data=payload, headers=context_headers(headers), timeout=timeout
             )
             answer = await request.__aenter__()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -98,7 +100,7 @@ class ServiceClient:
             answer.close() if not answer.content.at_eof() else answer.release()
 
     async def close(self) -> None:
-        """Ends kept connections."""
+        """Close all connections."""
         await self.session.close()
 
 

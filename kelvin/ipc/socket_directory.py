@@ -1,4 +1,4 @@
-"""Unix sockets in a directory whose path may be longer than a socket address holds (107 bytes, unix(7)).
+"""Unix sockets in a directory whose path may exceed the length of a socket address (107 bytes, unix(7)).
 
 They are addressed through `/proc/self/fd/N/name`, where N is a descriptor of the directory.
 """
@@ -17,7 +17,7 @@ class SocketDirectory:
     """A directory of mode 0700 that holds sockets. Keeps one descriptor open until closed."""
 
     def __init__(self, path: Path, *, is_ours: bool = True) -> None:
-        """Made where it is missing, unless it is another's: then it is taken as it is. Raises OSError."""
+        """Create the directory if `is_ours`; otherwise use it unchanged. Raises OSError."""
         if is_ours:
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
@@ -28,15 +28,14 @@ class SocketDirectory:
         return f"<SocketDirectory {self.path}>"
 
     def address(self, name: str) -> str:
-        """An address of `name` that is short whatever the directory's path; valid in this process while open."""
+        """Return a short address of `name`, whatever the directory's path. Valid in this process until `close`."""
         if "/" in name or name in ("", ".", ".."):
             raise ValueError(f"socket name {name!r}: must be a plain file name")
         return f"/proc/self/fd/{self._fd}/{name}"
 
     def listen(self, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A listening socket of mode 0600; a stale one of that name is replaced.
-
-        The name appears once the socket listens: who finds it is never refused.
+        """Return a listening socket of mode 0600. Replaces a stale socket of that name. The name appears once the
+        socket listens, so a client that finds it is never refused.
         """
         sock = self.listen_unpublished(name, kind)
         try:
@@ -47,7 +46,7 @@ class SocketDirectory:
         return sock
 
     def listen_unpublished(self, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """Return a listening socket of mode 0600. It gets its name by `publish(name)`, called in the same process."""
+        """Return a listening socket of mode 0600 without its name. Call `publish(name)` in the same process."""
         sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
         early = self._unpublished_name(name)
         try:
@@ -61,11 +60,11 @@ class SocketDirectory:
         return sock
 
     def publish(self, name: str) -> None:
-        """Give `name` to this process's unpublished socket, replacing the socket that has it. Raises OSError."""
+        """Give `name` to this process's unpublished socket, replacing another socket of that name. Raises OSError."""
         self._unpublished_name(name).rename(self.path / name)
 
     def discard_unpublished(self, name: str) -> None:
-        """Remove the file of a socket that was never published. Closing the socket stays with the caller."""
+        """Remove the file of a socket that was never published. The caller closes the socket."""
         self._unpublished_name(name).unlink(missing_ok=True)
 
     def _unpublished_name(self, name: str) -> Path:
@@ -80,7 +79,7 @@ class SocketDirectory:
         return True
 
     def connect(self, name: str, kind: int = socket.SOCK_STREAM, timeout_s: float = 5.0) -> socket.socket:
-        """A connected blocking socket with that timeout. Raises OSError where nobody listens."""
+        """Return a connected blocking socket with this timeout. Raises OSError if no process listens."""
         sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
         try:
             sock.settimeout(timeout_s)
@@ -91,13 +90,13 @@ class SocketDirectory:
         return sock
 
     def close(self) -> None:
-        """Addresses handed out before are invalid from now on."""
+        """Close the directory's descriptor. Addresses returned before become invalid."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """The process at the other end of a connection, by the kernel's word: who listened, or who connected."""
+    """Return the process at the other end, as the kernel knows it: the one that called listen or connect."""
     pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return int(pid)

@@ -1,7 +1,7 @@
-"""One decider at a time: only who holds this gives standbys their versions. A flock on a file of the run directory.
+"""Only the holder of this lock may bind versions to standbys. It is a flock on a file of the run directory.
 
-The control plane holds it for as long as it lives, an activator while none does, for one decision. Whoever dies has let
-it go, and who hangs has not.
+The control plane holds it while it lives. While no control plane holds it, an activator holds it for one decision. A
+dead process releases it; a hung one does not.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ POLL_S: Final = 0.02
 
 
 class StandbyLock:
-    """Held until it is closed, or the process ends."""
+    """The held lock. It is released by `close`, or when the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def __repr__(self) -> str:
-        return f"<StandbyLock {'let go' if self._fd < 0 else 'of the decider'}>"
+        return f"<StandbyLock {'released' if self._fd < 0 else 'held'}>"
 
     def close(self) -> None:
-        """Let it go. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def try_acquire_standby_lock(directory: SocketDirectory) -> StandbyLock | None:
-    """None where another one, or another part of this process, holds it. Raises OSError where the file can't be."""
+    """Return the lock, or None if it is held, even in this process. Raises OSError if the file can't be opened."""
     fd = os.open(directory.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,10 +48,10 @@ def try_acquire_standby_lock(directory: SocketDirectory) -> StandbyLock | None:
 
 
 async def acquire_standby_lock(directory: SocketDirectory, patience_s: float) -> StandbyLock:
-    """Wait for it. Raises Refused(Unavailable) after `patience_s`, OSError."""
+    """Wait for the lock. Raises Refused(Unavailable) after `patience_s`, or OSError."""
     limit = time.monotonic() + patience_s
     while (found := try_acquire_standby_lock(directory)) is None:
         if time.monotonic() > limit:
-            raise Refused(Unavailable("the decider's place"))
+            raise Refused(Unavailable("the standby lock"))
         await asyncio.sleep(POLL_S)
     return found

@@ -1,20 +1,20 @@
-"""TCP sockets: the front door's, made by whoever outlives the process that accepts from it, and those between hosts."""
+"""TCP sockets: the front door's listener, made by a process that outlives the activator, and those between hosts."""
 
 import socket
 from typing import Final
 
 BACKLOG: Final = 2048
-# What the kernel holds for a client that does not read: the less, the sooner its producer stops.
+# Bytes that the kernel buffers for a client that does not read. With a small buffer, the producer stops earlier.
 SEND_BUFFER: Final = 64 << 10
 LISTENER_VARIABLE: Final = "KELVIN_LISTENER_FD"
-# Another host that is gone says nothing. It is noticed so long after its last word, asked or not.
+# A lost host sends no FIN. Keep-alive notices it this long after its last packet.
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 5
 KEEPALIVE_PROBES: Final = 3
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound and listening, not inherited unless it is passed on. Raises OSError."""
+    """Return a bound, listening socket that children don't inherit by default. Raises OSError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except UnicodeError as error:
@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def enable_keepalive(sock: socket.socket) -> None:
-    """Have a connection to another host break within half a minute of that host's loss (tcp(7))."""
+    """Make a connection break within half a minute after the other host is lost (tcp(7))."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)

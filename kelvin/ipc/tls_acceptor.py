@@ -1,4 +1,4 @@
-"""Accepts from a TCP port with mutual TLS: bounded in strangers, in connections, and in the time of a handshake."""
+"""Accept connections with mutual TLS. Bounds the handshakes, the connections, and the time of a handshake."""
 
 import asyncio
 import contextvars
@@ -23,7 +23,7 @@ ACCEPT_PAUSE_S: Final = 0.1
 
 
 class TlsAcceptor:
-    """Gives `listener`'s connections to a `protocol` each, once their handshake has ended well."""
+    """Accepts connections and gives each a `protocol` after a successful handshake."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class TlsAcceptor:
         is_full: Callable[[], bool],
         refused: Callable[[OSError | None], None],
     ) -> None:
-        """`refused` is told of each connection that gets no protocol, with what its handshake failed of, if it did."""
+        """`refused` is called for each connection that gets no protocol, with the error of its handshake, if any."""
         self._listener = listener
         self._tls = tls
         self._protocol = protocol
@@ -42,23 +42,23 @@ class TlsAcceptor:
         self._refused = refused
         self._handshakes: set[asyncio.Task[None]] = set()
         self._loops = Loops()
-        self._open: dict[socket.socket, asyncio.BaseTransport] = {}  # what is closed goes with the next that comes
+        self._open: dict[socket.socket, asyncio.BaseTransport] = {}  # closed ones are removed at the next handshake
 
     def __repr__(self) -> str:
         return f"<TlsAcceptor shaking={self.handshakes}>"
 
     @property
     def handshakes(self) -> int:
-        """Handshakes under way."""
+        """Number of handshakes that run now."""
         return len(self._handshakes)
 
     def open(self) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         self._listener.setblocking(False)
         self._loops.start("accept", self._accept)
 
     async def close(self) -> None:
-        """Ends handshakes, and accepts no more. Connections live on."""
+        """Stop accepting and cancel handshakes. Established connections stay."""
         await self._loops.close()
         for task in self._handshakes:
             task.cancel()
@@ -67,17 +67,17 @@ class TlsAcceptor:
         self._listener.close()
 
     async def end(self) -> None:
-        """After `close` and a drain: cuts what is open still, or waits for the other end to say goodbye, too. On return
-        no descriptor is left, so that the loop may be closed.
+        """Abort the remaining connections, after `close` and a drain, and wait until their descriptors are closed. It
+        waits at most CLOSE_S. Then the event loop may be closed.
         """
         for transport in self._open.values():
             cast(asyncio.Transport, transport).abort()
         limit = time.monotonic() + CLOSE_S
-        while self._forget_closed() and time.monotonic() < limit:  # noqa: ASYNC110  (a closed descriptor tells nobody)
+        while self._forget_closed() and time.monotonic() < limit:  # noqa: ASYNC110  (closing sends no notification)
             await asyncio.sleep(POLL_S)
 
     def _forget_closed(self) -> bool:
-        """Whether something is left."""
+        """Remove closed connections. Return whether any is left."""
         for sock in [sock for sock in self._open if sock.fileno() < 0]:
             del self._open[sock]
         return bool(self._open)
@@ -98,7 +98,7 @@ class TlsAcceptor:
                 self._refused(None)
                 sock.close()
                 continue
-            # In a context of its own: what requests on this connection report as errors is not this loop's.
+            # With its own context, so that errors reported by this connection's requests don't count as this loop's.
             task = asyncio.create_task(self._handshake(sock), context=contextvars.Context())
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)

@@ -1,6 +1,6 @@
-"""Talk to a zygote: one SEQPACKET message out, one in, a pidfd beside it. How it forks is its own affair.
+"""Client of a zygote: one SEQPACKET message out, one back, with a pidfd.
 
-A connection per question: the zygote may be replaced at any time, and what a question costs is a fork anyway.
+Each request uses a connection of its own: the zygote may be replaced at any time, and a fork costs much more.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from kelvin.ipc.socket_directory import SocketDirectory, peer_pid
 ZYGOTE_SOCKET: Final = "zygote.sock"
 PEER: Final = "the zygote"
 _MAX_MESSAGE: Final = 4096
-_CONNECT_S: Final = 1.0  # it blocks the loop: one that listens takes it at once
+_CONNECT_S: Final = 1.0  # connecting blocks the event loop, but a listening zygote accepts at once
 
 
 @dataclass(frozen=True, slots=True)
 class ForkResult:
-    """A forked process that parks now. `pidfd` is the holder's to close."""
+    """A forked process that parks. The holder closes `pidfd`."""
 
     pid: int
     pidfd: int
@@ -41,7 +41,7 @@ class _Reply(Wire, frozen=True):
 
 
 class ZygoteClient:
-    """Keeps nothing open between questions. `pid` is who answered last, by the kernel's word."""
+    """Sends requests to a zygote. `pid` is the process that answered last, as the kernel knows it."""
 
     def __init__(self, directory: SocketDirectory, name: str = ZYGOTE_SOCKET) -> None:
         self._directory = directory
@@ -49,28 +49,26 @@ class ZygoteClient:
         self.pid: int | None = None
 
     async def fork(self, runtime_id: str, timeout_s: float) -> ForkResult:
-        """Bear a standby. Raises Refused: Unavailable, or why the zygote won't. Where the caller is cancelled, the
-        standby is killed as soon as it is born.
-        """
-        asking = asyncio.ensure_future(self._ask({"op": "fork", "runtime_id": runtime_id}, timeout_s))
+        """Fork a standby. Raises Refused: Unavailable, or the zygote's reason. If cancelled, kills the new standby."""
+        exchange = asyncio.ensure_future(self._exchange({"op": "fork", "runtime_id": runtime_id}, timeout_s))
         try:
-            await asyncio.wait({asking})
+            await asyncio.wait({exchange})
         except asyncio.CancelledError:
-            left = self._directory.path / socket_name(runtime_id)
-            asking.add_done_callback(partial(_kill_unclaimed, left))
+            socket_path = self._directory.path / socket_name(runtime_id)
+            exchange.add_done_callback(partial(_kill_unclaimed, socket_path))
             raise
-        reply, fds = asking.result()
+        reply, fds = exchange.result()
         if reply.pid is None or len(fds) != 1:
             _close(fds)
             raise Refused(Internal())
         return ForkResult(reply.pid, fds[0])
 
     async def ping(self, timeout_s: float) -> None:
-        """Raises Refused(Unavailable) where it does not answer."""
-        _, fds = await self._ask({"op": "ping"}, timeout_s)
+        """Raise Refused(Unavailable) if the zygote does not answer."""
+        _, fds = await self._exchange({"op": "ping"}, timeout_s)
         _close(fds)
 
-    async def _ask(self, question: dict[str, str], timeout_s: float) -> tuple[_Reply, list[int]]:
+    async def _exchange(self, request: dict[str, str], timeout_s: float) -> tuple[_Reply, list[int]]:
         loop = asyncio.get_running_loop()
         try:
             sock = self._directory.connect(self._name, socket.SOCK_SEQPACKET, timeout_s=_CONNECT_S)
@@ -83,7 +81,7 @@ class ZygoteClient:
             sock.setblocking(False)
             loop.add_reader(sock.fileno(), readable.set)
             try:
-                sock.send(encode(question))
+                sock.send(encode(request))
                 async with asyncio.timeout(timeout_s):
                     await readable.wait()
                 raw, fds, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, 4)
@@ -108,15 +106,15 @@ class ZygoteClient:
         return reply, fds
 
 
-def _kill_unclaimed(left: Path, asking: asyncio.Task[tuple[_Reply, list[int]]]) -> None:
-    if asking.cancelled() or asking.exception() is not None:
+def _kill_unclaimed(socket_path: Path, exchange: asyncio.Task[tuple[_Reply, list[int]]]) -> None:
+    if exchange.cancelled() or exchange.exception() is not None:
         return
-    _, fds = asking.result()
+    _, fds = exchange.result()
     for fd in fds:
         with suppress(OSError):  # it is dead already, or this is no pidfd
             signal.pidfd_send_signal(fd, signal.SIGKILL)
     _close(fds)
-    left.unlink(missing_ok=True)
+    socket_path.unlink(missing_ok=True)
 
 
 def _close(fds: list[int]) -> None:

@@ -1,5 +1,5 @@
-"""One process: start, settings, logs, loops, readiness, drain, lifeline, files, threads.
+"""Building blocks of one process: start, settings, logs, loops, readiness, drain, lifeline, files, threads.
 
-Calls to other processes are in `kelvin.ipc`. Begin with `service_lifecycle.py`, which runs a service until it is told
-to stop, and `loops.py` for background work.
+Calls to other processes are in `kelvin.ipc`. Begin with `service_lifecycle.py`, which runs a service until it must
+stop, and `loops.py` for background work.
 """

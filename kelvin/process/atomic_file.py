@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all, with its mode from the first moment, and durable once it is there."""
+"""Write files atomically: whole or not at all, with the right mode from the start, and durable once they exist."""
 
 import errno
 import os
@@ -9,24 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-_NO_LINKS: Final = frozenset(
-    {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
-)  # link(2): FAT, some of a network or in user space
+# link(2): errors of FAT, and of some network and FUSE file systems.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 @dataclass(frozen=True, slots=True)
 class PendingFile:
-    """A file that does not exist under its name until it is kept."""
+    """A draft that gets its name by `commit`."""
 
     file: BinaryIO
     _path: Path
     _target: Path
 
     def commit(self, *, replace: bool = True, durable: bool = True) -> None:
-        """Give the file its name. If `durable`, content, name and mode survive a power cut on return.
+        """Give the file its name. If `durable`, content, name and mode survive a power cut once this returns.
 
-        Raises OSError; FileExistsError if another file has the name and `replace` is False. On a file system without
-        hard links, one that takes the name at that very moment is replaced all the same.
+        Raises OSError; FileExistsError if another file has the name and `replace` is False. Without hard links, a file
+        that takes the name at the same moment is replaced all the same.
         """
         self.file.flush()
         if durable:
@@ -41,7 +40,7 @@ class PendingFile:
             sync(self._target.parent)
 
     def _is_linked(self) -> bool:
-        """Give the file its name beside the draft's. Return False where the file system has no hard links."""
+        """Add the name as a hard link. Return False if the file system has no hard links."""
         try:
             os.link(self._path, self._target)
         except OSError as error:
@@ -53,9 +52,7 @@ class PendingFile:
 
 @contextmanager
 def pending_file(path: Path, mode: int) -> Iterator[PendingFile]:
-    """Yield a draft of `path`, in the same directory. Unless it was kept, it is removed when the block ends. Raises
-    OSError.
-    """
+    """Yield a draft of `path` in the same directory. It is removed unless it was committed. Raises OSError."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -74,16 +71,14 @@ def write_atomic(path: Path, content: bytes, mode: int, *, durable: bool = True)
 
 
 def remove_pending_files(directory: Path, names: str) -> None:
-    """Remove drafts that a killed process left of files whose names match the pattern `names`. One that can't be
-    removed stays, as on a disk that became read-only.
-    """
+    """Remove drafts of a killed process, of files that match the pattern `names`. One that can't be removed stays."""
     for draft in directory.glob(f".{names}.{'[0-9a-f]' * 16}"):
         with suppress(OSError):
             draft.unlink()
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes durable, or the changes of names in a directory. Raises OSError."""
+    """Make a file's bytes durable, or a directory's changed names. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

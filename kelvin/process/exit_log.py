@@ -1,6 +1,6 @@
-"""Note how the processes of an installation ended. The supervisor writes the note, and the control plane shows it.
+"""Record how the processes of an installation ended. The supervisor writes the log, the control plane shows it.
 
-It is a file in the run directory. Nothing is billed by it, and each start of the supervisor begins a new one.
+It is a file in the run directory. Billing does not use it, and each supervisor starts a new one.
 """
 
 from pathlib import Path
@@ -10,11 +10,11 @@ from kelvin.contracts.wire import Wire, decode, encode
 from kelvin.process.atomic_file import write_atomic
 
 _FILE: Final = "exits.json"
-REPLICAS: Final = "replicas"  # the name under which replicas and standbys are noted that were killed because they hung
+REPLICAS: Final = "replicas"  # the common name of replicas and standbys that were killed because they hung
 
 
 class ProcessExits(Wire, frozen=True):
-    """How often a process ended since the supervisor started, and how it ended last."""
+    """How often a process has ended since the supervisor started, and how it ended last."""
 
     name: str
     count: int
@@ -23,7 +23,7 @@ class ProcessExits(Wire, frozen=True):
 
 
 class ExitLog:
-    """Writes the note. Creating it removes the note of an earlier supervisor."""
+    """Writes the log. Its constructor removes the log of an earlier supervisor."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / _FILE
@@ -31,10 +31,10 @@ class ExitLog:
         self._path.unlink(missing_ok=True)
 
     def add(self, name: str, status: int, at_s: int, why: str | None = None) -> None:
-        """Note that a process ended. Raises OSError.
+        """Record that a process ended. Raises OSError.
 
-        `status` is that of `Popen.returncode`; `why` is the reason if the supervisor killed the process. The file is
-        not synced: this runs on the supervisor's event loop, and after a power cut nobody needs the note.
+        `status` is as in `Popen.returncode`; `why` is the reason if the supervisor killed it. The file is not synced:
+        this runs on the supervisor's event loop, and nothing needs it after a power cut.
         """
         how = describe_exit(status)
         before = self._exits.get(name)
@@ -48,12 +48,12 @@ class ExitLog:
 
 
 def describe_exit(status: int) -> str:
-    """Describe how a process ended. `status` is that of `Popen.returncode`."""
+    """Describe how a process ended. `status` is as in `Popen.returncode`."""
     return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 def read_exits(run: Path) -> dict[str, ProcessExits]:
-    """Return how processes ended, by name; empty if no supervisor noted any. Raises OSError, Refused."""
+    """Return how processes ended, by name. Empty if none was recorded. Raises OSError, Refused."""
     try:
         raw = (run / _FILE).read_bytes()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""A lock that is fair to tenants: start-time fair queueing by the seconds that each holds it.
+"""A lock that is fair to tenants: start-time fair queueing by the seconds that each tenant holds it.
 
-A tenant that holds the lock longer or more often waits longer for it. However many requests other tenants have, a
-newcomer waits for at most one of each of them. Requests of one tenant are served in order of arrival.
+A tenant that holds the lock longer or more often waits longer for it. However many requests other tenants have, a new
+tenant waits for at most one of each of them. Requests of one tenant are served in order of arrival.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ class _Waiter:
 
 
 class FairLock:
-    """Use it on one event loop. Safe to cancel."""
+    """An asyncio lock for one event loop. Safe to cancel."""
 
     def __init__(self, queue_name: str, waiting_max: int, waiting_max_per_tenant: int) -> None:
-        """`queue_name` names its queue in errors; the limits bound the queue, in all and for each tenant."""
+        """`queue_name` names the queue in errors. The limits bound the queue in total, and per tenant."""
         self._queue_name = queue_name
         self._waiting_max = waiting_max
         self._waiting_max_per_tenant = waiting_max_per_tenant
         self._is_held = False
         self._waiting: list[_Waiter] = []  # in the order of arrival
-        self._virtual_time = 0.0  # start tag of the latest holder: nobody has a claim from before that
+        self._virtual_time = 0.0  # start tag of the latest holder; an idle tenant gains no credit before it
         self._used: dict[str, float] = {}  # tenants ahead of the virtual time: seconds held over weight
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class FairLock:
 
     @property
     def waiting(self) -> int:
-        """How many wait for the lock."""
+        """Number of requests that wait for the lock."""
         return len(self._waiting)
 
     @asynccontextmanager
@@ -95,7 +95,7 @@ class FairLock:
         return max(self._virtual_time, self._used.get(tenant, 0.0))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a request waits for a free lock, or a tenant has too many waiting."""
+        """Raise AssertionError if a request waits for a free lock, or a tenant has too many waiting requests."""
         assert self._is_held or all(each.granted.done() for each in self._waiting)  # done: cancelled, not yet removed
         waiting = Counter(each.tenant for each in self._waiting)
         assert all(count <= self._waiting_max_per_tenant for count in waiting.values())

@@ -1,4 +1,4 @@
-"""Keep secrets from others: no core dump, no other process of the user reads our memory, no other user our files."""
+"""Protect secrets: no core dumps, no memory access by other processes of the user, no file access by other users."""
 
 import ctypes
 import logging
@@ -14,10 +14,8 @@ _PR_SET_DUMPABLE: Final = 4  # prctl(2)
 
 
 def protect_memory() -> None:
-    """Call it at the start of a process that sees keys. Sets PR_SET_DUMPABLE to 0, and RLIMIT_CORE to 0 for child
-    processes.
-
-    The first also closes `/proc/PID/mem` and `ptrace` to other processes of the user. Raises OSError.
+    """Call it when a process that sees keys starts. Raises OSError. Sets PR_SET_DUMPABLE to 0, which also closes
+    `/proc/PID/mem` and `ptrace` to other processes of the user, and RLIMIT_CORE to 0 for child processes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
@@ -26,9 +24,8 @@ def protect_memory() -> None:
 
 
 def make_private(directory: Path) -> bool:
-    """Take from a directory of this user all that group and others may do, and say so in the log.
-
-    Return whether it is its owner's alone now. Raises OSError.
+    """Remove the access of group and others from a directory of this user, and log that. Return whether only its owner
+    can use it now. Raises OSError.
     """
     stat = directory.stat()
     if not stat.st_mode & _OTHERS:

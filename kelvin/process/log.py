@@ -1,6 +1,6 @@
-"""JSON logs, one object a line, on standard error; the supervisor files them. A line under a request carries its id.
+"""Write logs as JSON lines to standard error, with the id of the current request. On a terminal, write sentences.
 
-On a terminal the same fields are a sentence.
+The supervisor redirects them into files.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from typing import Final
 from kelvin.contracts.redaction import redact
 from kelvin.process.request_context import cause
 
-# The level is for these. Libraries stay at INFO: at DEBUG some of them write the headers that they send.
+# The level applies to these. Libraries stay at INFO: at DEBUG some of them log the headers that they send.
 PACKAGES: Final = ("activator", "controlplane", "kelvin", "runtime", "snapshotter", "weightcache")
 _LEADING_FIELDS: Final = ("at", "level", "process", "logger", "message")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """`extra` keys become fields. Exceptions are one field, so that a line stays a line. Secrets of keys stay out."""
+    """Formats a record as one JSON line. Keys of `extra` and exceptions become fields. Secrets are redacted."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TerminalFormatter(JsonFormatter):
-    """For a person: `14:02:11 supervisor warning: a process died (child: activator, status: -9)`."""
+    """Formats for people: `14:02:11 supervisor warning: a process died (child: activator, status: -9)`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = self._fields(record)
@@ -61,15 +61,14 @@ class TerminalFormatter(JsonFormatter):
 
 
 def _printable(value: object) -> str:
-    """Text without control characters, which a terminal would obey."""
+    """Return text without control characters, which a terminal would execute."""
     text = str(value)
     return text if text.isprintable() else repr(text)
 
 
 class _CutRequests(logging.Filter):
-    """Log a request that is cut as the process ends in one line. uvicorn has a traceback for it, as for a defect.
-
-    uvicorn logs in the request's own task. Only where that task itself was cancelled is it the process that ends.
+    """Logs a request that is cut as the process ends in one line. uvicorn would log a traceback, as for a defect.
+    uvicorn logs in the request's own task. If that task was cancelled, the process is ending.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -93,7 +92,7 @@ _CUT_REQUESTS: Final = _CutRequests()
 
 
 def configure_logging(process: str, level: int = logging.INFO) -> None:
-    """Replace the root's handlers; safe to call again after a fork, under another name."""
+    """Replace the root logger's handlers. May be called again after a fork, with another name."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TerminalFormatter(process) if sys.stderr.isatty() else JsonFormatter(process))
     root = logging.getLogger()

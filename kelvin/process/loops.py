@@ -1,10 +1,10 @@
-"""Run background loops: work that goes on for as long as its owner lives. Every loop of a process is started here.
+"""Run background loops: work that goes on as long as its owner lives. Every loop of a process is started here.
 
 An exception that leaves a loop is a defect. It is logged and counted, and the loop is restarted with exponential
 back-off. A process whose loop keeps failing is not ready: see `_Loop.is_failing` for the rule.
 
-An unavailable dependency is not a defect. A loop should expect it, wait and try again; if it doesn't, it is restarted
-all the same, but the process stays ready. Work that ends by itself may be started here, too, to be begun again after an
+An unavailable dependency is not a defect. A loop should handle it and retry. If it doesn't, it is restarted all the
+same, but the process stays ready. Work that ends by itself may be started here, too: it is restarted only after an
 unexpected error.
 """
 
@@ -30,8 +30,8 @@ Body: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 BACKOFF: Final = ExponentialBackoff(0.1, 10.0)
 FAILING_AFTER: Final = 5  # errors in a row
-ROUND_S: Final = 1.0  # from a part's error: further ones in that time do not count as errors in a row
-STEADY_S: Final = 60.0  # after so long without an error, earlier errors no longer count
+ROUND_S: Final = 1.0  # errors of parts within this time of the first one count as one error in a row
+STEADY_S: Final = 60.0  # after this time without an error, earlier errors no longer count
 UNAVAILABLE: Final = (Refused, ConnectionError, TimeoutError)  # raised by calls to an unavailable dependency
 
 
@@ -55,10 +55,8 @@ _running: Final[ContextVar["_Loop | None"]] = ContextVar("running loop", default
 
 
 def record_error(error: Exception, about: object) -> None:
-    """Record an unexpected error in one part of a loop's work. The loop goes on with the other parts.
-
-    `about` names the part, for the log. The error counts as one of the loop that runs; outside of a loop it is only
-    logged.
+    """Record an unexpected error in one part of a loop's work. The loop goes on with the other parts. `about` names the
+    part in the log. The error counts for the running loop; outside of a loop it is only logged.
     """
     loop = _running.get()
     if loop is None:
@@ -69,7 +67,7 @@ def record_error(error: Exception, about: object) -> None:
 
 @contextmanager
 def isolated(about: object) -> Iterator[None]:
-    """Keep an unexpected error in this part of a loop's work from stopping the others. See `record_error`."""
+    """Record an unexpected error in this part of a loop's work, and go on. See `record_error`."""
     try:
         yield
     except Exception as error:
@@ -77,7 +75,7 @@ def isolated(about: object) -> Iterator[None]:
 
 
 def notify(listeners: Iterable[T], call: Callable[[T], object]) -> None:
-    """Call `call` with each listener, isolated from each other."""
+    """Call `call` with each listener. An error of one does not stop the others."""
     for listener in tuple(listeners):
         with isolated(listener):
             call(listener)
@@ -99,7 +97,7 @@ def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS_HEALTH) ->
 
 
 class Loops:
-    """Own background loops: leaving the `async with` block cancels them and waits for them."""
+    """Owns background loops. Leaving the `async with` block cancels them and waits for them."""
 
     def __init__(self, health: LoopHealth = PROCESS_HEALTH) -> None:
         self._health = health
@@ -125,11 +123,11 @@ class Loops:
         about: object = "",
         takes_readiness: bool = True,
     ) -> asyncio.Task[None]:
-        """Run `body` until it returns, and again after each unexpected error. Cancel the task to end it sooner.
+        """Run `body` until it returns, and again after each unexpected error. Cancel the task to end it earlier.
 
-        `name` is a metric label, so take it from a small fixed set; `about` tells loops of one name apart in the log.
-        Pass `takes_readiness=False` for a loop that serves one version or one tenant: its defect must not take the
-        process away from all others.
+        `name` is a metric label, so take it from a small fixed set; `about` distinguishes loops of one name in the log.
+        Pass `takes_readiness=False` for a loop of one version or tenant: its defect must not make the process unready
+        for all others.
         """
         loop = _Loop(name, f"{name} {about}".rstrip(), self._health, takes_readiness)
         task = asyncio.get_running_loop().create_task(loop.run(body), name=loop.title)
@@ -140,7 +138,7 @@ class Loops:
         return task
 
     async def wait(self) -> None:
-        """Return once every loop has ended. Cancelling the caller ends none of them."""
+        """Return once every loop has ended. Cancelling the caller cancels no loop."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -153,21 +151,21 @@ class Loops:
 
 
 class _Loop:
-    """A running loop and its errors in a row."""
+    """A running loop and its count of errors in a row."""
 
     def __init__(self, name: str, title: str, health: LoopHealth, takes_readiness: bool) -> None:
         self.name = name
-        self.title = title  # with what it is about
+        self.title = title  # name and `about`
         self._health = health
         self._takes_readiness = takes_readiness
         self._errors_in_a_row = 0
         self._is_unavailable = False  # the last error was one of UNAVAILABLE
         self._round_began_s: float | None = None  # when an error of a part was last counted
-        self._sound_since_s: float | None = None  # None: it waits for its restart
+        self._sound_since_s: float | None = None  # None while it waits for its restart
         self._now_s = asyncio.get_running_loop().time
 
     def is_failing(self) -> bool:
-        """Return whether it failed FAILING_AFTER times, and has not run for STEADY_S without an error since."""
+        """Return whether it failed FAILING_AFTER times and has not yet run for STEADY_S without an error."""
         has_failed = self._errors_in_a_row >= FAILING_AFTER and not self._is_steady()
         return has_failed and self._takes_readiness and not self._is_unavailable
 
@@ -182,14 +180,14 @@ class _Loop:
             self._health.loops.discard(self)
 
     async def _try(self, body: Body) -> bool:
-        """Return whether the body returned."""
+        """Run the body once. Return whether it returned without an error."""
         self._sound_since_s = self._now_s()
         try:
             await body()
             return True
         except (asyncio.CancelledError, Exception) as error:
-            # Only a cancelled task ends. A CancelledError may also come from something else that the body awaits, and
-            # the clean-up of a cancelled body may raise another error.
+            # Only a cancelled task ends. A CancelledError may also come from another awaitable of the body, and the
+            # clean-up of a cancelled body may raise another error.
             task = asyncio.current_task()
             is_ending = task is None or task.cancelling() > 0
             if not is_ending or not isinstance(error, asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Types of command-line options that click has no strict one for."""
+"""Types of command-line options that are stricter than click's."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import click
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number within bounds. click's own range takes NaN, which is neither above nor below any bound."""
+    """A finite number within bounds. click's FloatRange accepts NaN, because NaN is neither above nor below a bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))

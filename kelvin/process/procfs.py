@@ -1,4 +1,4 @@
-"""What the kernel knows of a process."""
+"""Read facts about processes from the kernel."""
 
 import os
 import select
@@ -12,7 +12,7 @@ _CLOCK_READINGS: Final = 5
 
 
 def born_ns(pid: int) -> int:
-    """When the process was forked, by CLOCK_MONOTONIC, to the kernel's tick (10 ms). Raises OSError."""
+    """Return when the process was forked, by CLOCK_MONOTONIC, to the kernel's tick (10 ms). Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     started_ns = int(fields[19]) * 10**9 // _TICKS_PER_S  # field 22, starttime, counted from field 3; CLOCK_BOOTTIME
@@ -37,9 +37,7 @@ def boot_id() -> str:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the memory of the process that no mapped file backs: its resident set without mapped files. 0 if it is
-    gone.
-    """
+    """Return the process's resident memory without mapped files. 0 if the process is gone."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -55,6 +53,6 @@ def resident_bytes() -> int:
 
 def _suspended_ns() -> int:
     """Return how far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC. A pause between the two readings makes the result too
-    large, so the least of several counts.
+    large, so take the least of several.
     """
     return min(-time.monotonic_ns() + time.clock_gettime_ns(time.CLOCK_BOOTTIME) for _ in range(_CLOCK_READINGS))

@@ -1,4 +1,4 @@
-"""Race awaitables: wait for the first, cancel the others, and leave nothing behind."""
+"""Race awaitables: wait for the first one and cancel the others. No task outlives the call."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -14,9 +14,7 @@ T = TypeVar("T")
 
 async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
     """Wait until one of these is done, then cancel the others and wait for their ends. Cancelling the caller cancels
-    them all.
-
-    Return for each whether it ended by itself. Raises what one of them raised.
+    them all. Return for each whether it ended by itself. Raises what one of them raised.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -32,9 +30,8 @@ async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
 
 
 async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client leaves first, cancel the work and raise `Refused(Cancelled)`.
-
-    The request must have been read whole. Without this a server goes on with work that nobody waits for.
+    """Return the result of `work`. If the client disconnects first, cancel the work and raise `Refused(Cancelled)`. The
+    request's body must have been read. Without this, a server would finish work for a client that has left.
     """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
@@ -49,6 +46,6 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client of a request has left. Its body must have been read."""
+    """Return when the client of a request has disconnected. Its body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

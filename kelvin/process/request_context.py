@@ -1,6 +1,8 @@
-"""For which request something is done: it goes with the context of tasks and threads, and in headers between processes.
+"""Track the request for which code runs. It travels with the context of tasks and threads, and in headers between
+processes.
 
-Whoever answers a request begins it here; every log line and every call to a sibling under it then carries its id.
+The process that answers a request calls `begin`. Every log line and internal call under it then carries the request's
+id.
 """
 
 import re
@@ -21,7 +23,7 @@ _VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestContext(msgspec.Struct, frozen=True, gc=False):
-    """A request, and the trace of a caller who brought one."""
+    """A request's id, and its caller's trace, if any."""
 
     request_id: str
     trace: TraceContext | None = None
@@ -31,17 +33,17 @@ _current: ContextVar[RequestContext | None] = ContextVar("cause", default=None)
 
 
 def cause() -> RequestContext | None:
-    """The request that this task or thread works for."""
+    """Return the request that this task or thread works for."""
     return _current.get()
 
 
 def begin(request_id: str, trace: TraceContext | None = None) -> Token[RequestContext | None]:
-    """Set the cause of the current context. An id with other than 1 to 128 visible ASCII characters clears it."""
+    """Set the request of the current context. An id other than 1 to 128 visible ASCII characters clears it."""
     return _current.set(RequestContext(request_id, trace) if _VALID_ID.fullmatch(request_id) else None)
 
 
 def headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `given` and the headers that carry the current cause to another process. `given` wins."""
+    """Return `given` plus the headers that carry the current request to another process. `given` wins."""
     found = _current.get()
     if found is None:
         return dict(given or {})
@@ -52,7 +54,7 @@ def headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def with_request_context(app: ASGIApp) -> ASGIApp:
-    """The application, whose requests come from siblings of ours that may say for which request they ask."""
+    """Wrap an application whose callers are our own processes: set the request context from their headers."""
 
     async def carried(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -1,4 +1,4 @@
-"""Run one asyncio service until it is told to stop: by a signal, or by the end of the supervisor (its lifeline)."""
+"""Run one asyncio service until a signal, or until its supervisor ends (its lifeline)."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 DRAIN_S: Final = 30
 ORPHAN_GRACE_S: Final = 2.0
 _FRAMING: Final = (b"content-length", b"transfer-encoding")
-GC_THRESHOLD: Final = 10_000  # objects: some requests at once hold more than the default of 700, none of them garbage
+GC_THRESHOLD: Final = 10_000  # objects: a few requests hold more than the default of 700, none of them garbage
 
 
 class Stop(asyncio.Event):
@@ -34,7 +34,7 @@ class Stop(asyncio.Event):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: the service has them, and uvicorn would raise signals again."""
+    """uvicorn's server without its signal handlers. The service has its own, and uvicorn would raise signals again."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
             raise
 
     async def serve_until(self, stop: asyncio.Event, sockets: list[socket.socket]) -> None:
-        """Serve, and drain from `stop` on."""
+        """Serve until `stop`, then drain."""
 
         async def end() -> None:
             await stop.wait()
@@ -61,8 +61,8 @@ class Server(uvicorn.Server):
             ender.cancel()
 
     async def cut(self, sockets: list[socket.socket]) -> None:
-        """End at once, whatever is under way."""
-        for each in (*getattr(self, "servers", ()), *sockets):  # there are none before it has begun
+        """Close listeners and connections and cancel running requests at once."""
+        for each in (*getattr(self, "servers", ()), *sockets):  # `servers` does not exist before the start
             each.close()
         for connection in tuple(self.server_state.connections):
             if connection.transport is not None:
@@ -74,20 +74,19 @@ class Server(uvicorn.Server):
 
 
 class InnerProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, but a message with a body must not ask for another protocol.
-
-    The parser ends such a message behind its head and reads the body as the next request. None of our clients sends it.
+    """uvicorn's HTTP/1.1 protocol, which refuses an upgrade request with a body. The parser ends such a message after
+    its head and would read the body as the next request. Our clients never send it.
     """
 
     def on_headers_complete(self) -> None:
-        """Raise ValueError, which uvicorn answers with 400, and closes."""
+        """Raise ValueError for such a request. uvicorn then answers 400 and closes."""
         if self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers):
             raise ValueError("an upgrade with a body")
         super().on_headers_complete()
 
 
 def uvicorn_config(app: ASGIApp, drain_s: int) -> uvicorn.Config:
-    """Return how each of our services speaks HTTP/1.1, with `drain_s` seconds for what is in flight at the end."""
+    """Return the HTTP/1.1 configuration of all our services, with `drain_s` seconds to finish running requests."""
     return uvicorn.Config(
         app,
         http=InnerProtocol,
@@ -103,16 +102,15 @@ def uvicorn_config(app: ASGIApp, drain_s: int) -> uvicorn.Config:
 
 
 async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
-    """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
+    """Serve HTTP/1.1 on `listener` until `stop`, then finish running requests for at most `drain_s` seconds."""
     await Server(uvicorn_config(with_request_context(ready_while_loops_work(app)), drain_s)).serve_until(
         stop, [listener]
     )
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:
-    """Call `stop` on SIGTERM, on Ctrl-C and when the terminal hangs up (SIGHUP), so that each of them drains.
-
-    Under `nohup`, which ignores SIGHUP, it stays ignored.
+    """Call `stop` on SIGTERM, on Ctrl-C and when the terminal hangs up (SIGHUP), so that each of them drains. Under
+    `nohup`, which ignores SIGHUP, it stays ignored.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -120,16 +118,15 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object])
 
 
 def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
-    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, SIGHUP, or when `lifeline_fd` reaches its end.
-
-    If the lifeline has ended already, `main` is not run: another installation may use the same directory by now.
+    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, SIGHUP, or when `lifeline_fd` reaches its end. If
+    the lifeline has ended already, `main` is not run: another installation may use the same directory by now.
     """
     if is_orphaned(lifeline_fd):
         log.warning("the supervisor is gone; not starting")
         return
     gc.collect()
     gc.set_threshold(GC_THRESHOLD)
-    gc.freeze()  # else a full collection goes through all that was imported, and takes 60-130 ms instead of 3
+    gc.freeze()  # else each full collection scans all imported modules: 60-130 ms instead of 3
     uvloop.run(_supervised(main, lifeline_fd))
 
 
@@ -143,7 +140,7 @@ async def _supervised(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int 
             log.warning("the supervisor is gone; ending")
             stop.orphaned = True
             stop.set()
-            loop.call_later(ORPHAN_GRACE_S, os._exit, 1)  # nobody is left who could end a hung drain
+            loop.call_later(ORPHAN_GRACE_S, os._exit, 1)  # no supervisor is left to end a hung drain
 
         loop.add_reader(lifeline_fd, cut)
     await main(stop)

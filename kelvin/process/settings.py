@@ -1,4 +1,4 @@
-"""What every process reads of the environment."""
+"""Settings that every process reads from the environment."""
 
 import logging
 import os
@@ -11,5 +11,5 @@ LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": loggin
 
 
 def log_level(env: Mapping[str, str] = os.environ) -> int:
-    """The least severe line that is written. Raises BadSetting."""
+    """Return the lowest level that is logged. Raises BadSetting."""
     return LEVELS[setting_parser.choice(env, "KELVIN_LOG_LEVEL", "info", tuple(LEVELS))]

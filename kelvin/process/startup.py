@@ -1,4 +1,4 @@
-"""How a process starts with all the descriptors that it may have, or ends if it can't start with what it was told."""
+"""Start a process: raise its limit of open files, or exit on a bad setting."""
 
 import resource
 import sys
@@ -8,19 +8,19 @@ from typing import Final
 
 from kelvin.contracts.setting_parser import BadSetting
 
-BAD_SETTING_STATUS: Final = 2  # the supervisor does not try again
-STORE_STATUS: Final = 3  # of a check: settings are good, the store does not answer
+BAD_SETTING_STATUS: Final = 2  # the supervisor does not restart such a process
+STORE_STATUS: Final = 3  # exit status of `--check`: settings are good, the store does not answer
 CHECK: Final = "--check"
 
 
 def only_checks() -> bool:
-    """Whether the program was asked to read its settings and end, as `kelvin doctor` does."""
+    """Return whether the program shall only read its settings and exit, as `kelvin doctor` requests."""
     return CHECK in sys.argv[1:]
 
 
 @contextmanager
 def refusing_bad_settings() -> Iterator[None]:
-    """A `BadSetting` ends the process with its one line on standard error and BAD_SETTING_STATUS."""
+    """On `BadSetting`, print its one line to standard error and exit with BAD_SETTING_STATUS."""
     try:
         yield
     except BadSetting as bad:
@@ -29,6 +29,6 @@ def refusing_bad_settings() -> Iterator[None]:
 
 
 def raise_descriptors() -> None:
-    """Raise the soft limit of open files to the hard limit. Our own settings bound what opens them."""
+    """Raise the soft limit of open files to the hard limit. Our own settings bound how many files are opened."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Blocking calls in threads, for calls that use memory or a descriptor of their caller's."""
+"""Run blocking calls in threads if they use memory or a descriptor of their caller."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,8 @@ T = TypeVar("T")
 async def run_uncancellable(
     executor: Executor | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Run in a thread of `executor` (None: the loop's own). A cancelled caller waits for the end of the call too, so
-    that what the call uses is the caller's again when this returns or raises.
+    """Run `function` in a thread of `executor` (None: the loop's own). A cancelled caller still waits for the end of
+    the call. After this returns or raises, the thread no longer uses the caller's memory or descriptors.
     """
     work = asyncio.get_running_loop().run_in_executor(executor, partial(function, *args, **kwargs))
     try:

@@ -1,5 +1,5 @@
-"""Start, watch, restart, reap and end the processes of an installation, a pod or an engine.
+"""Supervisors that start, watch, restart, reap and end the processes of an installation, a pod or an engine.
 
-No request of a caller passes through here; an engine serves the jobs of pushes. Begin with
-`installation_supervisor.py`, `pod_supervisor.py` or `engine_supervisor.py`: each has one group of `child_group.py`.
+No caller's request passes through here; only an engine serves the jobs of pushes. Begin with
+`installation_supervisor.py`, `pod_supervisor.py` or `engine_supervisor.py`: each owns one group of `child_group.py`.
 """

@@ -1,9 +1,9 @@
-"""A group of child processes: how it is started, collected when it died, brought back, watched and ended.
+"""Start, reap, restart, watch and end a group of child processes.
 
-`installation_supervisor.py`, `pod_supervisor.py` and `engine_supervisor.py` have one group each, and say what its
-processes are and what a death means. What hangs is found by `watchdog.py`. Also runtimes that the zygote forked twice
-are collected: we are their subreaper (prctl(2)). The clock of a lifetime is read here, from the kernel's start time of
-the process, before it is reaped.
+Each of `installation_supervisor.py`, `pod_supervisor.py` and `engine_supervisor.py` has one group; it defines the
+group's processes and what a death means. `watchdog.py` finds hung processes. The zygote double-forks runtimes; they are
+reaped here too, because this process is a subreaper (prctl(2)). A lifetime is measured here, from the kernel's start
+time of the process until it is found dead, before it is reaped.
 """
 
 import asyncio
@@ -29,18 +29,17 @@ from kelvin.supervisor.watchdog import WatchedProcess
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 1.0  # before deaths that could not be looked at are looked at again
+RETRY_S: Final = 1.0  # pause before failed reaping is tried again
 _PR_SET_CHILD_SUBREAPER: Final = 36
-POLL_S: Final = 0.02  # between two looks at what a process is about to do
+POLL_S: Final = 0.02  # between two checks of a process's state
 KILL_AFTER_S: Final = 5.0
-RESTART_POLL_S: Final = 0.2  # between two looks whether those that end are gone, where no signal tells of it
+RESTART_POLL_S: Final = 0.2  # between two checks whether ending processes are gone, in case no signal arrives
 
 
 @dataclass(frozen=True, slots=True)
 class ReapedChild:
-    """A child that is gone. `status` is as Popen.returncode.
-
-    `died_ns` (CLOCK_MONOTONIC) is when it was found dead; `lived_us` is the time from its fork until then.
+    """A child that was reaped. `status` is as in Popen.returncode. `died_ns` (CLOCK_MONOTONIC) is when it was found
+    dead; `lived_us` is the time from its fork until then.
     """
 
     pid: int
@@ -52,9 +51,8 @@ class ReapedChild:
 
 
 def call_on_deaths(reap_dead: Callable[[], None]) -> None:
-    """Have the running event loop call `reap_dead` when children have died, and again after RETRY_S if that fails.
-
-    No second signal tells of a death that could not be looked at, as for want of a file descriptor.
+    """Make the event loop call `reap_dead` when children die, and again after RETRY_S if it raises OSError. There is no
+    second SIGCHLD for a death that could not be handled, such as for lack of file descriptors.
     """
     loop = asyncio.get_running_loop()
 
@@ -69,14 +67,14 @@ def call_on_deaths(reap_dead: Callable[[], None]) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become our children instead of init's. Raises OSError where the kernel refuses."""
+    """Make orphaned descendants children of this process instead of init. Raises OSError if the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def reap_children() -> Iterator[ReapedChild]:
-    """Every child that has died since, each collected once."""
+    """Reap and yield every dead child."""
     while True:
         try:
             seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -98,10 +96,10 @@ def reap_children() -> Iterator[ReapedChild]:
 
 
 def children() -> tuple[int, ...]:
-    """Process ids of all our children, those that were handed to us included."""
+    """Return the pids of all children, including orphans that were handed to this process."""
     pids: list[int] = []
     for task in os.listdir("/proc/self/task"):
-        # The thread may have ended since: what it had begun is another thread's then.
+        # The thread may have ended meanwhile. Its children then belong to another thread.
         with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/children") as listing:
             pids.extend(int(pid) for pid in listing.read().split())
     return tuple(pids)
@@ -109,16 +107,17 @@ def children() -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A process of the installation. `socket` answers `/healthz` and `/readyz`; None is asked in its own way."""
+    """A process of an installation. `socket` answers `/healthz` and `/readyz`; None: it is probed in another way."""
 
     name: str
     module: str
     socket: str | None
     uses_store: bool = False
-    listens: bool = False  # on the socket of the front door, which the supervisor keeps open
+    # On the front door's socket, which the supervisor keeps open.
+    listens: bool = False
 
 
-# In order of start; they are ended the other way round, the door first.
+# In order of start. They are ended in reverse order, the activator first.
 CHILD_SPECS: Final = (
     ChildSpec("zygote", "runtime.app.zygote", None),
     ChildSpec("cache", "weightcache", "cache.sock", uses_store=True),
@@ -131,21 +130,21 @@ FILTERS: Final = ChildSpec("filters", "kelvin.filters", "filters.sock")
 
 
 def specs_of(*, filters: bool) -> tuple[ChildSpec, ...]:
-    """The processes of an installation; the one of the filters where it runs any, which replicas need to their end."""
+    """Return the processes of an installation. Replicas need the filter process, if there is one, until they end."""
     return (FILTERS, *CHILD_SPECS) if filters else CHILD_SPECS
 
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A running process of ours, or one that waits for its restart."""
+    """A child process that runs, or waits for its restart."""
 
     spec: ChildSpec
     process: subprocess.Popen[bytes] | None = None
     born_s: float = 0.0
     restarts: Restarts = field(default_factory=Restarts)
-    refused: bool = False  # it said that its settings are wrong
-    is_restarted: bool = True  # it comes back when it dies; otherwise it leaves its group then
-    restart: asyncio.Task[None] | None = None  # the last one
+    refused: bool = False  # its exit status says that its settings are wrong
+    is_restarted: bool = True  # restart it when it dies; if False, it leaves its group instead
+    restart: asyncio.Task[None] | None = None  # the latest restart
 
     def __repr__(self) -> str:
         pid = self.process.pid if self.process else "down"
@@ -153,12 +152,12 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it lives."""
+        """Process id, or None while it is down."""
         return self.process.pid if self.process else None
 
     @property
     def watched(self) -> WatchedProcess | None:
-        """The process for the watchdog to probe; None while it is down or ending."""
+        """Return the process for the watchdog to probe. None while it is down or ending."""
         return (
             WatchedProcess(self.spec.name, self.pid, self.spec.socket)
             if self.pid is not None and self.is_restarted
@@ -166,9 +165,8 @@ class Child:
         )
 
     def start(self, logs: Path | None, environment: Mapping[str, str], *fds: int) -> None:
-        """Spawn it with these descriptors, in a session of its own: a terminal's Ctrl-C reaches only the supervisor.
-
-        Without a directory for its log it writes where we do. Raises OSError.
+        """Start the process in a session of its own, so that a terminal's Ctrl-C reaches only the supervisor. It
+        inherits `fds`. Without `logs`, it writes to our standard output. Raises OSError.
         """
         with _open_log(logs, self.spec.name) as sink:
             self.process = subprocess.Popen(
@@ -183,7 +181,7 @@ class Child:
         self.born_s = time.monotonic()
 
     def mark_reaped(self, status: int) -> None:
-        """The reaper collected it; Popen must not try again."""
+        """Record the exit status. The reaper collected the process, so Popen must not wait for it."""
         assert self.process is not None
         self.process.returncode = status
         self.refused = status == BAD_SETTING_STATUS
@@ -191,16 +189,16 @@ class Child:
         self.restarts = self.restarts.after_death(time.monotonic() - self.born_s)
 
     def signal(self, number: int) -> None:
-        """Harmless where it is down."""
+        """Send a signal. Does nothing if the process is down."""
         if self.process is not None:
-            # Popen's own way looks whether it is dead, and would collect it behind the reaper. No other process gets
-            # its number before that has.
+            # Popen.send_signal polls first and might reap the process instead of the reaper. The pid can't be reused
+            # before it is reaped.
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
 
 class ChildGroup:
-    """The children of one supervisor. What dies is started again, with back-off, until `stop_restarts`."""
+    """The children of one supervisor. A dead child is restarted with back-off, until `stop_restarts`."""
 
     def __init__(
         self,
@@ -208,10 +206,8 @@ class ChildGroup:
         spawn: Callable[[Child], None],
         on_death: Callable[[ReapedChild, Child | None], None],
     ) -> None:
-        """`spawn` starts a child's process. Raises OSError.
-
-        `on_death` gets every process that was reaped, and the child whose process it was: None for one that a child
-        forked and left to us. It may set `is_restarted` to False, so that the child does not come back.
+        """`spawn` starts a child's process. Raises OSError. `on_death` gets every reaped process and its child, or None
+        for an orphan that a child forked. It may set `is_restarted` to False, so that the child is not restarted.
         """
         self.members = list(members)  # in order of start
         self.is_draining = False
@@ -224,18 +220,18 @@ class ChildGroup:
         return f"<ChildGroup {self.members}>"
 
     def start_all(self) -> None:
-        """Start every child at once; each waits for what it needs by itself. Raises OSError."""
+        """Start all children at once. Each waits by itself for the services it needs. Raises OSError."""
         for child in tuple(self.members):
             self.start(child)
 
     def start(self, child: Child) -> None:
-        """Start a child of the group, or one that joins it. Raises OSError."""
+        """Start a child of the group, or a new one, which joins it. Raises OSError."""
         self._spawn(child)
         if child not in self.members:
             self.members.append(child)
 
     def reap_dead(self) -> None:
-        """Reap what died. Call it by `call_on_deaths`. Raises OSError."""
+        """Reap dead processes. Register it with `call_on_deaths`. Raises OSError."""
         for reaped in reap_children():
             child = next((each for each in self.members if each.pid == reaped.pid), None)
             if child is not None:
@@ -251,20 +247,19 @@ class ChildGroup:
         self._deaths.set()
 
     def watched(self) -> list[WatchedProcess]:
-        """Return the children that should answer the watchdog."""
+        """Return the children that the watchdog should probe."""
         found = [] if self.is_draining else [child.watched for child in self.members]
         return [watched for watched in found if watched is not None]
 
     def stop_restarts(self) -> None:
-        """Start none of them again: the whole group is about to end."""
+        """Restart no child from now on: the whole group is about to end."""
         self.is_draining = True
         for child in self.members:
             _cancel_restart(child)
 
     async def end(self, ending: Collection[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
-        """Signal these children, and kill them after `patience_s`. Return when they are gone, or the kernel holds one.
-
-        They do not come back by themselves, and leave the group as they die.
+        """Signal these children, and kill them after `patience_s`. Return when they are gone, or stuck in the kernel.
+        They are not restarted, and leave the group as they die.
         """
         for child in ending:
             child.is_restarted = False
@@ -272,7 +267,7 @@ class ChildGroup:
         await self._end(lambda: [child.pid for child in ending if child.pid is not None], patience_s, number)
 
     async def end_descendants(self, patience_s: float, spared: Collection[Child] = ()) -> None:
-        """End as `end` does what the children forked and left to us, and the children but for those that are spared."""
+        """End all child processes and orphans except `spared`, as `end` does."""
 
         def living() -> list[int]:
             kept = {child.pid for child in spared}
@@ -285,7 +280,7 @@ class ChildGroup:
             for pid in living():
                 if each == signal.SIGKILL:
                     name = next((child.spec.name for child in self.members if child.pid == pid), "forked")
-                    log.error("killed after its time to drain", extra={"child": name, "pid": pid})
+                    log.error("killed: it did not end in time", extra={"child": name, "pid": pid})
                 with suppress(ProcessLookupError):
                     os.kill(pid, each)
             if await self._are_gone(living, limit_s):
@@ -306,10 +301,8 @@ class ChildGroup:
         return True
 
     async def _bring_back(self, child: Child) -> None:
-        """Start one that died, after the pause that its deaths ask for, unless nobody wants it any more.
-
-        A start that the system refuses (no memory, process, descriptor, or room for its log) counts as a death. No
-        signal tells of it, so it is tried again here.
+        """Restart a dead child after its back-off, unless it is to end. A start that the system refuses (no memory,
+        process, descriptor, or disk space) counts as a death. No SIGCHLD follows it, so it is retried here.
         """
         await asyncio.sleep(child.restarts.delay_s)
         while child.is_restarted and not self.is_draining:
@@ -329,7 +322,7 @@ def _cancel_restart(child: Child) -> None:
 
 
 def log_exit(child: Child, status: int, *, is_expected: bool) -> None:
-    """Log that a process ended: as a warning, unless it was told to end and did so cleanly or by the signal itself."""
+    """Log that a process ended: a warning, unless it was told to end and exited with 0 or by SIGTERM."""
     extra = {"child": child.spec.name, "status": status}
     if is_expected and status in (0, -signal.SIGTERM):
         log.info("a process ended", extra=extra)
@@ -339,7 +332,7 @@ def log_exit(child: Child, status: int, *, is_expected: bool) -> None:
 
 @contextmanager
 def open_lifeline() -> Iterator[int]:
-    """Yield a descriptor for children to inherit. It reaches its end when this process does, and they end with us."""
+    """Yield a pipe's read end for children to inherit. It reaches its end when this process dies; they then exit."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         yield reader

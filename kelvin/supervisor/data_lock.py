@@ -1,4 +1,4 @@
-"""One supervisor per data directory: a close-on-exec flock, gone with the process that holds it."""
+"""Lock a data directory for one supervisor: a close-on-exec flock that ends with its holder."""
 
 import fcntl
 import os
@@ -10,16 +10,16 @@ from kelvin.process.hardening import make_private
 
 
 class AlreadyRunning(Exception):
-    """Another process holds the data directory."""
+    """Another process holds the data directory's lock."""
 
 
 class InsecureDirectory(Exception):
-    """The data directory, which will hold keys, belongs to another user, and others than that user can open it."""
+    """The data directory, which will hold keys, belongs to another user, and others can open it."""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name `path` in an OSError of the block that names no file, such as that of a write to a full disk."""
+    """Set `path` as the file name of an OSError that has none, such as one of a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -30,12 +30,12 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[int]:
-    """Hold `DATA/lock`, and yield its descriptor: a child process that inherits it holds the lock, too. Create the
-    directory if it is missing, and remove other users' access if it is ours.
+    """Hold `DATA/lock` and yield its descriptor. A child process that inherits it holds the lock, too.
 
-    Raises AlreadyRunning with the holder's process id, if that is known. With `keeps_secrets`, raises InsecureDirectory
-    if the directory belongs to another user and group or others may use it. Otherwise it is accepted: a pod's volume
-    belongs to root, and no other user is in the pod.
+    Creates the directory if it is missing, and removes other users' access if it is ours. Raises AlreadyRunning with
+    the holder's pid, if known. With `keeps_secrets`, raises InsecureDirectory if the directory belongs to another user
+    and is open to group or others. Otherwise such a directory is accepted: a pod's volume belongs to root, and the pod
+    has no other user.
     """
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not make_private(data) and keeps_secrets:

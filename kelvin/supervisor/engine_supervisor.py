@@ -1,7 +1,7 @@
-"""`kelvin engine`: a zygote and a cache agent, by which a snapshotter has pushes gated and sealed; serves nobody else.
+"""Supervisor of `kelvin engine`: a zygote and a cache agent that gate and seal pushes for a snapshotter.
 
-It brings back what dies. A standby is born for each job and ends with it, and what it computed is the platform's:
-nobody is billed for it, so its life is no record.
+Dead processes are restarted. A standby is forked for each job and ends with it. The job's compute time belongs to the
+platform and is not billed, so no lifetime is recorded.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from kelvin.supervisor.watchdog import Watchdog, is_ready, make_socket_probe
 FORK_S: Final = 10.0
 PARK_S: Final = 30.0
 TERM_S: Final = 2.0
-DRAIN_S: Final = 30  # for a job under way; what is cut is repeated by whoever asked
+DRAIN_S: Final = 30  # for running jobs; the snapshotter repeats an interrupted one
 _PROCESSES: Final = ("zygote", "cache")
 
 
 class EngineSupervisor:
-    """Both processes, and the standbys that live. `stop` is set where one refuses its settings: so it would again."""
+    """The two processes and the running standbys. `stop` is set if a process refuses its settings."""
 
     def __init__(
         self, settings: EngineSettings, directory: SocketDirectory, lifeline_fd: int, stop: asyncio.Event
@@ -61,15 +61,15 @@ class EngineSupervisor:
             (Child(spec) for spec in CHILD_SPECS if spec.name in _PROCESSES), self._spawn, self._on_death
         )
         self._zygote = ZygoteClient(directory)
-        self.status = 0  # to end with
+        self.status = 0  # exit status of this supervisor
 
     def __repr__(self) -> str:
         return f"<EngineSupervisor {self.group}>"
 
     def start(self) -> None:
-        """Both at once. What an engine before left of its standbys goes: none of them lives."""
+        """Start both processes. First remove sockets and meter pages of dead standbys of an earlier engine."""
         for left in (*self._directory.path.glob(socket_name("*")), *self._pages("[0-9]*")):
-            if not left.is_dir():  # a foreign entry
+            if not left.is_dir():  # a directory is not ours
                 left.unlink(missing_ok=True)
         self.group.start_all()
 
@@ -78,7 +78,7 @@ class EngineSupervisor:
         child.start(None, environment, self._lifeline_fd)
 
     def _on_death(self, reaped: ReapedChild, child: Child | None) -> None:
-        """Of a standby nothing is kept. It has a job, whose caller waits for it with a deadline."""
+        """Remove a dead standby's meter page. The caller of its job notices by a deadline."""
         if child is None:
             for page in self._pages(str(reaped.pid)):
                 page.unlink(missing_ok=True)
@@ -89,7 +89,7 @@ class EngineSupervisor:
 
     @asynccontextmanager
     async def standby(self) -> AsyncIterator[ForkedProcess]:
-        """One that is parked, and dead when the block was left. Raises Refused: Unavailable where none comes."""
+        """Yield a parked standby, which is dead after the block. Raises Refused(Unavailable) if none becomes ready."""
         runtime_id = f"push-{secrets.token_hex(6)}"
         born = await self._zygote.fork(runtime_id, FORK_S)
         process = ForkedProcess(self._directory, runtime_id, born.pid, born.pidfd)
@@ -105,14 +105,14 @@ class EngineSupervisor:
                 await process.close()
 
     async def is_ready(self) -> bool:
-        """Whether a job would have what it takes."""
+        """Return whether a job could run now."""
         for spec in [child.spec for child in self.group.members]:
             if not await is_ready(self._directory, spec.name, spec.socket):
                 return False
         return True
 
     async def end(self) -> None:
-        """All of them, standbys too. Returns when none is left, or the kernel holds one."""
+        """End all processes and standbys. Return when they are gone, or stuck in the kernel."""
         self.group.stop_restarts()
         await self.group.end_descendants(KILL_AFTER_S)
 
@@ -121,7 +121,7 @@ class EngineSupervisor:
 
 
 def make_app(jobs: PushJobs, is_ready: Callable[[], Awaitable[bool]]) -> FastAPI:
-    """The jobs at the control plane's paths, and health."""
+    """Return the API: the jobs at the control plane's paths, and health."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.router.routes.extend(job_routes(jobs))
@@ -155,8 +155,8 @@ async def _supervise(settings: EngineSettings) -> int:
 
 
 def run_engine(settings: EngineSettings) -> int:
-    """The whole of `kelvin engine`; the exit status. Raises AlreadyRunning."""
-    configure_logging("engine", log_level())  # the lock may have something to log
+    """Run `kelvin engine` and return its exit status. Raises AlreadyRunning."""
+    configure_logging("engine", log_level())  # before the lock, which may log
     with data_lock(settings.data):
         become_subreaper()
         return asyncio.run(_supervise(settings))

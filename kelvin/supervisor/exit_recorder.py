@@ -1,4 +1,4 @@
-"""Turns the deaths of replicas into durable lifetime records. Handing them on is the desk's work."""
+"""Turn deaths of replicas into durable lifetime records. `ledger_client.py` ships them to the ledger."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ from kelvin.supervisor.lifetime_policy import ChildDeath, lifetime_record, unsee
 
 log = logging.getLogger(__name__)
 
-LIFETIME_PREFIX: Final = "supervisor-"  # every other source holds request records
+LIFETIME_PREFIX: Final = "supervisor-"  # spool sources with other names hold request records
 _PAGE: Final = re.compile(r"([0-9]{1,9})\.(.+)")
 
 
 class ExitRecorder:
-    """Owns the directory of meter pages once their writers are dead."""
+    """Owns the meter pages of dead replicas."""
 
     def __init__(self, meters: Path, spool: Spool, source: str) -> None:
         meters.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -39,17 +39,17 @@ class ExitRecorder:
         self._spool = spool
         self._source = source
         self._writing: dict[Path, asyncio.Task[None]] = {}  # by page
-        self._unread: set[asyncio.Task[None]] = set()  # deaths whose page can't be read now
+        self._unread: set[asyncio.Task[None]] = set()  # retries of pages that can't be read now
 
     def __repr__(self) -> str:
         return f"<ExitRecorder source={self._source} pages={len(list(self._pages()))}>"
 
     def record_exit(self, reaped: ReapedChild, failures: int = 0) -> None:
-        """Start to write the lifetime record of a reaped process. One that left no meter page was no replica.
+        """Start writing the lifetime record of a reaped process. A process without a meter page was no replica.
 
-        Call it on the event loop. A task waits for the disk: see `wait_recorded`. If its page can't be read now, or the
-        spool refuses, that is tried again every RETRY_S, after so many `failures`. If this process ends first, the next
-        start writes that lifetime up to the page's last change.
+        Call it on the event loop. It does not wait for the disk: see `wait_recorded`. If the page can't be read or the
+        spool refuses, retry every RETRY_S; `failures` counts earlier attempts. If this process ends first, the next
+        start writes the lifetime up to the page's last change.
         """
         try:
             found = [(page, runtime_id, _read_page(page)) for page, _, runtime_id in self._pages(reaped.pid)]
@@ -85,17 +85,15 @@ class ExitRecorder:
         self.record_exit(reaped, failures)
 
     async def wait_recorded(self, patience_s: float) -> None:
-        """Wait until all lifetimes are written, at most `patience_s`. Writes that take longer go on."""
+        """Wait until all lifetimes are written, for at most `patience_s`. Slower writes go on afterwards."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while pending := {*self._writing.values(), *self._unread}:
                     await asyncio.wait(pending)
 
     def lives(self) -> list[tuple[int, str, bool]]:
-        """Return pid, runtime id, and whether it took a version, of each meter page: of running replicas and standbys,
-        and of some that have ended.
-
-        Omits pages whose pid belongs to another process by now.
+        """Return (pid, runtime id, has taken a version) of each meter page. These are running replicas and standbys,
+        and some that have ended. Pages whose pid now belongs to another process are left out.
         """
         found = ((pid, runtime_id, _try_read_page(page)) for page, pid, runtime_id in self._pages())
         return [
@@ -105,7 +103,7 @@ class ExitRecorder:
         ]
 
     def running_lifetime(self, pid: int) -> LifetimeRecord | None:
-        """How a replica has lived until now, as if it ended; None where it is nobody's yet, or gone. A child."""
+        """Return the lifetime of a running child replica up to now. None if it has no tenant yet, or is gone."""
         for page, _, runtime_id in self._pages(pid):
             meter = _try_read_page(page)
             with suppress(OSError):
@@ -121,12 +119,11 @@ class ExitRecorder:
         return None
 
     def recover(self, recorded: Collection[str]) -> None:
-        """Write the lifetimes of replicas that ended with an earlier supervisor.
+        """Write the lifetimes of replicas that ended under an earlier supervisor.
 
-        `recorded` are those that it wrote before it was killed, and had no time to remove the page of: what it saw of
-        their deaths stands, and nothing is made up beside it. Call this on the event loop, and before anything ships
-        what it left. What the spool refuses is tried again every RETRY_S; a page that can't be read or removed stays
-        for the next start.
+        `recorded` are runtimes whose record that supervisor had written before it was killed, but whose page it had not
+        removed. Their records stand. Call this on the event loop, before leftover spools are shipped. If the spool
+        refuses, retry every RETRY_S. A page that can't be read or removed stays until the next start.
         """
         for page, pid, runtime_id in self._pages():
             try:
@@ -143,7 +140,7 @@ class ExitRecorder:
         try:
             meter = decode_meter(page.read_bytes())
         except ValueError as error:
-            log.warning("a meter page that is none was dropped", extra={"page": page.name, "error": str(error)})
+            log.warning("an invalid meter page was dropped", extra={"page": page.name, "error": str(error)})
             page.unlink()
             return
         if (death := self._unseen_death(page, pid, runtime_id, meter)) is None:
@@ -156,20 +153,19 @@ class ExitRecorder:
             page.unlink()
 
     def _pages(self, of_pid: int | None = None) -> Iterator[tuple[Path, int, str]]:
-        """Yield path, pid and runtime id of each meter page, or of those of one pid. Skips other files."""
+        """Yield (path, pid, runtime id) of each meter page, or of one pid's pages. Other files are skipped."""
         for path in sorted(self._meters.glob("[0-9]*.*")):
             named = _PAGE.fullmatch(path.name)
             if named is not None and path.is_file() and of_pid in (None, int(named[1])):
                 yield path, int(named[1]), named[2]
 
     def _unseen_death(self, page: Path, pid: int, runtime_id: str, meter: Meter) -> ChildDeath | None:
-        """Return the death of a replica whose end nobody saw, as of its page's last change.
-
-        Returns None, and removes the page if it can, if the page is from another boot.
+        """Return the death of a replica that no supervisor saw die, as of its page's last change. If the page is from
+        another boot, try to remove it and return None.
         """
         death = unseen_death(meter, runtime_id, pid, time.monotonic_ns(), time.time_ns() // 1000, boot_id())
         if death is None:
-            log.warning("a meter page of another boot was dropped", extra={"page": page.name})
+            log.warning("a meter page from another boot was dropped", extra={"page": page.name})
             with suppress(OSError):
                 page.unlink()
         return death
@@ -184,10 +180,10 @@ class ExitRecorder:
 
     async def _write(self, page: Path, meter: Meter, death: ChildDeath) -> None:
         await self._append(meter, death)
-        _remove_page(page)  # only after the record is durable: killed between the two, `recover` finds that record
+        _remove_page(page)  # only now: the record is durable, and `recover` finds it if this process is killed here
 
     async def _append(self, meter: Meter, death: ChildDeath) -> None:
-        """Write the record to the spool. Try again while the spool refuses: only now is the time of the death known."""
+        """Write the record, and retry while the spool refuses: the time of death is known only in this process."""
         failures = 0
         while True:
             try:
@@ -211,32 +207,32 @@ def _remove_page(page: Path) -> None:
 
 @contextmanager
 def open_exit_recorder(data: Path) -> Iterator[tuple[ExitRecorder, Spool]]:
-    """Yield the graves of a data directory and the spool to which they write. Lifetimes that an earlier supervisor left
-    unwritten are written first. Raises OSError.
+    """Yield the exit recorder of a data directory, and its spool. Raises OSError. Lifetimes that an earlier supervisor
+    left unwritten are written first.
     """
     source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
     recorded = read_recorded_runtimes(data / "spool")
     with naming(data / "spool"):
         spool = Spool.open(data / "spool", source)
     try:
-        graves = ExitRecorder(data / "run" / "meters", spool, source)
-        graves.recover(recorded)
-        yield graves, spool
+        exit_recorder = ExitRecorder(data / "run" / "meters", spool, source)
+        exit_recorder.recover(recorded)
+        yield exit_recorder, spool
     finally:
         spool.close()
 
 
 class _RecordOwner(msgspec.Struct):
-    """The part of a lifetime record that says whose it is."""
+    """The field of a lifetime record that names its runtime."""
 
     runtime_id: str
 
 
 def read_recorded_runtimes(spools: Path) -> set[str]:
-    """Runtimes whose lifetime an earlier supervisor left in its spool. Raises OSError."""
+    """Return the runtimes whose lifetimes an earlier supervisor left in its spool. Raises OSError."""
     lives = set()
     for raw in leftover_records(spools, lambda source: source.startswith(LIFETIME_PREFIX)):
-        with suppress(BadJson):  # what is no lifetime is the ledger's to refuse
+        with suppress(BadJson):  # the ledger refuses and reports a bad record
             lives.add(decoder(_RecordOwner).decode(raw).runtime_id)
     return lives
 
@@ -245,12 +241,12 @@ def _is_of_earlier_process(meter: Meter | None, pid: int) -> bool:
     """Return whether a meter page is older than the process that has its pid now."""
     try:
         return meter is not None and meter.is_older_than(born_ns(pid))
-    except OSError:  # no process has it
+    except OSError:  # no process has this pid
         return False
 
 
 def _read_page(page: Path) -> Meter | None:
-    """Return None for what no runtime wrote. Raises OSError."""
+    """Return the meter, or None if no runtime wrote the page. Raises OSError."""
     try:
         return decode_meter(page.read_bytes())
     except ValueError:

@@ -1,4 +1,4 @@
-"""The front door is changed for another process: begun beside the old one on the same socket, which then ends."""
+"""Hot restart of the activator: start a new process on the same socket, then drain the old one."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ from kelvin.supervisor.child_group import KILL_AFTER_S, POLL_S, Child, ChildGrou
 
 log = logging.getLogger(__name__)
 
-OUTCOME_FILE: Final = "succession"  # in the run directory: why the last one came to nothing
+OUTCOME_FILE: Final = "succession"  # in the run directory: why the last hot restart failed
 
 
 class HotRestart:
-    """Of one supervisor's group; at most one is under way."""
+    """Hot restarts of one supervisor's activator. At most one runs at a time."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class HotRestart:
         ready_s: float,
         drain_s: float,
     ) -> None:
-        """`is_serving` says whether this very process answers there, and is ready. A new door has `ready_s` for that,
-        the old one `drain_s` to end. `run` is the run directory.
+        """`is_serving` returns whether this process answers on the socket and is ready. The new process has `ready_s`
+        to become ready, the old one `drain_s` to end. `run` is the run directory.
         """
         self._group = group
         self._may_begin = may_begin
-        self._is_at_door = is_serving
+        self._is_serving = is_serving
         self._run = run
         self._outcome = run / OUTCOME_FILE
         self._ready_s = ready_s
@@ -47,17 +47,17 @@ class HotRestart:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether two doors are there, or will be."""
+        """Whether a hot restart runs, with up to two activators."""
         return self._task is not None and not self._task.done()
 
     def begin(self) -> None:
-        """Where one is under way, another one follows: whoever orders it may have seen the new door as the old one."""
+        """Start a hot restart. If one runs, another follows: the caller may have taken the new process for the old."""
         self._is_ordered = True
         if not self.is_under_way:
             self._task = asyncio.get_running_loop().create_task(self._follow(), name="succession")
 
     def cancel(self) -> None:
-        """Whoever runs is ended with all others."""
+        """Cancel a running hot restart. The supervisor then ends both activators with the rest of the group."""
         if self._task is not None:
             self._task.cancel()
 
@@ -66,14 +66,14 @@ class HotRestart:
             self._is_ordered = False
             try:
                 await self._replace_activator()
-            except OSError as error:  # such as a file system without links to sockets
-                self._failed(f"the door can't be changed: {error.strerror or error}")
+            except OSError as error:  # such as a file system that refuses links to sockets
+                self._failed(f"the activator can't be restarted: {error.strerror or error}")
 
     async def _replace_activator(self) -> None:
         old = next(child for child in self._group.members if child.spec.listens)
         name = old.spec.name
         if not await self._may_begin():
-            self._failed(f"the {name} can't be changed before the installation is ready")
+            self._failed(f"the {name} can't be restarted before the installation is ready")
             return
         with self._saved_socket(old) as restore_socket:
             new = Child(old.spec, is_restarted=False)
@@ -83,8 +83,8 @@ class HotRestart:
                 self._failed(f"the new {name} can't be started, and the old one stays: {error.strerror or error}")
                 return
             limit = time.monotonic() + self._ready_s
-            # If it dies right after its answer, keep the old one: nobody else would accept requests.
-            while not (await self._is_at_door(new) and new.pid is not None):
+            # If it dies right after its answer, keep the old one: no other process would accept requests.
+            while not (await self._is_serving(new) and new.pid is not None):
                 if new.pid is None or time.monotonic() > limit:
                     await self._group.end([new], KILL_AFTER_S)
                     restore_socket()
@@ -101,9 +101,8 @@ class HotRestart:
 
     @contextmanager
     def _saved_socket(self, old: Child) -> Iterator[Callable[[], None]]:
-        """Yield a function that gives the old process's socket its name back.
-
-        A second link keeps the socket reachable while the new process has the name.
+        """Yield a function that gives the socket name back to the old process. A second link keeps the old socket
+        reachable while the new process has the name.
         """
         assert old.spec.socket is not None
         name, pid = self._run / old.spec.socket, old.pid
@@ -113,7 +112,7 @@ class HotRestart:
             os.link(name, kept)
 
         def restore_socket() -> None:
-            if old.pid != pid:  # it died, and its replacement takes the name itself
+            if old.pid != pid:  # the old process died, and its restarted process takes the name itself
                 return
             with suppress(FileNotFoundError):
                 kept.rename(name)
@@ -124,9 +123,9 @@ class HotRestart:
             kept.unlink(missing_ok=True)
 
     def _failed(self, reason: str) -> None:
-        """Said to whoever asked for it, who may be gone."""
-        log.error("the door was not changed", extra={"reason": reason})
+        """Log the failure and write it to the outcome file for the command that ordered the restart."""
+        log.error("the activator was not restarted", extra={"reason": reason})
         try:
             self._outcome.write_text(reason + "\n")
         except OSError as error:
-            log.warning("nobody can be told", extra={"error": repr(error)})
+            log.warning("the outcome can't be written", extra={"error": repr(error)})

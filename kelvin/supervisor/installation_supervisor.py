@@ -1,4 +1,4 @@
-"""`kelvin up`: start the processes, say when all are ready, bring back what dies, drain in order, leave nothing."""
+"""Supervisor of `kelvin up`: start the processes, report readiness, restart dead processes, drain in order."""
 
 import asyncio
 import errno
@@ -51,17 +51,17 @@ from kelvin.supervisor.watchdog import Watchdog, WatchedProcess, is_ready, liste
 log = logging.getLogger(__name__)
 
 MAX_START_DEATHS: Final = 4  # before the first readiness
-WAIT_LOG_S: Final = 5.0  # between two log lines of a start that waits
-ROOM_BYTES: Final = 1 << 20  # with less on the disk of DATA, a process may die before it can log why
+WAIT_LOG_S: Final = 5.0  # between two log lines while the start waits
+ROOM_BYTES: Final = 1 << 20  # with less free space on the disk of DATA, a process may die before it can log why
 
 
 class NotReady(Exception):
-    """A process did not become ready in time; the text names it and shows the end of its log."""
+    """A process did not become ready in time. The text names it and shows the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What the ready line says."""
+    """The content of the ready line."""
 
     url: str
     ca: Path
@@ -73,26 +73,26 @@ class Ready:
 
 
 class Supervisor:
-    """Owns every process of one data directory. Nothing here is on the path of a request."""
+    """Owns every process of one data directory. No request passes through it."""
 
     def __init__(
         self,
         settings: UpSettings,
         directory: SocketDirectory,
-        graves: ExitRecorder,
+        exit_recorder: ExitRecorder,
         lifeline_fd: int,
         listener: socket.socket | None,
     ) -> None:
         self._settings = settings
         self._directory = directory
-        self._exit_recorder = graves
+        self._exit_recorder = exit_recorder
         self._lifeline_fd = lifeline_fd
-        self._listener = listener  # kept open while the door is changed: who calls meanwhile waits, and is not refused
+        self._listener = listener  # kept open during a hot restart: connections wait instead of being refused
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         ours = [Child(spec) for spec in specs_of(filters=settings.filters)]
         self.group = ChildGroup(ours, self._spawn, self._on_death)
         self._notes = ExitLog(settings.data / "run")
-        self._killed: dict[int, tuple[str, str]] = {}  # by pid of a hung process: its name, and why it is killed
+        self._killed: dict[int, tuple[str, str]] = {}  # pid of a hung process: its name, and why it is killed
         self._hot_restart = HotRestart(
             self.group,
             self._may_hot_restart,
@@ -113,21 +113,21 @@ class Supervisor:
         child.start(self._settings.data / "logs", environment, *fds)
 
     def watched(self) -> list[WatchedProcess]:
-        """Return every process that should answer: ours, and replicas and standbys, which the zygote forked."""
+        """Return every process that should answer probes: children, and replicas and standbys forked by the zygote."""
         if self.group.is_draining:
             return []
         alive = set(children())
-        # A replica was asked over its socket to take its version.
+        # A replica with a version has already answered on its socket: that is how it got its version.
         lives = ((pid, name, has_version) for pid, name, has_version in self._exit_recorder.lives() if pid in alive)
         replicas = [WatchedProcess(name, pid, socket_name(name), has_version) for pid, name, has_version in lives]
         return self.group.watched() + replicas
 
     def on_hung(self, hung: WatchedProcess, why: str) -> None:
-        """Remember why a process is being killed: it is noted when the process has ended."""
+        """Remember why a process is being killed. The exit log gets it once the process has ended."""
         self._killed[hung.pid] = hung.name, why
 
     def _on_death(self, reaped: ReapedChild, child: Child | None) -> None:
-        """Replicas become lifetime records. How a process ended that nobody told to is noted."""
+        """Record the lifetime of a replica. Write unexpected exits to the exit log."""
         name, why = self._killed.pop(reaped.pid, ("", None))
         if child is None:
             self._exit_recorder.record_exit(reaped)
@@ -143,7 +143,7 @@ class Supervisor:
             log.warning("how a process ended can't be noted", extra={"child": name, "error": repr(error)})
 
     def restart_activator(self) -> None:
-        """Change the activator for another one, without a request that fails."""
+        """Replace the activator's process without a failed request."""
         if not self.group.is_draining:
             self._hot_restart.begin()
 
@@ -151,7 +151,7 @@ class Supervisor:
         return self._listener is not None and await is_ready(self._directory, "controlplane", "control.sock")
 
     async def _is_serving(self, child: Child) -> bool:
-        """Whether this very process answers at its socket, and is ready."""
+        """Return whether this process, not another one, answers on its socket and is ready."""
         name = child.spec.socket
         assert name is not None
         if child.pid is None or listener_pid(self._directory, name) != child.pid:
@@ -186,17 +186,17 @@ class Supervisor:
                 await asyncio.sleep(POLL_S)
 
     def _refused(self) -> str | None:
-        """A process that ended over a setting: the same again would end the same way."""
+        """Return a process that refused its settings. Restarting it would end the same way."""
         return next((child.spec.name for child in self.group.members if child.refused), None)
 
     def _keeps_dying(self) -> str | None:
-        """A process that has not lived long enough to be ready, several times in a row."""
+        """Return a process that died MAX_START_DEATHS times in a row before becoming ready."""
         return next(
             (child.spec.name for child in self.group.members if child.restarts.deaths >= MAX_START_DEATHS), None
         )
 
     def _check_disk_space(self, name: str) -> None:
-        """Raise OSError with the path of the process's log if the disk is full. The log may lack the reason then."""
+        """Raise OSError with the log's path if the disk is full. The log may then lack the reason of a death."""
         path = self._log_path(name)
         try:
             with tempfile.TemporaryFile(dir=path.parent) as file:
@@ -214,16 +214,16 @@ class Supervisor:
         return "\n".join(last_lines(path, lines)) if path.exists() else ""
 
     async def drain(self, shipper: Shipper) -> None:
-        """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""
+        """End the activator, replicas, and services that they use. The control plane is last: it records all deaths."""
         group, drain_s = self.group, self._settings.drain_s
         group.stop_restarts()
         self._hot_restart.cancel()
         if self._listener is not None:
-            self._listener.close()  # with the activator's own, so that callers are refused from then on
+            self._listener.close()  # together with the activator's own, so that callers are refused from then on
         by_name = {child.spec.name: child for child in group.members}
         await group.end([child for child in group.members if child.spec.listens], drain_s)
         await group.end([by_name["zygote"]], KILL_AFTER_S)
-        await group.end_descendants(drain_s, spared=group.members)  # replicas
+        await group.end_descendants(drain_s, spared=group.members)  # the replicas
         await self._exit_recorder.wait_recorded(KILL_AFTER_S)
         if not await shipper.flush(Deadline.after(KILL_AFTER_S, time.monotonic())):
             log.warning("lifetimes wait in the spool for the next start", extra={"records": shipper.backlog})
@@ -233,17 +233,17 @@ class Supervisor:
 
 
 async def supervise(settings: UpSettings) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP. Raises NotReady; AlreadyRunning comes from the lock around it."""
+    """Run until SIGTERM, SIGINT or SIGHUP. Raises NotReady."""
     with (
         closing(SocketDirectory(settings.data / "run")) as directory,
-        open_exit_recorder(settings.data) as (graves, spool),
+        open_exit_recorder(settings.data) as (exit_recorder, spool),
         open_lifeline() as lifeline_fd,
     ):
         control = ServiceClient(directory, "control.sock", "control plane")
-        desk = LedgerClient(control, settings.data / "spool")
-        shipper = Shipper(spool, desk.post_lifetimes)
+        ledger_client = LedgerClient(control, settings.data / "spool")
+        shipper = Shipper(spool, ledger_client.post_lifetimes)
         listener = _try_listen(settings)
-        supervisor = Supervisor(settings, directory, graves, lifeline_fd, listener)
+        supervisor = Supervisor(settings, directory, exit_recorder, lifeline_fd, listener)
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         stop_on_signals(loop, stop.set)
         call_on_deaths(supervisor.group.reap_dead)
@@ -251,9 +251,9 @@ async def supervise(settings: UpSettings) -> None:
         try:
             async with Loops() as loops:
                 loops.start("shipper", shipper.run)
-                loops.start("ledger recovery", desk.recover_forever)
+                loops.start("ledger recovery", ledger_client.recover_forever)
                 loops.start("log rotation", lambda: rotate_forever(settings.data / "logs"))
-                start_s = max(START_S, settings.ready_s)  # a longer time to get ready holds for each process, too
+                start_s = max(START_S, settings.ready_s)  # a longer KELVIN_READY_S also extends each process's start
                 watchdog = Watchdog(supervisor.watched, make_socket_probe(directory), supervisor.on_hung, start_s)
                 loops.start("watchdog", watchdog.run)
                 try:
@@ -271,7 +271,7 @@ async def supervise(settings: UpSettings) -> None:
 
 
 def _try_listen(settings: UpSettings) -> socket.socket | None:
-    """None where the address is refused: the activator finds the same, and says so."""
+    """Return the listening socket, or None if the address is refused. The activator then reports the reason."""
     try:
         return listen(settings.host, settings.port)
     except OSError:
@@ -286,17 +286,17 @@ def _ready(settings: UpSettings) -> Ready:
 
 
 def activator_url(host: str, port: int) -> str:
-    """Return where commands on this machine reach the door: at localhost, or at the one address that it has."""
-    with suppress(ValueError):  # a name
-        host = str(ipaddress.ip_address(host))  # in one form: `::0` is `::`
+    """Return the front door's URL for commands on this machine: localhost, or its only address."""
+    with suppress(ValueError):  # a host name
+        host = str(ipaddress.ip_address(host))  # canonical form: `::0` becomes `::`
     return listener_url("localhost" if host in (*WILDCARD_HOSTS, "127.0.0.1", "::1") else host, port)
 
 
 def run_up(settings: UpSettings) -> None:
-    """Run `kelvin up` until it is stopped. Raises AlreadyRunning, OpenToOthers or NotReady."""
-    configure_logging("supervisor", log_level())  # the lock may have something to log
+    """Run `kelvin up` until it is stopped. Raises AlreadyRunning, InsecureDirectory or NotReady."""
+    configure_logging("supervisor", log_level())  # before the lock, which may log
     with data_lock(settings.data, keeps_secrets=True):
-        if (settings.data / "restoring").exists():  # `controlplane/backup/restore_target.py` puts it there
+        if (settings.data / "restoring").exists():  # created by `controlplane/backup/restore_target.py`
             raise NotReady(f"a restore into {settings.data} was cut short: run `kelvin restore` again")
         become_subreaper()
         asyncio.run(supervise(settings))

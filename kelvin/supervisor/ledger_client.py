@@ -1,7 +1,7 @@
-"""Hands spooled records to the ledger: the supervisor's own lifetimes, and what dead processes left behind.
+"""Ship spooled records to the ledger: lifetimes of the supervisor, and records that dead processes left.
 
-A pod tells the ledger how its replica has lived so far, too. All that it keeps is gone with it, so it tells while it
-lives: what is killed at once was told of a moment ago.
+A pod also reports the lifetime of its running replica at intervals, because its disk is gone when it ends. If the pod
+is killed, the ledger has its latest report.
 """
 
 import asyncio
@@ -34,35 +34,35 @@ log = logging.getLogger(__name__)
 
 SHIP_TIMEOUT_S: Final = 10.0
 RECOVERY_INTERVAL_S: Final = 2.0
-FIRST_POLL_S: Final = 0.5  # between two looks whether there is something to tell
-FINAL_FLUSH_S: Final = 5.0  # that the end of a life may take to arrive
-RETRY_BACKOFF: Final = ExponentialBackoff(0.2, FINAL_FLUSH_S)  # before what was left is handed over once more
+FIRST_POLL_S: Final = 0.5  # between two checks whether there is a lifetime to report
+FINAL_FLUSH_S: Final = 5.0  # time limit of the last report
+RETRY_BACKOFF: Final = ExponentialBackoff(0.2, FINAL_FLUSH_S)  # between attempts of the last report
 
 ReadRunningLifetime = Callable[[], LifetimeRecord | None]
 PostRunningLifetime = Callable[[LifetimeRecord], Awaitable[None]]
 
 
 class LedgerClient:
-    """Posts records to the control plane; whatever is refused stays where it is and is posted again."""
+    """Posts records to the control plane. Refused records stay in their spools and are posted again."""
 
     def __init__(self, control: ServiceClient, spools: Path) -> None:
         self._control = control
         self._spools = spools
 
     async def post_lifetimes(self, records: Sequence[bytes]) -> None:
-        """Send lifetime records to the ledger. Idempotent. Raises Refused while the ledger is away."""
+        """Send lifetime records to the ledger. Idempotent. Raises Refused while the ledger is unavailable."""
         await self._post("lifetimes", batch_of(records))
 
     async def post_requests(self, records: Sequence[bytes]) -> None:
-        """Send request records that dead processes left. Idempotent. Raises Refused while the ledger is away."""
+        """Send request records that dead processes left. Idempotent. Raises Refused while the ledger is unavailable."""
         await self._post("requests", batch_of(records))
 
     async def post_running_lifetime(self, record: LifetimeRecord) -> None:
-        """How a replica that lives has lived until now. Raises Refused; the next word says more than this one."""
+        """Report the lifetime of a running replica up to now. Raises Refused; a later report replaces this one."""
         await self._post("lives", RunningLifetimes(records=(record,)))
 
     async def recover(self) -> int:
-        """Ship what dead processes left; how many records were not taken. Raises OSError."""
+        """Ship records of dead processes. Return how many were not accepted. Raises OSError."""
         report = await recover(self._spools, self._post_for)
         for found in report:
             if found.lost:
@@ -70,7 +70,7 @@ class LedgerClient:
         return sum(found.remaining for found in report)
 
     async def recover_forever(self) -> None:
-        """Again and again, also where the disk refuses; ends by being cancelled."""
+        """Call `recover` every RECOVERY_INTERVAL_S, even after disk errors, until cancelled."""
         failures = 0
         while True:
             try:
@@ -80,7 +80,7 @@ class LedgerClient:
                 failures += 1
                 if should_log(failures):
                     why = {"error": repr(error), "failures": failures}
-                    log.warning("what dead processes left can't be read; looking again", extra=why)
+                    log.warning("records of dead processes can't be read; trying again", extra=why)
             await asyncio.sleep(RECOVERY_INTERVAL_S)
 
     def _post_for(self, source: str) -> Post:
@@ -94,16 +94,16 @@ class LedgerClient:
 async def report_usage(
     settings: PodSettings, spool: Spool, running_lifetime: ReadRunningLifetime
 ) -> AsyncIterator[None]:
-    """Tell for as long as the block lasts, and for FINAL_FLUSH_S more what is left then; where no ledger is named,
-    nothing. Whatever becomes of that, what isn't acknowledged stays in the spools. Raises BadSetting.
+    """Report usage while the block runs, and for at most FINAL_FLUSH_S afterwards. Does nothing without a remote
+    ledger. Unacknowledged records stay in the spools. Raises BadSetting.
     """
     if not is_remote(settings.peer_settings.control):
         yield
         return
     with closing(SocketDirectory(settings.data / "run")) as directory:
-        async with open_internal_server(directory, settings.peer_settings, Role.RUNTIME) as inner:
-            way = inner.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)
-            control = ServiceClient.from_connector(way, "the control plane", limit=4)
+        async with open_internal_server(directory, settings.peer_settings, Role.RUNTIME) as internal_server:
+            connector = internal_server.connector_factory.to(settings.peer_settings.control, Role.CONTROLPLANE)
+            control = ServiceClient.from_connector(connector, "the control plane", limit=4)
             try:
                 async with report_usage_to(
                     LedgerClient(control, settings.data / "spool"), spool, running_lifetime, settings.life_s
@@ -117,7 +117,7 @@ async def report_usage(
 async def report_usage_to(
     ledger_client: LedgerClient, spool: Spool, running_lifetime: ReadRunningLifetime, every_s: float
 ) -> AsyncIterator[None]:
-    """Tell as `report_usage` does, through `ledger_client`, and of the life so far every `every_s` seconds."""
+    """Report usage through `ledger_client` as `report_usage` does, and the running lifetime every `every_s` seconds."""
     shipper = Shipper(spool, ledger_client.post_lifetimes)
     try:
         async with Loops() as loops:
@@ -129,17 +129,14 @@ async def report_usage_to(
             )
             yield
     finally:
-        await _flush_last(
-            ledger_client, shipper
-        )  # after the loops: what one of them is handing over is nobody else's to hand over
+        await _flush_last(ledger_client, shipper)  # after the loops, so that no record is sent twice at once
 
 
 async def report_running_forever(
     running_lifetime: ReadRunningLifetime, post: PostRunningLifetime, every_s: float
 ) -> None:
-    """As soon as there is something to tell, and then each `every_s`; ends by being cancelled.
-
-    Where a word wasn't taken and the next may be, that follows after FIRST_POLL_S, then twice as long, up to `every_s`.
+    """Report the running lifetime as soon as there is one, then every `every_s`, until cancelled. After a retryable
+    failure, retry with exponential back-off from FIRST_POLL_S up to `every_s`.
     """
     failures, pauses = 0, ExponentialBackoff(FIRST_POLL_S, every_s)
     while True:
@@ -156,18 +153,18 @@ async def report_running_forever(
                 pause_s = pauses.after(failures, random.random())  # noqa: S311 (spreads load, keeps no secret)
             if should_log(failures):
                 why = {"why": refused.failure.message, "failures": failures}
-                log.warning("the life so far is not told", extra=why)
+                log.warning("the running lifetime can't be reported", extra=why)
         await asyncio.sleep(pause_s)
 
 
 async def _flush_last(ledger_client: LedgerClient, shipper: Shipper) -> None:
-    """The record of the life, and what the replica left: each again until it is taken, or the time is over."""
+    """Send the lifetime record and the replica's records, and retry until they are accepted or the time is over."""
     deadline = Deadline.after(FINAL_FLUSH_S, time.monotonic())
     is_flushed, is_shipped = await asyncio.gather(shipper.flush(deadline), _flush_spools(ledger_client, FINAL_FLUSH_S))
     if not is_shipped:
-        log.error("what the replica left is not told: it stays in its spool")
+        log.error("the replica's records were not sent: they stay in its spool")
     if not is_flushed:
-        log.error("the end of the life is not told: it stays in the spool", extra={"records": shipper.backlog})
+        log.error("the lifetime record was not sent: it stays in the spool", extra={"records": shipper.backlog})
 
 
 async def _flush_spools(ledger_client: LedgerClient, within_s: float) -> bool:
@@ -180,6 +177,6 @@ async def _flush_spools(ledger_client: LedgerClient, within_s: float) -> bool:
     except TimeoutError:
         return False
     except OSError as error:
-        log.warning("what the replica left can't be read", extra={"error": repr(error)})
+        log.warning("the replica's records can't be read", extra={"error": repr(error)})
         return False
     return True

@@ -1,4 +1,4 @@
-"""From a replica's last meter page and the supervisor's own clock to the record that is billed. Pure."""
+"""Compute the billed lifetime record from a replica's last meter page and the supervisor's own clock. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from kelvin.contracts.accounting.usage import KILLED, LifetimeRecord
 
 @dataclass(frozen=True, slots=True)
 class ChildDeath:
-    """What the supervisor saw of a child's end. `total_us` is its own measurement, from birth to death."""
+    """The supervisor's observation of a child's end. It measured `total_us` itself, from birth to death."""
 
     runtime_id: str
     pid: int
@@ -21,7 +21,7 @@ class ChildDeath:
 
 
 def lifetime_record(meter: Meter, death: ChildDeath, source: str, sequence: int) -> LifetimeRecord:
-    """The open interval ends with the death. No part is a remainder: each is the runtime's own count."""
+    """Return the record. The open interval ends with the death. Each part is the runtime's own count, no remainder."""
     closed = meter.closed(death.died_ns)
     standby, restore, active, idle = (nanoseconds // 1000 for nanoseconds in closed.spent_ns)
     return LifetimeRecord(
@@ -48,9 +48,8 @@ def lifetime_record(meter: Meter, death: ChildDeath, source: str, sequence: int)
 
 
 def unseen_death(meter: Meter, runtime_id: str, pid: int, now_ns: int, now_at_us: int, boot: str) -> ChildDeath | None:
-    """A death that no supervisor saw: it ended with the page's last change. None where the page is from another boot.
-
-    `boot` is the id of this boot. Without ids the times decide: an earlier boot that was shorter is not found out.
+    """Return a death that no supervisor saw, at the page's last change. None if the page is from another boot. `boot`
+    is the id of this boot. Without ids, times decide, and a shorter earlier boot is not detected.
     """
     if meter.boot and boot and meter.boot != boot:
         return None

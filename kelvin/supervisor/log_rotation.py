@@ -1,7 +1,7 @@
-"""Logs of child processes: their last lines, and bounded space for each, the log and one older part of it.
+"""Rotate the logs of child processes and read their last lines. Each log has a size limit and one older part.
 
-A child keeps its descriptor, so its file is copied and truncated rather than renamed. The descriptor appends
-(O_APPEND), so the child goes on at the start of the file. A line written between copy and truncation is lost.
+A child keeps its descriptor, so its file is copied and truncated instead of renamed. The descriptor appends (O_APPEND),
+so the child then writes at the start of the file. A line written between copy and truncation is lost.
 """
 
 import asyncio
@@ -21,9 +21,7 @@ _BLOCK_BYTES: Final = 64 << 10
 
 
 async def rotate_forever(directory: Path) -> None:
-    """Rotate the logs of a directory every `ROTATION_INTERVAL_S`. A log that can't be rotated stays as it is
-    until the next time.
-    """
+    """Rotate a directory's logs every `ROTATION_INTERVAL_S`. A log that can't be rotated stays until the next time."""
     while True:
         await asyncio.to_thread(_rotate_all, directory)
         await asyncio.sleep(ROTATION_INTERVAL_S)
@@ -40,8 +38,8 @@ def _rotate_all(directory: Path) -> None:
 def rotate(path: Path, limit_bytes: int) -> None:
     """Move the contents of `path` to `path.1` if they are larger than the limit.
 
-    If copying fails, as on a full disk, `path.1` is removed. Then a log of more than twice the limit is emptied without
-    a copy, so that it does not fill the disk further. A smaller one stays as it is: raises OSError.
+    If copying fails, such as on a full disk, `path.1` is removed. A log of more than twice the limit is then emptied
+    without a copy, so that it does not fill the disk further. A smaller one stays: raises OSError.
     """
     size = path.stat().st_size
     if size <= limit_bytes:
@@ -51,7 +49,7 @@ def rotate(path: Path, limit_bytes: int) -> None:
         with path.open("rb") as current, older.open("wb") as copy:
             shutil.copyfileobj(current, copy)
             copy.flush()
-            copy.write(current.read())  # what was written while the rest was copied
+            copy.write(current.read())  # bytes that were written during the copy
             copy.flush()
             os.truncate(path, 0)
     except OSError as error:
@@ -64,7 +62,7 @@ def rotate(path: Path, limit_bytes: int) -> None:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return at most `count` lines, the oldest first; bytes that are no UTF-8 are replaced. Raises OSError."""
+    """Return at most `count` last lines, the oldest first. Invalid UTF-8 is replaced. Raises OSError."""
     with path.open("rb") as file:
         start = file.seek(0, os.SEEK_END)
         blocks: list[bytes] = []
@@ -75,5 +73,5 @@ def last_lines(path: Path, count: int) -> list[str]:
             file.seek(start)
             blocks.append(file.read(size))
             newlines += blocks[-1].count(b"\n")
-    lines = b"".join(reversed(blocks)).splitlines()[-count:]  # as bytes: in text, U+2028 would end a line, too
+    lines = b"".join(reversed(blocks)).splitlines()[-count:]  # bytes: in text, U+2028 would end a line, too
     return [line.decode(errors="replace") for line in lines]

@@ -1,8 +1,7 @@
-"""`kelvin runtime`: one version, served by one process over TCP, with a cache agent of its own or its node's beside it.
+"""Supervisor of `kelvin runtime`: one runtime process over TCP, with its own cache agent or its node's.
 
-What `kelvin up` is to a machine this is to a pod: it starts both, brings the agent back where it dies, and ends as the
-runtime ends, with its status; but one that waits for versions has a fresh runtime follow each that ends, and nothing of
-what that had. Nothing here is on the path of a request.
+It starts both processes, restarts the agent when it dies, and ends with the runtime and its status. If the pod is a
+standby, a fresh runtime with an empty cache follows each runtime that ends. No request passes through here.
 """
 
 import asyncio
@@ -41,17 +40,17 @@ log = logging.getLogger(__name__)
 
 RUNTIME: Final = ChildSpec("runtime", "runtime.app.pod", None)
 CACHE: Final = next(spec for spec in CHILD_SPECS if spec.name == "cache")
-_LAST_FRAMES_S: Final = 10.0  # that a runtime takes beyond its drain, for what is answered and not yet read
+_LAST_FRAMES_S: Final = 10.0  # time beyond the runtime's drain for clients to read the last bytes
 
 
 class Pod:
-    """Both processes, or the runtime alone where the node has an agent."""
+    """The runtime and its cache agent, or the runtime alone if the node has an agent."""
 
-    def __init__(self, settings: PodSettings, graves: ExitRecorder, lifeline_fd: int) -> None:
+    def __init__(self, settings: PodSettings, exit_recorder: ExitRecorder, lifeline_fd: int) -> None:
         self._settings = settings
-        self._exit_recorder = graves
+        self._exit_recorder = exit_recorder
         self._lifeline_fd = lifeline_fd
-        # The kubelet's liveness probe watches the runtime, and whether another one follows is decided here.
+        # The kubelet's liveness probe watches the runtime. This class decides whether another runtime follows.
         self._runtime = Child(RUNTIME, is_restarted=False)
         self._cache = Child(CACHE)
         self._children = (self._cache, self._runtime) if settings.has_agent else (self._runtime,)
@@ -60,19 +59,19 @@ class Pod:
         self._generation = 0
         self._is_stopping = False
         self._ended = asyncio.Event()
-        self.status: int | None = None  # of the runtime, as Popen has it
+        self.status: int | None = None  # the runtime's exit status, as in Popen.returncode
 
     def __repr__(self) -> str:
         return f"<Pod {self._runtime} {self._cache}>"
 
     def running_lifetime(self) -> LifetimeRecord | None:
-        """How the runtime has lived until now; None before it is somebody's, and once it is dead."""
+        """Return the runtime's lifetime up to now. None before it has a tenant, and after its death."""
         return None if self._runtime.pid is None else self._exit_recorder.running_lifetime(self._runtime.pid)
 
     def start(self) -> None:
-        """Both at once: the runtime imports while the agent makes its slabs."""
+        """Start both processes at once: the runtime imports modules while the agent creates its slabs."""
         if self._is_standby and self._settings.has_agent:
-            clear_cache(self._settings.data)  # a container that ended may have left something here
+            clear_cache(self._settings.data)  # an earlier container may have left files
         self._generation += 1
         for child in self._children:
             self.group.start(child)
@@ -83,35 +82,34 @@ class Pod:
 
     def _spawn(self, child: Child) -> None:
         first = self._settings.pod.runtime_id
-        name = (
-            first if self._generation == 1 else f"{first}-{self._generation}"
-        )  # each life of a runtime is another one's
+        # Each process is a runtime of its own, so each needs its own id.
+        name = first if self._generation == 1 else f"{first}-{self._generation}"
         environment = pod_environment(self._settings, self._lifeline_fd, name, uses_store=child.spec.uses_store)
         child.start(None, environment, self._lifeline_fd)
 
     def _on_death(self, reaped: ReapedChild, child: Child | None) -> None:
-        """The runtime's life becomes a record. Where it waits for versions, another one follows it."""
+        """Record the runtime's lifetime. In a standby pod, start another runtime; else finish."""
         if child is self._runtime:
             self._exit_recorder.record_exit(reaped)
             if self._is_standby and not (child.refused or self._cache.refused or self._is_stopping):
                 if reaped.status == 0:
-                    child.restarts = Restarts()  # it was released
+                    child.restarts = Restarts()  # its version was released: no failure
                 self._replace_task = asyncio.get_running_loop().create_task(self._replace_runtime())
             else:
                 self._finish(reaped.status)
         elif child is self._cache and child.refused and self._runtime.pid is not None:
-            child.is_restarted = False  # the same again would end the same way
+            child.is_restarted = False  # it would refuse its settings again
             self._runtime.signal(signal.SIGTERM)
 
     async def _replace_runtime(self) -> None:
-        """Another runtime in the place of one that is dead, with another agent, whose cache is empty."""
+        """Start another runtime after one died, with another agent and an empty cache."""
         try:
             await asyncio.sleep(self._runtime.restarts.delay_s)
             await self.group.end([self._cache], KILL_AFTER_S)
             self._cache.is_restarted = True
             self.start()
-        except Exception:  # a full disk: who started us is to begin again
-            log.exception("no runtime follows")
+        except Exception:  # such as a full disk: end, so that the pod is restarted
+            log.exception("the next runtime can't be started")
             self._finish(1)
 
     def _finish(self, status: int) -> None:
@@ -120,8 +118,8 @@ class Pod:
         self._ended.set()
 
     async def wait_finished(self, stop: asyncio.Event) -> None:
-        """Returns when the runtime is dead and none follows: by itself, or after `stop` and its drain. The agent
-        outlives it.
+        """Return when the runtime is dead and none follows: by itself, or after `stop` and a drain. The agent ends
+        last.
         """
         ending = asyncio.ensure_future(self._end_with(stop))
         try:
@@ -139,24 +137,24 @@ class Pod:
         if self._replace_task is not None:
             self._replace_task.cancel()
         if self._runtime.pid is None:
-            self._finish(0)  # between two lives
+            self._finish(0)  # between two runtimes
             return
         await self.group.end([self._runtime], self._settings.drain_s + _LAST_FRAMES_S)
 
 
 def clear_cache(data: Path) -> None:
-    """All that a cache agent, which is dead, kept there. Raises OSError."""
+    """Remove the files of a dead cache agent. Raises OSError."""
     with suppress(FileNotFoundError):
         shutil.rmtree(data / "cache")
 
 
 async def _supervise(settings: PodSettings) -> int:
     with (
-        open_exit_recorder(settings.data) as (graves, spool),
+        open_exit_recorder(settings.data) as (exit_recorder, spool),
         open_lifeline() as lifeline_fd,
         closing(SocketDirectory(settings.data / "run")) as directory,
     ):
-        pod = Pod(settings, graves, lifeline_fd)
+        pod = Pod(settings, exit_recorder, lifeline_fd)
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         stop_on_signals(loop, stop.set)
         call_on_deaths(pod.group.reap_dead)
@@ -165,14 +163,14 @@ async def _supervise(settings: PodSettings) -> int:
             pod.start()
             loops.start("watchdog", Watchdog(pod.group.watched, make_socket_probe(directory)).run)
             await pod.wait_finished(stop)
-            await graves.wait_recorded(KILL_AFTER_S)
+            await exit_recorder.wait_recorded(KILL_AFTER_S)
     log.info("ended", extra={"lived_s": round(time.monotonic() - began_s, 3)})
     assert pod.status is not None
     return pod.status
 
 
 def run_pod(settings: PodSettings) -> int:
-    """The whole of `kelvin runtime`; the runtime's exit status as Popen has it. Raises AlreadyRunning."""
-    configure_logging("pod", log_level())  # the lock may have something to log
+    """Run `kelvin runtime` and return the runtime's exit status, as in Popen.returncode. Raises AlreadyRunning."""
+    configure_logging("pod", log_level())  # before the lock, which may log
     with data_lock(settings.data):
         return asyncio.run(_supervise(settings))

@@ -1,6 +1,6 @@
-"""Where an installation is, and what its supervisors and their processes are told.
+"""Settings of the supervisors, and the environments of their processes.
 
-Read from the environment here alone, but for variables that stand for an option of a command: those click reads.
+Only this module reads them from the environment. Exception: click reads the variables of command options.
 """
 
 import os
@@ -19,11 +19,11 @@ from kelvin.contracts.wire import encode
 from kelvin.ipc.peer_settings import LOCAL_ONLY, PeerSettings, read_peer_settings
 
 DEFAULT_PORT: Final = 8443
-URL: Final = "KELVIN_URL"  # these three say which installation a command speaks to, where no option does
+URL: Final = "KELVIN_URL"  # these three choose the installation of a command that has no such option
 CA: Final = "KELVIN_CA"
 KEY: Final = "KELVIN_KEY"
-STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"  # where a pod that waits is told what to take
-DEFAULT_POD_PORT: Final = 8080  # Knative's, where nothing says another
+STANDBY_LISTEN: Final = "KELVIN_STANDBY_LISTEN"  # where a standby pod gets bind requests
+DEFAULT_POD_PORT: Final = 8080  # Knative's default
 _LIBRARY_ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -34,22 +34,21 @@ _LIBRARY_ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class UpSettings:
-    """What `kelvin up` itself decides by; everything else is passed through to the services."""
+    """Settings of `kelvin up` itself. All others are passed through to the services."""
 
     data: Path
     port: int
     host: str
     ready_s: int
     drain_s: int
-    store: str | None = None  # a URL; None: what the environment says
-    filters: bool = False  # whether their process runs
+    store: str | None = None  # a URL; None: taken from the environment
+    filters: bool = False  # whether the filter process runs
 
 
 @dataclass(frozen=True, slots=True)
 class PodSettings:
-    """Of `kelvin runtime`: where it keeps things, how long it drains, and what its processes are told beside.
-
-    `peer_settings` says where the ledger is, if there is one, and `life_s` how often that is told of the life so far.
+    """Settings of `kelvin runtime`: its data directory, its drain time, its processes' extra environment.
+    `peer_settings` names the ledger, if any. The running lifetime is reported every `life_s` seconds.
     """
 
     data: Path
@@ -58,12 +57,12 @@ class PodSettings:
     pod: Pod
     peer_settings: PeerSettings = LOCAL_ONLY
     life_s: int = 30
-    has_agent: bool = True  # of its own
+    has_agent: bool = True  # it has its own cache agent
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Of `kelvin engine`: where it keeps things, and the store (a URL) in which drafts lie."""
+    """Settings of `kelvin engine`: its data directory, and the URL of the store that holds drafts."""
 
     data: Path
     store: str
@@ -79,9 +78,10 @@ def load_pod(
     cache: Path | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> PodSettings:
-    """Raises BadSetting. Without a store there is nothing to restore from, unless a `cache` agent has one; who waits
-    for a version needs to hear of it, and to know which store is meant. A `cache` may be relative to where we are; what
-    the environment names may not.
+    """Return the settings of `kelvin runtime`. Raises BadSetting.
+
+    It needs a store to restore from, unless a `cache` agent has one. A standby also needs STANDBY_LISTEN and a store.
+    `cache` may be a relative path; KELVIN_CACHE_AGENT may not.
     """
     agent = env.get("KELVIN_CACHE_AGENT", "") if cache is None else str(cache.absolute())
     if agent and not Path(agent).is_absolute():
@@ -103,20 +103,20 @@ def load_pod(
         extra_environment={} if agent else {"KELVIN_STORE": store or text(env, "KELVIN_STORE")},
         pod=pod,
         peer_settings=read_peer_settings(env, Role.RUNTIME),
-        life_s=integer(env, "KELVIN_LIFE_S", 30, low=1, high=45),  # and the time to tell it: less than SO_FAR_S
+        life_s=integer(env, "KELVIN_LIFE_S", 30, low=1, high=45),  # plus the time to send it: less than SO_FAR_S
         has_agent=not agent,
     )
 
 
 def load_engine(data: Path, store: str | None, env: Mapping[str, str] = os.environ) -> EngineSettings:
-    """Raises BadSetting."""
+    """Return the settings of `kelvin engine`. Raises BadSetting."""
     return EngineSettings(data.absolute(), store or text(env, "KELVIN_STORE"))
 
 
 def agent_environment(
     data: Path, tenant: str, store: str | None, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Of a cache agent for a node. Raises BadSetting."""
+    """Return the environment of a node's cache agent. Raises BadSetting."""
     return {
         **env,
         "KELVIN_DATA": str(data.absolute()),
@@ -127,12 +127,12 @@ def agent_environment(
 
 
 def require_data(env: Mapping[str, str] = os.environ) -> Path | None:
-    """`$KELVIN_DATA`."""
+    """Return the path in `$KELVIN_DATA`, or None."""
     return Path(chosen) if (chosen := env.get("KELVIN_DATA")) else None
 
 
 def default_data(env: Mapping[str, str] = os.environ) -> Path:
-    """`$KELVIN_DATA`, else the user's data directory (XDG Base Directory Specification)."""
+    """Return `$KELVIN_DATA`, else the user's data directory (XDG Base Directory Specification)."""
     if (chosen := require_data(env)) is not None:
         return chosen
     base = env.get("XDG_DATA_HOME") or str(Path(env.get("HOME", "/root")) / ".local" / "share")
@@ -140,12 +140,12 @@ def default_data(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def has_postgres(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether `$KELVIN_DATABASE` names the database of the control plane, so that it isn't DATA/kelvin.db."""
+    """Return whether `$KELVIN_DATABASE` names the control plane's database, which is then not DATA/kelvin.db."""
     return bool(env.get("KELVIN_DATABASE"))
 
 
 def load_up(data: Path, port: int | None, store: str | None, env: Mapping[str, str] = os.environ) -> UpSettings:
-    """Raises BadSetting naming variable, value and rule."""
+    """Return the settings of `kelvin up`. Raises BadSetting with variable, value and rule."""
     return UpSettings(
         data=data.absolute(),
         port=port if port is not None else integer(env, "KELVIN_PORT", DEFAULT_PORT, low=1, high=65535),
@@ -158,14 +158,14 @@ def load_up(data: Path, port: int | None, store: str | None, env: Mapping[str, s
 
 
 def doctor_environment(data: Path, store: str | None, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The caller's environment as services would get it; nothing is checked yet."""
+    """Return the caller's environment as services would get it. Nothing is validated."""
     return {**env, "KELVIN_DATA": str(data), **({} if store is None else {"KELVIN_STORE": store})}
 
 
 def pod_environment(
     settings: PodSettings, lifeline_fd: int, runtime_id: str, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment for the processes of a pod, whose runtime is called `runtime_id`."""
+    """Return the environment of a pod's processes. The runtime is called `runtime_id`."""
     pod = encode(msgspec.structs.replace(settings.pod, runtime_id=runtime_id)).decode()
     return _environment(settings.data, lifeline_fd, {**settings.extra_environment, "KELVIN_POD": pod}, uses_store, env)
 
@@ -173,14 +173,14 @@ def pod_environment(
 def engine_environment(
     settings: EngineSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment for the processes of an engine."""
+    """Return the environment of an engine's processes."""
     return _environment(settings.data, lifeline_fd, {"KELVIN_STORE": settings.store}, uses_store, env)
 
 
 def child_environment(
     settings: UpSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment for the processes of an installation."""
+    """Return the environment of an installation's processes."""
     extra_environment = {"KELVIN_HOST": settings.host, "KELVIN_PORT": str(settings.port)}
     if settings.store is not None:
         extra_environment["KELVIN_STORE"] = settings.store
@@ -190,9 +190,8 @@ def child_environment(
 def _environment(
     data: Path, lifeline_fd: int, extra_environment: Mapping[str, str], uses_store: bool, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """The caller's environment, what its processes are told, and one compute thread in whatever loads numerics.
-
-    Credentials of the object store reach the processes that use it, and none that computes or faces callers.
+    """Return the caller's environment with these additions, and one compute thread for numeric libraries. Object store
+    credentials reach only processes that use the store, never those that compute or face callers.
     """
     kept = env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
     place = {"KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": str(lifeline_fd)}

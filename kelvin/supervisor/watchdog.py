@@ -1,8 +1,8 @@
 """Kill hung processes. The supervisor restarts them as after any death.
 
 Every process is probed over its socket: GET `/healthz`, or a ping for the zygote. This finds processes that are
-stopped, block their event loop or are deadlocked. `supervisor/restart_policy.py` has the rule. An engine's thread is
-watched by its own process instead, see `runtime/lifecycle/replica.py`.
+stopped, deadlocked, or block their event loop. `supervisor/restart_policy.py` has the rule. An engine's thread is
+watched by its own process: see `runtime/lifecycle/replica.py`.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S: Final = 3.0
 PROBE_TIMEOUT_S: Final = 3.0
-READY_S: Final = 2.0  # for an answer whether it is ready
-CONNECT_S: Final = 0.2  # within one machine it takes no time, unless very many wait to be accepted
+READY_S: Final = 2.0  # time limit of a readiness probe
+CONNECT_S: Final = 0.2  # connecting within one machine is instant, unless the backlog is full
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedProcess:
-    """A process to probe. `socket` is its name in the run directory; None for the zygote. `has_answered`: it is known
-    to have answered somebody, so that it is given no more time to start.
+    """A process to probe. `socket` is its name in the run directory, or None for the zygote. `has_answered`: it has
+    answered some call already, so it gets no extra time to start.
     """
 
     name: str
@@ -42,7 +42,7 @@ class WatchedProcess:
 
 
 class Watchdog:
-    """Looks at all processes, PROBE_INTERVAL_S seconds after the last look ended. Start `run` as a loop."""
+    """Probes all processes, PROBE_INTERVAL_S after the last round ended. Start `run` as a loop."""
 
     def __init__(
         self,
@@ -51,9 +51,10 @@ class Watchdog:
         on_kill: Callable[[WatchedProcess, str], None] = lambda hung, why: None,
         start_s: float = START_S,
     ) -> None:
-        """`watched` returns our children that were not reaped yet, so no other process can have their pids. `answers`
-        probes one of them, for PROBE_TIMEOUT_S and the time to connect at most. `on_kill` gets each process before it
-        is killed, and the reason. A process has `start_s` for its first answer.
+        """`watched` returns children that were not reaped yet, so no other process can have their pids.
+
+        `answers` probes one of them within PROBE_TIMEOUT_S plus the time to connect. `on_kill` gets each process before
+        it is killed, and the reason. A process has `start_s` for its first answer.
         """
         self._watched = watched
         self._answers = answers
@@ -66,7 +67,7 @@ class Watchdog:
         return f"<Watchdog of {len(self._silences)}, silent: {silent}>"
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Probe and judge all processes, until cancelled."""
         now_s = asyncio.get_running_loop().time
         last_s = now_s()
         while True:
@@ -92,7 +93,7 @@ class Watchdog:
 
 
 async def is_ready(directory: SocketDirectory, name: str, socket_name: str | None) -> bool:
-    """Return whether a process says that it is ready. The zygote is where it answers."""
+    """Return whether a process is ready. The zygote is ready if it answers."""
     try:
         await _probe(directory, name, socket_name, "/readyz", READY_S)
         return True
@@ -101,15 +102,15 @@ async def is_ready(directory: SocketDirectory, name: str, socket_name: str | Non
 
 
 def make_socket_probe(directory: SocketDirectory) -> Callable[[WatchedProcess], Awaitable[bool]]:
-    """Return a probe that asks processes over their sockets in `directory`."""
+    """Return a probe that calls processes over their sockets in `directory`."""
 
     async def answers(each: WatchedProcess) -> bool:
         try:
             await _probe(directory, each.name, each.socket, "/healthz", PROBE_TIMEOUT_S)
             return True
         except Refused as refused:
-            # Any other failure is an answer. Where this process can't ask, or another one has the socket, silence says
-            # nothing about the process.
+            # Any other failure is an answer. If this process can't make a socket, or another process has the name,
+            # silence says nothing about the probed process.
             return (
                 not isinstance(refused.failure, Unavailable)
                 or not _can_make_socket()
@@ -120,7 +121,7 @@ def make_socket_probe(directory: SocketDirectory) -> Callable[[WatchedProcess], 
 
 
 async def _probe(directory: SocketDirectory, name: str, socket_name: str | None, path: str, timeout_s: float) -> None:
-    """GET `path` over the socket; the zygote, which has none of these, is pinged. Raises Refused."""
+    """GET `path` over the socket, or ping the zygote, which has no paths. Raises Refused."""
     if socket_name is None:
         await ZygoteClient(directory).ping(timeout_s)
         return
@@ -133,7 +134,7 @@ async def _probe(directory: SocketDirectory, name: str, socket_name: str | None,
 
 
 def _can_make_socket() -> bool:
-    """Return whether this process can make a socket: it may be at its limit of open files."""
+    """Return whether this process can make a socket. It may have reached its limit of open files."""
     try:
         socket.socket(socket.AF_UNIX).close()
     except OSError:
@@ -142,12 +143,12 @@ def _can_make_socket() -> bool:
 
 
 def _is_held_by_other_process(directory: SocketDirectory, each: WatchedProcess) -> bool:
-    """Return whether another process has the socket's name, as a new front door does before the old one ends."""
+    """Return whether another process has the socket's name, as a new activator does before the old one ends."""
     return each.socket is not None and listener_pid(directory, each.socket) not in (None, each.pid)
 
 
 def listener_pid(directory: SocketDirectory, name: str) -> int | None:
-    """Return the process that listens at a socket; None if there is none, or it has a full backlog."""
+    """Return the process that listens on a socket. None if there is none, or its backlog is full."""
     try:
         with directory.connect(name, timeout_s=CONNECT_S) as connected:
             return peer_pid(connected)

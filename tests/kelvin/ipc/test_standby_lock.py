@@ -45,7 +45,7 @@ async def test_dead_holder_releases_the_standby_lock(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"True\n"
-            with pytest.raises(Refused, match="the decider's place"):
+            with pytest.raises(Refused, match="the standby lock"):
                 await acquire_standby_lock(directory, 0.05)
         finally:
             process.send_signal(signal.SIGKILL)

@@ -242,5 +242,5 @@ def test_a_file_system_that_links_no_sockets_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "link", link)
     supervisor = Supervisor(tmp_path)
     asyncio.run(supervisor.change())
-    assert "the door can't be changed: Operation not permitted" in supervisor.said
+    assert "the activator can't be restarted: Operation not permitted" in supervisor.said
     assert supervisor.doors == [(1, True)]

@@ -149,8 +149,8 @@ async def test_a_pod_ends_though_nobody_takes_its_records(
                 await asyncio.to_thread(own.append_blocking, lambda sequence: encode(lifetime_record(2)))
         assert away.taken == set()
         assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
-            "what the replica left is not told: it stays in its spool",
-            "the end of the life is not told: it stays in the spool",
+            "the replica's records were not sent: they stay in its spool",
+            "the lifetime record was not sent: it stays in the spool",
         ]
         away.refusals = 0
         assert await desk.recover() == 0
