@@ -1,4 +1,4 @@
-"""`python -m coldstart_bench`: the benchmarks of `kelvin bench`, and the drill of `kelvin drill`."""
+"""`python -m coldstart_bench`: the benches of `kelvin bench`, and the drill of `kelvin drill`."""
 
 import signal
 import sys
@@ -48,5 +48,5 @@ main: Final = click.Group(
 )
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was made is taken away
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # exits run the clean-up
     main()

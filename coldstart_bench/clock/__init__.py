@@ -1,6 +1,6 @@
-"""A wall clock that is stepped under an installation while it runs.
+"""A wall clock that a bench can step while an installation runs.
 
-PYTHONPATH is this directory and the checkout: every Python process of the installation then runs `sitecustomize.py`.
+PYTHONPATH is this directory plus the checkout, so every Python process of the installation runs `sitecustomize.py`.
 """
 
 import os
@@ -12,7 +12,7 @@ _CLOCK: Final = Path(__file__).parent
 
 
 class SteppedClock:
-    """The wall clock of Python processes started with `settings`. It is the kernel's until `step` is called."""
+    """The wall clock of Python processes started with `settings`. It equals the kernel's until `step` is called."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -20,10 +20,10 @@ class SteppedClock:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Environment variables."""
+        """The environment variables of processes that use this clock."""
         return {"PYTHONPATH": f"{_CLOCK}{os.pathsep}{ROOT}", "STEPPED_CLOCK": str(self._file)}
 
     def step(self, seconds: int) -> None:
-        """Set the clock so far ahead of the kernel's, or behind it."""
-        with self._file.open("r+b") as file:  # the same file: it is mapped
+        """Set the clock this many seconds ahead of the kernel's, or behind it."""
+        with self._file.open("r+b") as file:  # keep the file: processes have mapped it
             file.write((seconds * 1_000_000_000).to_bytes(8, "little", signed=True))

@@ -1,9 +1,9 @@
-"""A wall clock that somebody outside steps: Python imports a module of this name before anything else.
+"""Replace the wall clock of this process by one that another process can step. Python imports this module at startup.
 
-The file that `STEPPED_CLOCK` names holds nanoseconds, little-endian, which are added to what the kernel says. It is
-mapped, so a step is seen at once, also by forked processes. Not stepped are CLOCK_MONOTONIC, which no step moves, the
-kernel's own stamps on files, and what reads the clock in C: `datetime.now` (certificates, signatures of S3 requests,
-the today of commands and chat templates) and `time.gmtime` without an argument.
+The file named by `STEPPED_CLOCK` holds nanoseconds (little-endian) that are added to the kernel's time. It is mapped,
+so forked processes see a step at once, too. Not stepped are CLOCK_MONOTONIC, as with a real step; the kernel's time
+stamps of files; and code that reads the clock in C: `datetime.now` (certificates, signatures of S3 requests, today's
+date in commands and chat templates) and `time.gmtime` without an argument.
 """
 
 import mmap
@@ -17,11 +17,11 @@ if path:
     real_ns = time.time_ns
 
     def time_ns() -> int:
-        """As `time.time_ns`."""
+        """Return the stepped time in nanoseconds."""
         return real_ns() + int.from_bytes(page[:8], "little", signed=True)
 
     def seconds() -> float:
-        """As `time.time`."""
+        """Return the stepped time in seconds."""
         return time_ns() / 1e9
 
     time.time_ns, time.time = time_ns, seconds

@@ -1,5 +1,5 @@
-"""What benches and tests run beside themselves: installations, services, programs, load, faults.
+"""Helpers of benches and tests: installations, services, programs, load, faults.
 
-The benches are in `suites`, the programs that `program_runner.py` starts are in `programs`. Begin with
-`installation.py`; load begins with `activator_testbed.py` and `load_protocol.py`.
+The benches are in `suites`; the programs that `program_runner.py` starts are in `programs`. Begin with
+`installation.py`; for load, with `activator_testbed.py` and `load_protocol.py`.
 """

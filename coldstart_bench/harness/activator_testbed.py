@@ -1,4 +1,4 @@
-"""Start an activator on its core; on another one replicas of a fixed speed behind it, and the open loop before it."""
+"""Run an activator on its own core. Fake replicas of a fixed speed and the open loop share another core."""
 
 import hashlib
 import os
@@ -24,28 +24,28 @@ from kelvin.contracts.wire import decoder, encode
 MODEL: Final = "m"
 VERSION: Final = "be" * 32
 _LIMITS: Final = Limits(1 << 20, 1 << 20, 4096, 8 << 20)
-# Connections that are open before the beginning say nothing for a while.
+# Connections that are opened before the load send nothing for a while.
 LONG_HEAD_TIMEOUT: Final = {"KELVIN_HEAD_S": "60"}
 RECORDED_S: Final = 20.0
-EXTRA_ANSWER_S: Final = 120.0  # what the open loop takes beside the plan: connections, and the report
+EXTRA_ANSWER_S: Final = 120.0  # time of the open loop beyond the plan: connecting, and the report
 TWO_CORES_NOTE: Final = "the activator has a core to itself; the open loop and the replicas share another one"
-ONE_CORE_NOTE: Final = "one core for all: times say nothing"
+ONE_CORE_NOTE: Final = "all processes share one core: the times are meaningless"
 
 
 class UpstreamConfig(msgspec.Struct, frozen=True):
-    """What is behind the activator: the feed of its control plane, and the seconds for which a completion takes a slot:
-    `slot_s`, and so much for each token. See `programs/fake_upstream.py`.
+    """The control plane and replicas behind the activator: the feed, and how long a completion occupies a slot. That is
+    `slot_s` plus a time for each token. See `programs/fake_upstream.py`.
     """
 
     feed: Feed
     slot_s: float = 0.0
     prompt_token_s: float = 0.0
-    token_s: float = 0.0  # of a chat's stream, too
-    keeps_records: bool = True  # else they are only counted
+    token_s: float = 0.0  # also the time between tokens of a streamed chat
+    keeps_records: bool = True  # if False, records are only counted
 
 
 class UpstreamReport(msgspec.Struct, frozen=True):
-    """What the replicas answered, how many they had at once, and the records that were shipped."""
+    """Number of answers, largest number of requests at once, and the usage records that arrived."""
 
     answered: int
     most_inside: int
@@ -53,12 +53,12 @@ class UpstreamReport(msgspec.Struct, frozen=True):
 
 
 def keys_for(tenants: Sequence[str]) -> dict[str, str]:
-    """Return a key for each tenant, in the form of real ones."""
+    """Return an API key for each tenant, in the form of real keys."""
     return {tenant: f"kv-benchbenchbe-{secrets.token_urlsafe(32)}" for tenant in tenants}
 
 
 def one_model(keys: Mapping[str, str], slots: int) -> Feed:
-    """Return a feed with one model, with one replica of `slots`. Of the tenants in `keys` the first is its owner."""
+    """Return a feed of one model with one replica of `slots`. Its owner is the first tenant in `keys`."""
     owner, *guests = keys
     digests = {tenant: hashlib.sha256(key.encode()).hexdigest() for tenant, key in keys.items()}
     replica = ReplicaRow(
@@ -83,31 +83,31 @@ def one_model(keys: Mapping[str, str], slots: int) -> Feed:
 
 
 def settings_for_requests(requests: int) -> dict[str, str]:
-    """Return settings of an activator that has room for so many requests at once."""
+    """Return settings for an activator that accepts this many requests at once."""
     limits = ("QUEUE_REQUESTS", "QUEUE_REQUESTS_PER_TENANT", "QUEUE_REQUESTS_IN_ALL", "CONNECTIONS", "REQUESTS")
     return LONG_HEAD_TIMEOUT | {f"KELVIN_{limit}": str(requests) for limit in limits}
 
 
 def cores() -> tuple[int, int]:
-    """Return the core of the activator and that of all else; they are the same on a machine with one."""
+    """Return the core of the activator and the core of all other processes. They are the same on a one-core machine."""
     mine = sorted(os.sched_getaffinity(0))
     return mine[0], mine[-1]
 
 
 def cores_note() -> str:
-    """Return what a report says of this machine's cores."""
+    """Return the report's note about this machine's cores."""
     return ONE_CORE_NOTE if cores()[0] == cores()[1] else TWO_CORES_NOTE
 
 
 class ActivatorUnderTest:
-    """An activator that is ready, and what is behind it; `pid` is the activator's process."""
+    """A ready activator and its upstream. `pid` is the activator's process."""
 
     def __init__(self, scratch: Path, port: int, pid: int, upstream: Program) -> None:
         self.port, self.pid, self.upstream = port, pid, upstream
         self._scratch = scratch
 
     def seen(self, records: int) -> UpstreamReport:
-        """Return what was seen, once `records` were shipped, or after RECORDED_S."""
+        """Return the upstream's report once it has `records` usage records, or after RECORDED_S."""
         poll_until_true(lambda: int(self.upstream.ask()["recorded"]) >= records, RECORDED_S)
         into = self._scratch / "seen"
         self.upstream.ask(into=str(into))
@@ -118,7 +118,7 @@ class ActivatorUnderTest:
 def running_activator(
     scratch: Path, upstream_config: UpstreamConfig, settings: Mapping[str, str] | None = None
 ) -> Iterator[ActivatorUnderTest]:
-    """Run an activator and what is behind it until the block ends. Raises InstallationFailed, ProgramFailed."""
+    """Run an activator and its upstream until the block ends. Raises InstallationFailed, ProgramFailed."""
     port = free_port()
     with running_upstream(scratch, upstream_config) as upstream, ExitStack() as stack:
         with on_core(cores()[0]):
@@ -128,30 +128,30 @@ def running_activator(
 
 @contextmanager
 def running_upstream(scratch: Path, upstream_config: UpstreamConfig) -> Iterator[Program]:
-    """Run what is behind an activator with the data directory `scratch/data`. Raises ProgramFailed."""
-    data, told = scratch / "data", scratch / "behind"
+    """Run the upstream of an activator with the data directory `scratch/data`. Raises ProgramFailed."""
+    data, config = scratch / "data", scratch / "behind"
     (data / "run").mkdir(parents=True, mode=0o700)
-    told.touch(mode=0o600)
-    told.write_bytes(encode(upstream_config))
+    config.touch(mode=0o600)
+    config.write_bytes(encode(upstream_config))
     with on_core(cores()[1]):
-        program = Program("fake_upstream", str(data), str(told))
+        program = Program("fake_upstream", str(data), str(config))
     with program:
         yield program
 
 
 class OpenLoopClient:
-    """The open loop, a process of its own."""
+    """The open loop, which runs as a process of its own."""
 
     def __init__(self, scratch: Path, program: Program) -> None:
         self._scratch, self._program = scratch, program
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the open loop."""
         return self._program.pid
 
     def run(self, plan: OpenLoopPlan) -> LoadResult:
-        """Run a plan until the last answer, or until its patience ends. Raises ProgramFailed."""
+        """Run a plan until the last response, or until its patience ends. Raises ProgramFailed."""
         asked, into = self._scratch / "plan", self._scratch / "ran"
         asked.touch(mode=0o600)
         asked.write_bytes(msgspec.json.encode(plan))
@@ -161,17 +161,17 @@ class OpenLoopClient:
         return decoder(LoadResult).decode(into.read_bytes())
 
     def reference_texts(self, port: int, payloads: Sequence[RequestTemplate], patience_s: float) -> list[str]:
-        """Return the text that each payload is answered alone. Raises InstallationFailed if one is not answered."""
+        """Return the text of each payload when it is sent alone. Raises InstallationFailed if one is not answered."""
         return answer_texts(self.run_sequentially(port, payloads, patience_s))
 
     def run_sequentially(self, port: int, payloads: Sequence[RequestTemplate], patience_s: float) -> LoadResult:
-        """Send each payload alone: one after another, on one connection, by a client that reads at once."""
+        """Send the payloads one after another on one connection, with a client that reads at once."""
         quick = tuple(RequestTemplate(each.key, each.path, each.body, each.headers) for each in payloads)
         return self.run(OpenLoopPlan(port, quick, tuple((0, number) for number in range(len(quick))), 0, 1, patience_s))
 
 
 def answer_texts(ran: LoadResult) -> list[str]:
-    """Return the text of each answer. Raises InstallationFailed where one is missing or empty."""
+    """Return the text of each answer. Raises InstallationFailed if one is missing or empty."""
     texts = ran.answers()
     if lacking := [text for sent, text in zip(ran.sent, texts, strict=True) if not sent.is_ok or not text]:
         raise InstallationFailed(f"before the load, {len(lacking)} of {len(texts)} had no answer: {lacking[0]}")
@@ -180,7 +180,7 @@ def answer_texts(ran: LoadResult) -> list[str]:
 
 @contextmanager
 def running_open_loop(scratch: Path) -> Iterator[OpenLoopClient]:
-    """Start the open loop, on the core that the activator does not have, until the block ends."""
+    """Run the open loop, on the core that the activator does not use, until the block ends."""
     with on_core(cores()[1]):
         program = Program("open_loop")
     with program:

@@ -1,4 +1,4 @@
-"""When requests are due: at once, at a steady rate, at random, or as a trace has it. Pure; chance is an argument."""
+"""Compute when requests are due: at once, steady, random, or as in a trace. Times are µs after the start. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -9,24 +9,23 @@ _US: Final = 1_000_000
 
 
 def at_once(count: int) -> list[int]:
-    """Microseconds after the beginning: all at 0."""
+    """Return `count` zeros: all requests are due at the start."""
     return [0] * count
 
 
 def constant(rate: float, seconds: float) -> list[int]:
-    """`rate` a second, evenly, from 0 on."""
+    """Return evenly spaced arrivals, `rate` per second from 0 on."""
     return [int(number / rate * _US) for number in range(int(rate * seconds))]
 
 
 def poisson(rate: float, seconds: float, chance: Random) -> list[int]:
-    """`rate` a second at the mean, each independent of the others."""
+    """Return arrivals of a Poisson process with `rate` per second."""
     return renewal(rate, 1.0, "Gamma", seconds, chance)
 
 
 def renewal(rate: float, cv: float, pattern: str, seconds: float, chance: Random) -> list[int]:
-    """Gaps of mean `1 / rate` and coefficient of variation `cv`: `Gamma` or `Weibull` distributed. None at rate 0.
-
-    Raises ValueError for another pattern.
+    """Return arrivals with gaps of mean `1 / rate` and coefficient of variation `cv`. Empty if either is 0. `pattern`
+    is the gaps' distribution, `Gamma` or `Weibull`; raises ValueError for another one.
     """
     if rate <= 0 or cv <= 0:
         return []
@@ -53,8 +52,8 @@ def renewal(rate: float, cv: float, pattern: str, seconds: float, chance: Random
 
 
 def weibull_shape(cv: float) -> float:
-    """The shape of a Weibull distribution with that coefficient of variation, by bisection; it falls as cv grows."""
-    low, high = 0.05, 50.0
+    """Return the shape of a Weibull distribution with coefficient of variation `cv`, by bisection."""
+    low, high = 0.05, 50.0  # the shape falls as cv grows
     for _ in range(80):
         middle = (low + high) / 2
         log_ratio = math.lgamma(1 + 2 / middle) - 2 * math.lgamma(1 + 1 / middle)
@@ -66,6 +65,6 @@ def weibull_shape(cv: float) -> float:
 
 
 def replayed(at_s: Sequence[float], speed: float) -> list[int]:
-    """The same gaps, `speed` times as fast; the first is due at 0."""
+    """Return the same gaps, `speed` times as fast. The first request is due at 0."""
     first = at_s[0] if at_s else 0.0
     return [int((each - first) / speed * _US) for each in at_s]

@@ -1,4 +1,4 @@
-"""Is there room for a run: how much disk and memory a model of a size takes, and a refusal that says both. Pure."""
+"""Check whether disk and memory suffice for a run, and say how much they lack. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 LARGE_BYTES: Final = (4_000_000_000, 8_000_000_000, 16_000_000_000)
-LEAST_BYTES: Final = 50_000_000  # below, the shape of the model is all vocabulary
-MOST_BYTES: Final = 22_000_000_000  # above, loaders/make_model.py has no shape
+LEAST_BYTES: Final = 50_000_000  # a smaller model would be mostly vocabulary
+MOST_BYTES: Final = 22_000_000_000  # the largest shape of programs/make_model.py
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceNeed:
-    """In multiples of the model's bytes, and beside them."""
+    """Disk and memory that a run needs: multiples of the model's bytes, plus fixed bytes."""
 
     disk_times: float
     memory_times: float
@@ -20,16 +20,16 @@ class ResourceNeed:
     memory_bytes: int = 4 << 30
 
     def disk(self, size_bytes: int) -> int:
-        """Bytes below $TMPDIR."""
+        """Return the bytes needed in $TMPDIR."""
         return int(self.disk_times * size_bytes) + self.disk_bytes
 
     def memory(self, size_bytes: int) -> int:
-        """Bytes, the page cache that must stay hot among them."""
+        """Return the bytes of memory needed, including the page cache that must stay hot."""
         return int(self.memory_times * size_bytes) + self.memory_bytes
 
 
 def parse_sizes(words: str) -> list[int]:
-    """Bytes, from GB separated by commas, in order. Raises ValueError naming what is none."""
+    """Parse sizes in GB separated by commas. Return sorted bytes. Raises ValueError with the wrong text."""
     try:
         sizes = [float(word) * 1e9 for word in words.split(",")]
     except ValueError:
@@ -43,7 +43,7 @@ def parse_sizes(words: str) -> list[int]:
 
 
 def refusal(sizes_bytes: Sequence[int], need: ResourceNeed, free_disk: int, free_memory: int) -> str | None:
-    """Why the largest size can't be measured here, and the largest that can; None where there is room."""
+    """Return why the largest size can't be measured here, and the largest size that can. None if it can."""
     largest = max(sizes_bytes)
     short = find_shortage(need.disk(largest), need.memory(largest), free_disk, free_memory)
     if short is None:
@@ -55,7 +55,7 @@ def refusal(sizes_bytes: Sequence[int], need: ResourceNeed, free_disk: int, free
 
 
 def find_shortage(disk_bytes: int, memory_bytes: int, free_disk: int, free_memory: int) -> str | None:
-    """Why that can't be measured here; None where there is room."""
+    """Return what is lacking, as text. None if there is enough."""
     short = [
         f"{wanted / 1e9:.0f} GB of {what} ({free / 1e9:.0f} GB are free)"
         for what, wanted, free in (

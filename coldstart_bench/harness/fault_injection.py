@@ -1,4 +1,4 @@
-"""What a soak does to an installation while it is under load, and how it sees that all of it is ready again."""
+"""Inject faults into an installation under load, and measure how long it takes to be ready again."""
 
 import contextlib
 import os
@@ -21,13 +21,12 @@ from coldstart_bench.harness.service_runner import running_service
 
 STEP_S: Final = 600
 WHOLE_S: Final = 60.0
-POLL_S: Final = 0.05  # how exactly it is known when all are ready again
+POLL_S: Final = 0.05  # precision of recovery times
 
 
 class FaultEvent(msgspec.Struct, frozen=True):
-    """What was done to the installation, and how long until all of it was ready again; None where it was not.
-
-    `failed` says why it could not be done.
+    """An injected fault, and the seconds until the whole installation was ready again (None: it was not). `failed` is
+    why the fault could not be injected.
     """
 
     at_s: float
@@ -37,7 +36,7 @@ class FaultEvent(msgspec.Struct, frozen=True):
 
 
 class RedisServer:
-    """A server of our own that can be killed, and comes back empty on the same port."""
+    """A Redis server that can be killed. It restarts empty on the same port."""
 
     def __init__(self, binary: str, scratch: Path) -> None:
         self._command = [binary, "--port", str(free_port()), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
@@ -47,22 +46,22 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The server's redis:// URL."""
         return f"redis://127.0.0.1:{self._command[2]}"
 
     def start(self) -> None:
-        """Until it answers."""
+        """Start it and wait until it accepts connections."""
         up = running_service(self._command, os.environ, self._log, self._answers, "redis-server")
         self._pid = self._stack.enter_context(up)
 
     def kill(self) -> None:
-        """And start it again."""
+        """Kill it with SIGKILL and start it again."""
         os.kill(self._pid, signal.SIGKILL)
         self.stop()
         self.start()
 
     def stop(self) -> None:
-        """Nothing of it is left."""
+        """Stop it and all its processes."""
         self._stack.close()
 
     def _answers(self) -> bool:
@@ -74,14 +73,14 @@ class RedisServer:
 
 
 def try_find_redis() -> str | None:
-    """The program: beside this interpreter, as a wheel brings it, or wherever programs are looked for."""
+    """Return the path of redis-server: beside this interpreter, where a wheel puts it, or in PATH."""
     places = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
     return shutil.which("redis-server", path=os.pathsep.join(places))
 
 
 @contextmanager
 def running_redis(scratch: Path) -> Iterator[RedisServer | None]:
-    """Until the block ends; None where it is not installed."""
+    """Run a Redis server until the block ends. Yields None if it is not installed."""
     if (binary := try_find_redis()) is None:
         yield None
         return
@@ -94,7 +93,7 @@ def running_redis(scratch: Path) -> Iterator[RedisServer | None]:
 
 
 class FaultInjector:
-    """In turn, over and over."""
+    """Injects a fixed list of faults in turn, over and over."""
 
     def __init__(self, kelvin: Installation, model: str, redis: RedisServer | None, clock: SteppedClock) -> None:
         self._kelvin, self._model = kelvin, model
@@ -111,7 +110,7 @@ class FaultInjector:
             self._all.insert(2, ("SIGKILL Redis", redis.kill, self.is_ready))
 
     def run(self, every_s: float, until: float, is_useless: Callable[[], bool]) -> list[FaultEvent]:
-        """One each `every_s` seconds, until that moment (monotonic), or until `is_useless`."""
+        """Inject a fault every `every_s` seconds, until the monotonic time `until` or until `is_useless`."""
         began, found = time.monotonic(), list[FaultEvent]()
         while (at := began + (len(found) + 1) * every_s) < until - every_s / 2:
             if poll_until_true(is_useless, at - time.monotonic()):
@@ -126,11 +125,11 @@ class FaultInjector:
         return found
 
     def recovery_time_s(self, since: float, is_over: Callable[[], bool] | None = None) -> float | None:
-        """Seconds until every process says that it is ready, or `is_over`; None where that takes too long."""
+        """Return the seconds until every process is ready, or until `is_over`. None after WHOLE_S."""
         return time.monotonic() - since if poll_until_true(is_over or self.is_ready, WHOLE_S, POLL_S) else None
 
     def is_ready(self) -> bool:
-        """Whether every process says so."""
+        """Return whether every process reports healthy and ready."""
         try:
             found = self._kelvin.admin.request("GET", "/admin/v1/status")
         except InstallationFailed:
@@ -138,7 +137,7 @@ class FaultInjector:
         return all(row["healthy"] and row["ready"] for row in found["processes"])
 
     def serves(self) -> bool:
-        """Whether the model has another replica than those that were killed, too. Somebody asks for it meanwhile."""
+        """Return whether the model has a ready replica that was not killed. The load must request it meanwhile."""
         try:
             return self.is_ready() and bool(self._replicas() - self._killed)
         except InstallationFailed:

@@ -1,7 +1,7 @@
-"""What `kelvin bench front` needs beside itself: wrk and nginx, and others in front of the same upstream.
+"""Tools of `kelvin bench front`: wrk, nginx, and other proxies in front of the same upstream.
 
-wrk and nginx are those that are installed, or those that `make bench-tools` unpacked of Debian's packages. Ray Serve
-and LiteLLM have an environment of their own each (`make bench-peers`).
+wrk and nginx are installed programs, or those that `make bench-tools` unpacked from Debian packages. Ray Serve and
+LiteLLM each have their own environment (`make bench-peers`).
 """
 
 import http.client
@@ -25,35 +25,35 @@ from coldstart_bench.harness.service_runner import running_service
 from coldstart_bench.harness.temporary_certificates import make_certificate
 from kelvin.process.python_command import python_command
 
-BEYOND_S: Final = 60.0  # what a loader takes beside the load itself
+BEYOND_S: Final = 60.0  # time of a load generator beyond the load itself
 RAY, LITELLM = "Ray Serve", "LiteLLM"
 _FLOOR: Final = "coldstart_bench.programs.floors.floor_front"
 _ANSWER_S: Final = 5.0
 _PEER_ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "LITELLM_LOG": "ERROR",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no wait for a network that may not be there
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # don't wait for the network
 }
 
 
 class LoadSample(msgspec.Struct, frozen=True):
-    """A few seconds of load: requests that were answered, how long it took, and what their wait was."""
+    """A few seconds of load: answered requests, duration, and latencies."""
 
     requests: int
     us: int
     p50_us: int
     p99_us: int
-    bad: int  # connections and answers that were not as they should be
-    processor_us: int | None = None  # of the process in front, where it is ours
+    bad: int  # failed connections and responses
+    processor_us: int | None = None  # CPU time of the measured process, if it is ours
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Correct responses per second."""
         return self.requests / self.us * 1e6
 
 
 def tools_directory() -> Path:
-    """Where `make bench-tools` puts them; the Makefile names the same directory."""
+    """Return the directory that `make bench-tools` fills. The Makefile names the same one."""
     return _cache() / "tools"
 
 
@@ -62,7 +62,7 @@ def _cache() -> Path:
 
 
 def try_find(name: str) -> str | None:
-    """The program of that name."""
+    """Return the path of an installed or unpacked program, or None."""
     places = (
         os.environ.get("PATH", os.defpath),
         str(tools_directory() / "usr/bin"),
@@ -72,7 +72,7 @@ def try_find(name: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """In which an unpacked program finds its libraries."""
+    """Return an environment in which an unpacked program finds its libraries."""
     own = ":".join(map(str, (tools_directory() / "usr/lib").glob("*-linux-gnu")))
     before = os.environ.get("LD_LIBRARY_PATH")
     return {**os.environ, "LD_LIBRARY_PATH": own if before is None else f"{before}:{own}"}
@@ -80,7 +80,7 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """What is started in this block stays on that core, and so do its children."""
+    """Pin processes started in this block, and their children, to a core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -91,7 +91,7 @@ def on_core(core: int) -> Iterator[None]:
 
 @contextmanager
 def nginx(binary: str, at: Path, port: int, upstream_port: int) -> Iterator[None]:
-    """As a TLS proxy on that port until the block ends, with a certificate as ours are (P-256)."""
+    """Run nginx as a TLS proxy on `port` until the block ends. Its certificate is of the same kind as ours (P-256)."""
     make_certificate(at)
     command = python_command(_FLOOR, "nginx", binary, str(at), str(port), str(upstream_port))
     with running_service(command, environment(), at / "said", lambda: _listens(port), "nginx"):
@@ -104,7 +104,7 @@ def _listens(port: int) -> bool:
 
 
 def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: str, key: str) -> LoadSample:
-    """One load. Raises ProgramFailed with its last words."""
+    """Run one load. Raises ProgramFailed with wrk's last output."""
     words = ["wrk", binary, str(at), url, str(connections), str(seconds), body, key]
     try:
         done = subprocess.run(
@@ -124,21 +124,21 @@ def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: s
 
 
 def parse_sample(said: dict[str, Any]) -> LoadSample:
-    """What a loader said."""
+    """Convert a load generator's JSON to a sample."""
     return LoadSample(said["requests"], said["us"], said["p50_us"], said["p99_us"], said["bad"])
 
 
 @dataclass(frozen=True, slots=True)
 class PeerConfig:
-    """Where a peer is to listen, what it is in front of, and as whom."""
+    """Where a peer listens, its upstream, its certificate and key."""
 
-    at: Path  # a directory of its own, not there yet
+    at: Path  # its own directory, which must not exist yet
     port: int
     path: str
     upstream: int
     certificate: Path  # both in PEM
     private_key: Path
-    key: str  # that it takes from callers, where it takes one
+    key: str  # the API key of callers, if the peer checks one
 
 
 def _ray(program: Path, place: PeerConfig) -> Sequence[str]:
@@ -148,7 +148,7 @@ def _ray(program: Path, place: PeerConfig) -> Sequence[str]:
 
 
 def _litellm(program: Path, place: PeerConfig) -> Sequence[str]:
-    """One worker, as it has one core; YAML takes JSON."""
+    """Return the command for one worker, because it has one core. JSON is valid YAML."""
     behind = {"model": "openai/m", "api_base": f"http://127.0.0.1:{place.upstream}/v1", "api_key": "none"}
     models = [{"model_name": "m", "litellm_params": behind}]
     config = place.at / "config.yaml"
@@ -166,19 +166,19 @@ PEERS: Final = tuple(_PEERS)
 
 
 def try_find_peer(system: str) -> Path | None:
-    """What runs that peer, where `make bench-peers` made its environment; the Makefile names the same directory."""
+    """Return the peer's program in the directory of `make bench-peers` (see the Makefile), or None."""
     program = _cache() / "peers" / _PEERS[system][0]
     return program if program.exists() else None
 
 
 def new_key() -> str:
-    """That a peer takes: of its form, and not a weak one."""
+    """Return a random API key in the form that peers accept."""
     return f"sk-{secrets.token_hex(32)}"
 
 
 @contextmanager
 def running_peer(system: str, program: Path, place: PeerConfig) -> Iterator[None]:
-    """From when it answers as what is behind it does, until the block ends. Raises InstallationFailed."""
+    """Run a peer until the block ends. Yields once it answers like its upstream. Raises InstallationFailed."""
     place.at.mkdir()
     command = _PEERS[system][1](program, place)
     environment = {**os.environ, **_PEER_ENVIRONMENT, "HOME": str(place.at)}
@@ -187,7 +187,7 @@ def running_peer(system: str, program: Path, place: PeerConfig) -> Iterator[None
 
 
 def _answers(place: PeerConfig) -> bool:
-    """One request, as they will be."""
+    """Send one request of the kind that the load will send, and return whether it succeeds."""
     trust = ssl.create_default_context(cafile=str(place.certificate))
     connection = http.client.HTTPSConnection("localhost", place.port, timeout=_ANSWER_S, context=trust)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})

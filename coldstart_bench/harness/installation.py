@@ -1,7 +1,7 @@
-"""An installation of Kelvin as a user has it: `kelvin up`, its commands, and calls over kept-alive TLS.
+"""Run an installation as a user does: `kelvin up`, its commands, and calls over kept-alive TLS.
 
 Benches and tests begin with `running_installation`. `find_unfinished_writes`, `find_stray_sockets` and `find_leftovers`
-find what an installation must not leave behind.
+find files and processes that an installation must not leave behind.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ _UNFINISHED: Final = {
 
 
 class InstallationFailed(BenchFailed):
-    """`kelvin up` did not come up, or refused a call; its words are in the text."""
+    """`kelvin up` did not start, or refused a call. The text has its output."""
 
 
 def free_port() -> int:
-    """Return a free port of the loopback interface. If the kernel's ephemeral ports begin above FIRST_PORT, it is below
-    them, so that no connection takes it while a process that listens there is restarted.
+    """Return a free port of the loopback interface, below the kernel's ephemeral ports if they begin above FIRST_PORT.
+    No outgoing connection can then take the port while its process is restarted.
     """
     below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different free ports, each as from `free_port`."""
+    """Return this many different free ports, each from `free_port`."""
     found: dict[int, None] = {}
     while len(found) < count:
         found[free_port()] = None
@@ -66,7 +66,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def translate_call_errors(connection: http.client.HTTPConnection, what: str) -> Iterator[None]:
-    """Raise InstallationFailed for an error of the connection, and close it: it can't be used after a failed call."""
+    """Raise InstallationFailed for an error of the connection, and close it: after a failed call it can't be used."""
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
@@ -77,9 +77,8 @@ def translate_call_errors(connection: http.client.HTTPConnection, what: str) -> 
 def run_command(
     data: Path, *words: str, settings: Mapping[str, str] | None = None, limit_s: float | None = None
 ) -> tuple[int, str, str]:
-    """Run `kelvin WORDS --data DATA` to its end. Return its exit code and both outputs.
-
-    Raises InstallationFailed where that takes longer than `limit_s`.
+    """Run `kelvin WORDS --data DATA` to its end. Return (exit code, stdout, stderr). Raises InstallationFailed if it
+    takes longer than `limit_s`.
     """
     command = python_command("kelvin.cli.main", *words, "--data", str(data))
     environment = {**os.environ, **(settings or {})}
@@ -99,7 +98,7 @@ class HttpsClient:
         self._headers = {"authorization": f"Bearer {key.read_text().strip()}", "content-type": "application/json"}
 
     def request(self, method: str, path: str, body: object | None = None) -> Any:
-        """Return the decoded answer. Raises InstallationFailed with the text of an error."""
+        """Return the decoded response. Raises InstallationFailed with the text of an error."""
         raw = self._read(method, path, None if body is None else json.dumps(body))
         return json.loads(raw) if raw else None
 
@@ -114,7 +113,7 @@ class HttpsClient:
             try:
                 answer = self._ask(method, path, payload)
             except (ssl.SSLError, ConnectionError):
-                if method == "POST":  # it may have arrived: the same again would be done, and billed, twice
+                if method == "POST":  # it may have arrived: a repeat might be executed and billed twice
                     raise
                 self._connection.close()
                 answer = self._ask(method, path, payload)
@@ -124,7 +123,7 @@ class HttpsClient:
         return raw
 
     def _is_closed(self) -> bool:
-        """Whether the activator closed the connection while it was idle: then there is an end to be read."""
+        """Return whether the activator closed the idle connection. Its socket is then readable."""
         idle = self._connection.sock
         return idle is not None and bool(select.select([idle], [], [], 0)[0])
 
@@ -138,15 +137,15 @@ class HttpsClient:
         return str(self.request("POST", "/v1/completions", body)["choices"][0]["text"])
 
     def first_token(self, model: str, prompt: str) -> float:
-        """Return the seconds from the request to the first event with text, after the stream has ended. Raises
+        """Return the seconds from the request to the first event with text. Reads the stream to its end. Raises
         InstallationFailed.
         """
         return self.start(model, prompt)[0]
 
     def start(self, model: str, prompt: str) -> tuple[float, str]:
-        """As `first_token`, with the request's id."""
+        """Return (seconds to the first token, request id), as `first_token` does."""
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}
-        self.request("GET", "/v1/models")  # the connection is there: the handshake is not part of a cold start
+        self.request("GET", "/v1/models")  # connect first: the handshake is not part of a cold start
         first: float | None = None
         with translate_call_errors(self._connection, model):
             began = time.perf_counter()
@@ -162,12 +161,12 @@ class HttpsClient:
         return first, answer.headers["x-request-id"]
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the TLS connection."""
         self._connection.close()
 
 
 class Installation:
-    """A running `kelvin up`; `door` has the tenant's key, `admin` the administrator's."""
+    """A running `kelvin up`. `door` calls with the tenant's key, `admin` with the administrator's."""
 
     def __init__(self, data: Path, port: int, pid: int) -> None:
         self.data, self.port, self.pid = data, port, pid
@@ -176,17 +175,17 @@ class Installation:
         self.admin = HttpsClient(port, data / "ca.pem", data / "admin.key")
 
     def close(self) -> None:
-        """End the connections. An activator that ends waits for idle ones."""
+        """Close the connections. An activator that ends would wait for idle ones."""
         self.door.close()
         self.admin.close()
 
     @property
     def key(self) -> str:
-        """The tenant's own."""
+        """The API key of the default tenant."""
         return (self.data / "default.key").read_text().strip()
 
     def push(self, directory: Path, name: str, *, replicas: int | None = None) -> str:
-        """Push as a user does; return the version. `replicas` is the most that may run of the model."""
+        """Push with the command line and return the version. `replicas` sets the model's maximum scale."""
         code, out, err = run_command(self.data, "push", str(directory), "--name", name, limit_s=PUSH_S)
         if code != 0:
             raise InstallationFailed(f"push {name}: {err.strip()}")
@@ -195,16 +194,16 @@ class Installation:
         return out.strip().splitlines()[-1]
 
     def cache(self) -> Any:
-        """What the admin API says of the weight cache."""
+        """Return the admin API's report about the weight cache."""
         return self.admin.request("GET", "/admin/v1/cache")
 
     def model(self, name: str) -> Any:
-        """What the admin API says of a model."""
+        """Return the admin API's report about a model."""
         return self.admin.request("GET", f"/admin/v1/models/{name}")
 
     def bills(self, since_s: float) -> list[Any]:
-        """Return the tenant's bill of each month from `since_s` (Unix time) until now, and an hour more at both ends:
-        the installation's clock may be stepped, and a request is in the month of its end.
+        """Return the tenant's bills of all months from `since_s` (Unix time) until now, with an hour of margin at both
+        ends. The installation's clock may be stepped, and a request belongs to the month of its end.
         """
         last = month_of(int(time.time() + HOUR_S) * 1_000_000)
         months = [month_of(int(since_s - HOUR_S) * 1_000_000)]
@@ -213,7 +212,7 @@ class Installation:
         return [self.admin.request("GET", f"/admin/v1/billing/report?month={month}") for month in months]
 
     def to_zero(self, name: str) -> None:
-        """Stop a model, and wait until nothing of it runs and a standby is parked again."""
+        """Stop a model. Wait until none of its replicas runs and a standby is parked again."""
         self.admin.request("POST", f"/admin/v1/models/{name}/stop")
         self.wait(lambda: self._is_at_zero(name), f"{name} is at zero")
         self.wait(
@@ -221,19 +220,19 @@ class Installation:
         )
 
     def _is_at_zero(self, name: str) -> bool:
-        """Return whether no version of it runs. The model's own state is that of `prod` alone."""
+        """Return whether no version of the model runs. The model's state covers only `prod`."""
         found = self.model(name)
         return found["state"] == "zero" and not any(version["replicas"] for version in found["versions"])
 
     def rest(self) -> None:
-        """Wait until the standbys are idle after they were parked, so that a start is measured from rest."""
+        """Wait until parked standbys are idle, so that a start is measured from rest."""
         rest = IdleDetector()
         self.wait(
             lambda: rest.is_idle(cpu_ticks(runtimes_below(self.pid)), time.monotonic()), "the standbys are at rest"
         )
 
     def forget(self, tier: str) -> None:
-        """Take every model to zero, and empty a tier of the weight cache."""
+        """Scale every model to zero, and empty a tier of the weight cache."""
         for model in self.admin.request("GET", "/admin/v1/models")["models"]:
             self.to_zero(model["model"])
         refusal = ""
@@ -242,7 +241,7 @@ class Installation:
             nonlocal refusal
             try:
                 self.admin.request("POST", "/admin/v1/cache/evict", {"tier": tier})
-            except InstallationFailed as failed:  # a process that is about to die may still hold a lease
+            except InstallationFailed as failed:  # an ending process may still hold a lease
                 refusal = str(failed)
                 return False
             return True
@@ -253,28 +252,28 @@ class Installation:
             raise InstallationFailed(f"{failed}: {refusal}") from failed
 
     def pid_of(self, module: str) -> int:
-        """Return the supervisor's child that runs `python -m MODULE`. Raises InstallationFailed if none does."""
+        """Return the supervisor's child that runs `python -m MODULE`. Raises InstallationFailed if there is none."""
         for pid, words in sorted(child_commands(self.pid).items()):
             if runs_module(words, module):
                 return pid
         raise InstallationFailed(f"no {module} runs")
 
     def nvme_files(self) -> Sequence[Path]:
-        """Every file of the NVMe tier: chunks, and what the agent keeps beside them."""
+        """Return every file of the NVMe tier: chunks and the agent's own files."""
         return [path for path in (self.data / "cache").rglob("*") if path.is_file()]
 
     def store_files(self) -> Sequence[Path]:
-        """Every object of a store that is in the data directory."""
+        """Return every object of a store in the data directory."""
         return [path for path in (self.data / "store").rglob("*") if path.is_file()]
 
     def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
-        """Wait until `is_so()`. Raises InstallationFailed, naming `what`, after `limit_s`."""
+        """Wait until `is_so()`. Raises InstallationFailed with `what` after `limit_s`."""
         if not poll_until_true(is_so, limit_s):
-            raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
+            raise InstallationFailed(f"after {limit_s:g} s it is still not true that {what}")
 
 
 class KelvinUpProcess:
-    """A process of `kelvin up`, started and perhaps not ready yet. It is ended when the block is left."""
+    """A `kelvin up` process, ready or not. Leaving the block ends it."""
 
     def __init__(
         self,
@@ -287,11 +286,11 @@ class KelvinUpProcess:
         prefix: Sequence[str] = (),
         errors: Path | None = None,
     ) -> None:
-        """`program` is run as `kelvin`, and `prefix` is a command that runs it. Its standard error is appended to the
-        file `errors`; None: to a temporary file. `said` reads it.
+        """`program` is the module to run, and `prefix` a command that runs it. Standard error is appended to the file
+        `errors`, or to a temporary file. `said` reads it.
         """
         words = [*prefix, *python_command(program, "up", "--data", str(data), "--port", str(port), *options)]
-        # Nobody would read a pipe, and a full one stops who writes.
+        # Not a pipe: it would not be read, and a full pipe blocks the writer.
         self._errors: IO[bytes] = tempfile.TemporaryFile() if errors is None else errors.open("ab+")  # noqa: SIM115
         self._process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=self._errors, text=True, env={**os.environ, **(settings or {})}
@@ -308,9 +307,8 @@ class KelvinUpProcess:
         self.close()
 
     def ready_line(self) -> str:
-        """Wait for the line that it prints once it is ready, and return it; empty if it ends before.
-
-        Raises InstallationFailed with its standard error after START_S.
+        """Wait for the ready line and return it. Empty if the process ends before. Raises InstallationFailed with its
+        standard error after START_S.
         """
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], START_S)[0]:
@@ -318,27 +316,27 @@ class KelvinUpProcess:
         return self._process.stdout.readline()
 
     def said(self) -> str:
-        """Return all of its standard error so far."""
+        """Return its standard error so far."""
         file = self._errors.fileno()
-        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")  # it goes on writing where it was
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")  # pread keeps the writer's offset
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it lives."""
+        """Send it a signal, if it is alive."""
         self._process.send_signal(number)
 
     def wait_exit(self) -> int:
-        """Wait for it to end by itself, and return its exit status. Raises InstallationFailed after END_S."""
+        """Wait until it ends by itself and return its exit status. Raises InstallationFailed after END_S."""
         try:
             return self._process.wait(END_S)
         except subprocess.TimeoutExpired as error:
             raise InstallationFailed(f"kelvin up did not end within {error.timeout:g} s") from error
 
     def end(self) -> None:
-        """Have it end, and wait for it; kill it where it takes too long."""
+        """Send SIGTERM and wait. Kill it after END_S."""
         end(self._process)
 
     def close(self) -> None:
-        """As `end`, and close its files."""
+        """End it and close its files."""
         self.end()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -354,9 +352,8 @@ def running_installation(
     options: Sequence[str] = (),
     program: str = "kelvin.cli.main",
 ) -> Iterator[Installation]:
-    """Run `kelvin up` on `data` until the block ends, and wait for its end. `program` is run as `kelvin`.
-
-    Raises InstallationFailed with its standard error if it does not become ready.
+    """Run `kelvin up` on `data` until the block ends, and wait for its end. `program` is the module to run. Raises
+    InstallationFailed with its standard error if it does not become ready.
     """
     for attempt in range(ATTEMPTS):
         chosen = port or free_port()
@@ -364,7 +361,7 @@ def running_installation(
             if "ready" not in (line := up.ready_line()):
                 up.end()
                 if port is None and PORT_TAKEN_TEXT in up.said() and attempt + 1 < ATTEMPTS:
-                    continue  # between our look and its own somebody else took the port
+                    continue  # another process took the port after our check
                 raise InstallationFailed(f"kelvin up: {line}{up.said()}")
             installation = Installation(data, chosen, up.pid)
             try:
@@ -375,7 +372,7 @@ def running_installation(
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Have a process end, and wait for it; kill it where it takes too long."""
+    """Send SIGTERM to a process and wait. Kill it after END_S."""
     process.terminate()
     try:
         process.wait(END_S)
@@ -385,19 +382,19 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def find_unfinished_writes(data: Path) -> list[str]:
-    """Return drafts and staged files that are left over, provided that nothing is being pushed or admitted now."""
+    """Return leftover drafts and staged files, provided that no push and no admission runs now."""
     return [f"{what} is left: {path.name}" for what, place in _UNFINISHED.items() for path in data.glob(place)]
 
 
 def find_stray_sockets(data: Path) -> list[str]:
-    """Return sockets of runtimes that have ended."""
+    """Return sockets whose runtimes have ended."""
     living = {page.name.partition(".")[2] for page in (data / "run" / "meters").glob("[0-9]*")}
     names = {path.name.removeprefix("rt-").removesuffix(".sock") for path in (data / "run").glob("rt-*.sock")}
     return [f"the socket of a dead runtime is left: {name}" for name in sorted(names - living)]
 
 
 def find_leftovers(data: Path) -> list[str]:
-    """Return what is left after `kelvin up` has ended: processes, meter pages, records that were not shipped."""
+    """Return what an ended `kelvin up` has left: processes, meter pages, unshipped records."""
     found = [f"process {pid} is left: {name}" for pid, name in _processes_of(data)]
     found += [f"a meter page is left: {page.name}" for page in (data / "run" / "meters").glob("[0-9]*")]
     found += [f"records are left: {path.name}" for path in (data / "spool").glob("[!.]*/*") if path.stat().st_size]
@@ -405,7 +402,7 @@ def find_leftovers(data: Path) -> list[str]:
 
 
 def _processes_of(data: Path) -> list[tuple[int, str]]:
-    """Return (id, name) of living processes that were started with the data directory, without zombies. See proc(5)."""
+    """Return (pid, name) of living processes, no zombies, that were started with the data directory. See proc(5)."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""What is asked of the open loop, what it says of each request, and an answer as its bytes come. Pure.
+"""Messages to and from the open loop, and an incremental parser of HTTP responses. Pure.
 
-Times are microseconds after the loop's beginning. Answers are read as RFC 9112 has it, as far as the door uses it.
+Times are microseconds after the loop's start. Responses are parsed as in RFC 9112, as far as the activator uses it.
 """
 
 from collections.abc import Iterable
@@ -11,34 +11,34 @@ import msgspec
 
 from coldstart_bench.harness.process_stats import CpuLoad
 
-CUT: Final = "cut"  # the connection ended before the answer did
-NO_DOOR: Final = "no_door"  # nobody took the connection
-NO_END: Final = "no_end"  # it was still waiting when the patience was over
+CUT: Final = "cut"  # the connection ended before the response did
+NO_DOOR: Final = "no_door"  # the connection was refused
+NO_END: Final = "no_end"  # no response before the patience was over
 _END = b"\r\n\r\n"
-# What reading raises of an answer that has another form than the door's: a proxy's, or one that was cut.
+# Errors of decoding a response that is not in the activator's form: from a proxy, or cut short.
 FOREIGN_ERRORS: Final = (msgspec.DecodeError, AttributeError, LookupError, TypeError)
 
 
 class ReaderKind(StrEnum):
-    """How the client takes its answer."""
+    """How fast the client reads its response."""
 
     QUICK = "quick"
-    SLOW = "slow"  # a little at a time
-    SILENT = "silent"  # nothing after the first bytes, and it never closes: a peer that was switched off
+    SLOW = "slow"  # it reads a little at a time
+    SILENT = "silent"  # it stops reading after the first bytes and never closes, like a host that was switched off
 
 
 class RequestTemplate(msgspec.Struct, frozen=True):
-    """One kind of request; many may be the same."""
+    """A request that may be sent any number of times."""
 
     key: str
     path: str
     body: str
     headers: dict[str, str] = {}
     reader: ReaderKind = ReaderKind.QUICK
-    who: str = ""  # for who reads the report
+    who: str = ""  # label for the report
 
     def request(self) -> bytes:
-        """Return the whole request."""
+        """Return the bytes of the request."""
         body = self.body.encode()
         lines = [f"POST {self.path} HTTP/1.1", "host: localhost", f"authorization: Bearer {self.key}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
@@ -47,29 +47,29 @@ class RequestTemplate(msgspec.Struct, frozen=True):
 
 
 class OpenLoopPlan(msgspec.Struct, frozen=True):
-    """Send `payloads[number]` at `at_us`, for each of `arrivals`, which are in order of time."""
+    """For each of `arrivals` (at_us, number), in order of time, send `payloads[number]` at `at_us`."""
 
     port: int
     payloads: tuple[RequestTemplate, ...]
     arrivals: tuple[tuple[int, int], ...]
-    connections: int  # that are open before the beginning
-    most: int  # that may be open at all; who finds none free waits for one, and its clock runs
-    patience_s: float  # after the last was due
+    connections: int  # connections that are opened before the start
+    most: int  # most connections; a request that finds none free waits, and its wait counts
+    patience_s: float  # time limit after the last request is due
 
 
 class RequestResult(msgspec.Struct, frozen=True, array_like=True):
-    """Of one request, whatever came of it. What it waited is counted from when it was due, not from when it went."""
+    """The result of one request. Its latency is measured from when it was due, not from when it was sent."""
 
     payload: int
     due_us: int
-    sent_us: int | None  # None where no connection was to be had
-    first_us: int | None  # of its answer: the first event of a stream that has text, or the first byte
+    sent_us: int | None  # None if it got no connection
+    first_us: int | None  # first stream event with text, or first byte of a whole response
     end_us: int
     status: int  # 0 without an answer
-    code: str  # "" where it was answered, the failure's code otherwise, or one of the words above
-    text: int  # which of the texts it was answered with, -1 where it has none
+    code: str  # "" if it was answered, else the failure's code, CUT, NO_DOOR or NO_END
+    text: int  # index of its text in `LoadResult.texts`, or -1
     retry_after: bool
-    seen_us: int = 0  # when the loop came to send it, a connection or not
+    seen_us: int = 0  # when the loop tried to send it
 
     @property
     def took_s(self) -> float:
@@ -78,41 +78,40 @@ class RequestResult(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_ok(self) -> bool:
-        """Whether its answer came, whole."""
+        """Whether a complete successful response arrived."""
         return self.status == 200 and not self.code
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What came of a plan, in the order of its arrivals."""
+    """The results of a plan, in the order of its arrivals."""
 
-    began_ns: int  # CLOCK_MONOTONIC, which is one for all processes
+    began_ns: int  # CLOCK_MONOTONIC, which all processes share
     sent: tuple[RequestResult, ...]
-    texts: tuple[str, ...]  # each once
-    load: CpuLoad | None = None  # of the loop itself, connections not counted
+    texts: tuple[str, ...]  # distinct texts
+    load: CpuLoad | None = None  # CPU load of the loop itself, without connecting
 
     def text(self, sent: RequestResult) -> str:
-        """What it was answered with."""
+        """Return the text of the response to this request, or ""."""
         return "" if sent.text < 0 else self.texts[sent.text]
 
     def answers(self) -> list[str]:
-        """What each was answered, or that it was not."""
+        """Return the text of each response, or the error code of a request that was not answered."""
         return [self.text(sent) if sent.is_ok else f"not answered: {sent.code}" for sent in self.sent]
 
 
 def send_delays_s(sent: Iterable[RequestResult]) -> list[float]:
-    """How late the loop came to send each: whether it kept up itself. A wait for a connection is not among it."""
+    """Return how late the loop tried to send each request: whether it kept up. Waits for connections don't count."""
     return [(each.seen_us - each.due_us) / 1e6 for each in sent]
 
 
 def connection_waits_s(sent: Iterable[RequestResult]) -> list[float]:
-    """How long each waited for a connection, of which a door that answers late leaves none free."""
+    """Return how long each request waited for a connection. A slow server leaves none free."""
     return [(each.sent_us - each.seen_us) / 1e6 for each in sent if each.sent_us is not None]
 
 
 class HttpAnswerParser:
-    """An answer of the door to one request, as its bytes come.
-
-    `status` is 0 until its head is here; `body` has what has come of it, without framing.
+    """An incremental parser of one HTTP response. `status` is 0 until the head is complete; `body` is the body so far,
+    without framing.
     """
 
     __slots__ = ("_chunked", "_left", "_unread", "body", "is_stream", "retry_after", "status")
@@ -123,10 +122,10 @@ class HttpAnswerParser:
         self.is_stream = self.retry_after = False
         self._unread = bytearray()
         self._chunked = False
-        self._left = 0  # bytes of the body, or of the chunk that is being read with its line's end
+        self._left = 0  # bytes left of the body, or of the current chunk with its CRLF
 
     def feed(self, data: bytes) -> bool:
-        """Whether it is whole. Raises ValueError for what is no answer."""
+        """Return whether the response is complete. Raises ValueError for invalid data."""
         self._unread += data
         if self.status == 0 and not self._read_head():
             return False
@@ -167,7 +166,7 @@ class HttpAnswerParser:
 
 
 def parse_answer(answer: HttpAnswerParser) -> tuple[str, str, bool]:
-    """Its text, the code of its failure (or ""), and whether it is whole as far as its own form says."""
+    """Return its text, the code of its failure (or ""), and whether its content is complete."""
     if answer.status == 0 or not answer.body:
         return "", "", answer.status not in (0, 200)
     if answer.is_stream:
@@ -193,7 +192,7 @@ def _of_events(events: Iterable[bytes]) -> tuple[str, str, bool]:
                 whole = True
             elif data.startswith(b"{"):
                 pieces.append(_text(msgspec.json.decode(data)))
-        except FOREIGN_ERRORS:  # or cut in the middle of it
+        except FOREIGN_ERRORS:  # foreign, or cut within the event
             break
     return "".join(pieces), failed, whole or bool(failed)
 

@@ -1,4 +1,4 @@
-"""The state of the machine that a measurement stands on: what it is, and what of a file the page cache holds."""
+"""Describe the machine of a measurement, and control which files are in the page cache."""
 
 import ctypes
 import mmap
@@ -18,20 +18,20 @@ PAGES_PER_MISSING_PAGE: Final = 1000
 READINGS: Final = 20
 _BLOCK: Final = 8 << 20
 _PAGE: Final = os.sysconf("SC_PAGESIZE")
-_LOWEST_BIT: Final = bytes(value & 1 for value in range(256))  # the others are reserved
+_LOWEST_BIT: Final = bytes(value & 1 for value in range(256))  # mincore(2): the other bits are reserved
 
 
 class PageCacheNotReady(Exception):
-    """The page cache could not be brought into the state that a row needs."""
+    """The page cache can't be brought into the state that a measurement needs."""
 
 
 def drop_page_cache(paths: Iterable[Path]) -> None:
-    """Make the guest forget these files, and check it. A hypervisor may still hold them: said in the report."""
+    """Drop these files from the guest's page cache, and check it. A hypervisor may still cache them."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fdatasync(fd)  # dirty pages cannot be dropped
-            # A process that is about to unmap it still holds pages.
+            # An ending process may still map the file, which keeps its pages.
             if held := remaining(partial(_forget, fd), PATIENCE_S):
                 raise PageCacheNotReady(f"{path.name}: {held} pages are still in the page cache")
         finally:
@@ -44,9 +44,10 @@ def _forget(fd: int) -> int:
 
 
 def warm_page_cache(paths: Iterable[Path]) -> None:
-    """Make the guest hold these files, and check it once all were read: others may drop what is held. All but a page in
-    `PAGES_PER_MISSING_PAGE` counts as all: there are kernels that take a few back while one looks, or a few in a
-    hundred. What is missing is read again, so often at the most.
+    """Read these files into the page cache, and check that they all stay there.
+
+    One missing page in `PAGES_PER_MISSING_PAGE` is tolerated: some kernels reclaim a few pages meanwhile. Missing pages
+    are read again, at most READINGS times.
     """
     files = list(paths)
     for path in files:
@@ -60,7 +61,7 @@ def warm_page_cache(paths: Iterable[Path]) -> None:
 
 
 def retry_until_ok(again: Callable[[], None], problem: Callable[[], str | None], times: int) -> None:
-    """Do it `again` until there is no `problem`, `times` times at most. Raises PageCacheNotReady with the last one."""
+    """Call `again` until there is no `problem`, at most `times` times. Raises PageCacheNotReady with the last one."""
     for _ in range(times):
         if problem() is None:
             return
@@ -70,7 +71,7 @@ def retry_until_ok(again: Callable[[], None], problem: Callable[[], str | None],
 
 
 def _not_held(files: Iterable[Path]) -> str | None:
-    """The first of which more is missing than is tolerated."""
+    """Return a text about the first file that misses more pages than tolerated, or None."""
     for path in files:
         with path.open("rb", buffering=0) as file:
             missing = _residency(file.fileno()).count(0)
@@ -89,14 +90,14 @@ def _read(path: Path, *, only_missing: bool) -> None:
 
 
 def _residency(fd: int) -> bytes:
-    """Of each page of the file whether the page cache has it, by mincore(2): 1 or 0."""
+    """Return a byte per page of the file: 1 if the page cache has it, else 0 (mincore(2))."""
     size = os.fstat(fd).st_size
     if size == 0:
         return b""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
     seen = ctypes.create_string_buffer(-(-size // _PAGE))
-    # A private writable mapping only because ctypes takes no address of a read-only one; nothing is written.
+    # Private and writable, because ctypes can't take the address of a read-only mapping. Nothing is written.
     with mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as view:
         anchor = ctypes.c_char.from_buffer(view)
         status = libc.mincore(ctypes.addressof(anchor), size, seen)
@@ -107,7 +108,7 @@ def _residency(fd: int) -> bytes:
 
 
 def describe_machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Return the machine's CPU, memory, kernel, Python and GPUs for a report."""
     memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
@@ -121,24 +122,24 @@ def describe_machine() -> dict[str, object]:
 
 
 def gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Their models, as NVIDIA's driver has them."""
+    """Return the models of the GPUs, from NVIDIA's driver."""
     lines = [line for place in sorted(drivers.glob("*/information")) for line in place.read_text().splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def load_1m() -> float:
-    """How many processes ran or waited for a core or a disk, over the last minute: how busy others keep the machine."""
+    """Return the load average of the last minute: processes that ran or waited for a core or a disk."""
     return os.getloadavg()[0]
 
 
 def free_memory_bytes() -> int:
-    """What could be had without driving anybody out (MemAvailable)."""
+    """Return the memory available without swapping (MemAvailable)."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def source_commit() -> str | None:
-    """The commit of the source tree, with `+` where it was changed; None outside a checkout, or without git."""
+    """Return the commit of the source tree, with `+` if it was changed. None outside a checkout, or without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     try:
         found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Poll for what nobody tells: at once, then after pauses that grow."""
+"""Poll for a condition without a notification: at once, then after growing pauses."""
 
 import time
 from collections.abc import Callable
@@ -12,17 +12,16 @@ _BACKOFF_FACTOR: Final = 1.25
 
 
 def poll_until_true(holds: Callable[[], bool], limit_s: float, seldom_s: float = MAX_POLL_S) -> bool:
-    """Poll `holds` for `limit_s`, and return whether it came to hold. See `remaining`."""
+    """Poll `holds` for at most `limit_s`. Return whether it became true. See `remaining`."""
     return not remaining(lambda: not holds(), limit_s, seldom_s)
 
 
 def remaining(amiss: Callable[[], T], limit_s: float, seldom_s: float = MAX_POLL_S) -> T:
-    """Poll `amiss` until it returns something false, for `limit_s` at the most, and return what it returned last.
-
-    `seldom_s` is the longest pause between two calls. Raises what `amiss` raises. A call is not cut short.
+    """Poll `amiss` until it returns a false value, for at most `limit_s`, and return its last value. `seldom_s` is the
+    longest pause between two calls. Raises what `amiss` raises. A call is not cut short.
     """
     limit, pause_s = time.monotonic() + limit_s, POLL_S
     while (found := amiss()) and time.monotonic() < limit:
         time.sleep(pause_s)
-        pause_s = min(_BACKOFF_FACTOR * pause_s, seldom_s)  # what takes long is not looked at by a core of its own
+        pause_s = min(_BACKOFF_FACTOR * pause_s, seldom_s)  # long waits must not use up a core
     return found

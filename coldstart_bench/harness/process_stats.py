@@ -1,7 +1,7 @@
-"""What the kernel says of processes (proc(5)): which there are, what they have of memory and of processors.
+"""Read facts about processes from the kernel (proc(5)): which exist, their memory, their CPU time.
 
-Memory is the proportional set size (PSS): what several processes share is divided among them. Slabs are left out of a
-runtime's and counted whole, as the cache agent says, since other readers of a slab would make a part of it disappear.
+Memory is the proportional set size (PSS): shared pages are divided among their processes. Slabs are left out of a
+runtime's memory and counted whole, as the cache agent reports them: PSS would divide a slab among all its readers.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ MIB: Final = 1 << 20
 SLAB: Final = "/memfd:kelvin-slab"
 EVERY_S: Final = 0.1
 START_EVERY_S: Final = 0.01  # a start is short
-SAMPLE_S: Final = 10.0  # the sampling thread may get no core for a while
-QUIET_S: Final = 0.6  # longer than a standby is parked before it warms up
-_NOISE_TICKS: Final = 1  # of some 10 ms: what a loop that waits takes
+SAMPLE_S: Final = 10.0  # the sampling thread may get no CPU time for a while
+QUIET_S: Final = 0.6  # longer than a standby waits before it warms up
+_NOISE_TICKS: Final = 1  # one tick is about 10 ms: an idle event loop needs some
 
 
-# Which there are
+# Processes
 
 
 def _all() -> dict[int, tuple[int, list[str]]]:
-    """Parent and command line of every process; what ends meanwhile is left out."""
+    """Return parent and command line of every process. Processes that end meanwhile are left out."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -41,17 +41,17 @@ def _all() -> dict[int, tuple[int, list[str]]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name: state, parent, and so on. Raises OSError."""
+    """Return the fields of /proc/PID/stat after the name: state, parent, and so on. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def child_commands(pid: int) -> dict[int, list[str]]:
-    """Command lines of a process's own children, by process id."""
+    """Return the command lines of a process's children, by pid."""
     return {each: words for each, (parent, words) in _all().items() if parent == pid}
 
 
 def peak_resident_bytes(module: str) -> int:
-    """The most resident memory in bytes (VmHWM) of a `python -m MODULE` below this process, 0 where there is none."""
+    """Return the largest VmHWM in bytes of a `python -m MODULE` below this process. 0 if there is none."""
     found, peak = _all(), 0
     for pid, (parent, words) in found.items():
         if runs_module(words, module):
@@ -72,9 +72,8 @@ def _resident_peak(pid: int) -> int:
 
 
 class IdleDetector:
-    """Told processor time of processes again and again, says whether they have been idle for `quiet_s`.
-
-    A tick counts as idle. A parked standby warms up first; what is measured is a start of one that had the time to.
+    """Decides from repeated CPU times whether processes have been idle for `quiet_s`. One tick counts as idle. A parked
+    standby first warms up; a start is measured from a standby that had time to do so.
     """
 
     def __init__(self, quiet_s: float = QUIET_S) -> None:
@@ -83,14 +82,16 @@ class IdleDetector:
         self._ticks: int | None = None
 
     def is_idle(self, ticks: int, now: float) -> bool:
-        """`ticks` of all of them at `now`, in seconds. Fewer than before: another process is there."""
+        """Return whether they are idle at `now` (seconds), given their total `ticks`. A lower total than before means
+        that the processes changed.
+        """
         if self._ticks is None or not 0 <= ticks - self._ticks <= _NOISE_TICKS:
             self._ticks, self._since_s = ticks, now
         return now - self._since_s >= self._quiet_s
 
 
 def cpu_ticks(pids: Iterable[int]) -> int:
-    """User and system time of processes, all threads, in the kernel's ticks; one that has ended counts nothing."""
+    """Return user plus system time of processes in kernel ticks, over all threads. Ended processes count 0."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -99,7 +100,7 @@ def cpu_ticks(pids: Iterable[int]) -> int:
 
 
 def processor_us(pid: int) -> int:
-    """User and system time of a process, all threads. Raises OSError where it has ended."""
+    """Return user plus system time of a process, over all threads. Raises OSError if it has ended."""
     return int(_ticks(pid) * 1_000_000 / os.sysconf("SC_CLK_TCK"))
 
 
@@ -109,16 +110,14 @@ def _ticks(pid: int) -> int:
 
 
 class CpuTime(msgspec.Struct, frozen=True):
-    """Since the process began; nanoseconds. `waited_ns` is its first thread's, which is the event loop's."""
+    """CPU time since the process began, in nanoseconds. `waited_ns` is of its first thread, the event loop's."""
 
     ran_ns: int
     waited_ns: int
 
 
 def try_read_cpu_time(pid: int) -> CpuTime | None:
-    """What a process had of processors, and how long it stood in line for one (schedstat). None where it has ended, or
-    where the kernel does not say.
-    """
+    """Return CPU time of a process and its wait for a CPU (schedstat). None if it ended, or schedstat is missing."""
     try:
         of_threads = {task: _schedstat(pid, task) for task in os.listdir(f"/proc/{pid}/task")}
         return CpuTime(sum(ran for ran, _ in of_threads.values()), of_threads[str(pid)][1])
@@ -135,14 +134,14 @@ def _schedstat(pid: int, task: str) -> tuple[int, int]:
 
 
 class CpuLoad(msgspec.Struct, frozen=True):
-    """What so many requests took of it. `waited` is the share of the time in which others had its core."""
+    """CPU time per request. `waited` is the share of the time in which the process waited for its core."""
 
     each_us: float
     waited: float
 
 
 def cpu_load(before: CpuTime | None, after: CpuTime | None, requests: int, seconds: float) -> CpuLoad | None:
-    """Between two looks; None where one is missing, or nothing was asked."""
+    """Return the load between two readings. None if one is missing, or there were no requests."""
     if before is None or after is None or not requests or seconds <= 0:
         return None
     ran_ns, waited_ns = after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns
@@ -154,12 +153,12 @@ def cpu_load(before: CpuTime | None, after: CpuTime | None, requests: int, secon
 
 @contextlib.contextmanager
 def sampling_thread(take: Callable[[], object], every_s: float, core: int | None = None) -> Iterator[None]:
-    """Calls `take` again and again, in a thread of its own (on that core), until the block ends."""
+    """Call `take` every `every_s` seconds in a thread, optionally pinned to `core`, until the block ends."""
     stop = threading.Event()
 
     def run() -> None:
         if core is not None:
-            os.sched_setaffinity(0, {core})  # of this thread
+            os.sched_setaffinity(0, {core})  # this thread only
         while not stop.wait(every_s):
             take()
 
@@ -173,16 +172,16 @@ def sampling_thread(take: Callable[[], object], every_s: float, core: int | None
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A process under load at one moment; bytes."""
+    """Memory of a process at one moment, in bytes, and its CPU time."""
 
     at_ns: int  # CLOCK_MONOTONIC
     rss: int
     pss: int
-    spent: CpuTime | None = None  # of processors
+    spent: CpuTime | None = None
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """Before, at the peak, and when all had been answered; bytes. The peak is of what was sampled."""
+    """Memory in bytes before the load, at the peak of the samples, and after the last response."""
 
     before_rss: int
     peak_rss: int
@@ -193,12 +192,12 @@ class MemoryUse(msgspec.Struct, frozen=True):
 
     @property
     def grown(self) -> int:
-        """By how much the proportional share was higher at its peak."""
+        """Growth of PSS up to its peak."""
         return max(0, self.peak_pss - self.before_pss)
 
 
 def memory_line(memory: MemoryUse | None) -> str:
-    """Return it as the text that a person reads."""
+    """Return the memory use as a line for people."""
     if memory is None:
         return "memory of the activator: not measured"
     before, peak, after = (each / MIB for each in (memory.before_pss, memory.peak_pss, memory.after_pss))
@@ -207,7 +206,7 @@ def memory_line(memory: MemoryUse | None) -> str:
 
 
 def try_sample(pid: int) -> Sample | None:
-    """None where it has ended."""
+    """Return a sample, or None if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -218,7 +217,7 @@ def try_sample(pid: int) -> Sample | None:
 
 @contextlib.contextmanager
 def sampling_process(pid: int) -> Iterator[list[Sample]]:
-    """Grows until the block ends; the last sample is of its end."""
+    """Yield a list of samples that grows until the block ends. The last sample is taken at the end."""
     samples: list[Sample] = []
 
     def take() -> None:
@@ -226,18 +225,18 @@ def sampling_process(pid: int) -> Iterator[list[Sample]]:
             samples.append(sample)
 
     take()
-    with sampling_thread(take, EVERY_S, core=max(os.sched_getaffinity(0))):  # who is watched has the other one
+    with sampling_thread(take, EVERY_S, core=max(os.sched_getaffinity(0))):  # the sampled process has the other core
         yield samples
     take()
 
 
 def wait_for_sample(samples: Sequence[Sample], after_ns: int, limit_s: float = SAMPLE_S) -> bool:
-    """Wait until a sample was taken after that moment of CLOCK_MONOTONIC. False if none came within `limit_s`."""
+    """Wait for a sample taken after this CLOCK_MONOTONIC time. Return False if none comes within `limit_s`."""
     return poll_until_true(lambda: bool(samples) and samples[-1].at_ns >= after_ns, limit_s, EVERY_S)
 
 
 def memory_use(samples: list[Sample]) -> MemoryUse | None:
-    """Of what was sampled, in order; None of nothing."""
+    """Return the memory use of samples in order of time. None without samples."""
     if not samples:
         return None
     first, last = samples[0], samples[-1]
@@ -246,7 +245,7 @@ def memory_use(samples: list[Sample]) -> MemoryUse | None:
 
 
 def cpu_load_within(samples: Sequence[Sample], began_ns: int, end_us: int, requests: int) -> CpuLoad | None:
-    """What so many requests took, between the last sample before they began and the first one after they ended."""
+    """Return the CPU load between the last sample before the requests and the first one after them, or None."""
     end_ns = began_ns + end_us * 1000
     before = next((each for each in reversed(samples) if each.at_ns <= began_ns), None)
     after = next((each for each in samples if each.at_ns >= end_ns), None)
@@ -259,19 +258,19 @@ def cpu_load_within(samples: Sequence[Sample], began_ns: int, end_us: int, reque
 
 
 def pss_outside_slabs(smaps: str) -> int:
-    """Bytes, of the text of /proc/PID/smaps."""
+    """Return PSS outside slabs in bytes, from the text of /proc/PID/smaps."""
     total, counts = 0, True
     for line in smaps.splitlines():
         name, _, rest = line.partition(":")
         if name == "Pss" and counts:
             total += int(rest.split()[0]) * 1024
-        elif "-" in name.partition(" ")[0]:  # a mapping begins: its addresses, and at the end what is mapped
+        elif "-" in name.partition(" ")[0]:  # first line of a mapping: addresses, ..., mapped file
             counts = SLAB not in line
     return total
 
 
 def pss_of(pid: int) -> int:
-    """Bytes outside slabs, 0 where it has ended."""
+    """Return PSS outside slabs in bytes. 0 if the process has ended."""
     try:
         return pss_outside_slabs(Path(f"/proc/{pid}/smaps").read_text())
     except OSError:
@@ -279,26 +278,26 @@ def pss_of(pid: int) -> int:
 
 
 def runtimes_below(supervisor: int) -> list[int]:
-    """Standbys, runtimes and the zygote itself: children of the supervisor that are forks of one program."""
+    """Return the pids of standbys, runtimes and the zygote: the supervisor's children with the zygote's command."""
     return [pid for pid, words in child_commands(supervisor).items() if runs_module(words, "runtime.app.zygote")]
 
 
 class PssWatch:
-    """PSS outside slabs of some processes, by process id: before, and at the peak."""
+    """PSS outside slabs of some processes, by pid: before, and at the peak."""
 
     def __init__(self, pids: list[int]) -> None:
         self.before = {pid: pss_of(pid) for pid in pids}
         self.peak = dict(self.before)
 
     def take(self) -> None:
-        """Look at all of them."""
+        """Read the PSS of all processes and update the peaks."""
         for pid in self.peak:
             self.peak[pid] = max(self.peak[pid], pss_of(pid))
 
 
 @contextlib.contextmanager
 def sampling_runtimes(supervisor: int) -> Iterator[PssWatch]:
-    """Samples all that may become the runtime, until the block ends."""
+    """Sample all processes that may become the runtime, until the block ends."""
     watch = PssWatch(runtimes_below(supervisor))
     with sampling_thread(watch.take, START_EVERY_S):
         yield watch

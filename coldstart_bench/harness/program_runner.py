@@ -1,6 +1,6 @@
-"""Programs beside us: floors and loaders that answer lines of JSON, and what ends by itself.
+"""Run the bench's programs: those that answer lines of JSON, and those that end by themselves.
 
-A line into a `Program` is one measurement, a line out what it took.
+A line of JSON sent to a `Program` is one measurement; the line that it answers has the result.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ from kelvin.process.python_command import python_command
 
 READY_S: Final = 180.0  # a cold disk and an import of torch
 ANSWER_S: Final = 900.0
-END_S: Final = 5.0  # between the end of its output and its own
+END_S: Final = 5.0  # from the end of a program's output to its exit
 FRESH_S: Final = 900.0
-OUTPUT_S: Final = 3600.0  # for a program that ends by itself: the largest model takes minutes to make
+OUTPUT_S: Final = 3600.0  # time limit of a program that ends by itself: making the largest model takes minutes
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PROGRAMS: Final = Path(__file__).parents[1] / "programs"
 
 
 class ProgramFailed(BenchFailed):
-    """A program beside us ended or answered nothing; what it said is in the text."""
+    """A program ended or did not answer. The text has its output."""
 
 
 class Program:
-    """`python -m coldstart_bench.programs.NAME`, from `__enter__`, which waits for its `ready`, to `__exit__`."""
+    """`python -m coldstart_bench.programs.NAME`. Entering the block waits for its `ready`; leaving it ends it."""
 
     def __init__(self, name: str, *arguments: str, answer_s: float = ANSWER_S) -> None:
         self._name = name
@@ -70,30 +70,28 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """Pid of the process and of its process group."""
         return self._process.pid
 
     def ask(self, **question: object) -> Any:
-        """The answer. Raises as `exchange_line`, and ProgramFailed with the program's own words."""
+        """Return the answer. Raises as `exchange_line` does, and ProgramFailed with the answer's error."""
         answer = self.exchange_line(question)
         if "error" in answer:
             raise ProgramFailed(f"{self._name}: {answer['error']}")
         return answer
 
     def exchange_line(self, words: object) -> Any:
-        """A line of JSON in, the line that comes out. Raises ProgramFailed where the program ended, or was silent for
-        too long: it is ended then.
-        """
+        """Send a line of JSON and return the answer. Raises ProgramFailed if the program ended or stays silent."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(words).encode() + b"\n")
             self._process.stdin.flush()
-        except (BrokenPipeError, ValueError) as error:  # it ended, or was ended
+        except (BrokenPipeError, ValueError) as error:  # the program ended, or `_end` closed its pipes
             raise self._failed(self._end_of()) from error
         return json.loads(self._line(self.answer_s))
 
     def time_request(self, words: object) -> float:
-        """Seconds from the line in to the line out. Raises as `exchange_line`."""
+        """Return the seconds from the line to the answer. Raises as `exchange_line` does."""
         began = time.perf_counter()
         self.exchange_line(words)
         return time.perf_counter() - began
@@ -130,7 +128,7 @@ class Program:
     def _end(self) -> None:
         if self._errors.closed:  # it was ended before
             return
-        with contextlib.suppress(ProcessLookupError):  # nobody of its group lives any more
+        with contextlib.suppress(ProcessLookupError):  # its group has no process any more
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -143,8 +141,8 @@ class Program:
 
 
 def run_from_pretrained(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
-    """`from_pretrained` in a new process: seconds from its start to its first token, and the token. Raises
-    ProgramFailed where it ends before, or takes longer than `FRESH_S`.
+    """Run `from_pretrained` in a new process. Return (seconds from its start to its first token, token). Raises
+    ProgramFailed if it ends before or takes longer than `FRESH_S`.
     """
     began = time.perf_counter()
     with subprocess.Popen(
@@ -162,17 +160,16 @@ def run_from_pretrained(directory: Path, ids: Sequence[int]) -> tuple[float, int
             seconds = time.perf_counter() - began
             process.wait()
         finally:
-            process.kill()  # only if the bench is ended here
-            end.cancel()  # its thread would keep a bench that is ended here for as long
+            process.kill()  # still alive only if the bench is interrupted here
+            end.cancel()  # the timer's thread would keep an interrupted bench alive
     if not answer:
         raise ProgramFailed(f"from_pretrained ended with {process.returncode}")
     return seconds, int(answer)
 
 
 def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = False) -> None:
-    """A random Llama of that size, or of twice that with the same texts in any batch; see programs/make_model.py.
-
-    Raises ProgramFailed where it can't be made.
+    """Make a random Llama of this size. If `sharp`, it is twice as large, and batching does not change its texts. See
+    programs/make_model.py. Raises ProgramFailed.
     """
     words = ["sharp"] if sharp else []
     command = [sys.executable, str(PROGRAMS / "make_model.py"), str(directory), str(size_bytes), str(seed), *words]
@@ -180,7 +177,7 @@ def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = Fal
 
 
 def program_output(module: str, *arguments: str | Path) -> str:
-    """Its output. Raises ProgramFailed with the last of its words."""
+    """Run a module and return its output. Raises ProgramFailed with the end of its standard error."""
     return _output(python_command(module, *map(str, arguments)), module)
 
 

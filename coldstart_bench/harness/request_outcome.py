@@ -1,28 +1,28 @@
-"""How a request can end for its client, and what the bill may be after it. Pure."""
+"""How a request can end for its client, and by how much the bill may grow for it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-ACK_TOKENS: Final = 64  # an activator that dies leaves up to so many uncharged: docs/metering.md
-IN_FLIGHT_TOKENS: Final = 64  # on their way to a client that was killed
+ACK_TOKENS: Final = 64  # the most tokens that a killed activator leaves uncharged: docs/metering.md
+IN_FLIGHT_TOKENS: Final = 64  # the most tokens in flight to a killed client
 
 
 class EndKind(StrEnum):
-    """How an operation ends."""
+    """How a client's operation ends."""
 
-    ANSWERED = "answered"  # as if nothing had happened, perhaps later
-    REFUSED = "refused"  # with a code; the same again is answered
-    CUT = "cut"  # the connection ends without an end; the same again is answered
-    FAILED = "failed"  # a command says one sentence and exits with 1; the same again is answered
-    GONE = "gone"  # the client itself was killed; the next one is answered
+    ANSWERED = "answered"  # normally, perhaps late
+    REFUSED = "refused"  # with a code; a retry is answered
+    CUT = "cut"  # the connection breaks; a retry is answered
+    FAILED = "failed"  # a command prints one sentence and exits with 1; a retry is answered
+    GONE = "gone"  # the client was killed; the next client is answered
     NOT_CONCERNED = "not concerned"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """A way, and the failure's code where the client was told one."""
+    """How an operation ended, and the failure's code if the client got one."""
 
     way: EndKind
     code: str = ""
@@ -39,25 +39,25 @@ NOT_CONCERNED: Final = RequestOutcome(EndKind.NOT_CONCERNED)
 
 
 def refused_with(code: str) -> RequestOutcome:
-    """With that failure code."""
+    """Return a refusal with this failure code."""
     return RequestOutcome(EndKind.REFUSED, code)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """How one request ended for its client: `words` is what it counted itself, one for each token."""
+    """How one request ended for its client. `words` is the client's own count of tokens."""
 
     outcome: RequestOutcome
     words: int = 0
-    limit: int = 0  # tokens that it asked for
-    whole: bool = False  # the event that ends the text had come, whatever came after it
-    unread: int = 0  # tokens that a silent line may have taken, and not passed on
-    unrecorded: bool = False  # door and replica died together: nobody may be left who writes its record
+    limit: int = 0  # requested tokens
+    whole: bool = False  # the client got the event that ends the text
+    unread: int = 0  # tokens that a silent connection may have accepted and not delivered
+    unrecorded: bool = False  # activator and replica died together: perhaps no process wrote its record
 
 
 @dataclass(frozen=True, slots=True)
 class BillBounds:
-    """What the bill may grow by: the least and the most."""
+    """Least and most growth of the bill."""
 
     requests: tuple[int, int] = (0, 0)
     ok: tuple[int, int] = (0, 0)
@@ -71,7 +71,7 @@ class BillBounds:
 
 @dataclass(frozen=True, slots=True)
 class BillTotals:
-    """Of a bill: requests by any outcome, those that went well, and completion tokens."""
+    """Totals of a bill: all requests, successful requests, completion tokens."""
 
     requests: int = 0
     ok: int = 0
@@ -82,7 +82,7 @@ class BillTotals:
 
 
 def bill_bounds_of(ending: RequestEnd) -> BillBounds:
-    """Exact for every request whose client heard its end. Otherwise what metering's page allows, and no more."""
+    """Return the bounds for one request: exact if the client saw its end, else as docs/metering.md allows."""
     words = ending.words
     match ending.outcome.way:
         case EndKind.ANSWERED:
@@ -92,7 +92,7 @@ def bill_bounds_of(ending: RequestEnd) -> BillBounds:
         case EndKind.GONE:
             return BillBounds((1, 1), (0, int(ending.whole)), (words, min(ending.limit, words + IN_FLIGHT_TOKENS)))
         case EndKind.CUT:
-            # What had come, a replica had made: it writes the record if nobody else does.
+            # A replica produced the received tokens. It writes the record if the activator does not.
             least = words if ending.whole else max(0, words - ACK_TOKENS)
             most = min(ending.limit, words + ending.unread)
             if ending.unrecorded:
@@ -103,15 +103,15 @@ def bill_bounds_of(ending: RequestEnd) -> BillBounds:
 
 
 def bill_totals_of(report: Mapping[str, Any]) -> BillTotals:
-    """Of an answer of `/admin/v1/billing/report`."""
+    """Return the totals of a response of `/admin/v1/billing/report`."""
     return BillTotals(sum(report["requests"].values()), report["requests"].get("ok", 0), report["completion_tokens"])
 
 
 def bill_differences(before: BillTotals, after: BillTotals, bounds: BillBounds) -> list[str]:
-    """In which figures the bill has grown by what it must not."""
+    """Return the figures of the bill whose growth is out of bounds, as text."""
     figures = (
         ("requests", after.requests - before.requests, bounds.requests),
-        ("requests that went well", after.ok - before.ok, bounds.ok),
+        ("successful requests", after.ok - before.ok, bounds.ok),
         ("tokens", after.tokens - before.tokens, bounds.tokens),
     )
     return [

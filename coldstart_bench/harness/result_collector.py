@@ -1,4 +1,4 @@
-"""What came of a run until now: figures by size, state and system; what failed, and what no state could be made for."""
+"""Collect the figures of a run by size, state and system, and the failures."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,16 +13,18 @@ T = TypeVar("T")
 
 
 class ResultCollector(Generic[T]):
-    """A system that failed once from a state is not asked again, and has no figure there. `tell` hears of each gap."""
+    """Collects figures. A system that failed once in a state is not measured there again and has no figure. `tell` gets
+    a text about each gap.
+    """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._taken: dict[Key, list[T]] = defaultdict(list)
         self._failed: dict[Key, str] = {}
-        self._unmade: dict[Key, str] = {}  # the last state of the page cache that could not be made
+        self._unmade: dict[Key, str] = {}  # why the page cache could not be prepared, the last time
 
     def take(self, key: Key, measure: Callable[[], T]) -> None:
-        """One figure. A round without the state that it stands on has none: nobody's failure, unless all are so."""
+        """Take one figure. A round with an unprepared page cache is skipped; it is a failure only if all rounds are."""
         if key in self._failed:
             return
         _, state, system = key
@@ -35,18 +37,18 @@ class ResultCollector(Generic[T]):
             self.fails(key, error)
 
     def fails(self, key: Key, why: object) -> None:
-        """It has no figure in this run."""
+        """Record that this system has no figure in this run."""
         self._failed[key] = str(why)
         self._tell(f"{key[2]}, {key[1]}: {why}")
 
     @property
     def figures(self) -> dict[Key, list[T]]:
-        """Of what did not fail, in the order of the first of each."""
+        """Figures of systems that did not fail, in the order of their first figure."""
         return {key: each for key, each in self._taken.items() if each and key not in self._failed}
 
     @property
     def failures(self) -> tuple[MissingFigure, ...]:
-        """What was asked for and has no figure: for a failure, or for want of a state to measure from."""
+        """Requested figures that are missing, because of a failure or an unprepared page cache."""
         unmade = {key: why for key, why in self._unmade.items() if not self._taken[key]}
         return tuple(
             MissingFigure(system, why, size, state) for (size, state, system), why in (unmade | self._failed).items()

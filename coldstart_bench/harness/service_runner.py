@@ -1,6 +1,6 @@
-"""One process that a bench needs for the length of a block: begun, waited for until it is ready, and ended with it.
+"""Run one process for the length of a block: start it, wait until it is ready, end it.
 
-One activator without the rest of an installation is such a process: its bench stands for the rest itself.
+A bench of an activator alone runs it this way, and plays the other services itself.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.python_command import python_command
 
 READY_S: Final = 60.0
-POLL_S: Final = 0.02  # how late its readiness may be noticed
+POLL_S: Final = 0.02
 MAX_OUTPUT_CHARACTERS: Final = 500
 
 
@@ -28,28 +28,27 @@ MAX_OUTPUT_CHARACTERS: Final = 500
 def running_service(
     command: Sequence[str], environment: Mapping[str, str], log: Path, is_ready: Callable[[], bool], what: str
 ) -> Iterator[int]:
-    """Its process id, from when it is ready on. Both its outputs are in `log`. What it started ends with it.
-
-    Raises InstallationFailed with its last words where it ends before it is ready, or is not within READY_S.
+    """Run a process and yield its pid once it is ready. Its output goes to `log`. Its child processes end with it.
+    Raises InstallationFailed with its last output if it ends early, or is not ready within READY_S.
     """
     with log.open("wb") as said:
         process = subprocess.Popen(command, env=dict(environment), stdout=said, stderr=said, start_new_session=True)
     try:
-        came = poll_until_true(lambda: is_ready() or process.poll() is not None, READY_S, POLL_S)
-        if not came or process.poll() is not None:
+        has_started = poll_until_true(lambda: is_ready() or process.poll() is not None, READY_S, POLL_S)
+        if not has_started or process.poll() is not None:
             raise InstallationFailed(
                 f"{what} did not start: {log.read_text(errors='replace')[-MAX_OUTPUT_CHARACTERS:]}"
             )
         yield process.pid
     finally:
         end(process)
-        with suppress(ProcessLookupError):  # nobody of its group lives any more
+        with suppress(ProcessLookupError):  # its group has no process any more
             os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def running_activator_process(data: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[int]:
-    """Ready, until the block ends; its process id. Raises InstallationFailed with its last words."""
+    """Run a ready activator until the block ends, and yield its pid. Raises InstallationFailed with its last output."""
     environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port), **(settings or {})}
     command = python_command("activator")
     with running_service(

@@ -1,4 +1,4 @@
-"""A fleet that is made up: so many models, a hundred to a tenant, each of one version, the same at each call. Pure."""
+"""Generate a fleet of models: a hundred per tenant, one version each, the same at each call. Pure."""
 
 import hashlib
 from typing import Final
@@ -14,38 +14,38 @@ from kelvin.contracts.serving.control_messages import (
     VersionRow,
 )
 
-EACH: Final = 100  # models of a tenant
+EACH: Final = 100  # models per tenant
 CREATED_S: Final = 1_700_000_000
 LIMITS: Final = Limits(max_input_tokens=4096, max_output_tokens=4096, max_streams=64, max_body_bytes=8 << 20)
 
 
 def tenant_of(number: int) -> str:
-    """Of the model of that number."""
+    """Return the tenant of model `number`."""
     return f"team-{number // EACH:03}"
 
 
 def model_of(number: int) -> str:
-    """As its tenant calls it."""
+    """Return the name of model `number`."""
     return f"assistant-{number:05}"
 
 
 def version_of(number: int) -> str:
-    """Its one version: 64 hexadecimal digits."""
+    """Return the only version of model `number`: 64 hexadecimal digits."""
     return hashlib.sha256(b"%d" % number).hexdigest()
 
 
 def key_of(tenant: str) -> str:
-    """The one key of a tenant."""
+    """Return the only API key of a tenant."""
     return f"kv-{tenant.replace('-', ''):0>12}-{hashlib.sha256(tenant.encode()).hexdigest()[:43]}"
 
 
 def tenants_of(count: int) -> tuple[str, ...]:
-    """All that own any of the first `count` models."""
+    """Return the tenants of the first `count` models."""
     return tuple(dict.fromkeys(tenant_of(number) for number in range(0, count, EACH)))
 
 
 def registration_of(number: int) -> VersionRegistration:
-    """What the snapshotter says of it: 16 GB of weights."""
+    """Return the snapshotter's registration of model `number`, with 16 GB of weights."""
     return VersionRegistration(
         tenant=tenant_of(number),
         model=model_of(number),
@@ -60,7 +60,7 @@ def registration_of(number: int) -> VersionRegistration:
 
 
 def fleet_feed(count: int) -> Feed:
-    """What activators are told of all of them at first."""
+    """Return the first feed message that activators get about `count` models."""
     tenants, every = tenants_of(count), range(count)
     return Feed(
         revision=1,

@@ -1,4 +1,4 @@
-"""Certificates for the length of a bench: of this host, and those by which processes of ours know one another."""
+"""Make certificates for the length of a bench: for this host, and for processes of ours by role."""
 
 import datetime
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _DAY: Final = datetime.timedelta(days=1)
 
 
 def make_certificate(at: Path) -> tuple[Path, Path]:
-    """Of this host, signed by itself, in a new directory: `cert.pem` and its `key.pem`."""
+    """Make a self-signed certificate of this host in a new directory. Return `cert.pem` and `key.pem`."""
     at.mkdir()
     key, name = ec.generate_private_key(ec.SECP256R1()), _name("localhost")
     names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
@@ -29,9 +29,7 @@ def make_certificate(at: Path) -> tuple[Path, Path]:
 
 
 def make_inner(at: Path, roles: Iterable[Role]) -> None:
-    """`ROLE/tls.crt`, `tls.key` and `ca.crt` below `at`, as any PKI would write them, of one authority whose key nobody
-    keeps.
-    """
+    """Write `ROLE/tls.crt`, `tls.key` and `ca.crt` below `at`, as any PKI would. The CA's key is thrown away."""
     authority, name = ec.generate_private_key(ec.SECP256R1()), _name("bench")
     built = _builder(name, name, authority.public_key())
     ca = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

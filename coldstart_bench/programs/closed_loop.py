@@ -1,8 +1,13 @@
-"""A closed loop of whole requests, or many streams that are read: for machines without wrk, which reads no streams.
+"""Closed-loop client: whole requests, or many streams. For machines without wrk, and because wrk reads no streams.
 
-Says `ready`. A line of JSON is `{"do": "load", "url", "connections", "seconds", "body", "key"}`, answered as wrk's
-script answers; or `open` with `streams`, answered once each has its first token; then `read` with `seconds`, answered
-with the tokens that came in them; then `close`. Certificates are not looked at: wrk does not, either.
+It prints `ready`, then answers lines of JSON:
+
+- `{"do": "load", "url", "connections", "seconds", "body", "key"}`: the same answer as wrk's script.
+- `open` with `streams`: answered once each stream has its first token.
+- `read` with `seconds`: the tokens that arrived in that time.
+- `close`: close the streams.
+
+Certificates are not verified, as in wrk.
 """
 
 import asyncio
@@ -21,19 +26,19 @@ PATIENCE_S = 30.0
 
 
 def context() -> ssl.SSLContext:
-    """Of a client that asks nothing."""
+    """Return a TLS client context that verifies nothing."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
     return made
 
 
 def request_of(asked: dict[str, Any]) -> bytes:
-    """The bytes of a POST."""
+    """Return the bytes of a POST request."""
     return RequestTemplate(asked["key"], urlsplit(asked["url"]).path, asked["body"]).request()
 
 
 class ClosedLoopProtocol(asyncio.Protocol):
-    """One request at a time, the next one when the answer is whole."""
+    """Sends one request at a time, the next one when the response is complete."""
 
     def __init__(self, payload: bytes, took_us: list[int], bad: list[bytes]) -> None:
         self._payload, self._took_us, self._bad = payload, took_us, bad
@@ -41,10 +46,10 @@ class ClosedLoopProtocol(asyncio.Protocol):
         self.is_over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are no instances of it
 
     def begin(self) -> None:
-        """The first one."""
+        """Send the first request."""
         self._began_ns = time.monotonic_ns()
         self.transport.write(self._payload)
 
@@ -79,7 +84,7 @@ class StreamProtocol(asyncio.Protocol):
         self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are no instances of it
         self.transport.write(self._payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,13 +100,13 @@ class StreamProtocol(asyncio.Protocol):
 
 
 class Loader:
-    """Streams stay open from one question to another."""
+    """Answers commands. Streams stay open from one command to the next."""
 
     def __init__(self) -> None:
         self._streams: list[StreamProtocol] = []
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, object]:
-        """One line."""
+        """Answer one line of JSON."""
         match asked["do"]:
             case "load":
                 return await self._load(asked)
@@ -157,7 +162,7 @@ class Loader:
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Answer lines until stdin ends."""
     loader = Loader()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         answer_lines(lambda **asked: runner.run(loader.answer(asked)))

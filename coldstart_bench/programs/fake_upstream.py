@@ -1,12 +1,12 @@
-"""A lean control plane and lean replicas behind an activator that is measured, as one program on Unix sockets.
+"""A fake control plane and fake replicas behind a measured activator: one small program on Unix sockets.
 
 Arguments: data directory, and a JSON file with `UpstreamConfig` (`coldstart_bench/harness/activator_testbed.py`). Each
-line of JSON on standard input is answered with `port`, a TCP port where chats are answered without an activator,
-`recorded`, how many requests have a record, and `unrecorded`, how many chats that the activator got have none.
-`{"into": FILE}` also writes `UpstreamReport`.
+line of JSON on standard input is answered with `port`, a TCP port that answers chats without an activator; `recorded`,
+the number of requests with a usage record; and `unrecorded`, the number of chats that the activator got answered but
+has not recorded. `{"into": FILE}` also writes `UpstreamReport`.
 
-A whole chat is answered at once, a streamed one token by token. A completion takes the time that `UpstreamConfig` says,
-and its text is the lengths of its prompt and answer, so that a client can tell that the answer is its own.
+A whole chat is answered at once, a streamed one token by token. A completion takes as long as `UpstreamConfig` says.
+Its text is the lengths of its prompt and answer, so that a client can check that the answer belongs to its request.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ _END: Final = encode(
 
 
 class CompletionBody(msgspec.Struct):
-    """What of a completion's body sets how long it takes."""
+    """The fields of a completion request that determine its duration."""
 
     prompt: str
     max_tokens: int
 
 
 def chunk(data: bytes) -> bytes:
-    """Return a chunk of the chunked coding (RFC 9112, 7.1)."""
+    """Return a chunk of the chunked transfer coding (RFC 9112, 7.1)."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -59,13 +59,13 @@ def frame(kind: FrameKind, payload: bytes, prompt: int = 3, tokens: int = 2) -> 
 
 
 def form(kind: str, choice: dict[str, object], **more: object) -> bytes:
-    """Return an answer, or an event of one, in OpenAI's form."""
+    """Return a response or a stream event in OpenAI's form."""
     head = {"id": "x", "object": kind, "created": 1, "model": MODEL}
     return msgspec.json.encode({**head, "choices": [{"index": 0, **choice}], **more})
 
 
 def whole(kind: str, choice: dict[str, object], prompt: int = 3, tokens: int = 2) -> bytes:
-    """Return a whole answer with its usage."""
+    """Return a complete response with its usage."""
     usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
     return form(kind, {"finish_reason": "stop", **choice}, usage=usage)
 
@@ -78,31 +78,31 @@ _PLAIN_CHAT: Final = PLAIN % (len(CHAT), CHAT)
 
 
 class UpstreamState:
-    """What all connections share."""
+    """State that all connections share."""
 
     def __init__(self, behind: UpstreamConfig) -> None:
         self.behind = behind
         self.feed = OPEN % b"application/x-ndjson" + chunk(encode(behind.feed) + b"\n")
         self.batches: list[bytes] = []
         self.recorded: set[bytes] = set()
-        self.chats: set[bytes] = set()  # ids of requests of which the activator got a whole answer
+        self.chats: set[bytes] = set()  # ids of requests whose complete response the activator got
         self.inside = self.most_inside = self.answered = 0
 
     def record(self, batch: bytes) -> None:
-        """Take a batch of records. One that is shipped again adds none."""
+        """Store a batch of records. A batch that is sent again adds nothing."""
         self.recorded.update(_REQUEST_ID.findall(batch))
         if self.behind.keeps_records:
             self.batches.append(batch)
 
     def seen(self) -> UpstreamReport:
-        """Return what was answered and recorded so far."""
+        """Return the numbers of answers and records so far."""
         every = (record for batch in self.batches for record in decoder(RequestBatch).decode(batch).records)
         records = {record.request_id: record for record in every}
         return UpstreamReport(self.answered, self.most_inside, tuple(records.values()))
 
 
 class UpstreamProtocol(asyncio.Protocol):
-    """One request after another, each with a head and a body whose length is told; answered by its path."""
+    """Answers requests by their path, one after another. Bodies have a content-length."""
 
     def __init__(self, world: UpstreamState, *, framed: bool) -> None:
         self._world = world
@@ -112,12 +112,12 @@ class UpstreamProtocol(asyncio.Protocol):
         self._is_inside = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no instances of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._next is not None:
             self._next.cancel()
-        self._leave()  # its caller has gone, its slot is free
+        self._leave()  # the caller disconnected: free its slot
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
@@ -144,14 +144,14 @@ class UpstreamProtocol(asyncio.Protocol):
                     self._world.chats.add(head.partition(_ID)[2].partition(b"\r\n")[0])
                 self._transport.write(_FRAMED_CHAT if self._framed else _PLAIN_CHAT)
         elif path == b"/internal/v1/feed":
-            self._transport.write(self._world.feed)  # and it stays open
+            self._transport.write(self._world.feed)  # the response stays open
         else:
             if path == b"/internal/v1/usage/requests":
                 self._world.record(body)
             self._transport.write(NOTHING)
 
     def _say(self, number: int, last: int, at_s: float) -> None:
-        """Send the token of that number. The next one is due by the clock, however late this one was."""
+        """Send the token of this number. The next one is due by the clock, however late this one was."""
         if number == last:
             end = frame(FrameKind.DATA, EVENT + DONE, tokens=number) + frame(FrameKind.END, _END, tokens=number)
             self._transport.write(chunk(end) + LAST)
@@ -161,7 +161,7 @@ class UpstreamProtocol(asyncio.Protocol):
         self._next = asyncio.get_running_loop().call_at(due_s, self._say, number + 1, last, due_s)
 
     def _begin(self, asked: CompletionBody) -> None:
-        """Begin a completion, which takes a slot for its time."""
+        """Begin a completion, which occupies a slot for its duration."""
         world, behind = self._world, self._world.behind
         prompt = len(asked.prompt.split())
         takes_s = behind.slot_s + prompt * behind.prompt_token_s + asked.max_tokens * behind.token_s
@@ -186,7 +186,7 @@ async def serve(data: Path, behind: UpstreamConfig) -> None:
     """Serve until standard input ends."""
     world, loop = UpstreamState(behind), asyncio.get_running_loop()
     directory, ended = SocketDirectory(data / "run"), asyncio.Event()
-    servers: list[asyncio.Server] = [  # kept: a server that nobody refers to is collected, and listens no more
+    servers: list[asyncio.Server] = [  # keep references: a collected server stops listening
         await loop.create_unix_server(lambda: UpstreamProtocol(world, framed=True), sock=directory.listen(name))
         for name in ("control.sock", *(replica.address for replica in behind.feed.replicas))
     ]

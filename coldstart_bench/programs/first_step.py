@@ -1,8 +1,9 @@
-"""What the known answers cost: the first step of a version's engine, with its probe riding in the batch or without.
+"""Measure the cost of the known answers: the first step of a version's engine, with the probe in the batch or without.
 
-Argument: the run directory of the installation that has the version. A line of JSON in, {"tenant", "version", "ids",
-"probe": true}, is one first step in a fork of this process, over a lease of its own; its answer {"seconds"}. Nothing is
-served here, and no setting takes the probe out of what is: this is the engine alone, as a runtime composes it.
+Argument: the run directory of the installation that has the version. Each line of JSON, {"tenant", "version", "ids",
+"probe": true}, runs one first step in a fork of this process, over a lease of its own, and is answered with
+{"seconds"}. No request is served, and no setting removes the probe from a served version: this is the engine alone,
+composed as in a runtime.
 """
 
 import sys
@@ -24,7 +25,7 @@ TIMEOUT_S, KV_BYTES = 600.0, 512 << 20
 
 
 def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[int], probe: bool) -> float:
-    """Seconds from the admitted request to its first token."""
+    """Return the seconds from the admitted request to its first token."""
     cpu = torch.device("cpu")
     lease = acquire(directory, tenant, version, TIMEOUT_S)
     weights = Weights(lease, tensors(lease))
@@ -44,7 +45,7 @@ def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Answer lines until stdin ends."""
     directory = SocketDirectory(Path(sys.argv[1]))
     preload.load()
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""The control plane's registry, feed and autoscaler over a fleet, in the database of the argument.
+"""Measure the control plane's registry, feed and autoscaler with many models, in the database of the argument.
 
-`{"fill": N}` registers models until there are N, each as a push would have it written; the answer comes when all are
-durable. `{"active": A, "ticks": T}` is answered with what memory and a tick take, once a process: memory that was let
-go of would be in the next figures. The first A models have a replica each, which is only counted, and are asked for all
-the time; each second is reported as an activator reports it. Time is virtual, and what is measured is a processor's.
+`{"fill": N}` registers models, as pushes would, until there are N; the answer comes when all are durable. `{"active":
+A, "ticks": T}` is answered with memory and CPU time of a tick. Send it once per process: memory freed by one
+measurement would distort the next. The first A models have one replica each and a constant load. The replicas are only
+counted, and an activator's report is made for each second. Time is virtual; CPU time is measured.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from kelvin.contracts.serving.control_messages import ConcurrencyStat, Stats
 
 
 async def register(database: Database, models: int) -> None:
-    """Up to so many; what is there stays."""
+    """Register models until there are `models`. Existing ones stay."""
     feed = FeedHub()
     tenants, registry = TenantStore(database, feed), Registry(database, feed)
     await registry.load()
@@ -53,7 +53,7 @@ async def register(database: Database, models: int) -> None:
 
 
 class FakeActuator:
-    """One replica of each version in use, whatever is applied."""
+    """Reports one replica of each used version, whatever is applied."""
 
     def __init__(self, used: Sequence[VersionKey]) -> None:
         self._used = dict.fromkeys(used)
@@ -82,7 +82,7 @@ class FakeActuator:
 
 
 class SettableClock:
-    """A clock that is set."""
+    """A clock that tests and benches set."""
 
     def __init__(self) -> None:
         self.now_us = 1_000_000
@@ -102,7 +102,7 @@ def _unpriced(model: Model, version: Version) -> Sequence[LevelChange]:
 
 
 async def measured(database: Database, active: int, ticks: int) -> dict[str, Any]:
-    """Seconds of a processor, and bytes."""
+    """Return CPU seconds and bytes of loading and of ticks."""
     feed, clock = FeedHub(), SettableClock()
     registry = Registry(database, feed)
     gc.collect()
@@ -135,7 +135,7 @@ async def measured(database: Database, active: int, ticks: int) -> dict[str, Any
 
 
 def main(path: Path) -> None:
-    """Until stdin ends."""
+    """Answer lines until stdin ends."""
     with closing(open_database(path)) as database:
 
         def answer(fill: int | None = None, active: int = 0, ticks: int = 0) -> dict[str, Any]:

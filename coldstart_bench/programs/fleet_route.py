@@ -1,5 +1,6 @@
-"""An activator's table of a fleet: what taking the feed's first line over costs, and looking a model up. Says `ready`;
-`{"models": N, "lookups": L}` is answered with seconds of a processor, `lookup_s` and `key_s` of one of them.
+"""Measure an activator's routing table with many models: applying the feed's first line, and lookups.
+
+It prints `ready`. `{"models": N, "lookups": L}` is answered with CPU seconds; `lookup_s` and `key_s` are per lookup.
 """
 
 import random
@@ -15,9 +16,9 @@ from kelvin.contracts.wire import decoder, encode
 
 
 def measured(models: int, lookups: int) -> dict[str, Any]:
-    """Names in no order, each as a request has it. Where a look-up finds another version, the answer is an error."""
+    """Apply a feed and look up random names, each as a request has it. A wrong lookup makes the answer an error."""
     line = encode(fleet_feed(models))
-    decoder(Feed)  # made once in a process
+    decoder(Feed)  # a process builds it once, so build it before the measurement
     began = time.process_time()
     table = RoutingTable()
     table.apply(decoder(Feed).decode(line))

@@ -1,4 +1,6 @@
-"""What a user would write: a new process, `from_pretrained`, first forward. Arguments: model directory, token ids."""
+"""The rival that a user would write: a new process, `from_pretrained`, first forward. Arguments: model directory, token
+ids.
+"""
 
 import json
 import sys

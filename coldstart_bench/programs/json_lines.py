@@ -1,4 +1,4 @@
-"""How a program of the bench answers: a line of JSON for each line of JSON, in a fork where it needs a fresh process.
+"""Answer lines of JSON with lines of JSON, if needed in a fork, which gives each measurement a fresh process.
 
 `program_runner.py` is the other end. Imports nothing of Kelvin.
 """
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-TRUNCATED = 2_000  # characters of an error
+TRUNCATED = 2_000  # longest error text, in characters
 
 
 def answer_lines(answer: Callable[..., object]) -> None:
-    """Say `ready`, then answer each line until stdin ends. The question's fields are arguments of `answer`; what it
-    raises is the answer's `error`.
+    """Print `ready`, then answer each line until stdin ends. The fields of a line become arguments of `answer`. An
+    exception becomes the `error` of the answer.
     """
     print("ready", flush=True)
     for line in sys.stdin:
@@ -26,11 +26,11 @@ def answer_lines(answer: Callable[..., object]) -> None:
 
 
 def run_in_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `measure` returns in a child of this process, or `error`: what it raised, or how the child ended."""
+    """Run `measure` in a forked child and return its result, or `error`: the exception, or how the child ended."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.close(read)
-        os.dup2(2, 1)  # what a library prints is no answer
+        os.dup2(2, 1)  # keep output of libraries out of the answers
         try:
             said = measure()
         except BaseException as error:

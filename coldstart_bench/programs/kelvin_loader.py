@@ -1,6 +1,6 @@
-"""Kelvin's loader: a lease of the running installation's cache agent, and tensors over it. Argument: its run directory.
+"""Kelvin's loader: lease a version from the running cache agent and make tensors over it. Argument: its run directory.
 
-It imports Kelvin, since it is what is measured: what a runtime does between promotion and bind, without the model.
+It imports Kelvin, because Kelvin is measured: the steps of a runtime between promotion and bind, without the model.
 """
 
 import sys
@@ -21,12 +21,12 @@ lanes: list[CudaLane] = []
 
 
 def prepare(device: torch.device) -> None:
-    """As a standby does while it parks."""
+    """Prepare a device lane, as a parked standby does."""
     lanes.append(CudaLane(device))
 
 
 def load(question: dict[str, Any], stack: ExitStack) -> load_server.Tensors:
-    """`path` is the version's digest. All of it is verified when this returns."""
+    """Load the version with the digest `path`. All of it is verified when this returns."""
     lease = stack.enter_context(acquire(directory, question["tenant"], question["path"], TIMEOUT_S, progressive=True))
     there = copy_to_device(lease, lanes[0], checksum_in(lease.attestations)).tensors if lanes else tensors(lease)
     lease.wait_until_whole()

@@ -1,7 +1,7 @@
-"""Leases of many versions from many agents, all asked for at once; when each is there.
+"""Request leases of many versions from many agents at once, and measure when each arrives.
 
-A line of JSON in, {"runs": [run directories], "tenant", "versions": [digests]}, asks each agent for each version from a
-thread of its own; the answer holds for each [agent's number, version's number, seconds, or the failure's words].
+A line of JSON, {"runs": [run directories], "tenant", "versions": [digests]}, requests every version from every agent,
+each in a thread of its own. The answer lists [agent index, version index, seconds or error text].
 """
 
 import threading
@@ -21,7 +21,7 @@ TIMEOUT_S = 600.0
 
 
 def storm(runs: list[str], tenant: str, versions: list[str]) -> list[list[Any]]:
-    """In the order of their ends."""
+    """Return the results in the order in which the leases arrived."""
     gate, lock, ends = threading.Barrier(len(runs) * len(versions) + 1), threading.Lock(), list[list[Any]]()
     began = [0.0]
 
@@ -32,7 +32,7 @@ def storm(runs: list[str], tenant: str, versions: list[str]) -> list[list[Any]]:
             end: float | str = time.perf_counter() - began[0]
         except Refused as refused:
             end = refused.failure.message
-        except Exception as error:  # a lease that is not there is a failure, whatever became of it
+        except Exception as error:  # any other error is a failed lease, too
             end = f"{type(error).__name__}: {error}"
         with lock:
             ends.append([node, number, end])
@@ -52,9 +52,9 @@ def storm(runs: list[str], tenant: str, versions: list[str]) -> list[list[Any]]:
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Answer lines until stdin ends."""
     for kind in (LeaseReply, Layout, Manifest):
-        decoder(kind)  # made here, so that no reader's time has it in it
+        decoder(kind)  # build it here, so that it is not part of a measured time
     answer_lines(lambda **asked: {"ends": storm(**asked)})
 
 

@@ -1,8 +1,7 @@
-"""What the loaders of `kelvin bench load` share: a fork for each load, and the consumer that reads every byte.
+"""Shared code of the loaders of `kelvin bench load`: a fork for each load, and the consumer that reads every byte.
 
-The parent imports its library and nothing else happens in it: each load finds a fresh process, as a replica does, and
-none what another left behind. Timed is the load, until the tensors are there, and then the consumer. Imports nothing
-of Kelvin.
+The parent only imports its library, so each load runs in a fresh process, as in a replica, without leftovers of another
+load. Two times are measured: the load, until the tensors exist, and then the consumer. Imports nothing of Kelvin.
 """
 
 import time
@@ -27,9 +26,11 @@ def serve(
     prepare: Callable[[torch.device], None] = lambda device: None,
     facts: Callable[[], dict[str, Any]] = dict,
 ) -> None:
-    """Answer each line of JSON by one load. `load` takes the question and what must stay open while the tensors
-    are read; its `path` is what to load, its `device` where to. `prepare` is what a process does that waits for work
-    on a device that is no CPU, and not timed; `facts` are added to the answer.
+    """Answer each line of JSON by one load.
+
+    `load` gets the line's fields and an exit stack that stays open while tensors are read; `path` names the file,
+    `device` the target. `prepare` is the untimed preparation of a process that waits for work on a GPU. `facts` are
+    added to the answer.
     """
     torch.set_num_threads(1)
 
@@ -41,7 +42,7 @@ def serve(
 
 def _timed(load: Load, prepare: Callable[[torch.device], None], question: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(question["device"])
-    if device.type == "cuda":  # a context costs the same for all, and is no part of a load
+    if device.type == "cuda":  # creating a context costs every loader the same, so it is not timed
         torch.cuda.synchronize(device)
         prepare(device)
     with ExitStack() as stack:
@@ -57,7 +58,9 @@ def _timed(load: Load, prepare: Callable[[torch.device], None], question: dict[s
 
 
 def consume(tensors: Tensors) -> int:
-    """Reads every byte once, in one thread: 64-bit words summed per tensor, weighed by its name, modulo 2**64."""
+    """Read every byte once in one thread. Return a checksum modulo 2**64. It is the sum of 64-bit words of each tensor,
+    weighted by the CRC-32 of the tensor's name.
+    """
     return sum(zlib.crc32(name.encode()) * _sum(tensor) for name, tensor in tensors.items()) % 2**64
 
 

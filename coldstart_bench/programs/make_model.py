@@ -1,8 +1,8 @@
 """Make a Llama of a given size from a seed, in Hugging Face layout. Arguments: directory, bytes, seed, and `sharp`.
 
-Weights are bfloat16 noise of a trained model's scale; where `sharp` is said, float32 noise (of twice the bytes) whose
-largest logit is far from the next one, so that a text is the same whoever shares its batch. The tokenizer has one token
-per word `w0 w1 …`, so that a prompt of n words is n tokens.
+Weights are bfloat16 noise at the scale of a trained model. With `sharp` they are float32 noise (twice the bytes) whose
+largest logit is far above the next one, so that batching with other requests does not change a text. The tokenizer has
+one token per word `w0 w1 …`, so a prompt of n words has n tokens.
 """
 
 import json
@@ -18,13 +18,13 @@ LAYERS, HEAD, VOCABULARY = 16, 64, 32000
 
 
 def kv_heads(hidden: int) -> int:
-    """A quarter of the heads where that is whole, else two."""
+    """Return a quarter of the heads if that is whole, else two."""
     heads = hidden // HEAD
     return heads // 4 if heads % 4 == 0 else 2
 
 
 def shape_for(total_bytes: int) -> LlamaConfig:
-    """A 16-layer Llama whose bfloat16 weights come closest to `total_bytes`."""
+    """Return a 16-layer Llama whose bfloat16 weights come closest to `total_bytes`."""
 
     def weights(hidden: int) -> int:
         middle = hidden * 11 // 4 // 64 * 64
@@ -49,7 +49,7 @@ def shape_for(total_bytes: int) -> LlamaConfig:
 
 
 def main() -> None:
-    """Write config.json, model.safetensors, tokenizer.json and their small companions."""
+    """Write config.json, model.safetensors, tokenizer.json and tokenizer_config.json."""
     directory, total_bytes, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     directory.mkdir(parents=True, exist_ok=True)
     config = shape_for(total_bytes)

@@ -1,7 +1,7 @@
-"""An open loop: each request is sent when it is due, whatever has come of those before it, and none is lost.
+"""Open-loop client: send each request when it is due, whatever happened to earlier ones, and record every result.
 
-Says `ready`. A line of JSON `{"plan": FILE, "into": FILE}` is answered with `{}` once each request of the plan has
-ended or the plan's patience has; what came of them is in the second file (`coldstart_bench/harness/load_protocol.py`).
+It prints `ready`. `{"plan": FILE, "into": FILE}` is answered with `{}` once each request has ended, or the plan's
+patience is over. The results are in the second file (`coldstart_bench/harness/load_protocol.py`).
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from coldstart_bench.programs.closed_loop import context
 from coldstart_bench.programs.json_lines import answer_lines
 from kelvin.contracts.wire import decoder
 
-OPENING: Final = 32  # connections at once: a handshake takes a millisecond of the door's processor
-AGAIN_S: Final = 0.05  # before who found no door tries the next connection
+OPENING: Final = 32  # handshakes at once: each takes a millisecond of the activator's CPU
+AGAIN_S: Final = 0.05  # pause after a refused connection
 SLOW_S: Final = 0.05
 TICK_S: Final = 0.001
-SILENT_S: Final = 10.0  # after which nobody waits any more for who reads nothing
+SILENT_S: Final = 10.0  # after this time, a request whose client never reads counts as ended
 SMALL_BYTES: Final = 4096
 FIRST: Final = b"data: {"
 
 
 class RequestInFlight:
-    """One request under way."""
+    """One request that is due or sent, and not yet ended."""
 
     __slots__ = ("answer", "due_us", "first_us", "number", "payload", "reader", "seen_us", "sent_us")
 
@@ -54,17 +54,17 @@ class RequestInFlight:
 
 
 class RequestProtocol(asyncio.Protocol):
-    """One request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, loop: "OpenLoop") -> None:
         self._loop = loop
         self._ticket: RequestInFlight | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own are no instances of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no instances of it
 
     def begin(self, ticket: RequestInFlight, request: bytes) -> None:
-        """Send it."""
+        """Send the request and record when."""
         self._ticket = ticket
         ticket.sent_us = self._loop.now_us()
         self._transport.write(request)
@@ -91,7 +91,7 @@ class RequestProtocol(asyncio.Protocol):
         self._loop.lost(self)
 
     def abort(self) -> None:
-        """Without a word."""
+        """Close the connection without recording a result."""
         self._ticket = None
         self._transport.abort()
 
@@ -101,7 +101,7 @@ class RequestProtocol(asyncio.Protocol):
 
 
 class OpenLoop:
-    """One plan from its first connection to its last answer."""
+    """Runs one plan, from its first connection to its last response."""
 
     def __init__(self, plan: OpenLoopPlan) -> None:
         self._plan = plan
@@ -110,7 +110,7 @@ class OpenLoop:
         self._free: list[RequestProtocol] = []
         self._open: set[RequestProtocol] = set()
         self._opening: set[asyncio.Task[None]] = set()
-        self._due: deque[RequestInFlight] = deque()  # for which no connection is free
+        self._due: deque[RequestInFlight] = deque()  # due requests that wait for a connection
         self._under_way: dict[int, RequestInFlight] = {}
         self._sent: dict[int, RequestResult] = {}
         self._texts: dict[str, int] = {}
@@ -119,11 +119,11 @@ class OpenLoop:
         self._next = 0
 
     def now_us(self) -> int:
-        """Since the beginning."""
+        """Return the microseconds since the start of the plan."""
         return (time.monotonic_ns() - self._began_ns) // 1000
 
     async def run(self) -> LoadResult:
-        """All of it. Raises OSError where the door is not there at the beginning."""
+        """Run the whole plan. Raises OSError if the first connections are refused."""
         try:
             await self._open_all()
             self._began_ns, before = time.monotonic_ns(), try_read_cpu_time(os.getpid())
@@ -148,7 +148,7 @@ class OpenLoop:
         return LoadResult(self._began_ns, sent, tuple(self._texts), took)
 
     def ended(self, ticket: RequestInFlight, why: str) -> None:
-        """Whatever came of it is kept."""
+        """Record the result of a request."""
         if self._under_way.pop(ticket.number, None) is None:
             return
         answer = ticket.answer
@@ -163,7 +163,7 @@ class OpenLoop:
             self._over.set()
 
     def is_free(self, connection: RequestProtocol, *, once: bool) -> None:
-        """For the next request; one that was slow is not used again."""
+        """Use the connection for the next request. If `once`, close it, because it had a slow reader."""
         if once:
             connection.abort()
         elif self._due:
@@ -172,14 +172,14 @@ class OpenLoop:
             self._free.append(connection)
 
     def lost(self, connection: RequestProtocol) -> None:
-        """It is closed."""
+        """Forget a closed connection and replace it."""
         self._open.discard(connection)
         if connection in self._free:
             self._free.remove(connection)
         self._open_more()
 
     def _pump(self) -> None:
-        """Send what is due, and come again for the next."""
+        """Send the requests that are due, and schedule the next call."""
         arrivals = self._plan.arrivals
         while self._next < len(arrivals) and arrivals[self._next][0] <= (now_us := self.now_us()):
             due_us, payload = arrivals[self._next]
@@ -195,14 +195,14 @@ class OpenLoop:
         self._open_more()
         if self._next < len(arrivals):
             loop = asyncio.get_running_loop()
-            # A timer has milliseconds: one of less would be due at once, and the loop would spin on the replicas' core.
+            # uvloop's timers have a resolution of 1 ms. A shorter timer fires at once, and the loop would spin.
             loop.call_at(loop.time() + max(TICK_S, (arrivals[self._next][0] - self.now_us()) / 1e6), self._pump)
 
     def _send(self, connection: RequestProtocol, ticket: RequestInFlight) -> None:
         connection.begin(ticket, self._requests[ticket.payload])
 
     def _open_more(self) -> None:
-        """As many as wait for one, and as may be."""
+        """Open connections for waiting requests, within the limits."""
         room = min(OPENING, self._plan.most - len(self._open), len(self._due)) - len(self._opening)
         for _ in range(room):
             self._begin(self._open_next())
@@ -218,7 +218,7 @@ class OpenLoop:
             self._open_more()
 
     async def _open_next(self) -> None:
-        """For who waits longest. Where there is no door, that one is told; the next waits a little."""
+        """Open a connection for the request that waits longest. If it is refused, that request fails with NO_DOOR."""
         try:
             connection = await self._connect()
         except OSError:
@@ -229,14 +229,14 @@ class OpenLoop:
         self.is_free(connection, once=False)
 
     async def _open_for(self, ticket: RequestInFlight) -> None:
-        """One of its own, whose kernel takes little at a time."""
+        """Open a connection with a small receive buffer for a slow or silent reader."""
         try:
             connection = await self._connect(small=True)
         except OSError:
             self.ended(ticket, NO_DOOR)
             return
         self._send(connection, ticket)
-        if ticket.reader is ReaderKind.SILENT:  # its connection stays until the end
+        if ticket.reader is ReaderKind.SILENT:  # its connection stays open until the end of the plan
             asyncio.get_running_loop().call_later(SILENT_S, self.ended, ticket, NO_END)
 
     async def _connect(self, *, small: bool = False) -> RequestProtocol:
@@ -269,9 +269,9 @@ class OpenLoop:
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Answer lines until stdin ends."""
     gc.freeze()
-    gc.set_threshold(100_000, 50, 1000)  # a look at all that waits takes as long as many requests
+    gc.set_threshold(100_000, 50, 1000)  # a full collection takes as long as many requests
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
         def answer(plan: str, into: str) -> dict[str, object]:

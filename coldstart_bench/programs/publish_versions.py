@@ -1,7 +1,7 @@
-"""Versions of random bytes in a store that is a directory, as a snapshotter leaves them: packs, indices, manifests.
+"""Publish versions of random bytes into a file store, as a snapshotter does: packs, indices, manifests.
 
-Arguments: directory, tenant, how many, bytes of each, bytes of a chunk, seed. Prints their digests as a line of JSON.
-For what an agent does with bytes; there is no model in them.
+Arguments: directory, tenant, count, bytes of a version, bytes of a chunk, seed. Prints the digests as a line of JSON.
+The versions measure how an agent moves bytes; they contain no model.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PACK_CHUNKS = 16
 
 
 async def publish(store: FileStore, tenant: str, chunks: list[bytes], chunk_bytes: int) -> str:
-    """The version's digest. The manifest is last."""
+    """Publish a version and return its digest. The manifest is written last."""
     digests = [blake3(chunk).hexdigest() for chunk in chunks]
     for first in range(0, len(chunks), PACK_CHUNKS):
         part = range(first, min(first + PACK_CHUNKS, len(chunks)))
@@ -45,10 +45,10 @@ async def publish(store: FileStore, tenant: str, chunks: list[bytes], chunk_byte
 
 
 async def main() -> None:
-    """Prints when all are there."""
+    """Publish all versions, then print their digests."""
     directory, tenant = Path(sys.argv[1]), sys.argv[2]
     count, size, chunk_bytes, seed = map(int, sys.argv[3:])
-    source, store = random.Random(seed), FileStore(directory)  # noqa: S311 - bytes to move
+    source, store = random.Random(seed), FileStore(directory)  # noqa: S311 - no secret
     found = []
     for _ in range(count):
         chunks = [source.randbytes(min(chunk_bytes, size - at)) for at in range(0, size, chunk_bytes)]

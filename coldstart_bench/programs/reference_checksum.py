@@ -1,4 +1,6 @@
-"""The checksum that every loader has to arrive at: a safetensors file, read plainly. Argument: the file."""
+"""Print the checksum that every loader must reach, computed by plain reads of a safetensors file. Argument: the
+file.
+"""
 
 import json
 import struct

@@ -1,6 +1,6 @@
-"""A resident `transformers` process: everything imported, weights mapped anew for each start, then the first forward.
+"""A resident `transformers` process: imports are done, weights are mapped again for each start, then the first forward.
 
-Argument: model directory. A line of token ids on stdin is one start; its answer is the first token.
+Argument: model directory. A line of token ids on stdin is one start; the answer is the first token.
 """
 
 import gc
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 directory = sys.argv[1]
 torch.set_num_threads(1)
-AutoModelForCausalLM.from_pretrained(directory, dtype="auto")  # its lazy imports are done once
+AutoModelForCausalLM.from_pretrained(directory, dtype="auto")  # do its lazy imports before the measurement
 print("ready", flush=True)
 for line in sys.stdin:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()

@@ -1,6 +1,6 @@
-"""What a user would pick instead, each by its own library. Arguments: which one; `verify` for tensorizer's hashes.
+"""Rival loaders, each by its own library. Arguments: the loader's name; `verify` to check tensorizer's hashes.
 
-A library is imported before the first load, and no other one is.
+Only the chosen library is imported, before the first load.
 """
 
 import json
@@ -20,25 +20,25 @@ TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def tensorizer(verify: bool) -> load_server.Load:
-    """`TensorDeserializer` of a `.tensors` file, as its documentation has it."""
+    """Load a `.tensors` file with `TensorDeserializer`, as in its documentation."""
     from tensorizer import TensorDeserializer
 
     return lambda question, _: dict(TensorDeserializer(question["path"], device=question["device"], verify_hash=verify))
 
 
 def safetensors(_: bool) -> load_server.Load:
-    """`load_file`. It maps the file; bytes come when they are touched, and none is checked."""
+    """Load with `load_file`. It maps the file and reads bytes when they are touched. Nothing is verified."""
     from safetensors.torch import load_file
 
     return lambda question, _: dict(load_file(question["path"], device=question["device"]))
 
 
 def mapped(_: bool) -> load_server.Load:
-    """A safetensors file mapped by hand: header, one read-only mapping, views. What the page cache can do at best."""
+    """Map a safetensors file by hand: header, one private mapping, views. The best that the page cache can do."""
 
     def load(question: dict[str, Any], stack: ExitStack) -> load_server.Tensors:
         with open(question["path"], "rb") as file:
-            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # private: torch warns of what is read-only
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns about read-only memory
         (length,) = struct.unpack("<Q", whole[:8])
         header = json.loads(whole[8 : 8 + length])
         raw = torch.from_numpy(np.frombuffer(whole, np.uint8))
@@ -53,7 +53,7 @@ def mapped(_: bool) -> load_server.Load:
 
 
 def runai(_: bool) -> load_server.Load:
-    """Run:ai model streamer: reads in threads of its own, tensors as they come; none is checked."""
+    """Load with Run:ai model streamer: its threads read, tensors come as they are complete. Nothing is verified."""
     from runai_model_streamer import SafetensorsStreamer
 
     def load(question: dict[str, Any], stack: ExitStack) -> load_server.Tensors:
@@ -65,7 +65,7 @@ def runai(_: bool) -> load_server.Load:
 
 
 def fastsafetensors(_: bool) -> load_server.Load:
-    """Without GPUDirect Storage: reads in threads into a buffer, tensors over it; none is checked."""
+    """Load without GPUDirect Storage: threads read into a buffer, tensors point into it. Nothing is verified."""
     from fastsafetensors import fastsafe_open
 
     def load(question: dict[str, Any], stack: ExitStack) -> load_server.Tensors:
@@ -77,7 +77,7 @@ def fastsafetensors(_: bool) -> load_server.Load:
 
 
 def from_pretrained(_: bool) -> load_server.Load:
-    """transformers, of a directory, what it imports imported beforehand. It maps and checks nothing."""
+    """Load a directory with transformers, after its imports. It maps the files and verifies nothing."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - before it is timed
     from transformers import AutoModelForCausalLM
 

@@ -1,8 +1,8 @@
-"""A directory as an S3 store behind a line of so many bytes a second, which counts what leaves it. Reads alone.
+"""Serve a directory as a read-only S3 store with limited bandwidth, and count the bytes that it sends.
 
-Arguments: directory, bytes a second. Says `ready`; a line of JSON on stdin is answered with its port, and by the access
-key of who asked, and for `all`, how many bytes of packs left and how many of them for the first time. Nobody's
-signature is checked.
+Arguments: directory, bytes per second. It prints `ready`. A line of JSON on stdin is answered with the port and, per
+access key and for `all`, how many bytes of packs were sent, and how many of them for the first time. Signatures are not
+verified.
 """
 
 import re
@@ -17,13 +17,13 @@ from xml.sax.saxutils import escape
 
 from coldstart_bench.programs.json_lines import answer_lines
 
-ALL = "all"  # of the counts: whoever asked
+ALL = "all"  # count over all access keys
 PIECE = 64 << 10
-BLOCK = 4096  # chunks are whole pages: what is counted as seen are these
+BLOCK = 4096  # first-time bytes are counted in pages, because chunks are whole pages
 
 
 class SharedBandwidth:
-    """One byte after another, whoever asks: a piece waits until those before it are through."""
+    """A link that all connections share: each piece waits for the pieces before it."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._lock, self._free_at = rate, threading.Lock(), 0.0
@@ -37,7 +37,7 @@ class SharedBandwidth:
 
 
 class TrafficCount:
-    """What one access key was sent of packs."""
+    """Bytes of packs that were sent to one access key."""
 
     def __init__(self) -> None:
         self.lock, self.sent, self.seen = threading.Lock(), 0, set[tuple[str, int]]()
@@ -49,7 +49,7 @@ class TrafficCount:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET and HEAD of an object, GET of a listing."""
+    """Answers GET and HEAD of an object, and GET of a listing."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # a small body would wait for the acknowledgement of its head
@@ -58,11 +58,11 @@ class Handler(BaseHTTPRequestHandler):
     counts: dict[str, TrafficCount]
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is printed."""
+        """Print nothing for a request."""
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
-        _, _, key = unquote(parts.path).lstrip("/").partition("/")  # behind the bucket's name
+        _, _, key = unquote(parts.path).lstrip("/").partition("/")  # the part after the bucket's name
         if key:
             self._object(key)
         else:
@@ -125,17 +125,17 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Many connections at once, none of which keeps the process alive; one that breaks is nobody's trouble."""
+    """A threaded server whose connections don't keep the process alive."""
 
     daemon_threads = True
     request_queue_size = 1024
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A reader that hung up."""
+        """Ignore a client that disconnected."""
 
 
 def main() -> None:
-    """Serves until stdin ends."""
+    """Serve until stdin ends."""
     Handler.root, Handler.line = Path(sys.argv[1]), SharedBandwidth(float(sys.argv[2]))
     Handler.counts = defaultdict(TrafficCount)
     server = Server(("127.0.0.1", 0), Handler)

@@ -1,5 +1,5 @@
-"""The report of a bench: figures, claims held against limits, tables, JSON and plots.
+"""Reports of the benches: figures, claims checked against limits, tables, JSON and plots.
 
-Nothing here starts or measures anything: that is done by `suites` and `harness`. Begin with `bench_report.py`; every
-bench derives its figures from `Figures`.
+Nothing here starts or measures a process: `suites` and `harness` do that. Begin with `bench_report.py`; every bench
+derives its figures from `Figures`.
 """

@@ -1,7 +1,7 @@
-"""The report of every bench: figures of its own, claims held against their limits, gaps, and where it ran. Pure.
+"""The report of every bench: its figures, claims checked against limits, missing figures, and the machine. Pure.
 
-Each bench derives its figures from `Figures` and judges them by a table of claims. `bench_runner.py` runs it and writes
-this.
+Each bench derives its figures from `Figures` and judges them by a list of claims. `bench_runner.py` runs it and writes
+the report.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ Key = tuple[int, str, str]  # size in bytes, state, system
 
 
 class BenchFailed(Exception):
-    """A run has no report; the text says why."""
+    """A run ended without a report. The text says why."""
 
 
 class MissingFigure(msgspec.Struct, frozen=True):
-    """A missing figure, and why. With a size it was asked for and failed; without, it can't be measured here."""
+    """A figure that is missing, and why. With a size it was requested and failed; without, this machine has none."""
 
     system: str
     reason: str
@@ -27,7 +27,7 @@ class MissingFigure(msgspec.Struct, frozen=True):
 
 
 def failure_line(failed: MissingFigure) -> str:
-    """Return it as the text that a person reads."""
+    """Return the missing figure as a line for people."""
     if failed.size_bytes is None:
         return f"{failed.system}: not measured: {failed.reason}"
     state = "" if failed.state is None else f", {failed.state}"
@@ -35,8 +35,8 @@ def failure_line(failed: MissingFigure) -> str:
 
 
 class ClaimVerdict(msgspec.Struct, frozen=True):
-    """A claim, held against its limit. `passed` is None where nothing was measured (`value` is None, too), or the claim
-    asks nothing of this size. A claim that does not `decide` is printed, and leaves the exit code alone.
+    """A claim, checked against its limit. `passed` is None if nothing was measured (`value` is None, too) or the claim
+    does not apply to this size. If `decides` is False, the claim does not change the exit code.
     """
 
     claim: str
@@ -60,7 +60,7 @@ def check_claim(
     asked: bool = True,
     decides: bool = True,
 ) -> ClaimVerdict:
-    """Hold `value` against `limit`, which itself is good enough."""
+    """Check `value` against `limit`. A value equal to the limit passes."""
     passed = None
     if asked and value is not None:
         passed = value >= limit if at_least else value <= limit
@@ -72,7 +72,7 @@ at_least: Final = partial(check_claim, at_least=True)
 
 
 def recorded_once(unrecorded: int, state: str) -> tuple[ClaimVerdict, ClaimVerdict]:
-    """Of answers less usage records: below 0, there are more records than answers."""
+    """Return claims about answers minus usage records. `unrecorded` is negative if there are more records."""
     return (
         at_most("answers without a usage record", max(0, unrecorded), 0, state),
         at_most("usage records beyond the answers", max(0, -unrecorded), 0, state),
@@ -80,12 +80,12 @@ def recorded_once(unrecorded: int, state: str) -> tuple[ClaimVerdict, ClaimVerdi
 
 
 def ratio_or_none(over: float | None, under: float | None) -> float | None:
-    """None where either was not measured."""
+    """Return the ratio, or None if either value was not measured."""
     return None if over is None or under is None else over / under
 
 
 def verdict_line(verdict: ClaimVerdict) -> str:
-    """For people; without a size where the line is of none."""
+    """Return the verdict as a line for people. The size is left out if it is 0."""
     word = {True: "pass", False: "FAIL", None: ""}[verdict.passed]
     value = cell(verdict.value, "{:.3f}", none="not measured")
     rule = f"{'at least' if verdict.at_least else 'at most'} {verdict.limit:g}"
@@ -104,7 +104,7 @@ F = TypeVar("F", bound=Figures)
 
 
 class BenchReport(msgspec.Struct, Generic[F], frozen=True):
-    """Figures, the claims about them, and where they are from. The load is that of a minute before the run."""
+    """Figures, the claims about them, machine and commit. `load_before` is the load average before the run."""
 
     figures: F
     verdicts: tuple[ClaimVerdict, ...]
@@ -114,17 +114,17 @@ class BenchReport(msgspec.Struct, Generic[F], frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether all that was asked for has a figure, and no claim that decides is false: then the exit code is 0."""
+        """Whether every requested figure exists and no deciding claim failed. The exit code is then 0."""
         gaps = [failed for failed in self.figures.failures if failed.size_bytes is not None]
         return not gaps and not any(each.passed is False and each.decides for each in self.verdicts)
 
     def json(self) -> bytes:
-        """Return one object: the fields of the figures beside those of every report."""
+        """Return one JSON object with the fields of the figures and of the report."""
         rest = msgspec.to_builtins(self)
         return msgspec.json.format(msgspec.json.encode(rest.pop("figures") | rest | {"passed": self.passed}))
 
     def text(self, table: str) -> str:
-        """Return what a person reads, below the bench's own `table`."""
+        """Return the report for people, below the bench's own `table`."""
         return "\n".join(
             [
                 table,
@@ -137,12 +137,12 @@ class BenchReport(msgspec.Struct, Generic[F], frozen=True):
 
 
 def cell(value: float | None, form: str, *, times: float = 1.0, none: str = "-") -> str:
-    """Return a figure for a table, times the factor of its unit, or `none` if it was not measured."""
+    """Return a figure as text, multiplied by `times`, or `none` if it was not measured."""
     return none if value is None else form.format(value * times)
 
 
 def align(rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
-    """Return the rows as lines with columns of equal width: the first `left` left-aligned, the others right-aligned."""
+    """Return rows as lines with columns of equal width: the first `left` left-aligned, the others right-aligned."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -1,4 +1,4 @@
-"""The figures of `kelvin bench cold`: medians beside the floor of the same run, and what they have to show. Pure."""
+"""Figures of `kelvin bench cold`: medians next to the floor of the same run, and the claims about them. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -9,15 +9,15 @@ from coldstart_bench.report.bench_report import ClaimVerdict, Figures, align, at
 from coldstart_bench.report.order_statistics import median_of
 
 FLOOR, KELVIN, UNPROBED = "floor", "kelvin", "kelvin without its probe"
-STAGES_AFTER_FIRST_TOKEN: Final = frozenset({"done"})  # stages behind the first token
-MEDIUM_BYTES: Final = 400_000_000  # from "0.5 GB" up; below it, what any start costs is most of it
+STAGES_AFTER_FIRST_TOKEN: Final = frozenset({"done"})
+MEDIUM_BYTES: Final = 400_000_000  # "0.5 GB" and larger; in smaller models the fixed costs of a start dominate
 MAX_RATIO_BY_TIER: Final = {"host": 1.35, "nvme": 1.25}
 MAX_TIME_TO_BOUND_S: Final = 0.050
 BEYOND_MIB: Final = 256.0
 
 
 class ColdRow(msgspec.Struct, frozen=True):
-    """One system at one size from one tier; seconds from the request to the first token."""
+    """One system at one size from one tier: seconds from the request to the first token."""
 
     size_bytes: int
     tier: str
@@ -26,14 +26,14 @@ class ColdRow(msgspec.Struct, frozen=True):
     low_s: float
     high_s: float
     n: int
-    ratio_to_floor: float | None  # None where the floor has no figure
+    ratio_to_floor: float | None  # None if the floor has no figure
 
 
 StageKey = tuple[int, str, str]  # size in bytes, tier, stage
 
 
 class StageRow(msgspec.Struct, frozen=True):
-    """The own time of one stage of our starts, from the end of the one before; its median."""
+    """Median time of one stage of our starts, measured from the end of the previous stage."""
 
     size_bytes: int
     tier: str
@@ -42,9 +42,9 @@ class StageRow(msgspec.Struct, frozen=True):
 
 
 class MemoryFootprint(msgspec.Struct, frozen=True):
-    """Memory of one start, in bytes: the runtime's PSS outside slabs when it was parked and at its peak."""
+    """Memory of one start in bytes. `parked_bytes` and `peak_bytes` are the runtime's PSS outside slabs."""
 
-    size_bytes: int  # that was asked for
+    size_bytes: int  # the requested size
     model_bytes: int
     slabs_bytes: int
     parked_bytes: int
@@ -52,12 +52,12 @@ class MemoryFootprint(msgspec.Struct, frozen=True):
 
     @property
     def beyond_bytes(self) -> int:
-        """What a start takes beside the model's own bytes: more of its own, and what its last slab has to spare."""
+        """Memory beyond the model's own bytes: growth of the process, and unused space of the last slab."""
         return self.peak_bytes - self.parked_bytes + self.slabs_bytes - self.model_bytes
 
 
 class ColdFigures(Figures, frozen=True):
-    """Figures of the sizes that were asked for. A size may have no rows."""
+    """Figures of the requested sizes. A size may have no rows."""
 
     sizes_bytes: tuple[int, ...]
     rows: tuple[ColdRow, ...]
@@ -69,7 +69,7 @@ ColdMeasurements = Mapping[tuple[int, str, str], Sequence[float]]  # (size_bytes
 
 
 def cold_rows(measured: ColdMeasurements) -> tuple[ColdRow, ...]:
-    """Rows in order of size, tier and median, each beside the floor of its own size and tier, where there is one."""
+    """Return rows sorted by size, tier and median, each with its ratio to the floor of the same size and tier."""
     rows = []
     for (size_bytes, tier, system), seconds in measured.items():
         found, floor = median_of(seconds), measured.get((size_bytes, tier, FLOOR))
@@ -79,7 +79,7 @@ def cold_rows(measured: ColdMeasurements) -> tuple[ColdRow, ...]:
 
 
 def without_probe(rows: Sequence[ColdRow], shares_s: Mapping[int, float]) -> tuple[ColdRow, ...]:
-    """The same, and of each size that has a share and each tier our row less what the known answers cost there."""
+    """Add rows of Kelvin minus the cost of the known answers, for each size that has one in `shares_s`."""
     found = list(rows)
     for row in rows:
         if row.system == KELVIN and (share := shares_s.get(row.size_bytes)) is not None:
@@ -102,14 +102,12 @@ def _in_order(rows: Iterable[ColdRow]) -> tuple[ColdRow, ...]:
 
 
 def stages_of(seconds: Mapping[StageKey, Sequence[float]]) -> tuple[StageRow, ...]:
-    """In the order of the timeline."""
+    """Return the stages in the order of the timeline."""
     return tuple(StageRow(*key, median_of(each).median) for key, each in seconds.items())
 
 
 def judge_cold(found: ColdFigures) -> tuple[ClaimVerdict, ...]:
-    """First tokens beside the frozen floor, time to bound from memory, and memory, of every size that was asked for;
-    none of them decides.
-    """
+    """Judge first token, time to bound from host memory, and memory of every requested size. No claim decides."""
     ratios = {(row.size_bytes, row.tier): row.ratio_to_floor for row in found.rows if row.system == KELVIN}
     beyond = {taken.size_bytes: taken.beyond_bytes / (1 << 20) for taken in found.footprints}
     bound_s = {
@@ -133,15 +131,14 @@ def judge_cold(found: ColdFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def time_to_bound_s(stages: Sequence[StageRow]) -> float | None:
-    """The stages up to `bound`, of one size and tier; None where no start had it."""
+    """Return the time up to the stage `bound`, of rows of one size and tier. None if no start reached it."""
     names = [row.stage for row in stages]
     return sum(row.median_s for row in stages[: names.index("bound") + 1]) if "bound" in names else None
 
 
 def stage_table(stages: Sequence[StageRow], rows: Sequence[ColdRow]) -> str:
-    """Where our starts' time went, as aligned text: each stage's own milliseconds, and its share of the floor's time.
-
-    A row for each stage, a pair of columns for each size and tier; what came after the first token is left out.
+    """Return where our starts' time went: milliseconds of each stage, and its share of the floor's time. One row per
+    stage, two columns per size and tier. Stages after the first token are left out.
     """
     places = sorted({(row.size_bytes, row.tier) for row in stages})
     floors = {(row.size_bytes, row.tier): row.median_s for row in rows if row.system == FLOOR}
@@ -158,7 +155,7 @@ def stage_table(stages: Sequence[StageRow], rows: Sequence[ColdRow]) -> str:
 
 
 def table(rows: Sequence[ColdRow]) -> str:
-    """The rows as aligned text."""
+    """Return the rows as an aligned table."""
     lines = [("size", "tier", "system", "median", "95 % interval", "n", "/ floor")]
     for row in rows:
         interval = f"{row.low_s * 1e3:.1f} - {row.high_s * 1e3:.1f}"
@@ -169,6 +166,6 @@ def table(rows: Sequence[ColdRow]) -> str:
 
 
 def cold_table(found: ColdFigures) -> str:
-    """Rows, and where our starts' time went."""
-    head = "stages of our starts, and what they are of the floor's time:"
+    """Return the rows and the stages of our starts."""
+    head = "stages of our starts, and their share of the floor's time:"
     return "\n".join([table(found.rows), head, stage_table(found.stages, found.rows)])

@@ -1,4 +1,4 @@
-"""Who is measured by `kelvin bench load`, the rows beside the floors of the same run, and what they have to show."""
+"""Figures of `kelvin bench load`: the contenders, their rows next to the floors of the same run, and the claims."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from coldstart_bench.report.order_statistics import median_of
 State = Literal["cold", "hot", "host"]
 STATES: Final[tuple[str, ...]] = ("cold", "hot", "host")
 FROM_DISK: Final[tuple[State, ...]] = ("cold", "hot")
-LARGE_BYTES: Final = 1_900_000_000  # a model of "2 GB" comes as close as its layers allow
+LARGE_BYTES: Final = 1_900_000_000  # a model of "2 GB" is only about that large, because layers are whole
 FLOOR_SHARE: Final = 0.90
 TENSORIZER_TIMES: Final = 2.0
 UNVERIFIED_TIMES: Final = 1.6
@@ -31,7 +31,7 @@ BOUND_S: Final = 0.050
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A loader. `package` is what it needs beside torch; `file` what its `path` is."""
+    """A loader to measure. `package` is its requirement besides torch; `file` is the kind of its `path`."""
 
     name: str
     program: str
@@ -42,7 +42,7 @@ class Contender:
 
     @property
     def installed(self) -> bool:
-        """Whether its package can be imported; nothing is imported for it."""
+        """Whether its package is installed. Nothing is imported."""
         return self.package is None or importlib.util.find_spec(self.package) is not None
 
 
@@ -64,7 +64,7 @@ VERIFYING: Final = frozenset(contender.name for contender in ALL if contender.ve
 
 
 def choose_contenders(names: Sequence[str]) -> tuple[Contender, ...]:
-    """Those of these names, all where there are none. Raises ValueError naming one that there is not."""
+    """Return the contenders of these names, or all. Raises ValueError with an unknown name."""
     known = {contender.name: contender for contender in ALL}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"{unknown[0]}: must be of {', '.join(known)}")
@@ -72,7 +72,7 @@ def choose_contenders(names: Sequence[str]) -> tuple[Contender, ...]:
 
 
 class LoadTiming(msgspec.Struct, frozen=True):
-    """One load: seconds until the tensors are there, and then until a consumer has read every byte."""
+    """One load: seconds until the tensors exist, then seconds until a consumer has read every byte."""
 
     load_s: float
     consume_s: float
@@ -83,7 +83,7 @@ class LoadTiming(msgspec.Struct, frozen=True):
 
 
 class LoadRow(msgspec.Struct, frozen=True):
-    """One loader at one size from one state; medians, and the interval of the total. `floor` rows only read."""
+    """One loader at one size from one state: medians, and the interval of the total. `floor` rows only read files."""
 
     size_bytes: int
     state: str
@@ -95,21 +95,21 @@ class LoadRow(msgspec.Struct, frozen=True):
     low_s: float
     high_s: float
     n: int
-    total_to_floor: float | None  # the fastest floor of the same size and state, which has no consumer
+    total_to_floor: float | None  # ratio to the fastest floor of the same size and state, without a consumer
 
 
 class LoadFigures(Figures, frozen=True):
-    """Figures of all loaders."""
+    """Load times of all loaders."""
 
     rows: tuple[LoadRow, ...]
     device: str
 
 
-Floors = Mapping[Key, Sequence[float]]  # seconds of reads alone
+Floors = Mapping[Key, Sequence[float]]  # seconds of plain reads
 
 
 def rows_of(takes: Mapping[Key, Sequence[LoadTiming]], floors: Floors) -> tuple[LoadRow, ...]:
-    """By size, state and total; floors first."""
+    """Return rows sorted by size, state and total, floors first."""
     best: dict[tuple[int, str], float] = {}
     for (size, state, _), seconds in floors.items():
         median = median_of(seconds).median
@@ -146,12 +146,12 @@ def _row(key: Key, takes: Sequence[LoadTiming], floor_s: float | None, *, verifi
 
 
 def is_floor(row: LoadRow) -> bool:
-    """Whether it only reads."""
+    """Return whether the row is a plain read."""
     return row.system.startswith("floor")
 
 
 def judge(found: LoadFigures) -> tuple[ClaimVerdict, ...]:
-    """The lines of every size that was measured; none of them decides."""
+    """Judge every size that was measured. No claim decides."""
     sizes = sorted({row.size_bytes for row in found.rows})
     return tuple(
         verdict for size in sizes for verdict in _judged([row for row in found.rows if row.size_bytes == size])
@@ -159,7 +159,6 @@ def judge(found: LoadFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def _judged(rows: Sequence[LoadRow]) -> list[ClaimVerdict]:
-    """Judge the rows of one size."""
     size = rows[0].size_bytes
     ours = {row.state: row for row in rows if row.system == KELVIN.name}
     total, load = (
@@ -206,7 +205,7 @@ def _judged(rows: Sequence[LoadRow]) -> list[ClaimVerdict]:
 
 
 def table(found: LoadFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [
         ("size", "state", "loader", "checks", "load", "consume", "total", "95 % interval", "GB/s", "n", "/ floor")
     ]

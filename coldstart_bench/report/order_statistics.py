@@ -1,4 +1,4 @@
-"""Medians and their intervals, and quantiles, without assuming a distribution. Pure."""
+"""Medians with intervals, and quantiles, for any distribution. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Median:
 
 
 def median_of(values: Sequence[float]) -> Median:
-    """Raises ValueError on nothing. Below six values the interval is the range, which is all that they can say."""
+    """Return the median. Raises ValueError without values. With fewer than six values the interval is their range."""
     if not values:
         raise ValueError("no values")
     ordered, n = sorted(values), len(values)
@@ -26,7 +26,7 @@ def median_of(values: Sequence[float]) -> Median:
 
 
 def _rank(n: int, confidence: float = 0.95) -> int:
-    """The largest rank k whose interval (x[k], x[n-1-k]) still covers the median with `confidence`."""
+    """Return the largest rank k whose interval (x[k], x[n-1-k]) covers the median with `confidence`."""
     tail, rank = 0.0, 0
     for k in range(n // 2):
         tail += math.comb(n, k) / 2**n
@@ -37,12 +37,12 @@ def _rank(n: int, confidence: float = 0.95) -> int:
 
 
 def quantile_of(values: Sequence[float], part: float) -> float | None:
-    """The smallest of them that is not exceeded by at least that part of them (0 to 1); None of nothing."""
+    """Return the smallest value that at least `part` (0 to 1) of the values don't exceed. None without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index of fairness (DEC-TR-301, 1984): 1 where all have the same, `1 / n` where one has all."""
+    """Return Jain's fairness index (DEC-TR-301, 1984): 1 if all shares are equal, `1 / n` if one has everything."""
     squares = len(shares) * sum(share**2 for share in shares)
     return sum(shares) ** 2 / squares if squares else 1.0

@@ -1,6 +1,7 @@
-"""`--plots DIR`: what a report says, as pictures (PNG) that can be read at a glance. matplotlib is imported here alone.
+"""Draw reports as PNG files for `--plots DIR`. Only this module imports matplotlib.
 
-Stages stacked for each size and tier, with the floor as a line; ratios to the floor by size; loaders beside each other.
+Three plots: stages stacked per size and tier, with the floor as a line; ratios to the floor by size; loaders side by
+side.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,9 @@ from coldstart_bench.report.cold_report import FLOOR, KELVIN, UNPROBED, ColdFigu
 from coldstart_bench.report.load_report import STATES, LoadFigures, LoadRow, is_floor
 
 PLACES: Final = {"host": "host memory", "nvme": "NVMe, cold", "store": "store, cold"}
-AT_A_GLANCE: Final = 0.02  # a stage that is shorter than this share of its bar is drawn among the others
+AT_A_GLANCE: Final = 0.02  # stages shorter than this share of the bar are merged into "others"
 OURS, OTHERS, GROUND = "#1b6ca8", "#b8b8b8", "#d1495b"
-INKS: Final = (GROUND, "#6a994e", "#8d6a9f", OTHERS)  # of the others' lines
+INKS: Final = (GROUND, "#6a994e", "#8d6a9f", OTHERS)  # line colours of the other systems
 
 
 class NoPlots(BenchFailed):
@@ -33,12 +34,12 @@ def _pyplot() -> Any:
 
 
 def check() -> None:
-    """Raises NoPlots before anything is measured for nothing."""
+    """Raise NoPlots before anything is measured, if matplotlib is missing."""
     _pyplot()
 
 
 def draw_cold(found: ColdFigures, directory: Path) -> list[Path]:
-    """`cold-stages.png` and `cold-ratios.png`."""
+    """Draw `cold-stages.png` and `cold-ratios.png`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     return [
         _stages(found.stages, found.rows, directory / "cold-stages.png"),
@@ -47,14 +48,14 @@ def draw_cold(found: ColdFigures, directory: Path) -> list[Path]:
 
 
 def draw_load(found: LoadFigures, directory: Path) -> list[Path]:
-    """`load-SIZEmb.png` for each size."""
+    """Draw `load-SIZEmb.png` for each size, and return the paths."""
     directory.mkdir(parents=True, exist_ok=True)
     sizes = sorted({row.size_bytes for row in found.rows})
     return [_loaders(found.rows, size, directory / f"load-{size // 1_000_000}mb.png") for size in sizes]
 
 
 def stage_bars(stages: Sequence[StageRow]) -> list[tuple[str, float]]:
-    """Of one size and tier: name and milliseconds of each stage up to the first token; the short ones are one."""
+    """Return name and milliseconds of each stage up to the first token, of one size and tier. Short ones are merged."""
     names = [row.stage for row in stages]
     until = names.index("first_token") + 1 if "first_token" in names else len(names)
     total = sum(row.median_s for row in stages[:until])
@@ -87,7 +88,7 @@ def _stages(stages: Sequence[StageRow], rows: Sequence[ColdRow], file: Path) -> 
 
 
 def _ratios(rows: Sequence[ColdRow], file: Path) -> Path:
-    """Of what has one: a row whose floor was not measured is left out."""
+    """Plot the ratios. Rows without a measured floor are left out."""
     pyplot = _pyplot()
     rows = [row for row in rows if row.ratio_to_floor is not None]
     tiers, systems = sorted({row.tier for row in rows}), sorted({row.system for row in rows} - {FLOOR})
@@ -113,7 +114,7 @@ def _ratios(rows: Sequence[ColdRow], file: Path) -> Path:
 
 
 def _loaders(rows: Sequence[LoadRow], size: int, file: Path) -> Path:
-    """One panel for each state: totals as bars, the consumer's part paler, the fastest floor as a line."""
+    """Draw a panel per state: totals as bars, with the consumer's part paler, and the fastest floor as a line."""
     pyplot = _pyplot()
     here = [row for row in rows if row.size_bytes == size]
     states = [state for state in STATES if any(row.state == state for row in here)]

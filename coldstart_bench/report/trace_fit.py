@@ -1,4 +1,4 @@
-"""How close a load was to the trace that it was made of, as the activator recorded it; and what came of it. Pure."""
+"""Compare the load that the activator recorded with the trace behind it, and report the outcome. Pure."""
 
 import math
 from bisect import bisect_right
@@ -14,64 +14,64 @@ from coldstart_bench.report.bench_report import ClaimVerdict, Figures, align, at
 from coldstart_bench.report.order_statistics import quantile_of
 
 DISTANCE: Final = 0.05
-VARIATION: Final = 0.25  # of the gaps' own: a hundred gaps with a tail say no more
+VARIATION: Final = 0.25  # relative to the gaps' variation: a hundred heavy-tailed gaps allow no tighter limit
 DISPERSION: Final = 0.05
 PREFIX: Final = 0.02
 PARTS: Final = (0.5, 0.9, 0.99, 1.0)
-FEW: Final = 50  # gaps, below which a tenant's variation says nothing
+FEW: Final = 50  # with fewer gaps, a tenant's variation is meaningless
 
 
 class FigurePair(msgspec.Struct, frozen=True):
-    """One figure of the trace, and the same of what was sent; None where there is too little of it."""
+    """A figure of the trace (`asked`) and of the sent load. None if there is too little data."""
 
     asked: float | None
     sent: float | None
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Tokens of prompts or of outputs: quantiles at `PARTS`, and the largest distance of both distributions."""
+    """Token counts of prompts or outputs: quantiles at `PARTS`, and the distance between both distributions."""
 
     asked: tuple[float | None, ...]
     sent: tuple[float | None, ...]
-    distance: float  # Kolmogorov and Smirnov's
+    distance: float  # Kolmogorov-Smirnov distance
 
 
 class TraceFit(msgspec.Struct, frozen=True):
-    """How close one load came to its trace."""
+    """How close a load was to its trace."""
 
     requests: int
     prompt: Lengths
     output: Lengths
-    joint: FigurePair  # rank correlation of both lengths
-    # Coefficient of variation of a tenant's gaps, by its share; of windows or of the trace itself.
+    joint: FigurePair  # rank correlation of prompt and output lengths
+    # Coefficient of variation of gaps between a tenant's requests, weighted by the tenants' shares.
     variation: FigurePair
-    dispersion: FigurePair  # variance to mean of requests a second, as they were due and as they were sent
+    dispersion: FigurePair  # variance to mean of requests per second, as due and as sent
     tenants: int
     largest: FigurePair  # share of the largest tenant
-    apart: float  # half the sum of what shares differ by
-    prefix: FigurePair  # share of prompts' tokens that their tenant's prompts have in common
+    apart: float  # total variation distance between the tenants' shares
+    prefix: FigurePair  # share of prompt tokens that are in a prefix shared with the tenant's other prompts
 
 
 class TraceOutcome(msgspec.Struct, frozen=True):
-    """What came of it, counted from when each was due."""
+    """Results of the requests. Times are measured from when each was due."""
 
     right: int
-    unrecorded: int  # answers without a usage record; below 0, records without an answer
+    unrecorded: int  # answers minus usage records; negative if there are more records
     p50_s: float | None
     p99_s: float | None
-    lag_p99_s: float | None  # of the open loop itself
-    codes: dict[str, int]  # of those that were not answered
+    lag_p99_s: float | None  # delay of the open loop itself
+    codes: dict[str, int]  # error code to count of requests that were not answered
 
 
 class TraceFigures(Figures, frozen=True):
-    """How close it was, and what came of it."""
+    """The fit of the load, and the results of its requests."""
 
     fit: TraceFit
     came: TraceOutcome
 
 
 def lengths(asked: Sequence[int], sent: Sequence[int]) -> Lengths:
-    """Of what the trace has, and of what was recorded."""
+    """Compare lengths of the trace with recorded lengths."""
     return Lengths(
         tuple(quantile_of(asked, part) for part in PARTS),
         tuple(quantile_of(sent, part) for part in PARTS),
@@ -80,7 +80,7 @@ def lengths(asked: Sequence[int], sent: Sequence[int]) -> Lengths:
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """The largest difference of two empirical distributions; 1 where one of them is nothing."""
+    """Return the largest difference of two empirical distributions (Kolmogorov-Smirnov). 1 if one is empty."""
     if not one or not other:
         return 1.0
     a, b = sorted(one), sorted(other)
@@ -88,7 +88,7 @@ def distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def joint(pairs: Sequence[tuple[int, int]]) -> float | None:
-    """Spearman's rank correlation, of equals their mean rank; None where there is nothing to compare."""
+    """Return Spearman's rank correlation; equal values get their mean rank. None if there is nothing to compare."""
     if len(pairs) < 2:
         return None
     one, other = _ranks([pair[0] for pair in pairs]), _ranks([pair[1] for pair in pairs])
@@ -108,13 +108,13 @@ def _ranks(values: Sequence[int]) -> list[float]:
 
 
 def variation(at_us: Sequence[int]) -> float | None:
-    """Coefficient of variation of the gaps; None of a few."""
+    """Return the coefficient of variation of the gaps, or None below FEW gaps."""
     gaps = [after - before for before, after in pairwise(sorted(at_us))]
     return pstdev(gaps) / fmean(gaps) if len(gaps) >= FEW and max(gaps) else None
 
 
 def dispersion(at_us: Sequence[int]) -> float | None:
-    """Variance to mean of requests in each second, from the first to the last; 1 of independent ones."""
+    """Return variance to mean of requests per second, from first to last second. It is 1 for a Poisson process."""
     seconds = [at // 1_000_000 for at in at_us]
     if not seconds or max(seconds) - min(seconds) < 2:
         return None
@@ -124,26 +124,26 @@ def dispersion(at_us: Sequence[int]) -> float | None:
 
 
 def apart(asked: Sequence[float], sent: Sequence[float]) -> float:
-    """Total variation distance of two lists of shares."""
+    """Return the total variation distance of two lists of shares."""
     return sum(abs(a - b) for a, b in zip(asked, sent, strict=True)) / 2
 
 
 def weighted_mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    """Their mean, without those that are not known."""
+    """Return the weighted mean of the known values, or None."""
     known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
     whole = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / whole if whole else None
 
 
 def judge(found: TraceFigures) -> tuple[ClaimVerdict, ...]:
-    """The state is the number of requests. Of few requests a distance says less: the limit is then what 99 of 100
-    samples of that size keep.
+    """Judge the figures. The state of each claim is the number of requests. With few requests a distance has more
+    noise. The limit then is the one that 99 of 100 samples of that size keep.
     """
     fit, came = found.fit, found.came
     state, n = str(fit.requests), max(1, fit.requests)
     limit = max(DISTANCE, 1.63 / math.sqrt(n))
     skew = max(DISTANCE, math.sqrt(fit.tenants / n))
-    prefix = max(PREFIX, 2 * fit.tenants / n)  # a tenant's first prompt has nothing in common with any
+    prefix = max(PREFIX, 2 * fit.tenants / n)  # a tenant's first prompt shares no prefix
     return (
         at_most("distance of prompts' lengths from the trace's", fit.prompt.distance, limit, state),
         at_most("distance of outputs' lengths from the trace's", fit.output.distance, limit, state),
@@ -166,7 +166,7 @@ def _relative(pair: FigurePair) -> float | None:
 
 
 def table(found: TraceFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     fit, came = found.fit, found.came
     p50, p99, lag = (cell(each, "{:.1f} ms", times=1e3) for each in (came.p50_s, came.p99_s, came.lag_p99_s))
     head = (

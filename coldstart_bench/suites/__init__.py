@@ -1,5 +1,5 @@
-"""The benches of `kelvin bench` and the drill of `kelvin drill`, a file for each: options, run, claims.
+"""The benches of `kelvin bench` and the drill of `kelvin drill`, a module for each: options, run, claims.
 
-Their tables and verdicts are in `report`, what starts processes and load is in `harness`, and what is measured in
-processes of its own is in `programs`. Begin with `bench_runner.py`, then read `flood_bench.py`, which is short.
+Helpers to start processes and load are in `harness`, programs that run in processes of their own in `programs`, shared
+parts of reports in `report`. Begin with `bench_runner.py`, then read `flood_bench.py`, which is short.
 """

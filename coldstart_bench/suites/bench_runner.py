@@ -1,7 +1,7 @@
-"""The frame of every bench: options become a plan, a run becomes figures, claims are held against them.
+"""The frame of every bench: options become a plan, a run returns figures, and claims are checked against them.
 
-One report as JSON, text and pictures, and one exit code, by `bench_report.py`. Which benches there are is in
-`__main__.py`.
+It writes one report (`bench_report.py`) as JSON, text and plots, and sets the exit code. `__main__.py` lists the
+benches.
 """
 
 import os
@@ -23,7 +23,7 @@ from coldstart_bench.report.bench_report import BenchFailed, BenchReport, ClaimV
 
 
 def _check_writable(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
-    """Refuse, before anything is measured, a file whose directory is not there, or can't be written to."""
+    """Refuse a file in a missing or unwritable directory, before anything is measured."""
     if file is not None and not os.access(file.parent, os.W_OK | os.X_OK):
         raise click.BadParameter(f"{file}: must be in a directory that can be written to", ctx, param)
     return file
@@ -44,7 +44,7 @@ _PLOTS: Final = click.Option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """Given to every bench beside its options: `tell` prints a line per step, `known` takes the figures so far."""
+    """Fields of every plan: `tell` prints a line per step, `known` receives the figures so far."""
 
     tell: Callable[[str], None]
     known: Callable[[Any], object] = lambda figures: None
@@ -63,9 +63,7 @@ def option(
     *,
     convert: Callable[[Any], object] = lambda value: value,
 ) -> click.Option:
-    """Return an option. Its value, as `convert` returns it, becomes the field `into` of the plan. A ValueError of
-    `convert` is wrong usage.
-    """
+    """Return an option. Its converted value is the plan's field `into`. A ValueError of `convert` is a usage error."""
 
     def converted(ctx: click.Context, param: click.Parameter, value: Any) -> object:
         try:
@@ -94,17 +92,17 @@ def with_sizes(plan: Callable[..., P]) -> Callable[..., P]:
 
 @contextmanager
 def scratch_directory(beside: Path | None = None) -> Iterator[Path]:
-    """Empty; gone when the block ends, with all that could be removed of it. Below $TMPDIR unless it says where."""
+    """Yield an empty directory, below $TMPDIR by default. It is removed afterwards as far as possible."""
     with tempfile.TemporaryDirectory(prefix="kelvin-bench-", dir=beside, ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench(Generic[P, F]):
-    """A benchmark: options that `plan` takes by name, a run that returns figures, and the claims about them.
+    """A bench: options that `plan` takes by name, a run that returns figures, and claims about them.
 
-    `run` is given an empty directory, which the frame deletes afterwards. It raises BenchFailed. `refusal` is given the
-    free bytes of disk and of memory, and returns why the plan does not fit, or None.
+    `run` gets an empty directory, which is deleted afterwards, and raises BenchFailed. `refusal` gets the free bytes of
+    disk and memory, and returns why the plan does not fit, or None.
     """
 
     name: str
@@ -143,7 +141,7 @@ class Bench(Generic[P, F]):
                 report = judged(self.run(plan, scratch))
         except BenchFailed as failed:
             raise click.ClickException(str(failed)) from failed
-        click.echo(report.text(self.table(report.figures)))  # first, because writing the file may fail on a full disk
+        click.echo(report.text(self.table(report.figures)))  # print first: writing the file may fail on a full disk
         write(report.figures)
         if pictures is not None and self.draw is not None:
             self.draw(report.figures, pictures)
@@ -151,5 +149,5 @@ class Bench(Generic[P, F]):
 
 
 def tell(line: str) -> None:
-    """Print a step on standard error."""
+    """Print a step to standard error."""
     print(line, file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
-"""`kelvin bench burst`: a thousand requests at once for a model at zero, of an installation as a user runs it.
+"""`kelvin bench burst`: send a thousand requests at once to a model at zero, of an installation as a user runs it.
 
-Nothing of the model is in memory or on NVMe: one start answers all of them, and reads each chunk once from the store.
+No byte of the model is in memory or on NVMe. One start must answer all requests, and read each chunk once from the
+store.
 """
 
 import contextlib
@@ -32,54 +33,54 @@ from coldstart_bench.report.bench_report import ClaimVerdict, Figures, align, at
 from coldstart_bench.report.order_statistics import jain, quantile_of
 from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 
-FAIR: Final = 0.95  # of 1, by Jain's index
-# Of the pairs of one tenant that are not served at once, those that may be answered the other way round.
+FAIR: Final = 0.95  # least Jain's index
+# Largest share of pairs of a tenant's requests, not served at the same time, that may be answered in reverse order.
 IN_ORDER: Final = 0.05
-EACH_BYTES: Final = 128 << 10  # that a request may take of the activator's memory while it waits
+EACH_BYTES: Final = 128 << 10  # the most memory of the activator for a waiting request
 OWNER, GUEST = "default", "guest"
 MODEL: Final = "burst"
-PROMPTS: Final = 4  # of each tenant, each with an answer of its own
+PROMPTS: Final = 4  # distinct prompts per tenant, with distinct answers
 TOKENS: Final = 2
 PATIENCE_S: Final = 600.0
-CORES_NOTE: Final = "the activator is held to one core, the open loop to another one; runtimes have both"
+CORES_NOTE: Final = "the activator is pinned to one core, the open loop to another one; runtimes have both"
 
 
 class TenantAnswers(msgspec.Struct, frozen=True):
-    """One tenant's: asked for in this order, all at once."""
+    """Results of one tenant, whose requests were all due at once in this order."""
 
     tenant: str
     asked: int
     right: int
-    wrong: int  # with another text
-    codes: dict[str, int]  # of those that were not answered
+    wrong: int  # answered with another text
+    codes: dict[str, int]  # error codes of requests that were not answered
     first_s: float | None
     median_s: float | None
     last_s: float | None
-    inversions: float | None  # share of its pairs that were answered the other way round
+    inversions: float | None  # share of its pairs that were answered in reverse order
 
 
 class BurstFigures(Figures, frozen=True):
-    """Figures of all tenants, in the order in which they asked."""
+    """Figures of all tenants, in the order of their requests."""
 
     served: tuple[TenantAnswers, ...]
     fairness: float | None  # Jain's index of the tenants' shares of the first half of the answers
-    lag_p99_s: float | None  # of the open loop itself
+    lag_p99_s: float | None  # delay of the open loop itself
     memory: MemoryUse | None
-    starts: int  # of the model, for all of them
+    starts: int  # starts of the model
     chunk_reads: int  # from any tier
-    chunks: int  # of the version, each counted once
+    chunks: int  # distinct chunks of the version
 
 
 def inversions(ends: Sequence[float], apart: int) -> float | None:
-    """Of moments in the order of asking: the share of pairs, so far apart or farther, whose later one ended strictly
-    earlier; None of no pair. Those that are served at the same time have no order.
+    """Return the share of pairs, at least `apart` places apart, whose later request ended strictly earlier. `ends` are
+    in the order of the requests. None without pairs. Requests that are served at the same time have no order.
     """
     found = [ends[later] < ends[earlier] for later in range(len(ends)) for earlier in range(later - apart + 1)]
     return sum(found) / len(found) if found else None
 
 
 def fairness(answered: Sequence[tuple[float, str]], tenants: Sequence[str]) -> float | None:
-    """Jain's index over tenants that asked for as much, of their counts in the first half; `answered` has ends."""
+    """Return Jain's index over the tenants' counts in the first half of the answers. All tenants sent equally many."""
     first = [tenant for _, tenant in sorted(answered)[: len(answered) // 2]]
     return jain([first.count(tenant) for tenant in tenants]) if first else None
 
@@ -87,13 +88,13 @@ def fairness(answered: Sequence[tuple[float, str]], tenants: Sequence[str]) -> f
 def served(
     tenant: str, asked: int, ends_s: Sequence[float], wrong: int, codes: dict[str, int], slots: int
 ) -> TenantAnswers:
-    """`ends_s` are of right answers, in the order of asking; so many are served at once."""
+    """Return the results of a tenant. `ends_s` are of correct answers in request order; `slots` are served at once."""
     first, median, last = (quantile_of(ends_s, part) for part in (0.0, 0.5, 1.0))
     return TenantAnswers(tenant, asked, len(ends_s), wrong, codes, first, median, last, inversions(ends_s, slots))
 
 
 def judge(found: BurstFigures) -> tuple[ClaimVerdict, ...]:
-    """The state is the number of requests."""
+    """Judge the figures. The state of each claim is the number of requests."""
     asked = sum(one.asked for one in found.served)
     state = str(asked)
     wrong = asked - sum(one.right for one in found.served)
@@ -105,13 +106,13 @@ def judge(found: BurstFigures) -> tuple[ClaimVerdict, ...]:
         at_most("pairs of a tenant that were answered the other way round", swapped, IN_ORDER, state),
         at_most("bytes of the activator's memory for each request", taken, EACH_BYTES, state),
         at_most("starts of the model, off one by", abs(found.starts - 1), 0, state),
-        # A hedged read may be a second one of the same chunk. None at all says that the chunks were somewhere else.
+        # A hedged read may read a chunk twice. No read at all means that the chunks were not only in the store.
         at_most("reads of a chunk", ratio_or_none(found.chunk_reads or None, found.chunks), 1, state, decides=False),
     )
 
 
 def table(found: BurstFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [
         ("tenant", "asked", "right", "wrong", "first", "median", "last", "turned round", "not answered")
     ]
@@ -136,13 +137,13 @@ def table(found: BurstFigures) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BurstPlan(BenchPlan):
-    """How many to send, of two tenants."""
+    """Options of `kelvin bench burst`: the number of requests of both tenants."""
 
     requests: int
 
 
 def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises InstallationFailed, ProgramFailed."""
     settings = {**settings_for_requests(plan.requests + 1024), "KELVIN_CHUNK_BYTES": str(1 << 20)}
     plan.tell("making and pushing a model")
     make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
@@ -164,7 +165,7 @@ def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
         fairness(ends, (OWNER, GUEST)),
         quantile_of(send_delays_s(ran.sent), 0.99),
         memory,
-        starts=after["leases_granted"] - before["leases_granted"],  # one lease for each start
+        starts=after["leases_granted"] - before["leases_granted"],  # each start takes one lease
         chunk_reads=sum(after["chunk_reads"].values()) - sum(before["chunk_reads"].values()),
         chunks=len({chunk["digest"] for chunk in manifest["chunks"]}),
         notes=(CORES_NOTE if cores()[0] != cores()[1] else ONE_CORE_NOTE,),
@@ -172,13 +173,13 @@ def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
 
 
 def _slots(kelvin: Installation) -> int:
-    """Of the model's only replica."""
+    """Return the slots of the model's only replica."""
     versions = kelvin.model(MODEL)["versions"]
     return max((int(row["max_streams"]) for version in versions for row in version["replicas"]), default=1)
 
 
 def _payloads(kelvin: Installation) -> tuple[RequestTemplate, ...]:
-    """Of the owner, and of a guest that may call its model."""
+    """Return requests of the owner, and of a guest that may call its model."""
     kelvin.admin.request("POST", "/admin/v1/tenants", {"tenant": GUEST})
     made: Any = kelvin.admin.request("POST", f"/admin/v1/keys?tenant={GUEST}", {"name": "bench", "scopes": ["infer"]})
     kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/grants/{GUEST}?tenant={OWNER}")
@@ -195,14 +196,14 @@ def _payloads(kelvin: Installation) -> tuple[RequestTemplate, ...]:
 def _burst(
     plan: BurstPlan, kelvin: Installation, loop: OpenLoopClient, payloads: tuple[RequestTemplate, ...]
 ) -> tuple[LoadResult, MemoryUse | None]:
-    """All of one tenant's before all of the other's, at one moment: who served in turn would serve one tenant first."""
+    """Send all requests of one tenant, then all of the other, at one moment: a queue in arrival order is unfair."""
     half = plan.requests // 2
     whose = [number % PROMPTS for number in range(plan.requests - half)]
     whose += [PROMPTS + number % PROMPTS for number in range(half)]
     arrivals = tuple(zip(at_once(plan.requests), whose, strict=True))
     pid = kelvin.pid_of("activator")
     pin_to_core(pid, cores()[0])
-    plan.tell(f"{plan.requests} ask at once, of two tenants")
+    plan.tell(f"sending {plan.requests} requests of two tenants at once")
     with sampling_process(pid) as samples:
         asked = OpenLoopPlan(kelvin.port, payloads, arrivals, plan.requests, plan.requests + 64, PATIENCE_S)
         ran = loop.run(asked)
@@ -210,7 +211,7 @@ def _burst(
 
 
 def pin_to_core(pid: int, core: int) -> None:
-    """All threads of a process on one core."""
+    """Pin all threads of a process to one core."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), {core})
@@ -227,9 +228,9 @@ def _served(
 
 BENCH: Final = Bench(
     "burst",
-    """A thousand requests of two tenants at once for a model at zero, of an installation: answers, their order, memory,
-    and what was read for them. Exit 1 where a line does not hold, but for the reads of a chunk.""",
-    (option("--requests", 1000, click.IntRange(2, 10_000), "At once, in all."),),
+    """Send a thousand requests of two tenants at once to a model at zero. Report answers, their order, memory, and
+    reads of chunks. Exits with 1 if a claim fails, except for the reads of a chunk.""",
+    (option("--requests", 1000, click.IntRange(2, 10_000), "Requests at once, of both tenants."),),
     BurstPlan,
     run,
     table,

@@ -1,8 +1,8 @@
-"""`kelvin bench cold`: first token from zero, over kept-alive TLS, beside the floor and what a user would pick instead.
+"""`kelvin bench cold`: time the first token from zero over kept-alive TLS, next to the floor and to rivals.
 
-All systems of a size are measured in turn within one round, so that a noisy neighbour hits all of them. Beside that, of
-each size: our start from the store; where a start's time goes, by its timeline; what the known answers cost, by the
-engine's first step with them and without; and how much memory a start takes.
+All systems of a size are measured in turn within one round, so that a noisy neighbour affects all of them. For each
+size it also measures: our start from the store; the stages of a start; the cost of the known answers, as the engine's
+first step with and without them; and the memory of a start.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ STEP_WITH, STEP_WITHOUT = "first step with the probe", "first step without"
 TENANT: Final = "default"
 NEED: Final = capacity_check.ResourceNeed(disk_times=4.0, memory_times=4.0)
 PROBE_NOTE: Final = (
-    "kelvin without its probe: less what known answers add to the engine's first step, both ways in turn; no setting "
-    "leaves them out of what is served"
+    "kelvin without its probe: minus the time that known answers add to the engine's first step, measured in turn; no "
+    "setting removes them from a served version"
 )
 HYPERVISOR_NOTE: Final = (
     "nvme and store rows: the guest's page cache is dropped and checked file by file; a hypervisor's own cache may "
@@ -57,7 +57,7 @@ HYPERVISOR_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ColdCase:
-    """A system from a tier. `prepare` raises PageCacheNotReady; `start` is one, its seconds to the first token."""
+    """A system and a tier. `prepare` raises PageCacheNotReady; `start` returns the seconds to the first token."""
 
     tier: str
     system: str
@@ -65,29 +65,29 @@ class ColdCase:
     start: Callable[[], float]
 
     def measure(self) -> float:
-        """From its state."""
+        """Prepare the state, then start."""
         self.prepare()
         return self.start()
 
 
 def measure_round(tally: ResultCollector[float], size_bytes: int, cases: Sequence[ColdCase]) -> None:
-    """Each case once, in order."""
+    """Measure each case once, in order."""
     for case in cases:
         tally.take((size_bytes, case.tier, case.system), case.measure)
 
 
 @dataclass(slots=True)
 class KelvinRun:
-    """One version of a running installation, started from any tier; its stages' own seconds are kept."""
+    """One version of a running installation, started from any tier. Collects the seconds of its stages."""
 
     kelvin: Installation
     name: str
     size_bytes: int
-    chunks: int  # of the version, in the NVMe tier
+    chunks: int  # chunks of the version in the NVMe tier
     stages: dict[StageKey, list[float]]
 
     def ready_on_host(self) -> None:
-        """In slabs, whatever was measured before; nothing runs."""
+        """Leave the model in slabs of host memory, with no replica."""
         self.kelvin.door.first_token(self.name, PROMPT)
         self._wait_for_nvme()
         self.kelvin.to_zero(self.name)
@@ -108,16 +108,16 @@ class KelvinRun:
         drop_page_cache(self.kelvin.store_files())
 
     def _wait_for_nvme(self) -> None:
-        """What is being admitted shares the disk with whatever is measured."""
+        """Wait until admission to the NVMe tier ends: it would share the disk with the measurement."""
         self.kelvin.wait(lambda: count_nvme_chunks(self.kelvin) == self.chunks, "the NVMe tier holds the version")
 
     def start(self, tier: str) -> float:
-        """Its timeline is asked for afterwards, and from where its bytes came."""
+        """Return the seconds to the first token. Then read its timeline, and check which tier the bytes came from."""
         before = _bytes_read(self.kelvin)
         seconds, request_id = self.kelvin.door.start(self.name, PROMPT)
         read = {source for source, total in _bytes_read(self.kelvin).items() if total > before.get(source, 0)}
         if read != {tier} - {"host"}:
-            raise InstallationFailed(f"{self.name}: bytes came from {sorted(read)} where '{tier}' is measured")
+            raise InstallationFailed(f"{self.name}: bytes came from {sorted(read)} instead of '{tier}'")
         before_us = 0
         for stamp in self.kelvin.door.request("GET", f"/v1/requests/{request_id}/timeline")["stamps"]:
             key = (self.size_bytes, tier, stamp["stage"])
@@ -128,7 +128,7 @@ class KelvinRun:
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """The others: processes that stay, and the files that were pushed."""
+    """The other systems: resident processes, and the pushed files."""
 
     directory: Path
     host_floor: Program
@@ -142,7 +142,7 @@ class Baselines:
 
 
 def cold_cases(ours: KelvinRun, version: str, beside: Baselines) -> tuple[ColdCase, ...]:
-    """A round of them."""
+    """Return the cases of one round."""
     hot, cold = partial(warm_page_cache, beside.weights), partial(drop_page_cache, beside.weights)
     resident, fresh = (
         partial(beside.resident.time_request, PROMPT_IDS),
@@ -171,16 +171,16 @@ def cold_cases(ours: KelvinRun, version: str, beside: Baselines) -> tuple[ColdCa
 
 
 def _nothing() -> None:
-    """Its bytes are its own memory's, or were just read."""
+    """Prepare nothing: the bytes are in the process's own memory, or were just read."""
 
 
 def count_nvme_chunks(kelvin: Installation) -> int:
-    """That its index has."""
+    """Return the number of chunks in the index of the NVMe tier."""
     return int(kelvin.cache()["nvme"]["chunks"])
 
 
 def _bytes_read(kelvin: Installation) -> dict[str, int]:
-    """By tier, since the agent started."""
+    """Return bytes read by tier, since the agent started."""
     found: dict[str, int] = kelvin.cache()["bytes_read"]
     return found
 
@@ -196,16 +196,16 @@ class ColdPlan(BenchPlan):
 
 @dataclass(slots=True)
 class ColdResults:
-    """What came of the sizes until now."""
+    """Results of all sizes so far."""
 
     tally: ResultCollector[float]  # seconds by size, tier and system
     stages: dict[StageKey, list[float]] = field(default_factory=dict)
     footprints: list[MemoryFootprint] = field(default_factory=list)
-    failures: list[MissingFigure] = field(default_factory=list)  # of what is no row
+    failures: list[MissingFigure] = field(default_factory=list)  # failures other than of rows
     loads: list[float] = field(default_factory=lambda: [load_1m()])
 
     def fails(self, size_bytes: int, what: str, why: object) -> None:
-        """At this size it has no figure."""
+        """Record that this figure is missing at this size."""
         self.failures.append(MissingFigure(what, str(why), size_bytes))
 
     def found(self, sizes_bytes: Sequence[int]) -> ColdFigures:
@@ -229,7 +229,7 @@ class ColdResults:
 
 
 def run(plan: ColdPlan, scratch: Path) -> ColdFigures:
-    """A size that fails is said to have failed."""
+    """Measure all sizes. A size that fails is recorded as a failure."""
     seen = ColdResults(ResultCollector(plan.tell))
     for number, size_bytes in enumerate(plan.sizes_bytes, start=1):
         with scratch_directory(scratch) as place:
@@ -251,7 +251,7 @@ def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_by
     plan.tell(f"making and pushing {name}")
     make_model(directory, size_bytes, plan.seed)
     version = kelvin.push(directory, name, replicas=1)
-    kelvin.door.first_token(name, PROMPT)  # the host tier holds it from here on, and the NVMe tier before long
+    kelvin.door.first_token(name, PROMPT)  # puts it into the host tier, and soon into the NVMe tier
     kelvin.forget("host")
     ours = KelvinRun(kelvin, name, size_bytes, count_nvme_chunks(kelvin), seen.stages)
     try:
@@ -283,7 +283,7 @@ def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: in
         kelvin.door.first_token(name, PROMPT)
         pids = [replica["pid"] for version in kelvin.model(name)["versions"] for replica in version["replicas"]]
     if len(pids) != 1 or (pid := pids[0]) not in watch.before:
-        raise InstallationFailed(f"{name}: served by {pids}, and not by one standby that was parked")
+        raise InstallationFailed(f"{name}: served by {pids}, not by one parked standby")
     host = kelvin.cache()["host"]
     slabs_bytes = host["slabs_used"] * host["slab_bytes"]
     return MemoryFootprint(size_bytes, model_bytes, slabs_bytes, watch.before[pid], watch.peak[pid])
@@ -291,9 +291,9 @@ def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: in
 
 BENCH: Final = Bench(
     "cold",
-    """First token from zero, by tier, beside the floor and what a user would pick instead.
+    """Time the first token from zero, by tier, next to the floor and to rivals.
 
-    What has no figure is printed with the reason, and makes the exit 1.
+    Missing figures are printed with the reason. Exits with 1 if any is missing.
     """,
     (*SIZES, option("--repeats", 15, click.IntRange(1, 1000), "Rounds per size.")),
     with_sizes(ColdPlan),

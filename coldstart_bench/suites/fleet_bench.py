@@ -1,4 +1,4 @@
-"""`kelvin bench fleet`: what ten thousand models cost one control plane and one activator while few are asked for."""
+"""`kelvin bench fleet`: measure the cost of ten thousand models at one control plane and one activator, few in use."""
 
 import time
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ from coldstart_bench.report.bench_report import ClaimVerdict, Figures, align, at
 from coldstart_bench.report.order_statistics import median_of
 from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 
-TICK_S: Final = 0.200  # the most, on one core; every two seconds is one
+TICK_S: Final = 0.200  # the most CPU time of a tick; there is a tick every two seconds
 LOOKUP_US: Final = 5.0
-START_S: Final = 2.0  # of an activator, with all of the table
-IDLE_BYTES: Final = 4096  # of either process, for a model that nobody asks for
+START_S: Final = 2.0  # the longest start of an activator, with the whole table
+IDLE_BYTES: Final = 4096  # the most memory for an idle model, in each process
 LOOKUPS: Final = 20_000
-REPLICAS_NOTE: Final = "replicas are only counted; time of the tick is virtual, what it takes is a processor's"
+REPLICAS_NOTE: Final = "replicas are only counted; ticks run in virtual time, and their CPU time is measured"
 
 
 class FleetSize(msgspec.Struct, frozen=True):
-    """At so many models; seconds of a core but for `activator_start_s`, which is on the clock; bytes are PSS."""
+    """Figures at one size: CPU seconds, except `activator_start_s`, which is wall time; bytes are PSS."""
 
     models: int
-    load_s: float  # the registry, from its database
+    load_s: float  # loading the registry from its database
     tick_median_s: float
     tick_most_s: float
-    lookup_s: float  # a model's name to its version, for a caller
-    key_s: float  # a key to who holds it
-    table_s: float  # the feed's first line decoded and taken over
-    activator_start_s: float  # from its beginning until it says that it is ready
-    controlplane_bytes: int  # of registry and feed
-    activator_bytes: int  # of the whole process
+    lookup_s: float  # from a model's name to its version, for a caller
+    key_s: float  # from an API key to its principal
+    table_s: float  # decoding and applying the feed's first line
+    activator_start_s: float  # from its start until it is ready
+    controlplane_bytes: int  # registry and feed
+    activator_bytes: int  # the whole process
 
 
 class FleetFigures(Figures, frozen=True):
@@ -49,7 +49,7 @@ class FleetFigures(Figures, frozen=True):
 
 
 def judge(found: FleetFigures) -> tuple[ClaimVerdict, ...]:
-    """Of the largest size; a model's memory is what lies between that and the smallest."""
+    """Judge the largest size. Memory per model is its difference from the smallest size."""
     least, most = found.sizes[0], found.sizes[-1]
     state, between = f"{most.models} models", (most.models - least.models) or None
     control = ratio_or_none(most.controlplane_bytes - least.controlplane_bytes, between)
@@ -64,7 +64,7 @@ def judge(found: FleetFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def table(found: FleetFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     heads = ("models", "tick", "longest", "look-up", "key", "table", "activator", "registry", "c. plane", "activator")
     cells = (
         (
@@ -94,7 +94,7 @@ class FleetPlan(BenchPlan):
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """Numbers of models separated by commas, put in order. Raises ValueError with the rule."""
+    """Parse numbers of models separated by commas and sort them. Raises ValueError with the rule."""
     try:
         sizes = sorted({int(word) for word in text.split(",")})
     except ValueError:
@@ -105,7 +105,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
 
 
 def run(plan: FleetPlan, scratch: Path) -> FleetFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Measure all sizes. Raises InstallationFailed, ProgramFailed."""
     sizes = []
     for models in plan.sizes:
         sizes.append(_measured(plan, scratch, models))
@@ -117,7 +117,7 @@ def _measured(plan: FleetPlan, scratch: Path, models: int) -> FleetSize:
     database = str(scratch / "kelvin.db")
     with Program("fleet_registry", database) as registry:
         registry.ask(fill=models)
-    with Program("fleet_registry", database) as registry:  # one that has not filled it
+    with Program("fleet_registry", database) as registry:  # a new process, without the memory of filling
         scaled = registry.ask(active=min(plan.active, models), ticks=plan.ticks)
     if scaled["decided"] != min(plan.active, models):
         raise ProgramFailed(f"of {min(plan.active, models)} models in use the scaler decided {scaled['decided']}")
@@ -139,7 +139,7 @@ def _measured(plan: FleetPlan, scratch: Path, models: int) -> FleetSize:
 
 
 def _activator(scratch: Path, models: int) -> tuple[float, int]:
-    """Seconds until it is ready, as its clients see it, and its memory then."""
+    """Return the seconds until an activator is ready for clients, and its memory then."""
     scratch.mkdir()
     with running_upstream(scratch, UpstreamConfig(fleet_feed(models))):
         began = time.perf_counter()
@@ -149,12 +149,12 @@ def _activator(scratch: Path, models: int) -> tuple[float, int]:
 
 BENCH: Final = Bench(
     "fleet",
-    """Many models, few of them in use: what a tick, a look-up, a start and an idle model take, and how that grows.
-    Exit 1 where a line does not hold.""",
+    """Measure a tick, a lookup, a start and an idle model's memory with many models, few of them in use.
+    Exits with 1 if a claim fails.""",
     (
-        option("--sizes", "100,1000,3000,10000", str, "Models, separated by commas.", convert=sizes_of),
-        option("--active", 200, click.IntRange(1, 100_000), "In use, of these."),
-        option("--ticks", 30, click.IntRange(1, 10_000), "Of the scaler."),
+        option("--sizes", "100,1000,3000,10000", str, "Numbers of models, separated by commas.", convert=sizes_of),
+        option("--active", 200, click.IntRange(1, 100_000), "How many of the models are in use."),
+        option("--ticks", 30, click.IntRange(1, 10_000), "Ticks of the autoscaler."),
     ),
     FleetPlan,
     run,

@@ -1,4 +1,4 @@
-"""`kelvin bench flood`: one tenant asks a thousand times at once, another one now and then: how long does it wait?"""
+"""`kelvin bench flood`: one tenant sends a thousand requests at once. How long does a quiet tenant wait?"""
 
 import json
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 from kelvin.contracts.accounting.usage import RequestRecord
 from kelvin.process.option_types import FiniteNumber
 
-TIMES: Final = 1.0  # of a service, that the quiet one may wait
-BUSY: Final = 0.90  # of the slots, while there is more to do than they can
+TIMES: Final = 1.0  # service times that the quiet tenant may wait
+BUSY: Final = 0.90  # least utilisation of the slots under overload
 LOUD, QUIET = "loud", "quiet"
-APART: Final = 1.37  # service times between the quiet one's requests, so that they meet the slots at any moment
-FROM_S: Final = 0.05  # the flood is there by then
+APART: Final = 1.37  # service times between quiet requests: not a whole number, so that they arrive at any phase
+FROM_S: Final = 0.05  # by then, the flood has arrived
 TOKENS: Final = 16
 PATIENCE_S: Final = 120.0
 
 
 class QueueWaits(msgspec.Struct, frozen=True):
-    """Of one tenant: seconds in the queue as recorded, and what its client saw from when each was due."""
+    """Waits of one tenant in seconds: in the queue, as recorded, and as its client saw them from when each was due."""
 
     tenant: str
     asked: int
@@ -46,27 +46,27 @@ class QueueWaits(msgspec.Struct, frozen=True):
     queued_p50_s: float | None
     queued_p95_s: float | None
     queued_max_s: float | None
-    client_p95_s: float | None  # beyond one service time
+    client_p95_s: float | None  # latency minus one service time
 
 
 class FloodFigures(Figures, frozen=True):
-    """Both tenants', and what the replica saw."""
+    """Figures of both tenants and of the replica."""
 
     slots: int
     slot_s: float
     loud: QueueWaits
     quiet: QueueWaits
-    seconds: float  # until the last was answered
-    most_inside: int  # at the replica at once
-    unrecorded: int  # answers without a usage record; below 0, records without an answer
-    lag_p99_s: float | None  # of the open loop itself
+    seconds: float  # until the last answer
+    most_inside: int  # most requests at the replica at once
+    unrecorded: int  # answers minus usage records; negative if there are more records
+    lag_p99_s: float | None  # delay of the open loop itself
     memory: MemoryUse | None
 
 
 def queue_waits(
     tenant: str, asked: int, right: int, queued_s: Sequence[float], beyond_s: Sequence[float]
 ) -> QueueWaits:
-    """From what was recorded, and from what its client saw."""
+    """Return a tenant's waits, from the usage records and from its client."""
     return QueueWaits(
         tenant,
         asked,
@@ -79,7 +79,7 @@ def queue_waits(
 
 
 def judge(found: FloodFigures) -> tuple[ClaimVerdict, ...]:
-    """The state is the number of slots."""
+    """Judge the figures. The state of each claim is the number of slots."""
     state, slots, quiet = str(found.slots), found.slots, found.quiet
     right = found.loud.right + quiet.right
     waited = None if quiet.queued_p95_s is None else quiet.queued_p95_s / found.slot_s
@@ -94,7 +94,7 @@ def judge(found: FloodFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def table(found: FloodFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [("tenant", "asked", "right", "queued p50", "p95", "most", "client p95")]
     for waits in (found.loud, found.quiet):
         seen = (waits.queued_p50_s, waits.queued_p95_s, waits.queued_max_s, waits.client_p95_s)
@@ -117,7 +117,7 @@ class FloodPlan(BenchPlan):
 
 
 def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises InstallationFailed, ProgramFailed."""
     keys = keys_for((LOUD, QUIET))
     lasts_s = plan.requests * plan.slot_s / plan.slots
     quiet = [int(FROM_S * 1e6) + at for at in constant(1 / (APART * plan.slot_s), lasts_s)]
@@ -160,7 +160,7 @@ def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
 
 
 def payload(tenant: str, key: str) -> RequestTemplate:
-    """A completion, at the owner's model, as that tenant calls it."""
+    """Return a completion request of this tenant for the owner's model."""
     name = MODEL if tenant == LOUD else f"{LOUD}/{MODEL}"
     body = {"model": name, "prompt": "w1 w2 w3", "max_tokens": TOKENS}
     return RequestTemplate(key, "/v1/completions", json.dumps(body), who=tenant)
@@ -175,12 +175,12 @@ def _waits(ran: LoadResult, recorded: list[RequestRecord], number: int, tenant: 
 
 BENCH: Final = Bench(
     "flood",
-    """One tenant asks a thousand times at once, another one now and then: how long that one waits. Exit 1 where a line
-    does not hold.""",
+    """Measure how long a quiet tenant waits while another one sends a thousand requests at once. Exits with 1 if a
+    claim fails.""",
     (
-        option("--requests", 1000, click.IntRange(1, 10_000), "At once, of one."),
-        option("--slots", 16, click.IntRange(1, 1024), "Of the replica."),
-        option("--slot-ms", 200.0, FiniteNumber(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
+        option("--requests", 1000, click.IntRange(1, 10_000), "Requests of the loud tenant, at once."),
+        option("--slots", 16, click.IntRange(1, 1024), "Slots of the replica."),
+        option("--slot-ms", 200.0, FiniteNumber(1, 60_000), "Time per request.", "slot_s", convert=lambda ms: ms / 1e3),
     ),
     FloodPlan,
     run,

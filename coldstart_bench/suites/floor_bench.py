@@ -1,6 +1,6 @@
-"""`kelvin bench floor`: what this machine can do at most with the bytes of a cold start; a frozen program for each.
+"""`kelvin bench floor`: measure what this machine can do at most with the bytes of a cold start.
 
-All floors are measured in turn within one round. Reads are of the files that the caller names, or of one made up.
+Each floor is a frozen program. All floors are measured in turn within one round. Reads use FILES, or a generated file.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 from kelvin.process.option_types import FiniteNumber
 
 READERS: Final = (1, 2, 4)
-DEVICE: Final = Path("/dev/nvidiactl")  # looked for before torch is: it has to be there for every CUDA device
+DEVICE: Final = Path("/dev/nvidiactl")  # exists if there is any CUDA device; checked before torch is imported
 _PIECE: Final = 16 << 20
 HYPERVISOR_NOTE: Final = (
     "cold: the guest's page cache is dropped and checked file by file; a hypervisor's own cache may still be warm"
@@ -33,7 +33,7 @@ HYPERVISOR_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FloorPlan(BenchPlan):
-    """Options of `kelvin bench floor`. Without `files`, one of `size_bytes` is made."""
+    """Options of `kelvin bench floor`. Without `files`, a file of `size_bytes` is generated."""
 
     files: Sequence[Path]
     size_bytes: int
@@ -42,7 +42,7 @@ class FloorPlan(BenchPlan):
 
 @dataclass(frozen=True, slots=True)
 class FloorProgram:
-    """One figure: which program answers it, what it is asked, and in which state the page cache has to be."""
+    """One figure: the program that measures it, its question, and the state of the page cache that it needs."""
 
     name: str
     program: str
@@ -51,7 +51,7 @@ class FloorProgram:
 
 
 class FloorRow(msgspec.Struct, frozen=True):
-    """Median and interval, in `unit`: GB/s, or ms where no bytes move."""
+    """Median and interval in `unit`: GB/s, or ms if no bytes move."""
 
     name: str
     unit: Literal["GB/s", "ms"]
@@ -70,7 +70,7 @@ class FloorFigures(Figures, frozen=True):
 
 
 def floors_of(total_bytes: int) -> tuple[FloorProgram, ...]:
-    """All of them, in the order of a round."""
+    """Return all floors in the order of a round."""
     copied = {"bytes": total_bytes, "files": []}
     return (
         *(
@@ -96,12 +96,12 @@ def floors_of(total_bytes: int) -> tuple[FloorProgram, ...]:
 
 
 def refusal(plan: FloorPlan, free_disk: int, free_memory: int) -> str | None:
-    """Why there is no room for the file that is made."""
+    """Return why the generated file does not fit on the disk, or None."""
     return find_shortage(0 if plan.files else plan.size_bytes, 0, free_disk, free_memory)
 
 
 def run(plan: FloorPlan, scratch: Path) -> FloorFigures:
-    """Raises BenchFailed where a file can't be read."""
+    """Run the bench. Raises BenchFailed if a file can't be read."""
     try:
         with contextlib.ExitStack() as stack:
             files = list(plan.files) or [_make_random_file(scratch / "bytes", plan.size_bytes)]
@@ -113,7 +113,7 @@ def run(plan: FloorPlan, scratch: Path) -> FloorFigures:
 
 
 def _make_random_file(path: Path, size_bytes: int) -> Path:
-    """Random bytes: what compresses would flatter some disks."""
+    """Make a file of random bytes: compressible bytes would be faster on some disks."""
     with path.open("wb") as file:
         for at in range(0, size_bytes, _PIECE):
             file.write(os.urandom(min(_PIECE, size_bytes - at)))
@@ -158,7 +158,7 @@ def _ask(program: Program, floor: FloorProgram, files: Sequence[Path], names: Se
 
 
 def floor_rows(taken: Mapping[str, Sequence[FloorSample]]) -> tuple[FloorRow, ...]:
-    """In the order given."""
+    """Return a row for each floor, in the given order."""
     rows = []
     for name, each in taken.items():
         moves = each[0][1] > 0
@@ -168,7 +168,7 @@ def floor_rows(taken: Mapping[str, Sequence[FloorSample]]) -> tuple[FloorRow, ..
 
 
 def table(found: FloorFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     rows = [("floor", "median", "", "95 % interval", "n")]
     for row in found.rows:
         interval = f"{row.low:.2f} - {row.high:.2f}"
@@ -178,14 +178,14 @@ def table(found: FloorFigures) -> str:
 
 BENCH: Final = Bench(
     "floor",
-    """What this machine can do at most with the bytes of a cold start: read FILES (or one that is made up), copy, hash,
-    fork.""",
+    """Measure what this machine can do at most with the bytes of a cold start: read FILES (or a generated file), copy,
+    hash, fork.""",
     (
         option(
             "--size",
             1.0,
             FiniteNumber(0.001, 1000),
-            "GB, without FILES.",
+            "GB of the generated file, without FILES.",
             "size_bytes",
             convert=lambda gb: int(gb * 1e9),
         ),

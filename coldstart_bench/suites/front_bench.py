@@ -1,8 +1,8 @@
-"""`kelvin bench front`: what the front door costs a request, beside its upstream alone, nginx as a TLS proxy, others.
+"""`kelvin bench front`: time what the front door adds to a request, next to its upstream alone, nginx and others.
 
-One activator, as it is run, between a lean program that stands for control plane and replica, and a loader. TLS, key,
-durable record and timeline are on. The activator has a core to itself, nginx has it when it is its turn; the loader and
-what is behind share another one. Systems are measured in turn within each round.
+One activator in its usual configuration (TLS, API key, durable record, timeline) is between a load generator and a
+small program that plays control plane and replica. The activator has a core to itself; nginx uses that core when it is
+measured. The load generator and the upstream share another core. Systems are measured in turn within each round.
 """
 
 import json
@@ -47,9 +47,9 @@ CORE_SHARE: Final = 0.25
 MIN_RECEIVED_SHARE: Final = 0.98
 Loader = Literal["wrk", "own"]
 
-SLOTS: Final = 1024  # of the replica: more than there are connections
+SLOTS: Final = 1024  # slots of the replica: more than there are connections
 STREAMS: Final = 64
-STREAM_TIMES: Final = 3  # of a load's seconds, for which they are read
+STREAM_TIMES: Final = 3  # streams are read for this many times the seconds of a load
 TOKENS_PER_S: Final = 50.0
 READY_S: Final = 60.0
 RECORDED_S: Final = 20.0
@@ -57,12 +57,12 @@ WARM_S: Final = 1
 MOST: Final = 512
 _PATH: Final = "/v1/chat/completions"
 _MESSAGES: Final = [{"role": "user", "content": "hi"}]
-CORES_NOTE: Final = "the loader and what is behind share one core, whoever is in front has another one"
-ONE_CORE_NOTE: Final = "one core for all: rates say nothing"
+CORES_NOTE: Final = "the load generator and the upstream share one core, the measured system has another one"
+ONE_CORE_NOTE: Final = "all processes share one core: the rates are meaningless"
 
 
 class FrontRow(msgspec.Struct, frozen=True):
-    """One system at so many connections: medians of the rounds; what is beside another is of each round."""
+    """One system at one number of connections. Values are medians of rounds; ratios are of values of the same round."""
 
     connections: int
     system: str
@@ -71,24 +71,24 @@ class FrontRow(msgspec.Struct, frozen=True):
     p99_ms: float
     n: int
     bad: int
-    added_p50_ms: float | None  # over the upstream alone
-    ratio_to_nginx: float | None  # of rates
-    kelvin_ratio: float | None  # our rate to this one's
-    processor_us: float | None  # a request
+    added_p50_ms: float | None  # compared with the upstream alone
+    ratio_to_nginx: float | None  # ratio of rates
+    kelvin_ratio: float | None  # Kelvin's rate divided by this system's
+    processor_us: float | None  # CPU time per request
 
 
 class StreamFigures(msgspec.Struct, frozen=True):
-    """Streams that are read while they are said."""
+    """Figures of streams that are read as they are sent."""
 
     streams: int
-    tokens_per_s: float  # of each, as the upstream says them
+    tokens_per_s: float  # rate of each stream at the upstream
     seconds: float
-    tokens: int  # that came
-    core_share: float  # of the process in front
+    tokens: int  # tokens that arrived
+    core_share: float  # CPU share of the activator
 
     @property
     def came(self) -> float:
-        """The part of what was said in that time."""
+        """Share of the sent tokens that arrived."""
         return self.tokens / (self.streams * self.tokens_per_s * self.seconds)
 
 
@@ -101,11 +101,11 @@ class FrontFigures(Figures, frozen=True):
     loader: str
 
 
-Taken = Mapping[tuple[int, str], Sequence[LoadSample]]  # (connections, system) -> one of each round
+Taken = Mapping[tuple[int, str], Sequence[LoadSample]]  # (connections, system) -> a sample per round
 
 
 def rows_of(taken: Taken) -> tuple[FrontRow, ...]:
-    """In order of connections, systems as they are listed."""
+    """Return rows by connections, then in the order of SYSTEMS."""
     places = sorted(taken, key=lambda place: (place[0], SYSTEMS.index(place[1])))
     return tuple(_row(taken, *place) for place in places if taken[place])
 
@@ -137,7 +137,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def judge(found: FrontFigures) -> tuple[ClaimVerdict, ...]:
-    """Whether all was answered and recorded decides; the state is the number of connections."""
+    """Judge the figures. Only complete answers and records decide. The state is the number of connections."""
     ours = {row.connections: row for row in found.rows if row.system == KELVIN}
     one, some = ours.get(1), ours.get(16)
     added = None if one is None else one.added_p50_ms
@@ -162,7 +162,7 @@ def judge(found: FrontFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def table(found: FrontFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     rows = [("conns", "system", "requests/s", "p50", "p99", "added", "/ nginx", "kelvin /", "cpu")]
     for row in found.rows:
         beside = (
@@ -187,13 +187,13 @@ class FrontPlan(BenchPlan):
 
     connections: Sequence[int]
     rounds: int
-    seconds: int  # of each load
+    seconds: int  # duration of each load
     loader: Loader
-    peers: bool  # those, too, that `make bench-peers` installed
+    peers: bool  # also measure the peers that `make bench-peers` installed
 
 
 def connections_of(words: str) -> tuple[int, ...]:
-    """Numbers separated by commas. Raises ValueError naming what is none."""
+    """Parse numbers separated by commas. Raises ValueError with the wrong text."""
     found = [int(word) if word.strip().isdigit() else 0 for word in words.split(",")]
     if not all(1 <= number <= MOST for number in found):
         raise ValueError(f"{words}: must be numbers of 1 to {MOST} separated by commas")
@@ -201,7 +201,7 @@ def connections_of(words: str) -> tuple[int, ...]:
 
 
 def run(plan: FrontPlan, scratch: Path) -> FrontFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises InstallationFailed, ProgramFailed."""
     wrk = front_tools.try_find("wrk") if plan.loader == "wrk" else None
     if plan.loader == "wrk" and wrk is None:
         raise ProgramFailed("wrk is not installed: `make bench-tools`, or `--loader own`")
@@ -210,7 +210,7 @@ def run(plan: FrontPlan, scratch: Path) -> FrontFigures:
 
 
 class _FrontRun:
-    """Everything that is under way, until the stack unwinds."""
+    """All running processes of one run, until the exit stack unwinds."""
 
     def __init__(self, plan: FrontPlan, wrk: str | None, scratch: Path, stack: ExitStack) -> None:
         self._plan = plan
@@ -226,7 +226,7 @@ class _FrontRun:
             self._own = stack.enter_context(own)
         alone: int = self._upstream.ask()["port"]
         self._urls = {UPSTREAM: f"http://127.0.0.1:{alone}{_PATH}"}
-        self._keys: dict[str, str] = {}  # of who takes another one than ours
+        self._keys: dict[str, str] = {}  # API keys of peers that need another one
         self._wrk = wrk
         self._absent: list[MissingFigure] = []
         with front_tools.on_core(self._front):
@@ -241,7 +241,7 @@ class _FrontRun:
                 self._put_in_front(system, alone, stack)
 
     def _put_in_front(self, system: str, upstream: int, stack: ExitStack) -> None:
-        """A peer, where it is installed."""
+        """Start a peer, if it is installed."""
         if (program := front_tools.try_find_peer(system)) is None:
             self._absent.append(MissingFigure(system, "not installed (make bench-peers)"))
             return
@@ -269,7 +269,7 @@ class _FrontRun:
             rows_of(taken),
             self._streams(),
             unrecorded,
-            "wrk" if self._wrk is not None else "a loop of our own",
+            "wrk" if self._wrk is not None else "the bench's own loop",
             failures=tuple(self._absent),
             notes=(CORES_NOTE if self._front != self._rest else ONE_CORE_NOTE,),
         )
@@ -289,20 +289,20 @@ class _FrontRun:
         return msgspec.structs.replace(take, processor_us=self._processor_us() - before_us)
 
     def _processor_us(self) -> int:
-        """Of the activator. Raises ProgramFailed where it has ended."""
+        """Return the activator's CPU time. Raises ProgramFailed if it has ended."""
         try:
             return processor_us(self._pid)
         except OSError as error:
             raise ProgramFailed("the activator has ended") from error
 
     def _unrecorded(self) -> int:
-        """How many answers that the activator was given have no record, once the last ones had time to come. A record
-        without an answer is none too many: of a client that left before its request went on.
+        """Return how many answers of the activator have no record, once late ones had time to arrive. A record without
+        an answer is allowed: its client left before the request was sent on.
         """
         return remaining(lambda: int(self._upstream.ask()["unrecorded"]), RECORDED_S)
 
     def _streams(self) -> StreamFigures:
-        """Handshakes are before the time that counts, and the ends of the streams after it."""
+        """Measure streams. Handshakes and the ends of streams are outside of the measured time."""
         seconds = STREAM_TIMES * self._plan.seconds
         self._plan.tell(f"{STREAMS} streams for {seconds} s")
         body = {
@@ -321,18 +321,18 @@ class _FrontRun:
 
 BENCH: Final = Bench(
     "front",
-    """What the front door adds to a request, beside its upstream alone, nginx as a TLS proxy, Ray Serve and LiteLLM;
-    and what streams cost.
+    """Time what the front door adds to a request, next to its upstream alone, nginx, Ray Serve and LiteLLM; and
+    measure the cost of streams.
 
-    wrk and nginx: as installed, or `make bench-tools`; Ray Serve and LiteLLM: `make bench-peers`. Who is not installed
-    is not measured.
+    To install wrk and nginx, run `make bench-tools`; for Ray Serve and LiteLLM, `make bench-peers`. Systems that are
+    not installed are skipped.
     """,
     (
-        option("--connections", "1,16,64", str, "At once, separated by commas.", convert=connections_of),
-        option("--rounds", 3, click.IntRange(1, 1000), "Of all systems in turn."),
-        option("--seconds", 5, click.IntRange(1, 3600), "Of each load."),
-        option("--loader", "wrk", click.Choice(["wrk", "own"]), "Who asks."),
-        click.Option(["--peers/--no-peers"], default=True, show_default=True, help="Ray Serve and LiteLLM, too."),
+        option("--connections", "1,16,64", str, "Connections at once, separated by commas.", convert=connections_of),
+        option("--rounds", 3, click.IntRange(1, 1000), "Rounds of all systems in turn."),
+        option("--seconds", 5, click.IntRange(1, 3600), "Duration of each load."),
+        option("--loader", "wrk", click.Choice(["wrk", "own"]), "Load generator."),
+        click.Option(["--peers/--no-peers"], default=True, show_default=True, help="Measure Ray Serve and LiteLLM."),
     ),
     FrontPlan,
     run,

@@ -1,7 +1,8 @@
-"""`kelvin bench integrity`: chunks of a running installation are damaged at rest, tier by tier, and then asked for.
+"""`kelvin bench integrity`: damage chunks of a running installation at rest, tier by tier, then request the model.
 
-What is wrong on NVMe has to be healed from the store while the request waits; what is wrong in the store, too, has to
-be refused by the chunk's name. The agent is told nothing. The same run says what verifying costs.
+A damaged chunk on NVMe must be healed from the store while the request waits. If the chunk is damaged in the store,
+too, the request must be refused with the chunk's digest. The cache agent gets no hint. The same run measures the cost
+of verification.
 """
 
 import json
@@ -30,26 +31,26 @@ TIERS: Final = ("nvme", "store")
 TENANT: Final = "default"
 MODEL: Final = "injured"
 PROMPT: Final = "w1 w2 w3 w4"
-CHUNK_BYTES: Final = 256 << 10  # so that a small model has many
+CHUNK_BYTES: Final = 256 << 10  # small, so that a small model has many chunks
 AT_ONCE: Final = 20
 HEALED_SHARE: Final = 0.8
-PATIENCE: Final = 60  # seconds for which a breaker may be open
+PATIENCE: Final = 60  # attempts while the circuit breaker is open, one per second
 RATES: Final = 5
 NEED: Final = ResourceNeed(disk_times=4.0, memory_times=3.0)
-HOST_NOTE: Final = "host memory is sealed against every process but the agent: nothing is injected there"
+HOST_NOTE: Final = "host memory is sealed against all processes but the agent: no damage is injected there"
 
 
 class InjectedDamage(msgspec.Struct, frozen=True):
-    """Damaged chunks of one request from zero, in a tier (where it is the store, in all tiers), and how that ended."""
+    """Chunks damaged for one request from zero, in a tier (for the store: in all tiers), and the outcome."""
 
     tier: str
     kinds: tuple[str, ...]
     fate: Fate
-    counted: int  # faults by the agent's own count
+    counted: int  # faults that the agent counted
 
 
 class InjectionCounts(msgspec.Struct, frozen=True):
-    """Injections of one tier by their end."""
+    """Injections of one tier by outcome."""
 
     tier: str
     injected: int
@@ -57,11 +58,11 @@ class InjectionCounts(msgspec.Struct, frozen=True):
     refused: int
     served_wrong: int
     unexplained: int
-    uncounted: int  # by which the agent's own count is off
+    uncounted: int  # difference from the agent's own count
 
 
 class IntegrityFigures(Figures, frozen=True):
-    """Rates are bytes per second: verified from the NVMe tier, and by plain O_DIRECT reads of its files."""
+    """Outcomes, and rates in bytes per second: verified from NVMe, and by plain O_DIRECT reads of its files."""
 
     tallies: tuple[InjectionCounts, ...]
     mended: bool
@@ -70,9 +71,8 @@ class IntegrityFigures(Figures, frozen=True):
 
 
 def classify_injection(answer: str | None, refusal: str, right: str, digests: Sequence[str], *, healable: bool) -> Fate:
-    """Of a request for a model with these chunks damaged. `answer` is its text, None where there was a `refusal`.
-
-    What could be healed must be; a refusal has to name a chunk.
+    """Classify the outcome of a request with damaged chunks. `answer` is its text, or None if there was a `refusal`.
+    Damage that can be healed must be healed; a refusal must name a chunk.
     """
     if answer is not None:
         if answer != right:
@@ -83,7 +83,7 @@ def classify_injection(answer: str | None, refusal: str, right: str, digests: Se
 
 
 def count_injections(injured: Sequence[InjectedDamage]) -> tuple[InjectionCounts, ...]:
-    """One row for each tier."""
+    """Return the counts of each tier."""
 
     def row(tier: str) -> InjectionCounts:
         here = [each for each in injured if each.tier == tier]
@@ -111,14 +111,14 @@ def figures_of(
     floor: Sequence[float],
     notes: tuple[str, ...],
 ) -> IntegrityFigures:
-    """`verified` and `floor` are rates of each round."""
+    """Return the figures. `verified` and `floor` are rates of each round."""
     rates = median_of(verified).median, median_of(floor).median
     return IntegrityFigures(count_injections(injured), mended, *rates, notes=notes)
 
 
 def judge(found: IntegrityFigures) -> tuple[ClaimVerdict, ...]:
-    """Nothing wrong is served, all that can be healed is, all else is refused by name, and what was damaged on NVMe is
-    counted by the agent.
+    """Judge the figures: no wrong answer, all healable damage healed, the rest refused with the digest. The agent must
+    have counted all damage on NVMe.
     """
     wrong = sum(each.served_wrong for each in found.tallies)
     unexplained = sum(each.unexplained for each in found.tallies)
@@ -134,7 +134,7 @@ def judge(found: IntegrityFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def table(found: IntegrityFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     rows: list[tuple[str, ...]] = [("damaged in", "chunks", "healed", "refused", "served wrong", "unexplained")]
     for each in found.tallies:
         ends = (each.injected, each.healed, each.refused, each.served_wrong, each.unexplained)
@@ -175,17 +175,17 @@ class IntegrityPlan(BenchPlan):
 
 
 def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises InstallationFailed, ProgramFailed."""
     plan.tell("making and pushing a model")
     make_model(scratch / "model", plan.size_bytes, plan.seed)
     settings = {
         "KELVIN_CHUNK_BYTES": str(CHUNK_BYTES),
         "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30)),
-        "KELVIN_BREAKER_S": "1",  # what is damaged on purpose is tried again soon
+        "KELVIN_BREAKER_S": "1",  # allow a retry soon after each injected failure
     }
     with running_installation(scratch / "data", settings=settings) as kelvin:
         version = kelvin.push(scratch / "model", MODEL, replicas=1)
-        ground = _InjectionTarget(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
+        ground = _InjectionTarget(kelvin, random.Random(plan.seed))  # noqa: S311 - no secret
         injured, mended = _inject_damage(plan, ground)
         plan.tell("reading it verified, and plainly")
         verified, floor = _rates(kelvin, version)
@@ -193,7 +193,7 @@ def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
 
 
 class _InjectionTarget:
-    """A model at zero, all of it on NVMe, and its chunks that lie in one pack of the store alone."""
+    """A model at zero, whole on NVMe, and those of its chunks that are in only one pack of the store."""
 
     def __init__(self, kelvin: Installation, source: random.Random) -> None:
         self.kelvin, self.source = kelvin, source
@@ -206,7 +206,7 @@ class _InjectionTarget:
         self.rest()
 
     def ask(self) -> tuple[str | None, str]:
-        """The text of an answer from zero, or None and what was said instead, once a start is tried again."""
+        """Return (text, "") of an answer from zero, or (None, error). Waits while the circuit breaker is open."""
         for _ in range(PATIENCE):
             try:
                 return self.kelvin.door.complete(MODEL, PROMPT, 4), ""
@@ -214,35 +214,35 @@ class _InjectionTarget:
                 said = str(failed)
             if '"breaker_open"' not in said:
                 break
-            time.sleep(1.0)  # as long as a breaker is open here, and what its refusal says
+            time.sleep(1.0)  # KELVIN_BREAKER_S, which is also the refusal's Retry-After
         return None, said
 
     def rest(self) -> None:
-        """At zero, nothing in memory; on NVMe is what was admitted."""
+        """Take the model to zero and out of host memory. Its chunks stay on NVMe."""
         self.kelvin.forget("host")
 
     def files(self) -> dict[str, Path]:
-        """Of the NVMe tier, by digest."""
+        """Return the files of the NVMe tier by digest."""
         return {path.name: path for path in self.kelvin.nvme_files() if path.name in self.packs}
 
     def faults(self) -> int:
-        """Of chunks on NVMe, as the agent counts them."""
+        """Return the agent's count of faulty chunks on NVMe."""
         return sum(self.kelvin.cache()["chunk_faults"].get("nvme", {}).values())
 
     def body(self, digest: str) -> bytes:
-        """As the store has it now."""
+        """Return the chunk's bytes in the store."""
         pack, offset, length = self.packs[digest]
         with pack.open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
     def damaged(self, digest: str, kind: str) -> bytes:
-        """The bytes of a chunk, damaged in that way. They differ: the model is random, so none is all zeroes."""
+        """Return the chunk's bytes, damaged in this way. They differ, because a random model has no chunk of zeroes."""
         other = self.source.choice([each for each in self.digests if each != digest])
         return ALL[kind](self.body(digest), self.body(other), self.source)
 
     def write_pack(self, digest: str, body: bytes) -> None:
-        """Of the same length as what it replaces."""
+        """Overwrite the chunk in its pack with bytes of the same length."""
         pack, offset, _ = self.packs[digest]
         pack.chmod(0o600)
         with pack.open("r+b") as file:
@@ -251,7 +251,7 @@ class _InjectionTarget:
 
 
 def _packs_of(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
-    """Pack, offset and length of each chunk that lies in one pack alone: no other copy heals it."""
+    """Return pack, offset and length of each chunk that is in only one pack, so that no other copy can heal it."""
     found: dict[str, list[tuple[Path, int, int]]] = {}
     store = kelvin.data / "store" / TENANT
     for index in (store / "index").iterdir():
@@ -262,7 +262,7 @@ def _packs_of(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
 
 
 def _inject_damage(plan: IntegrityPlan, ground: _InjectionTarget) -> tuple[list[InjectedDamage], bool]:
-    """What became of each injection, and whether the model is served at the end as it was at the beginning."""
+    """Return the outcome of each injection, and whether the model answers at the end as at the beginning."""
     to_heal = int(plan.corruptions * HEALED_SHARE)
     injured: list[InjectedDamage] = []
     while (left := to_heal - sum(len(each.kinds) for each in injured)) > 0:
@@ -309,7 +309,7 @@ def _in_store(ground: _InjectionTarget, number: int) -> InjectedDamage:
 
 
 def _rates(kelvin: Installation, version: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Bytes per second of leases from NVMe, and of plain reads of its files by as many threads as are best."""
+    """Return rates in bytes per second: leases from NVMe, and plain reads by the best number of threads."""
     verified, floor = [], []
     with Program("kelvin_loader", str(kelvin.data / "run")) as ours, Program("floors.floor_read") as reader:
         for _ in range(RATES):
@@ -329,10 +329,10 @@ def _rates(kelvin: Installation, version: str) -> tuple[Sequence[float], Sequenc
 
 BENCH: Final = Bench(
     "integrity",
-    """Damage chunks of a running installation, tier by tier: what was healed, refused, served. Exit 1 where it was not
-    as stated.""",
+    """Damage chunks of a running installation, tier by tier, and count which are healed, refused or served wrong.
+    Exits with 1 if a claim fails.""",
     (
-        option("--corruptions", 100, click.IntRange(5, 100_000), "One chunk each."),
+        option("--corruptions", 100, click.IntRange(5, 100_000), "Number of chunks to damage."),
         option(
             "--size", 0.1, FiniteNumber(0.05, 16), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)
         ),

@@ -1,9 +1,8 @@
-"""`kelvin bench ledger`: a month of many requests through the ledger's own door, then its report, and its proofs.
+"""`kelvin bench ledger`: post a month of many requests to the ledger, then time its report and its proofs.
 
-Records go in as the activator's do: batches to the control plane's socket, answered when they are durable. Nothing of
-the installation is told that it is measured. They are as an installation would have written them: many replicas,
-several models, every outcome. Whoever makes them knows what the bill must say: `ExpectedBill` is counted here, not in
-the ledger.
+Records are posted as the activator posts them: in batches to the control plane's socket, which answers when they are
+durable. The installation does not know that it is measured. The records are realistic: many replicas, several models,
+every outcome. `ExpectedBill` counts, independently of the ledger, what the bill must say.
 """
 
 import asyncio
@@ -30,25 +29,25 @@ from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
 
 TENANT: Final = "default"
-BATCH: Final = 5_000  # requests that are posted at once; what the ledger takes at most
+BATCH: Final = 5_000  # requests per post, which is the ledger's limit
 MODELS: Final = 20
-REPLICAS: Final = 40  # at a time
-SERVED: Final = 2_000  # requests in a replica's life
-ORPHANS_EVERY: Final = 100_000  # requests, of which the activator died with one or two
+REPLICAS: Final = 40  # replicas at a time
+SERVED: Final = 2_000  # requests in a replica's lifetime
+ORPHANS_EVERY: Final = 100_000  # of this many requests, an activator's death leaves one or two orphans
 STANDBY_US: Final = 400_000
 RESTORE_US: Final = 250_000
-ACTIVE_SHARE: Final = 1.25  # of the time that its requests used: a replica also waits while it is active
-ROW_BYTES: Final = 1_200  # of disk, at most: rows, indices and the log before a checkpoint
+ACTIVE_SHARE: Final = 1.25  # active time divided by the requests' time: a replica also waits while it is active
+ROW_BYTES: Final = 1_200  # the most disk per request: rows, indices, and the log before a checkpoint
 POST_S: Final = 300.0
-READ_S: Final = 6 * 3600.0  # for a command that reads every row
-IN_FLIGHT: Final = 2  # one is made and sent while the other is written
-EXAMINE_EVERY_S: Final = 0.05  # between looks at the process that reads the ledger
+READ_S: Final = 6 * 3600.0  # time limit of a command that reads every row
+IN_FLIGHT: Final = 2  # one batch is made and sent while the other is written
+EXAMINE_EVERY_S: Final = 0.05  # between two samples of the process that reads the ledger
 TELL_EVERY: Final = 250_000
 
 
 @dataclass(slots=True)
 class ExpectedBill:
-    """What the bill of the month must say."""
+    """The totals that the bill of the month must have."""
 
     requests: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -59,7 +58,7 @@ class ExpectedBill:
 
 @dataclass(slots=True)
 class _Replica:
-    """One that serves."""
+    """A replica that serves now."""
 
     runtime_id: str
     pid: int
@@ -71,7 +70,7 @@ class _Replica:
 
 
 class SyntheticMonth:
-    """Deterministic by its seed. `expected` is complete once `batches` is at its end."""
+    """Generates records, deterministic by its seed. `expected` is complete once `batches` has ended."""
 
     def __init__(self, requests: int, begin_us: int, end_us: int, seed: int = 1) -> None:
         self._requests = requests
@@ -85,7 +84,7 @@ class SyntheticMonth:
         self.expected = ExpectedBill()
 
     def batches(self) -> Iterator[tuple[tuple[RequestRecord, ...], tuple[LifetimeRecord, ...]]]:
-        """Requests in the order of their ends, and the lives of replicas that ended after them."""
+        """Yield requests in the order of their ends, and lifetimes of replicas that ended after them."""
         living = [self._bear(slot, self._begin_us) for slot in range(REPLICAS)]
         batch: list[RequestRecord] = []
         dead: list[LifetimeRecord] = []
@@ -186,7 +185,7 @@ class LedgerPlan(BenchPlan):
 
 
 class LedgerFigures(Figures, frozen=True):
-    """Seconds of wall clock; memory is the peak of resident bytes."""
+    """Wall-clock seconds, and peaks of resident memory in bytes."""
 
     requests: int
     lifetimes: int
@@ -194,8 +193,8 @@ class LedgerFigures(Figures, frozen=True):
     rows_per_s: float
     database_bytes: int
     first_report_s: float  # over HTTPS
-    report_s: float  # median of the following ones
-    report_command_s: float  # `kelvin billing report`, its start included
+    report_s: float  # median of the later reports
+    report_command_s: float  # `kelvin billing report`, including the start of the command
     controlplane_before_bytes: int
     controlplane_after_bytes: int
     verify_s: float
@@ -205,18 +204,18 @@ class LedgerFigures(Figures, frozen=True):
 
 
 def refusal(plan: LedgerPlan, free_disk: int, free_memory: int) -> str | None:
-    """Why there is no room for it."""
+    """Return why the database does not fit on the disk, or None."""
     return find_shortage(plan.requests * ROW_BYTES, 0, free_disk, free_memory)
 
 
 def run(plan: LedgerPlan, scratch: Path) -> LedgerFigures:
-    """Raises InstallationFailed, and BenchFailed where the ledger does not say what was put in, or a proof fails."""
+    """Run the bench. Raises InstallationFailed; BenchFailed if the bill is wrong or a proof fails."""
     with running_installation(scratch / "data") as kelvin:
         return _measure(plan, kelvin)
 
 
 def last_month(now: datetime) -> tuple[str, int, int]:
-    """YYYY-MM and its bounds in microseconds since 1970: a month that is over is nobody else's."""
+    """Return YYYY-MM of last month and its bounds in µs since 1970. That month is over, so it has no other records."""
     end = datetime(now.year, now.month, 1, tzinfo=UTC)
     begin = (end - timedelta(days=1)).replace(day=1)
     return begin.strftime("%Y-%m"), int(begin.timestamp()) * 1_000_000, int(end.timestamp()) * 1_000_000
@@ -259,7 +258,7 @@ def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerFigures:
 
 
 async def _fill(plan: LedgerPlan, kelvin: Installation, month: SyntheticMonth) -> None:
-    """Each batch is durable before the one after the next is sent."""
+    """Post all batches. At most IN_FLIGHT batches are not yet durable."""
     directory = SocketDirectory(kelvin.data / "run")
     control = ServiceClient(directory, "control.sock", "control plane")
     posting: set[asyncio.Task[None]] = set()
@@ -298,7 +297,7 @@ def _timed_report(kelvin: Installation, month: str) -> tuple[float, Any]:
 
 
 def _check(report: Any, expected: ExpectedBill) -> None:
-    """The bill is what was put in, and it balances."""
+    """Check that the bill has the expected totals and balances."""
     said = {
         "requests": report["requests"],
         "prompt_tokens": report["prompt_tokens"],
@@ -308,13 +307,13 @@ def _check(report: Any, expected: ExpectedBill) -> None:
     }
     wanted = {name: getattr(expected, name) for name in said}
     if said != wanted:
-        raise BenchFailed(f"the bill says {said}; what was put in is {wanted}")
+        raise BenchFailed(f"the bill says {said}; it must be {wanted}")
     if not report["balance"]["balanced"]:
         raise BenchFailed(f"the month does not balance: {report['balance']['problems'][:3]}")
 
 
 def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
-    """Seconds of a command, and the most memory of the process that reads the ledger for it, 0 where there is none."""
+    """Return the seconds of a command, and the peak memory of the process that reads the ledger for it, or 0."""
     peaks, began = [0], time.perf_counter()
     with sampling_thread(
         lambda: peaks.append(peak_resident_bytes("controlplane.ledger_check.check_program")), EXAMINE_EVERY_S
@@ -326,7 +325,7 @@ def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
 
 
 def table(found: LedgerFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     rows = (
         ("requests, lives", f"{found.requests:,}, {found.lifetimes:,}"),
         ("entered", f"{found.fill_s:.0f} s, {found.rows_per_s:,.0f} rows/s"),
@@ -347,12 +346,12 @@ def _mb(size: int) -> str:
 
 BENCH: Final = Bench(
     "ledger",
-    """A month of many requests: how fast it enters, is billed, verified and reconciled, in how much memory.
+    """Time how fast a month of many requests is entered, billed, verified and reconciled, and measure the memory.
 
     Takes up to 1.2 kB of disk per request, below $TMPDIR.
     """,
     (
-        option("--requests", 300_000, click.IntRange(1, 100_000_000), "In one month."),
+        option("--requests", 300_000, click.IntRange(1, 100_000_000), "Requests in the month."),
         option("--repeats", 5, click.IntRange(1, 1000), "Reports after the first."),
     ),
     LedgerPlan,

@@ -1,8 +1,8 @@
-"""`kelvin bench load`: bytes on a disk or in memory until a consumer has read every one of them; ours beside others'.
+"""`kelvin bench load`: time how long each loader takes until a consumer has read every byte of a model.
 
-All loaders of a size are measured in turn within one round, each round beginning with another one, and each from a
-state of the page cache that was made and checked. Ours is a lease of a running installation, of a version that was
-pushed to it; the others read the files that were pushed, which is the same tensors.
+All loaders of a size are measured in turn within one round. Each round begins with another loader, and the page cache
+is prepared and checked before each load. Kelvin leases a pushed version from a running installation; the other loaders
+read the pushed files, which hold the same tensors.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ NEED: Final = capacity_check.ResourceNeed(disk_times=5.0, memory_times=3.0)
 TENANT: Final = "default"
 MODEL: Final = "bench"
 CONSUMER_NOTE: Final = (
-    "consume: the same one thread sums the 64-bit words of all tensors; subtract it, or compare totals"
+    "consume: one thread sums the 64-bit words of all tensors, the same for all loaders; subtract it, or compare totals"
 )
 
 TAGS_NOTE: Final = (
@@ -61,7 +61,7 @@ class LoadPlan(BenchPlan):
 
 
 class _LoadRun:
-    """What came of it until now."""
+    """The results of a run so far."""
 
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
@@ -69,7 +69,7 @@ class _LoadRun:
         self.floors: ResultCollector[float] = ResultCollector(plan.tell)
 
     def figures(self) -> LoadFigures:
-        """Return those of the sizes until now."""
+        """Return the figures of the sizes so far."""
         absent = [MissingFigure(each.name, "not installed") for each in self.plan.contenders if not each.installed]
         return LoadFigures(
             rows_of(self.takes.figures, self.floors.figures),
@@ -80,7 +80,7 @@ class _LoadRun:
 
 
 def run(plan: LoadPlan, scratch: Path) -> LoadFigures:
-    """Measure all sizes. Raises InstallationFailed, ProgramFailed; smaller sizes were given to `known` by then."""
+    """Measure all sizes. Raises InstallationFailed, ProgramFailed. `known` has received the smaller sizes by then."""
     so_far = _LoadRun(plan)
     for size_bytes in plan.sizes_bytes:
         with scratch_directory(scratch) as place:
@@ -91,22 +91,22 @@ def run(plan: LoadPlan, scratch: Path) -> LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class _LoadFixture:
-    """One size: the files as the others read them, the version as ours does, and what all have to arrive at."""
+    """One size: the model in the form of each loader, and the checksum that all must reach."""
 
     kelvin: Installation | None
     size_bytes: int
-    paths: dict[str, Path | str]  # by what a contender's `file` is
+    paths: dict[str, Path | str]  # by `Contender.file`
     checksum: int
     programs: dict[str, Program]
 
     @property
     def installation(self) -> Installation:
-        """Only where ours is measured."""
+        """The installation, which runs only if Kelvin is measured."""
         assert self.kelvin is not None
         return self.kelvin
 
     def files(self, contender: Contender) -> list[Path]:
-        """What its bytes come from."""
+        """Return the files that a contender reads."""
         if contender.file == "version":
             return [path for path in self.installation.nvme_files() if path.stat().st_size]
         path = Path(self.paths[contender.file])
@@ -119,7 +119,7 @@ def _measure_size(so_far: _LoadRun, scratch: Path, size_bytes: int) -> None:
     plan.tell(f"making a model of {size_bytes / 1e9:g} GB")
     make_model(scratch / "model", size_bytes, plan.seed)
     weights = scratch / "model" / "model.safetensors"
-    size_bytes = weights.stat().st_size  # as close to what was asked for as its layers allow: rates are of it
+    size_bytes = weights.stat().st_size  # the real size, which differs from the requested one because layers are whole
     paths: dict[str, Path | str] = {"directory": scratch / "model", "safetensors": weights}
     if any(contender.file == "tensors" for contender in present):
         paths["tensors"] = scratch / "model.tensors"
@@ -155,9 +155,9 @@ def _start(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, stack: 
 
 
 def _fill(ground: _LoadFixture) -> None:
-    """All of the version in the NVMe tier: once it was leased, and once what was leased is written down."""
+    """Load the version, and wait until all of it is in the NVMe tier."""
     _load(ground, KELVIN, "cpu")
-    ground.installation.forget("host")  # waits for what is being admitted
+    ground.installation.forget("host")  # waits for admissions to end
 
 
 def _round(so_far: _LoadRun, ground: _LoadFixture, present: Sequence[Contender], reader: Program, turn: int) -> None:
@@ -178,17 +178,17 @@ def _take(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, state: S
         if answer["checksum"] != ground.checksum:
             raise ProgramFailed(f"WRONG BYTES: their sum is {answer['checksum']}, the file's {ground.checksum}")
         if contender is KELVIN and {name for name, size in answer["bytes_by_tier"].items() if size} != {tier}:
-            raise InstallationFailed(f"bytes came from {answer['bytes_by_tier']} where '{tier}' is measured")
+            raise InstallationFailed(f"bytes came from {answer['bytes_by_tier']} instead of '{tier}'")
         return LoadTiming(answer["load_s"], answer["consume_s"])
 
     so_far.takes.take((ground.size_bytes, state, contender.name), loaded)
 
 
 def _prepare(ground: _LoadFixture, contender: Contender, state: State) -> None:
-    """Raises PageCacheNotReady."""
+    """Prepare the state for a load. Raises PageCacheNotReady."""
     if contender is KELVIN:
         if state == "host":
-            _load(ground, KELVIN, "cpu")  # what comes next finds it there
+            _load(ground, KELVIN, "cpu")  # the measured load then finds it in host memory
             return
         ground.installation.forget("host")
     files = ground.files(contender)
@@ -201,7 +201,7 @@ def _load(ground: _LoadFixture, contender: Contender, device: str) -> Any:
 
 
 def _read_floors(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, reader: Program, state: State) -> None:
-    """Plain reads of the files that the first contender has just read: ours, where we are among them."""
+    """Measure plain reads of the files that the first contender (Kelvin, if it takes part) has just read."""
     files = ground.files(contender)
 
     def read(threads: int) -> float:
@@ -217,9 +217,9 @@ def _read_floors(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, r
 
 BENCH: Final = Bench(
     "load",
-    """From a disk or from memory until every byte was read: ours, and the loaders that a user would pick instead.
+    """Time loading a model from disk or memory until every byte was read, for Kelvin and rival loaders.
 
-    Whoever is not installed, fails, or gives other bytes is printed.
+    Loaders that are not installed, fail, or return wrong bytes are listed.
     """,
     (
         *SIZES,
@@ -232,7 +232,7 @@ BENCH: Final = Bench(
             "contenders",
             convert=lambda words: choose_contenders([name for name in words.split(",") if name]),
         ),
-        option("--device", "cpu", str, "Where tensors have to be: cpu, cuda or cuda:N."),
+        option("--device", "cpu", str, "Device of the tensors: cpu, cuda or cuda:N."),
     ),
     with_sizes(LoadPlan),
     run,

@@ -1,4 +1,4 @@
-"""`kelvin bench overload`: more than the replicas can do, step by step up to ten times: what is still answered?"""
+"""`kelvin bench overload`: raise the load step by step to ten times the replicas' capacity. What is still answered?"""
 
 import json
 import time
@@ -55,41 +55,41 @@ from coldstart_bench.report.order_statistics import quantile_of
 from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 from kelvin.process.option_types import FiniteNumber
 
-PRIORITIES: Final = ("interactive", "standard", "batch")  # who is shed last comes first
+PRIORITIES: Final = ("interactive", "standard", "batch")  # the first is shed last
 REFUSALS: Final = frozenset((429, 503, 504))
-GOODPUT: Final = 0.95  # of its peak, at the most load
-SLOT_EFFICIENCY: Final = 0.90  # of what the slots can do, or of what is asked for where that is less, at the most load
-FLAT: Final = 0.05  # by which memory may grow between the middle and the last third of the most load
-KEEPS_UP_S: Final = 0.05  # the loop's own lag up to which a step is what it says
-OTHERS: Final = 0.1  # of a step, from which on it is said that others had the core
-SETTLED: Final = 0.2  # of a step, before its figures count
-REQUEST_BYTES: Final = 1_000  # of memory, of this process and of the loop's
+GOODPUT: Final = 0.95  # least goodput at the highest load, relative to its peak
+SLOT_EFFICIENCY: Final = 0.90  # least goodput at the highest load, relative to capacity, or to demand if that is less
+FLAT: Final = 0.05  # largest growth of memory between the middle and the last third of the highest load
+KEEPS_UP_S: Final = 0.05  # with a larger delay of the open loop, the load of a step was not as planned
+OTHERS: Final = 0.1  # with a larger share of waiting for the core, a step gets a note
+SETTLED: Final = 0.2  # this first part of a step does not count for goodput
+REQUEST_BYTES: Final = 1_000  # memory per request in this process and in the open loop
 TENANT: Final = "loud"
 TOKENS: Final = 16
-MOST_CONNECTIONS: Final = 2048  # twice those that may wait; all are open before a step begins, and none after it has
+MOST_CONNECTIONS: Final = 2048  # twice the queue limit; all are opened before a step, none during it
 
 
 class LoadStep(msgspec.Struct, frozen=True):
-    """One load, as a multiple of what the replicas can do; shares are of what was sent of a rank."""
+    """Results at one load, given as a multiple of capacity. Shares are of the requests of one priority."""
 
     times: float
-    rate: float  # requests a second, asked for
+    rate: float  # requests per second that were due
     sent: int
-    good: int  # answered right, and in time
-    late: int  # answered right, too late
+    good: int  # correct answers in time
+    late: int  # correct answers after the deadline
     refused: dict[str, int]  # by code
-    wrong: int  # neither right nor refused with a code that says what to do
-    goodput: float  # tokens a second, of what was answered in time
-    answered: dict[str, float]  # the share of each rank that was answered in time
+    wrong: int  # neither a correct answer nor a proper refusal
+    goodput: float  # tokens per second of answers in time
+    answered: dict[str, float]  # share of each priority that was answered in time
     answered_p50_s: float | None
     answered_p99_s: float | None
-    refused_p99_s: float | None  # how long it took to be told
-    lag_p99_s: float | None  # of the open loop itself
-    held_up_p99_s: float | None  # that a request waited for a connection, of which the door left none free
-    door: CpuLoad | None  # of the activator's processor, from the first request to the last answer
-    loop: CpuLoad | None  # and of the open loop's
-    memory_middle: int | None  # peak of PSS in the middle third, bytes
-    memory_last: int | None  # and in the last one
+    refused_p99_s: float | None  # time until a refusal
+    lag_p99_s: float | None  # delay of the open loop itself
+    held_up_p99_s: float | None  # wait for a free connection
+    door: CpuLoad | None  # CPU load of the activator, from the first request to the last answer
+    loop: CpuLoad | None  # CPU load of the open loop
+    memory_middle: int | None  # peak of PSS in the middle third, in bytes
+    memory_last: int | None  # peak of PSS in the last third, in bytes
 
 
 class OverloadFigures(Figures, frozen=True):
@@ -97,20 +97,20 @@ class OverloadFigures(Figures, frozen=True):
 
     slots: int
     slot_s: float
-    tokens: int  # of each answer
+    tokens: int  # tokens per answer
     deadline_s: float
     steps: tuple[LoadStep, ...]
-    unrecorded: int  # answers without a usage record; below 0, records without an answer
+    unrecorded: int  # answers minus usage records; negative if there are more records
     memory_before: int | None
 
     @property
     def capacity_rps(self) -> float:
-        """Requests a second that the slots can do."""
+        """Requests per second that the slots can serve."""
         return self.slots / self.slot_s
 
 
 class StepParameters(msgspec.Struct, frozen=True):
-    """What a step asked for."""
+    """The planned load of a step."""
 
     times: float
     rate: float
@@ -128,7 +128,9 @@ def measure_step(
     began_ns: int,
     loop: CpuLoad | None = None,
 ) -> LoadStep:
-    """`right` and `ranks` are of each request of `sent`; `samples` are the door's, `loop` is the open loop's own."""
+    """Return the results of a step. `right` and `ranks` (priorities) belong to the requests of `sent`. `samples` are of
+    the activator, `loop` is the CPU load of the open loop.
+    """
     in_time = [each.is_ok and fine and each.took_s <= asked.deadline_s for each, fine in zip(sent, right, strict=True)]
     answered = [each for each, fine in zip(sent, right, strict=True) if each.is_ok and fine]
     refused = [each for each in sent if _is_refusal(each)]
@@ -159,7 +161,7 @@ def measure_step(
 
 
 def _is_refusal(sent: RequestResult) -> bool:
-    """With a code; who may come back is told when, or was told that its own time was over."""
+    """Return whether it is a proper refusal: with a code, and with Retry-After unless its deadline is over."""
     return (
         sent.status in REFUSALS
         and bool(sent.code)
@@ -178,7 +180,7 @@ def _peak(samples: Sequence[Sample], began_ns: int, from_s: float, to_s: float) 
 
 
 def judge(found: OverloadFigures) -> tuple[ClaimVerdict, ...]:
-    """The state is the most load, as a multiple of what the replicas can do."""
+    """Judge the figures. The state is the highest load, as a multiple of capacity."""
     most = max(found.steps, key=lambda step: step.times)
     peak = max(step.goodput for step in found.steps)
     done = most.goodput / (found.capacity_rps * found.tokens * min(1.0, most.times))
@@ -201,7 +203,7 @@ def _order(answered: Mapping[str, float], first: str, then: str, state: str) -> 
 
 
 def notes_of(steps: Sequence[LoadStep]) -> tuple[str, ...]:
-    """What makes a step's figures something else than the activator's."""
+    """Return notes about steps whose figures were affected by something other than the activator."""
     found = []
     for step in steps:
         if step.lag_p99_s is not None and step.lag_p99_s > KEEPS_UP_S:
@@ -213,7 +215,7 @@ def notes_of(steps: Sequence[LoadStep]) -> tuple[str, ...]:
 
 
 def table(found: OverloadFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as an aligned table."""
     head = (
         f"{found.slots} slots of {found.slot_s * 1e3:g} ms and {found.tokens} tokens: "
         f"{found.capacity_rps:g} requests/s, {found.capacity_rps * found.tokens:g} tokens/s; "
@@ -243,40 +245,40 @@ def table(found: OverloadFigures) -> str:
 
 def _ends_of(step: LoadStep) -> str:
     shares = ", ".join(f"{rank} {share:.0%}" for rank, share in step.answered.items())
-    codes = ", ".join(f"{code} {count}" for code, count in sorted(step.refused.items())) or "nobody"
+    codes = ", ".join(f"{code} {count}" for code, count in sorted(step.refused.items())) or "none"
     return f"{shares}; {codes}"
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadPlan(BenchPlan):
-    """Options of `kelvin bench overload`. `times` are multiples of what the slots can do."""
+    """Options of `kelvin bench overload`. `times` are multiples of capacity."""
 
     slots: int
     slot_s: float
     times: Sequence[float]
-    seconds: float  # of each step
+    seconds: float  # duration of each step
     deadline_s: float
 
 
 def parse_multiples(words: str) -> tuple[float, ...]:
-    """Numbers separated by commas, in order. Raises ValueError naming what is none."""
+    """Parse numbers separated by commas and sort them. Raises ValueError with the wrong text."""
     try:
         found = sorted({float(word) for word in words.split(",")})
     except ValueError:
         found = []
     if not found or not all(0 < each <= 100 for each in found):
-        raise ValueError(f"{words}: must be numbers above 0, of 100 at the most, separated by commas")
+        raise ValueError(f"{words}: must be numbers above 0 and at most 100, separated by commas")
     return tuple(found)
 
 
 def refusal(plan: OverloadPlan, free_disk: int, free_memory: int) -> str | None:
-    """Why there is no room for the requests of the largest step."""
+    """Return why memory does not suffice for the largest step, or None."""
     requests = max(plan.times) * plan.slots / plan.slot_s * plan.seconds
     return find_shortage(0, int(requests) * REQUEST_BYTES, free_disk, free_memory)
 
 
 def run(plan: OverloadPlan, scratch: Path) -> OverloadFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises InstallationFailed, ProgramFailed."""
     keys = keys_for((TENANT,))
     behind = UpstreamConfig(one_model(keys, plan.slots), plan.slot_s)
     with (
@@ -303,7 +305,7 @@ def _step(
     plan: OverloadPlan, times: float, door: ActivatorUnderTest, loop: OpenLoopClient, key: str, samples: list[Sample]
 ) -> LoadStep:
     rate = times * plan.slots / plan.slot_s
-    plan.tell(f"{times:g} times what they can do: {rate:.0f} requests/s for {plan.seconds:g} s")
+    plan.tell(f"{times:g} times the capacity: {rate:.0f} requests/s for {plan.seconds:g} s")
     arrivals = tuple((at, number % len(PRIORITIES)) for number, at in enumerate(constant(rate, plan.seconds)))
     waiting = int(min(MOST_CONNECTIONS, plan.slots + rate * plan.deadline_s))
     payloads = tuple(payload(key, rank, plan.deadline_s) for rank in PRIORITIES)
@@ -311,12 +313,12 @@ def _step(
     asked = StepParameters(times, rate, plan.seconds, TOKENS, plan.deadline_s)
     right = [ran.text(sent) == f"3 {TOKENS}" for sent in ran.sent]
     ranks = [PRIORITIES[sent.payload] for sent in ran.sent]
-    wait_for_sample(samples, time.monotonic_ns())  # the cost of a step ends with a sample after its last answer
+    wait_for_sample(samples, time.monotonic_ns())  # CPU load of a step needs a sample after its last answer
     return measure_step(asked, ran.sent, right, ranks, samples, ran.began_ns, ran.load)
 
 
 def payload(key: str, rank: str, deadline_s: float) -> RequestTemplate:
-    """A completion of that rank, which is worth nothing after the deadline."""
+    """Return a completion request of this priority and deadline."""
     body = {"model": MODEL, "prompt": "w1 w2 w3", "max_tokens": TOKENS}
     headers = {"x-kelvin-priority": rank, "x-kelvin-deadline-ms": str(int(deadline_s * 1e3))}
     return RequestTemplate(key, "/v1/completions", json.dumps(body), headers, who=rank)
@@ -324,15 +326,15 @@ def payload(key: str, rank: str, deadline_s: float) -> RequestTemplate:
 
 BENCH: Final = Bench(
     "overload",
-    """More load than the replicas can do, of all three priorities: what is answered in time, who is refused, and how
-    memory goes. Exit 1 where a line does not hold.""",
+    """Send more load than the replicas can serve, of all three priorities. Report which requests are answered in time
+    or refused, and the memory. Exits with 1 if a claim fails.""",
     (
-        option("--slots", 20, click.IntRange(1, 1024), "Of the replica."),
-        option("--slot-ms", 100.0, FiniteNumber(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
-        option("--times", "0.5,1,2,5,10", str, "What the slots can do, so often.", convert=parse_multiples),
-        option("--seconds", 10.0, FiniteNumber(0.5, 3600), "Of each step."),
+        option("--slots", 20, click.IntRange(1, 1024), "Slots of the replica."),
+        option("--slot-ms", 100.0, FiniteNumber(1, 60_000), "Time per request.", "slot_s", convert=lambda ms: ms / 1e3),
+        option("--times", "0.5,1,2,5,10", str, "Loads, as multiples of capacity.", convert=parse_multiples),
+        option("--seconds", 10.0, FiniteNumber(0.5, 3600), "Duration of each step."),
         option(
-            "--deadline-ms", 2000, click.IntRange(10, 600_000), "Of each request.", "deadline_s",
+            "--deadline-ms", 2000, click.IntRange(10, 600_000), "Deadline of each request.", "deadline_s",
             convert=lambda ms: ms / 1e3,
         ),
     ),

@@ -1,8 +1,8 @@
-"""`kelvin bench pool`: first token from zero by the start of a pod, as a Service of the version's own has it, and by a
-bind of a pod that waits. Same version, same store, in turn within one run, real processes.
+"""`kelvin bench pool`: time the first token from zero, by starting a pod of the version and by binding a waiting pod.
 
-What both have alike is left out: the report of the first request, the decision, the way of an order to a cluster. So is
-what a pod's start has alone: a scheduler, an image, a sandbox. So the true ratio is larger.
+Both use the same version and store and real processes, in turn within one run. Steps common to both are left out: the
+first request's report, the decision, and passing an order to a cluster. Steps of a pod's start alone are left out, too:
+scheduler, image, sandbox. So the real ratio is larger.
 """
 
 import http.client
@@ -54,20 +54,20 @@ NEED: Final = ResourceNeed(disk_times=5.0, memory_times=4.0)
 TENANT, MODEL = "default", "bench"
 PARK_S: Final = 60.0
 NOTE: Final = (
-    "no cluster: neither has what its control plane takes, nor the start of a pod its scheduling, image and sandbox; "
-    "both read the store through an empty cache of their own, the store's files may be in the page cache"
+    "no cluster: both lack the time of its control plane, and the start of a pod lacks scheduling, image and sandbox; "
+    "both read the store through an empty cache of their own, and the store's files may be in the page cache"
 )
 
 
 class PoolFigures(Figures, frozen=True):
-    """Both ways to a first token."""
+    """Times to the first token of both systems."""
 
     size_bytes: int
     rows: tuple[ColdRow, ...]
 
 
 def judge(found: PoolFigures) -> tuple[ClaimVerdict, ...]:
-    """How much sooner the first token comes; it does not decide."""
+    """Judge how much sooner the first token arrives. The claim does not decide."""
     medians = {row.system: row.median_s for row in found.rows}
     times = ratio_or_none(medians.get(OWN), medians.get(WAITING))
     claim = "first token from zero, a pod's start to a bind"
@@ -76,7 +76,7 @@ def judge(found: PoolFigures) -> tuple[ClaimVerdict, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """What pods of a run have in common: a place for what they keep, the store's URL, settings, certificates."""
+    """Common settings of all pods of a run: parent directory, store URL, environment, certificates."""
 
     place: Path
     store: str
@@ -86,7 +86,7 @@ class PodConfig:
 
 @contextmanager
 def running_pod(ground: PodConfig, version: str, name: str) -> Iterator[int]:
-    """Start a pod of the version. Yield its port once it takes requests. Nothing of it is left after the block."""
+    """Start a pod of the version and yield its port once it takes requests. Its files are removed after the block."""
     port = free_port()
     words = [version, "--tenant", TENANT, "--model", MODEL]
     with _pod(ground, words, name, port, {}, lambda: _takes_requests(port)):
@@ -95,7 +95,7 @@ def running_pod(ground: PodConfig, version: str, name: str) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class ParkedPod:
-    """One that waits; `pid` is its supervisor's."""
+    """A standby pod. `pid` is its supervisor's."""
 
     port: int
     orders: int
@@ -103,7 +103,7 @@ class ParkedPod:
     inner: Path
 
     def bind(self, take: BindPodRequest) -> None:
-        """Have the pod serve a version. Returns when it does. Raises InstallationFailed."""
+        """Bind a version. Returns once the pod serves it. Raises InstallationFailed."""
         self._order("POST", "/control/bind", encode(take))
 
     def release(self, take: BindPodRequest) -> None:
@@ -111,7 +111,7 @@ class ParkedPod:
         self._order("POST", "/control/release", encode(take))
 
     def waits(self) -> bool:
-        """Whether it takes an order now."""
+        """Return whether the pod would accept a version now."""
         try:
             return bool(json.loads(self._order("GET", "/control/state"))["state"] == "standby")
         except InstallationFailed:
@@ -119,7 +119,7 @@ class ParkedPod:
 
     def _order(self, method: str, path: str, body: bytes | None = None) -> bytes:
         tls, own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.inner / Role.CONTROLPLANE
-        tls.check_hostname = False  # what counts is the role
+        tls.check_hostname = False  # the role in the certificate is checked instead
         tls.load_verify_locations(own / "ca.crt")
         tls.load_cert_chain(own / "tls.crt", own / "tls.key")
         return _ask(http.client.HTTPSConnection(HOST, self.orders, timeout=CALL_S, context=tls), method, path, body)
@@ -127,7 +127,7 @@ class ParkedPod:
 
 @contextmanager
 def running_parked_pod(ground: PodConfig, name: str) -> Iterator[ParkedPod]:
-    """Start a pod that waits for a version. Yield it once it waits. Nothing of it is left after the block."""
+    """Start a standby pod and yield it once it waits. Its files are removed after the block."""
     port, orders = free_ports(2)
     more = {"KELVIN_STANDBY_LISTEN": f"{HOST}:{orders}", "KELVIN_INNER_TLS": str(ground.inner)}
     there = ParkedPod(port, orders, 0, ground.inner)
@@ -160,7 +160,7 @@ def _pod(
 
 
 def _takes_requests(port: int) -> bool:
-    """As an activator asks a pod that the cluster doesn't call ready yet."""
+    """Probe the pod as an activator does before the cluster reports the pod ready."""
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_S)
     try:
         return _ask(connection, "GET", "/healthz", None, PROBE) == b"queue"
@@ -169,7 +169,9 @@ def _takes_requests(port: int) -> bool:
 
 
 def first_token(port: int) -> tuple[float, str]:
-    """When it came, on `time.perf_counter`, and its text. The answer is read to its end. Raises InstallationFailed."""
+    """Return when the first token arrived (`time.perf_counter`), and its text. Reads the answer to its end. Raises
+    InstallationFailed.
+    """
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_S)
     with closing(connection), translate_call_errors(connection, "a completion of a pod"):
         connection.request("POST", "/v1/completions", json.dumps(BODY), {"x-kelvin-request-id": "bench"})
@@ -214,12 +216,12 @@ class PoolPlan(BenchPlan):
 
 
 def refusal(plan: PoolPlan, free_disk: int, free_memory: int) -> str | None:
-    """Why there is no room for it."""
+    """Return why disk or memory do not suffice, or None."""
     return find_shortage(NEED.disk(plan.size_bytes), NEED.memory(plan.size_bytes), free_disk, free_memory)
 
 
 def run(plan: PoolPlan, scratch: Path) -> PoolFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises InstallationFailed, ProgramFailed."""
     seconds: dict[str, list[float]] = {OWN: [], WAITING: []}
     ground, take = _make_sealed_version(plan, scratch)
     with running_parked_pod(ground, "parked") as parked:
@@ -237,7 +239,7 @@ def run(plan: PoolPlan, scratch: Path) -> PoolFigures:
 
 
 def _make_sealed_version(plan: PoolPlan, scratch: Path) -> tuple[PodConfig, BindPodRequest]:
-    """A sealed version in a store, which nothing runs beside any more."""
+    """Push and seal a version, then stop its installation. Return the pods' settings and the bind request."""
     plan.tell("making and pushing a model")
     make_model(scratch / "model", plan.size_bytes, plan.seed)
     settings = {"KELVIN_HOST_BYTES": str(plan.size_bytes + plan.size_bytes // 8 + (1 << 29))}
@@ -252,7 +254,7 @@ def _make_sealed_version(plan: PoolPlan, scratch: Path) -> tuple[PodConfig, Bind
 
 
 def _own(ground: PodConfig, take: BindPodRequest, turn: int) -> tuple[float, str]:
-    """From the start of its process to its first token."""
+    """Return the seconds from the start of the process to its first token, and the token's text."""
     began_s = time.perf_counter()
     with running_pod(ground, take.version, f"own-{turn}") as port:
         came_s, text = first_token(port)
@@ -260,7 +262,7 @@ def _own(ground: PodConfig, take: BindPodRequest, turn: int) -> tuple[float, str
 
 
 def _waiting(parked: ParkedPod, take: BindPodRequest) -> tuple[float, str]:
-    """From the order, its handshake included, to the first token; then it waits again."""
+    """Return the seconds from the bind, including its handshake, to the first token, and the text. Then release."""
     began_s = time.perf_counter()
     parked.bind(take)
     came_s, text = first_token(parked.port)
@@ -269,9 +271,9 @@ def _waiting(parked: ParkedPod, take: BindPodRequest) -> tuple[float, str]:
 
 
 def _rest(parked: ParkedPod) -> None:
-    """It waits, and has done what it does when it begins to: a start is measured from rest."""
+    """Wait until the standby is parked and idle, so that a start is measured from rest."""
     rest = IdleDetector()
-    # Not asked while it is looked at: it would answer.
+    # Two steps: probing the pod while its CPU time is sampled would keep it busy.
     if not poll_until_true(parked.waits, PARK_S) or not poll_until_true(
         lambda: rest.is_idle(cpu_ticks(child_commands(parked.pid)), time.monotonic()), PARK_S
     ):
@@ -280,7 +282,7 @@ def _rest(parked: ParkedPod) -> None:
 
 BENCH: Final = Bench(
     "pool",
-    """First token from zero by the start of a pod, and by a bind of one that waits.""",
+    """Time the first token from zero, by starting a pod and by binding a waiting pod.""",
     (
         option(
             "--size", 0.1, FiniteNumber(0.05, 22), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)

@@ -1,7 +1,7 @@
-"""`kelvin drill recovery`: a real installation is killed and loses its database, then its whole data directory.
+"""`kelvin drill recovery`: kill a real installation that then loses its database, and later its whole data directory.
 
-An outside client counts what it was answered; after each restore the bill has to say the same, the ledger's chains have
-to end where they ended, and the keys of before have to work. What is stated is in `STATED`.
+A client counts its answers. After each restore the bill must agree with that count, the ledger's chains must end where
+they ended, and old API keys must work. The documented objectives are in `STATED`.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ PATIENCE_S: Final = 120.0
 SETTLE_S: Final = 20.0
 REQUESTS_AFTER_BACKUP: Final = 3  # requests after the newest backup
 TRIES: Final = 10
-EVERY_S: Final = 8.0  # between backups, in the drill
+EVERY_S: Final = 8.0  # interval of backups in the drill
 
 
 class StatedObjectives(msgspec.Struct, frozen=True):
-    """What the documentation promises: how much is lost, and for how long nothing answers."""
+    """Documented recovery objectives: how much may be lost (RPO), and how long recovery may take (RTO)."""
 
     ledger_rpo_records: int = 0
     ledger_rto_s: float = 900.0
@@ -55,25 +55,25 @@ STATED: Final = StatedObjectives()
 
 
 class RecoveryCase(msgspec.Struct):
-    """One loss and the way back. `failures` are sentences on what is not as it was before; times are None where it did
-    not get so far.
+    """One loss and its recovery. `failures` are sentences about differences from before. A time is None if the recovery
+    did not get so far.
     """
 
     lost: str
-    exposed_s: float  # from the last answer until no record was in the data directory alone
+    exposed_s: float  # from the last answer until every record was also outside of the data directory
     registry_age_s: float  # of the newest backup when the installation was killed
     answered: int = 0  # requests, by the client's count
     billed: int = 0
     tokens_answered: int = 0
     tokens_billed: int = 0
     restore_s: float | None = None
-    ready_s: float | None = None  # from the beginning of the restore to `kelvin up`'s ready line
-    answer_s: float | None = None  # and to the first right answer, from zero
+    ready_s: float | None = None  # from the start of the restore to the ready line of `kelvin up`
+    answer_s: float | None = None  # from the start of the restore to the first correct answer
     failures: list[str] = []
 
 
 class DrillFigures(Figures, frozen=True):
-    """All losses. There was a backup every `every_s`."""
+    """All losses. A backup was made every `every_s` seconds."""
 
     stated: StatedObjectives
     every_s: float
@@ -81,12 +81,12 @@ class DrillFigures(Figures, frozen=True):
 
 
 def judge(found: DrillFigures) -> tuple[ClaimVerdict, ...]:
-    """The state is what was lost."""
+    """Judge all losses. The state is what was lost."""
     return tuple(verdict for case in found.cases for verdict in _judged(case, found.stated, found.every_s))
 
 
 def _judged(case: RecoveryCase, stated: StatedObjectives, every_s: float) -> tuple[ClaimVerdict, ...]:
-    """A backup may take a fifth of the stated time beside the interval of the drill."""
+    """Judge one loss. A backup may take a fifth of the stated RPO, in addition to the drill's interval."""
     records, tokens = abs(case.answered - case.billed), abs(case.tokens_answered - case.tokens_billed)
     age_s = every_s + stated.registry_rpo_s / 5
     return (
@@ -100,7 +100,7 @@ def _judged(case: RecoveryCase, stated: StatedObjectives, every_s: float) -> tup
 
 
 def table(found: DrillFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as text for people."""
     lines = []
     for case in found.cases:
         restored, ready, right = (cell(each, "{:.1f} s") for each in (case.restore_s, case.ready_s, case.answer_s))
@@ -117,7 +117,7 @@ def table(found: DrillFigures) -> str:
 
 @dataclass(slots=True)
 class CountingClient:
-    """Asks, and counts for itself: an answer of the tiny tokenizer has a word for each token."""
+    """Sends requests and counts answers and tokens. The tiny tokenizer has one word per token."""
 
     model: str
     began_s: float = field(default_factory=time.time)
@@ -126,7 +126,7 @@ class CountingClient:
     text: str = ""
 
     def ask(self, door: HttpsClient, times: int) -> None:
-        """Raises InstallationFailed."""
+        """Send requests. Raises InstallationFailed."""
         for _ in range(times):
             self.text = door.complete(self.model, PROMPT, TOKENS)
             self.answered += 1
@@ -146,7 +146,7 @@ LOSSES: Final[dict[str, Callable[[Path], None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class DrillPlan(BenchPlan):
-    """How many requests before each backup."""
+    """Options of the drill: the number of requests before each backup."""
 
     requests: int
 
@@ -157,7 +157,7 @@ def drill(
     losses: Sequence[str] = tuple(LOSSES),
     damage_backups: Callable[[Path], None] | None = None,
 ) -> DrillFigures:
-    """The losses, one after the other. `damage_backups` is what a control does to the backups first."""
+    """Run all losses, one after the other. A negative control damages the backups first with `damage_backups`."""
     place, store, data = scratch / "backups", scratch / "store", scratch / "data"
     settings = {
         "KELVIN_BACKUP": str(place),
@@ -195,17 +195,16 @@ def drill(
 
 @dataclass(frozen=True, slots=True)
 class StateBeforeKill:
-    """What was so when the installation was killed."""
+    """The state when the installation was killed."""
 
     exposed_s: float
     registry_age_s: float
-    chains: dict[str, tuple[int, str]]  # by month: links, and the digest of the last
+    chains: dict[str, tuple[int, str]]  # by month: number of links, and the last digest
 
 
 def _run_until_kill(kelvin: Installation, place: Path, client: CountingClient, requests: int) -> StateBeforeKill:
-    """Ask, let a backup be made, ask again, kill: the last records are in no backup but in the journal alone.
-
-    Raises InstallationFailed.
+    """Send requests, wait for a backup, send more, kill. The last records are then only in the journal. Raises
+    InstallationFailed.
     """
     client.ask(kelvin.door, requests)
     for _ in range(TRIES):
@@ -218,7 +217,7 @@ def _run_until_kill(kelvin: Installation, place: Path, client: CountingClient, r
         exposed_s = time.monotonic() - last
         chains = {month["month"]: (month["links"], month["chain"]) for month in _verified(kelvin)["months"]}
         if _newest_s(place) == newest:
-            break  # else that one has the last records, and the journal would not be put to the test
+            break  # a newer backup would hold the last records, and the journal would not be tested
     else:
         raise InstallationFailed(f"{TRIES} times a backup was made while the last requests were entered")
     age_s = time.time() - _newest_s(place)
@@ -227,7 +226,7 @@ def _run_until_kill(kelvin: Installation, place: Path, client: CountingClient, r
 
 
 def _restore_and_compare(place: Path, data: Path, seen: StateBeforeKill, case: RecoveryCase) -> bool:
-    """Run the command, and compare the ends of the chains with those of before. False where nothing was restored."""
+    """Restore, and compare the ends of the chains with those before. Return False if nothing was restored."""
     code, out, err = run_command(data, "restore", str(place), "--replace", "--json")
     if code != 0:
         case.failures.append(f"kelvin restore exited with {code}: {err.strip()}")
@@ -242,7 +241,7 @@ def _restore_and_compare(place: Path, data: Path, seen: StateBeforeKill, case: R
 
 
 def _check_answer(kelvin: Installation, client: CountingClient, key: str, case: RecoveryCase) -> None:
-    """A request with the key of before, from zero, and one with a key that was made while it ran."""
+    """Send a request from zero with the old key, and one with a key that was created while it ran."""
     before = client.text
     client.ask(kelvin.door, 1)
     if client.text != before:
@@ -259,8 +258,8 @@ def _check_answer(kelvin: Installation, client: CountingClient, key: str, case: 
 
 
 def _compare(kelvin: Installation, client: CountingClient, case: RecoveryCase) -> None:
-    """The bill with the client's own count, and the ledger with itself."""
-    with contextlib.suppress(InstallationFailed):  # what is missing is judged
+    """Compare the bill with the client's count, and verify the ledger."""
+    with contextlib.suppress(InstallationFailed):  # a missing request fails a claim instead
         kelvin.wait(lambda: _billed(kelvin, client).requests >= client.answered, "the bill has every request", SETTLE_S)
     case.answered, case.tokens_answered = client.answered, client.tokens
     billed = _billed(kelvin, client)
@@ -270,12 +269,12 @@ def _compare(kelvin: Installation, client: CountingClient, case: RecoveryCase) -
 
 
 def _billed(kelvin: Installation, client: CountingClient) -> BillTotals:
-    """Of the months in which the drill ran."""
+    """Return the bill of all months in which the drill ran."""
     return sum(map(bill_totals_of, kelvin.bills(client.began_s)), BillTotals())
 
 
 def _verified(kelvin: Installation) -> Any:
-    """The ledger's own proof; a long one is asked for until it is done."""
+    """Return the ledger's verification. Poll until a long one has finished."""
     found: list[Any] = []
 
     def is_done() -> bool:
@@ -287,7 +286,7 @@ def _verified(kelvin: Installation) -> Any:
 
 
 def _backlog(kelvin: Installation) -> float:
-    """Usage records that the ledger has not acknowledged."""
+    """Return the number of usage records that the ledger has not acknowledged."""
     lines = kelvin.admin.text("/admin/v1/metrics").splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("kelvin_spool_backlog_records"))
 
@@ -298,12 +297,12 @@ def _new_key(kelvin: Installation) -> str:
 
 
 def _newest_s(place: Path) -> float:
-    """When the newest backup was whole; 0 before the first."""
+    """Return when the newest backup was completed (Unix time). 0 before the first one."""
     return max((path.stat().st_mtime for path in place.glob("kelvin-*.backup")), default=0.0)
 
 
 def _kill(kelvin: Installation, place: Path) -> None:
-    """SIGKILL to the supervisor; returns once the control plane and all others are gone."""
+    """Kill the supervisor with SIGKILL. Return once all its processes are gone."""
     os.kill(int((kelvin.data / "lock").read_text()), signal.SIGKILL)
 
     def is_gone() -> bool:
@@ -321,9 +320,9 @@ def _running_installation(data: Path, store: Path, settings: dict[str, str]) -> 
 
 BENCH: Final = Bench(
     "recovery",
-    """Lose the database, then the whole data directory, of an installation of its own; exit 1 where more was lost, or
-    it took longer, than the documentation states.""",
-    (option("--requests", 20, click.IntRange(1, 100_000), "Before each backup."),),
+    """Lose the database, then the whole data directory, of a temporary installation, and restore it. Exits with 1 if
+    more is lost, or it takes longer, than the documentation states.""",
+    (option("--requests", 20, click.IntRange(1, 100_000), "Requests before each backup."),),
     DrillPlan,
     drill,
     table,

@@ -1,4 +1,4 @@
-"""`kelvin bench soak`: an installation under load while processes die, clients stall and the clock is stepped."""
+"""`kelvin bench soak`: run an installation under load while processes die, clients stall and the clock is stepped."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 from kelvin.process.option_types import FiniteNumber
 
 WORD: Final = re.compile(r"w\d+|<s>|</s>|<unk>")
-# What a client may be told while something behind the door, or the door itself, is away.
+# Error codes that a client may get while the activator, or a process behind it, is down.
 RIGHT_ERRORS: Final = frozenset(
     (
         "breaker_open",
@@ -74,7 +74,7 @@ RIGHT_ERRORS: Final = frozenset(
 MODEL: Final = "soak"
 STALL_S: Final = 3
 SHORT, LONG = 12, 120  # tokens
-# Each with its share of the requests, in percent.
+# Reader, tokens, and share of the requests in percent.
 MIX: Final = (
     (ReaderKind.QUICK, SHORT, 80),
     (ReaderKind.QUICK, LONG, 8),
@@ -83,7 +83,7 @@ MIX: Final = (
 )
 SETTLED_S: Final = 60.0
 PATIENCE_S: Final = 60.0
-COMMAND_S: Final = 3600.0  # for a command that reads all that a long soak has left
+COMMAND_S: Final = 3600.0  # time limit of a command that reads all data of a long soak
 NO_REDIS_NOTE: Final = "redis-server is not installed: it was not killed, and limits were not shared"
 
 
@@ -92,20 +92,22 @@ class SoakFigures(Figures, frozen=True):
 
     seconds: float
     sent: int
-    answered: int  # whole; those with another text are in `wrong`, too
-    told: dict[str, int]  # ended otherwise, by what the client saw
-    wrong: tuple[str, ...]  # ended as nothing may
+    answered: int  # complete answers; those with another text are in `wrong`, too
+    told: dict[str, int]  # code to number of requests that were not answered
+    wrong: tuple[str, ...]  # requests that ended in a way that is never allowed
     answered_p50_s: float | None
     answered_p99_s: float | None
     events: tuple[FaultEvent, ...]
-    bill: tuple[str, ...]  # in which it does not agree
-    left: tuple[str, ...]  # what is left of it
-    memory: MemoryUse | None  # of the activator, before and at rest again
-    again: float  # share of what was asked after the last fault that was answered right
+    bill: tuple[str, ...]  # differences of the bill
+    left: tuple[str, ...]  # leftovers
+    memory: MemoryUse | None  # the activator's memory, before and at rest again
+    again: float  # share of correct answers after the last fault
 
 
 def find_wrong_end(sent: RequestResult, text: str, right: str, reader: ReaderKind) -> str | None:
-    """Why it ended as nothing may; None where it is right: the whole text, or a part of it and why it is no more."""
+    """Return why a request ended in a forbidden way, or None. The right text, or part of it and a valid code, is
+    allowed.
+    """
     if sent.is_ok:
         return None if text == right else f"another text: {text[:60]!r}"
     if not right.startswith(text):
@@ -118,8 +120,10 @@ def find_wrong_end(sent: RequestResult, text: str, right: str, reader: ReaderKin
 
 
 def bill_bounds_for(sent: RequestResult, text: str, limit: int, reader: ReaderKind) -> BillBounds:
-    """What the bill may have of it. Who read all that came is held to its own count; of who did not, the kernel may
-    have more. A refusal before anybody knew who asked has no record, and neither has what never got to the door.
+    """Return the bounds of the bill for one request.
+
+    A client that read everything is held to its own count; for other readers, the kernel may have buffered more. A
+    refusal before authentication has no record, nor has a request that never reached the activator.
     """
     if sent.sent_us is None or sent.code == NO_DOOR:
         return BillBounds()
@@ -139,7 +143,7 @@ def bill_bounds_for(sent: RequestResult, text: str, limit: int, reader: ReaderKi
 
 
 def figures_of(seconds: float, sent: Sequence[RequestResult], **found: Any) -> SoakFigures:
-    """With what is counted of the requests; `found` are the other fields."""
+    """Return the figures, with counts over the requests. `found` are the other fields."""
     took = [each.took_s for each in sent if each.is_ok]
     told = Counter(each.code for each in sent if not each.is_ok)
     p50_s, p99_s = quantile_of(took, 0.5), quantile_of(took, 0.99)
@@ -147,7 +151,7 @@ def figures_of(seconds: float, sent: Sequence[RequestResult], **found: Any) -> S
 
 
 def judge(found: SoakFigures) -> tuple[ClaimVerdict, ...]:
-    """The state is how much was done to it."""
+    """Judge the figures. The state is the number of faults."""
     state = f"{len(found.events)} faults"
     down = sum(event.whole_after_s is None for event in found.events)
     done = sum(not event.failed for event in found.events)
@@ -164,7 +168,7 @@ def judge(found: SoakFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def table(found: SoakFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as text for people."""
     told = ", ".join(f"{code} {count}" for code, count in sorted(found.told.items())) or "none"
     p50, p99 = (cell(each, "{:.2f} s") for each in (found.answered_p50_s, found.answered_p99_s))
     lines = [
@@ -183,16 +187,16 @@ def table(found: SoakFigures) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan(BenchPlan):
-    """How long, how much, how often something is done to it."""
+    """Duration, request rate, and interval of faults."""
 
     seconds: float
-    rate: float  # requests a second
-    every_s: float  # a fault
+    rate: float  # requests per second
+    every_s: float  # seconds between faults
     seed: int
 
 
 def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises InstallationFailed, ProgramFailed."""
     data, clock = scratch / "data", SteppedClock(scratch / "clock")
     plan.tell("making and pushing a model")
     make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
@@ -211,13 +215,13 @@ def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
             ran, events = _run_under_faults(plan, kelvin, loop, payloads, faults)
             clock.step(0)
             faults.recovery_time_s(time.monotonic())
-            # An installation that refuses all from then on refuses rightly.
+            # Refusals are allowed under faults, so also check that requests succeed afterwards.
             after = loop.run_sequentially(kelvin.port, payloads, PATIENCE_S)
             bounds = _bounds(ran, payloads) + _bounds(after, payloads, ReaderKind.QUICK)
-            _differences(kelvin, before, bounds)  # until all is told, or it takes too long
+            _differences(kelvin, before, bounds)  # waits until all usage is reported, or until SETTLED_S
             samples += _sampled(kelvin)
             bill = _closing(kelvin)
-            bill += _differences(kelvin, before, bounds)  # what replicas wrote at their end is in it, too
+            bill += _differences(kelvin, before, bounds)  # now also with the last records of the replicas
             left = find_unfinished_writes(data) + find_stray_sockets(data)
         left += find_leftovers(data)
     wrong = [
@@ -254,7 +258,7 @@ def _run_under_faults(
     payloads: Sequence[RequestTemplate],
     faults: FaultInjector,
 ) -> tuple[LoadResult, list[FaultEvent]]:
-    chance = Random(plan.seed)  # noqa: S311 - a load, no secret
+    chance = Random(plan.seed)  # noqa: S311 - no secret
     when = poisson(plan.rate, plan.seconds, chance)
     whose = chance.choices(range(len(MIX)), [share for _, _, share in MIX], k=len(when))
     asked = OpenLoopPlan(kelvin.port, tuple(payloads), tuple(zip(when, whose, strict=True)), 4, 512, PATIENCE_S)
@@ -270,7 +274,7 @@ def _run_under_faults(
 
 
 def _bounds(ran: LoadResult, payloads: Sequence[RequestTemplate], reader: ReaderKind | None = None) -> BillBounds:
-    """What the bill may have of all requests, by the readers of their payloads or by this one."""
+    """Return the bounds of the bill for all requests. `reader` overrides the readers of their payloads."""
     found = BillBounds()
     for sent in ran.sent:
         payload = payloads[sent.payload]
@@ -280,18 +284,18 @@ def _bounds(ran: LoadResult, payloads: Sequence[RequestTemplate], reader: Reader
 
 
 def billed(kelvin: Installation) -> BillTotals:
-    """What is on the bills of all months since it began: a soak may be one of two months."""
+    """Return the bill of all months since the installation began: a soak may cross the end of a month."""
     return sum(map(bill_totals_of, kelvin.bills(kelvin.began_s)), BillTotals())
 
 
 def _settled(kelvin: Installation) -> BillTotals:
-    """What is on the bill once what was asked so far is."""
+    """Return the bill once the reference requests are on it."""
     kelvin.wait(lambda: billed(kelvin).requests >= len(MIX), "what was asked is on the bill")
     return billed(kelvin)
 
 
 def _differences(kelvin: Installation, before: BillTotals, bounds: BillBounds) -> list[str]:
-    """Once it has had time to hear of everything."""
+    """Return the differences of the bill, after it had SETTLED_S to agree."""
 
     def wrong() -> list[str]:
         try:
@@ -303,7 +307,7 @@ def _differences(kelvin: Installation, before: BillTotals, bounds: BillBounds) -
 
 
 def _closing(kelvin: Installation) -> list[str]:
-    """What the commands find that check bill, ledger and store, once nothing runs."""
+    """Stop the model, then return what the commands that check bill, ledger and store find."""
     kelvin.to_zero(MODEL)
 
     def is_closed() -> bool:
@@ -312,13 +316,13 @@ def _closing(kelvin: Installation) -> list[str]:
     kelvin.wait(is_closed, "every life is recorded", WHOLE_S)
     found: list[str] = []
     for words in (("billing", "report"), ("billing", "verify"), ("fsck",)):
-        # What a replica wrote at its end comes by itself.
+        # Retry: the last records of a replica arrive later.
         found += filter(None, [remaining(partial(wrong_command, kelvin.data, *words), SETTLED_S)])
     return found
 
 
 def wrong_command(data: Path, *words: str, limit_s: float = COMMAND_S) -> str | None:
-    """What is wrong with a command's end; None where it ends with 0."""
+    """Return what is wrong if a command does not exit with 0, else None."""
     try:
         code, out, err = run_command(data, *words, limit_s=limit_s)
     except InstallationFailed as failed:
@@ -329,20 +333,20 @@ def wrong_command(data: Path, *words: str, limit_s: float = COMMAND_S) -> str | 
 
 
 def _sampled(kelvin: Installation) -> list[Sample]:
-    """Of the activator, at rest."""
+    """Return a sample of the activator at rest."""
     sample = try_sample(kelvin.pid_of("activator"))
     return [] if sample is None else [sample]
 
 
 BENCH: Final = Bench(
     "soak",
-    """An installation under load whose processes are killed in turn, whose clients stall and whose clock is stepped:
-    how each request ended, and whether the bill agrees. Exit 1 where a line does not hold.""",
+    """Run an installation under load while its processes are killed in turn, clients stall and the clock is stepped.
+    Report how each request ended, and whether the bill agrees. Exits with 1 if a claim fails.""",
     (
-        option("--seconds", 600.0, FiniteNumber(5, 604_800), "Of load."),
-        option("--rate", 10.0, FiniteNumber(0.1, 1000), "Requests a second."),
-        option("--every", 10.0, FiniteNumber(1, 3600), "Seconds to a fault.", "every_s"),
-        option("--seed", 1, int, "Of what is drawn."),
+        option("--seconds", 600.0, FiniteNumber(5, 604_800), "Duration of the load."),
+        option("--rate", 10.0, FiniteNumber(0.1, 1000), "Requests per second."),
+        option("--every", 10.0, FiniteNumber(1, 3600), "Seconds between faults.", "every_s"),
+        option("--seed", 1, int, "Seed of the random load."),
     ),
     SoakPlan,
     run,

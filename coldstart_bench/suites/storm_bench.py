@@ -1,8 +1,8 @@
-"""`kelvin bench storm`: many models missing at once at several cache agents.
+"""`kelvin bench storm`: request many uncached models at once from several cache agents.
 
-Each agent has a directory of its own, as if it were a node. All read one store behind a line of a given rate, first
-each for itself and then as peers of one another. The store counts what it sends to whom. Many requests for one model
-are `kelvin bench burst`.
+Each agent has its own directory, as if it were a node. All read one store with limited bandwidth: first each for
+itself, then as peers of one another. The store counts what it sends to each agent. `kelvin bench burst` measures many
+requests for one model.
 """
 
 import contextlib
@@ -29,24 +29,24 @@ from coldstart_bench.suites.bench_runner import Bench, BenchPlan, option
 from kelvin.process.option_types import FiniteNumber
 from kelvin.process.python_command import python_command
 
-ONCE: Final = 1.01  # a hedged range may be asked for twice
+ONCE: Final = 1.01  # above 1, because a hedged read may read a range twice
 ABOUT_ONCE: Final = 1.10
 UNFAIR: Final = 0.20
 TENANT: Final = "default"
 CHUNK_BYTES: Final = 8 << 20
 SLAB_BYTES: Final = 64 << 20
-LINE_NOTE: Final = "one store for all agents, on this machine: its line is theirs together, and so is the processor"
+LINE_NOTE: Final = "all agents share one store on this machine, its bandwidth, and the CPU"
 
 
 class NodeTraffic(msgspec.Struct, frozen=True):
-    """One agent: bytes of packs that left the store for it, and how many of them it had not had before."""
+    """Bytes of packs that the store sent to one agent, and how many of them for the first time."""
 
     sent_bytes: int
     distinct_bytes: int
 
 
 class MissRound(msgspec.Struct, frozen=True):
-    """Many models missing at once, at each of the agents: seconds until each lease, by agent."""
+    """One round of many uncached models at each agent, with the seconds until each lease, by agent."""
 
     models: int
     model_bytes: int
@@ -54,18 +54,18 @@ class MissRound(msgspec.Struct, frozen=True):
     finished_s: tuple[tuple[float, ...], ...]
     failures: tuple[str, ...]
     nodes: tuple[NodeTraffic, ...]
-    store: NodeTraffic  # what left it in all
+    store: NodeTraffic  # traffic to all agents together
 
 
 class StormFigures(Figures, frozen=True):
     """Figures of both rounds."""
 
     miss: MissRound  # each agent for itself
-    peered: MissRound  # the same, of agents that are one another's peers
+    peered: MissRound  # agents are peers of one another
 
 
 def fair_finishes(sizes: Sequence[int], rate: float) -> tuple[float, ...]:
-    """When each would be through, were the line shared equally among all that are not: processor sharing."""
+    """Return when each transfer would end if all unfinished ones shared the bandwidth equally (processor sharing)."""
     order, finishes, at, done = sorted(range(len(sizes)), key=sizes.__getitem__), [0.0] * len(sizes), 0.0, 0
     for place, number in enumerate(order):
         at += (sizes[number] - done) * (len(sizes) - place) / rate
@@ -75,17 +75,17 @@ def fair_finishes(sizes: Sequence[int], rate: float) -> tuple[float, ...]:
 
 
 def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
-    """The largest distance from the fair finish, as a part of it; the line's rate is all bytes by the last finish."""
+    """Return the largest relative distance from the fair finish. The rate is all bytes divided by the last finish."""
     rate = sum(sizes) / max(finished_s)
     fair = fair_finishes(sizes, rate)
     return max(abs(was - should) / should for was, should in zip(finished_s, fair, strict=True))
 
 
 def judge(found: StormFigures) -> tuple[ClaimVerdict, ...]:
-    """Whether each lease was granted decides; "at most" says nothing where nothing was read."""
+    """Judge the figures. Only granted leases decide; the other claims mean nothing if nothing was read."""
     miss = found.miss
     size = miss.model_bytes
-    # A node that read nothing is the worst of all: then the line is not measured.
+    # A node that read nothing counts as the worst: its value is None, so the claim is not measured.
     worst = max((_times(node) for node in miss.nodes), key=lambda times: times or math.inf, default=None)
     in_all = _times(found.peered.store)
     failed = len(miss.failures) + len(found.peered.failures)
@@ -99,12 +99,12 @@ def judge(found: StormFigures) -> tuple[ClaimVerdict, ...]:
 
 
 def _times(node: NodeTraffic) -> float | None:
-    """That a byte left the store; None where none did."""
+    """Return how often a byte left the store on average. None if none did."""
     return node.sent_bytes / node.distinct_bytes if node.sent_bytes and node.distinct_bytes else None
 
 
 def table(found: StormFigures) -> str:
-    """Return the figures as the text that a person reads."""
+    """Return the figures as text for people."""
     return "\n".join([*_lines(found.miss, "each for itself"), *_lines(found.peered, "peers of one another")])
 
 
@@ -135,29 +135,29 @@ class StormPlan(BenchPlan):
 
 
 def disk_bytes(plan: StormPlan) -> int:
-    """What it takes below $TMPDIR: the store, and an NVMe tier for each agent."""
+    """Return the bytes needed in $TMPDIR: the store, and an NVMe tier per agent."""
     return (plan.agents + 1) * plan.models * plan.model_bytes + (2 << 30)
 
 
 def memory_bytes(plan: StormPlan) -> int:
-    """A host tier for each agent, and the store's files in the page cache."""
+    """Return the bytes of memory needed: a host tier per agent, and the store in the page cache."""
     return (plan.agents + 1) * (plan.models * plan.model_bytes + 3 * SLAB_BYTES) + (3 << 30)
 
 
 def refusal(plan: StormPlan, free_disk: int, free_memory: int) -> str | None:
-    """Why there is no room for it."""
+    """Return why disk or memory do not suffice, or None."""
     return find_shortage(disk_bytes(plan), memory_bytes(plan), free_disk, free_memory)
 
 
 def run(plan: StormPlan, scratch: Path) -> StormFigures:
-    """Raises InstallationFailed, ProgramFailed."""
+    """Run both rounds. Raises InstallationFailed, ProgramFailed."""
     versions = _publish(plan, scratch / "store")
     miss, peered = (_measure_miss(plan, scratch, versions, peered=each) for each in (False, True))
     return StormFigures(miss, peered, notes=(LINE_NOTE,))
 
 
 def _publish(plan: StormPlan, store: Path) -> list[str]:
-    """The versions that will be missing."""
+    """Publish the versions, and return their digests."""
     plan.tell(f"making {plan.models} versions of {plan.model_bytes / 1e6:.0f} MB")
     sizes = map(str, (plan.models, plan.model_bytes, min(CHUNK_BYTES, plan.model_bytes), 1))
     found: list[str] = json.loads(program_output("coldstart_bench.programs.publish_versions", store, TENANT, *sizes))
@@ -165,7 +165,7 @@ def _publish(plan: StormPlan, store: Path) -> list[str]:
 
 
 def _measure_miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered: bool) -> MissRound:
-    """Agents that have nothing, and a store that has counted nothing yet."""
+    """Measure a round with empty agents and a store whose counts are 0."""
     names = [f"{'peer' if peered else 'node'}{number}" for number in range(plan.agents)]
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Program("throttled_store", str(scratch / "store"), str(plan.line_bytes_s)))
@@ -176,7 +176,7 @@ def _measure_miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered
             for name in names
         ]
         client = stack.enter_context(Program("lease_storm"))
-        plan.tell(f"{plan.agents} agents{', peers,' if peered else ''} are asked for all of them at once")
+        plan.tell(f"requesting all versions from {plan.agents} agents{' (peers)' if peered else ''} at once")
         ends: list[list[Any]] = client.ask(runs=[str(run) for run in runs], tenant=TENANT, versions=versions)["ends"]
         counts = store.ask()["counts"]
     for name in names:
@@ -196,7 +196,7 @@ def _measure_miss(plan: StormPlan, scratch: Path, versions: list[str], *, peered
 
 
 def _as_peers(key: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Settings of each, of agents that serve one another."""
+    """Return settings by name for agents that serve one another."""
     key.touch(mode=0o600)
     key.write_text(secrets.token_hex(32))
     ports = free_ports(len(names))
@@ -213,7 +213,7 @@ def _as_peers(key: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
 
 @contextlib.contextmanager
 def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator[Path]:
-    """A cache agent over a directory of its own, until the block ends; its run directory."""
+    """Run a cache agent on its own directory until the block ends. Yields its run directory."""
     slabs = -(-plan.models * plan.model_bytes // SLAB_BYTES) + 2
     data.mkdir()
     environment = {
@@ -233,13 +233,13 @@ def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator
 
 BENCH: Final = Bench(
     "storm",
-    """Many models missing at once at several agents: what leaves the store, and who waits how long.""",
+    """Request many uncached models at once from several agents. Report the store's traffic, and the waits.""",
     (
-        option("--agents", 8, click.IntRange(1, 64), "Each as if it were a node."),
-        option("--models", 30, click.IntRange(1, 200), "Missing at once, at each."),
-        option("--model-mib", 16, click.IntRange(1, 1024), "Of each.", "model_bytes", convert=lambda mib: mib << 20),
+        option("--agents", 8, click.IntRange(1, 64), "Number of agents."),
+        option("--models", 30, click.IntRange(1, 200), "Uncached models at each agent."),
+        option("--model-mib", 16, click.IntRange(1, 1024), "MiB per model.", "model_bytes", convert=lambda m: m << 20),
         option(
-            "--line", 0.2, FiniteNumber(0.001, 100), "GB/s, of the store.", "line_bytes_s", convert=lambda gb: gb * 1e9
+            "--line", 0.2, FiniteNumber(0.001, 100), "The store's GB/s.", "line_bytes_s", convert=lambda gb: gb * 1e9
         ),
     ),
     StormPlan,

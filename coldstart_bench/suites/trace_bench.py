@@ -1,6 +1,6 @@
-"""`kelvin bench trace`: a published trace as a load, and how close what was sent came to it (`trace_fit.py`).
+"""`kelvin bench trace`: send a published trace as a load, and report how close the load came to it (`trace_fit.py`).
 
-Traces are requests with both their lengths, and clients' rates in windows.
+A trace has requests with prompt and output lengths. Optionally, windows have the request rates of clients.
 """
 
 import csv
@@ -43,11 +43,11 @@ T = TypeVar("T")
 PROMPT_TOKEN_S: Final = 5e-5  # 20,000 prompt tokens a second
 TOKEN_S: Final = 0.01
 PATIENCE_S: Final = 120.0
-NOTE: Final = "what was sent is what the activator recorded, but for prefixes, which are of the prompts themselves"
+NOTE: Final = "figures of the sent load are from the activator's records; prefixes are from the prompts themselves"
 
 
 class BadTrace(BenchFailed):
-    """A file is no trace; the text names line and rule."""
+    """A file is not a trace. The text names line and rule."""
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -59,16 +59,16 @@ class TraceRow(msgspec.Struct, frozen=True):
 
 
 class ClientWindow(msgspec.Struct, frozen=True):
-    """How one client asks from `at_s` until its next window."""
+    """How one client sends requests from `at_s` until its next window."""
 
     at_s: float
-    rate: float  # requests a second
-    cv: float  # of the gaps
+    rate: float  # requests per second
+    cv: float  # coefficient of variation of the gaps
     pattern: str  # Gamma or Weibull
 
 
 class DueRequest(msgspec.Struct, frozen=True):
-    """One request of a load: when, whose, how long."""
+    """One request of a load: when it is due, its tenant, its lengths."""
 
     at_us: int
     tenant: int
@@ -77,7 +77,7 @@ class DueRequest(msgspec.Struct, frozen=True):
 
 
 def parse_trace(text: str) -> list[TraceRow]:
-    """Of the Azure LLM inference traces: a time, prompt and output tokens; in order of time. Raises BadTrace."""
+    """Parse an Azure LLM inference trace (time, prompt tokens, output tokens), sorted by time. Raises BadTrace."""
     reader = csv.reader(io.StringIO(text))
     if tuple(next(reader, ())) != COLUMNS:
         raise BadTrace(f"line 1: must be {','.join(COLUMNS)}")
@@ -89,7 +89,7 @@ def parse_trace(text: str) -> list[TraceRow]:
         except ValueError:
             raise BadTrace(f"line {number}: must be a time and two numbers of tokens") from None
         if row.prompt < 1 or row.output < 1:
-            continue  # nothing was asked, or nothing answered: no load
+            continue  # an empty prompt or output is no load
         found.append(row)
     if len(found) < 2:
         raise BadTrace("must have two requests at least")
@@ -97,15 +97,14 @@ def parse_trace(text: str) -> list[TraceRow]:
 
 
 def _seconds(when: str) -> float:
-    """Of `2023-11-16 18:17:03.9799600`, whose last digit no clock of ours has."""
+    """Parse `2023-11-16 18:17:03.9799600`, whose seventh decimal `strptime` does not accept."""
     date, _, fraction = when.partition(".")
     whole = datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
     return whole + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
 
 
 def parse_windows(text: str) -> list[ClientWindow]:
-    """Of ServeGen's clients: start, rate, coefficient of variation, pattern and two that follow from them, no header.
-
+    """Parse a client of ServeGen: start, rate, coefficient of variation, pattern, and two derived columns; no header.
     Raises BadTrace.
     """
     found = []
@@ -123,12 +122,12 @@ def parse_windows(text: str) -> list[ClientWindow]:
 
 
 def window_at(windows: Sequence[ClientWindow], at_s: float) -> ClientWindow:
-    """The last that has begun by then, or the first."""
+    """Return the last window that has begun by then, or the first."""
     return max((window for window in windows if window.at_s <= at_s), key=lambda each: each.at_s, default=windows[0])
 
 
 def replay_rows(rows: Sequence[TraceRow], speed: float) -> list[DueRequest]:
-    """The rows as they are, of one tenant, so many times as fast."""
+    """Return the rows of one tenant, `speed` times as fast."""
     when = replayed([row.at_s for row in rows], speed)
     return [DueRequest(at, 0, row.prompt, row.output) for at, row in zip(when, rows, strict=True)]
 
@@ -136,12 +135,12 @@ def replay_rows(rows: Sequence[TraceRow], speed: float) -> list[DueRequest]:
 def draw_by_clients(
     rows: Sequence[TraceRow], windows: Sequence[ClientWindow], requests: int, seconds: float, chance: Random
 ) -> list[DueRequest]:
-    """About so many requests in so many seconds: each client's share and bursts are its window's, and both lengths of a
-    request are those of one row, drawn with replacement. Raises BadTrace where no client asks for anything.
+    """Draw about `requests` requests in `seconds`. Each client's share and bursts are those of its window. Both lengths
+    of a request are from one row, drawn with replacement. Raises BadTrace if all rates are 0.
     """
     whole = sum(window.rate for window in windows)
     if whole <= 0:
-        raise BadTrace("no client asks for anything at that time")
+        raise BadTrace("no client sends requests at that time")
     scale = requests / seconds / whole
     found = []
     for tenant, window in enumerate(windows):
@@ -152,8 +151,8 @@ def draw_by_clients(
 
 
 def make_prompt(due: DueRequest, number: int, shared: float) -> list[str]:
-    """A prompt of that length: the first `shared` of it is what every prompt of its tenant begins with, and the rest is
-    no other's. About four bytes a token.
+    """Return a prompt of this length. All prompts of the tenant share its first part (`shared`); the rest is unique. A
+    token has about four bytes.
     """
     same = int(shared * due.prompt)
     first = [f"t{due.tenant}", *(f"s{place % 100:02}" for place in range(1, same))][:same]
@@ -163,20 +162,20 @@ def make_prompt(due: DueRequest, number: int, shared: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TracePlan(BenchPlan):
-    """The load to send. With `windows`, one for each client, arrivals are theirs, else those of `rows`."""
+    """The load to send. With `windows`, one per client, arrivals are drawn from them, else replayed from `rows`."""
 
     rows: Sequence[TraceRow]
     windows: Sequence[ClientWindow]
     requests: int
-    seconds: float  # in which clients send them
-    speed: float  # at which rows are replayed
-    shared: float  # part of each prompt that its tenant's prompts begin with
+    seconds: float  # duration of the clients' load
+    speed: float  # speed of a replay
+    shared: float  # share of each prompt that all prompts of its tenant have in common
     slots: int
     seed: int
 
 
 def plan_of(file: Path, clients: Sequence[Path], at_s: float, **options: Any) -> TracePlan:
-    """With what the files say; each client's window is that of `at_s`. Raises BadTrace naming the file."""
+    """Return the plan with the files' content, and each client's window at `at_s`. Raises BadTrace with the file."""
     windows = [window_at(_read(client, parse_windows), at_s) for client in clients]
     return TracePlan(rows=_read(file, parse_trace), windows=windows, **options)
 
@@ -191,12 +190,12 @@ def _read(file: Path, parse: Callable[[str], list[T]]) -> list[T]:
 def load_of(plan: TracePlan) -> list[DueRequest]:
     """Return the requests to send. Raises BadTrace."""
     if plan.windows:
-        return draw_by_clients(plan.rows, plan.windows, plan.requests, plan.seconds, Random(plan.seed))  # noqa: S311 - a load, no secret
+        return draw_by_clients(plan.rows, plan.windows, plan.requests, plan.seconds, Random(plan.seed))  # noqa: S311 - no secret
     return replay_rows(plan.rows[: plan.requests], plan.speed)
 
 
 def run(plan: TracePlan, scratch: Path) -> TraceFigures:
-    """Raises BadTrace, InstallationFailed, ProgramFailed."""
+    """Run the bench. Raises BadTrace, InstallationFailed, ProgramFailed."""
     due = load_of(plan)
     tenants = [f"client{number}" for number in range(max(1, len(plan.windows)))]
     keys = keys_for(tenants)
@@ -228,7 +227,7 @@ def fit_of(
     seen: UpstreamReport,
     tenants: Sequence[str],
 ) -> TraceFit:
-    """Beside the trace: all its rows where lengths are drawn from them, those that were replayed otherwise."""
+    """Compare the load with the trace: with all rows if lengths were drawn from them, else with the replayed rows."""
     rows = plan.rows if plan.windows else plan.rows[: plan.requests]
     records = [record for record in seen.records if record.outcome == "ok"]
     recorded = Counter(record.tenant for record in records)
@@ -268,7 +267,7 @@ def _gaps(due: Sequence[DueRequest], ran: LoadResult, tenant: int) -> float | No
 
 
 def _common(due: Sequence[DueRequest], prompts: Sequence[Sequence[str]]) -> int:
-    """Tokens that a prompt has in common with the longest beginning that two of its tenant's prompts share with it."""
+    """Return how many prompt tokens are in a prefix that an earlier prompt of the same tenant has, too."""
     longest: dict[int, list[Sequence[str]]] = {}
     found = 0
     for each, prompt in zip(due, prompts, strict=True):
@@ -276,7 +275,7 @@ def _common(due: Sequence[DueRequest], prompts: Sequence[Sequence[str]]) -> int:
         found += max((_alike(prompt, other) for other in before), default=0)
         before.append(prompt)
         before.sort(key=len, reverse=True)
-        del before[2:]  # the longest ones have the most to share
+        del before[2:]  # the longest prompts have the longest common prefixes
     return found
 
 
@@ -310,24 +309,23 @@ def _came(due: Sequence[DueRequest], ran: LoadResult, seen: UpstreamReport) -> T
 _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 BENCH: Final = Bench(
     "trace",
-    """Send what FILE says (TIMESTAMP, ContextTokens, GeneratedTokens, as Azure has it) and print how close it came to
-    that: lengths, bursts, tenants, prefixes. Exit 1 where a line does not hold.""",
+    """Send the load of FILE (CSV: TIMESTAMP, ContextTokens, GeneratedTokens, as Azure publishes it). Report how close
+    it came to FILE: lengths, bursts, tenants, prefixes. Exits with 1 if a claim fails.""",
     (
         click.Argument(["file"], type=_FILE),
         click.Option(
             ["--clients"],
             multiple=True,
             type=_FILE,
-            help="A client's windows of rates, as ServeGen has them; each is a tenant. "
-            "[default: FILE's own times, one tenant]",
+            help="A client's rate windows (ServeGen CSV); repeat for more tenants. [default: FILE's times, one tenant]",
         ),
-        option("--at", 0.0, FiniteNumber(0), "Second of the clients' windows.", "at_s"),
-        option("--seconds", 60.0, FiniteNumber(1, 86_400), "Of the clients."),
-        option("--requests", 2000, click.IntRange(2, 1_000_000), "About so many."),
-        option("--speed", 20.0, FiniteNumber(0.01, 10_000), "Of FILE's own times."),
-        option("--shared-prefix", 0.0, FiniteNumber(0, 1), "Of a prompt; FILE has none.", "shared"),
-        option("--slots", 64, click.IntRange(1, 1024), "Of the replica."),
-        option("--seed", 1, int, "Of what is drawn."),
+        option("--at", 0.0, FiniteNumber(0), "Time in the clients' windows, in seconds.", "at_s"),
+        option("--seconds", 60.0, FiniteNumber(1, 86_400), "Duration of the clients' load."),
+        option("--requests", 2000, click.IntRange(2, 1_000_000), "About how many requests to send."),
+        option("--speed", 20.0, FiniteNumber(0.01, 10_000), "Replay FILE this many times as fast."),
+        option("--shared-prefix", 0.0, FiniteNumber(0, 1), "Share of a prompt that its tenant's share.", "shared"),
+        option("--slots", 64, click.IntRange(1, 1024), "Slots of the replica."),
+        option("--seed", 1, int, "Seed of the random load."),
     ),
     plan_of,
     run,

@@ -100,7 +100,7 @@ class ServiceClient:
             answer.close() if not answer.content.at_eof() else answer.release()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the session and all its connections."""
         await self.session.close()
 
 

@@ -53,7 +53,7 @@ class TlsAcceptor:
         return len(self._handshakes)
 
     def open(self) -> None:
-        """Start accepting connections."""
+        """Start the loop that accepts connections."""
         self._listener.setblocking(False)
         self._loops.start("accept", self._accept)
 

@@ -118,9 +118,7 @@ class Pod:
         self._ended.set()
 
     async def wait_finished(self, stop: asyncio.Event) -> None:
-        """Return when the runtime is dead and none follows: by itself, or after `stop` and a drain. The agent ends
-        last.
-        """
+        """Return when the runtime is dead and none follows, by itself or after `stop` and drain. The agent is last."""
         ending = asyncio.ensure_future(self._end_with(stop))
         try:
             await self._ended.wait()

@@ -72,9 +72,9 @@ ONE = bill_bounds_of(RequestEnd(ANSWERED, 10, 10, whole=True))
     ("after", "wrong"),
     [
         pytest.param(BillTotals(3, 3, 25), [], id="as counted"),
-        pytest.param(BillTotals(2, 2, 15), ["requests", "requests that went well", "tokens"], id="a record is dropped"),
-        pytest.param(BillTotals(4, 4, 35), ["requests", "requests that went well", "tokens"], id="one is there twice"),
-        pytest.param(BillTotals(3, 2, 25), ["requests that went well"], id="another outcome"),
+        pytest.param(BillTotals(2, 2, 15), ["requests", "successful requests", "tokens"], id="a record is dropped"),
+        pytest.param(BillTotals(4, 4, 35), ["requests", "successful requests", "tokens"], id="one is there twice"),
+        pytest.param(BillTotals(3, 2, 25), ["successful requests"], id="another outcome"),
         pytest.param(BillTotals(3, 3, 24), ["tokens"], id="a token short"),
         pytest.param(BillTotals(3, 3, 26), ["tokens"], id="a token over"),
     ],

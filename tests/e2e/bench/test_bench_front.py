@@ -25,7 +25,7 @@ def test_a_small_front(tmp_path: Path) -> None:
         assert row["requests_per_s"] > 0, row
         assert row["bad"] == 0, row
         assert (row["processor_us"] is not None) == (row["system"] == "kelvin")
-    assert (found["unrecorded"], found["loader"]) == (0, "a loop of our own")
+    assert (found["unrecorded"], found["loader"]) == (0, "the bench's own loop")
     assert found["streams"]["tokens"] > 0
     assert found["streams"]["core_share"] > 0
     assert ("nginx: not measured: not installed" in said) == bool(absent)
