@@ -14,31 +14,31 @@ REPLICA: Final = Dependency(
 )
 RECEIPTS: Final = Dependency(
     "receipts",
-    "telling a replica what was delivered, recorded, cancelled",
+    "a call that tells a replica what was delivered, recorded or cancelled",
     2.0,
     "none: one call at a time for each replica",
-    "answers go on; the replica keeps the account, and the ledger takes the activator's record",
+    "answers continue; the replica keeps its count, and the ledger uses the activator's record",
     "kelvin_requests_total",
 )
 FEED: Final = Dependency(
     "feed",
-    "the control plane's word on keys, models, replicas: a heartbeat each 5 s",
+    "the control plane's stream of keys, models and replicas, with a heartbeat every 5 s",
     15.0,
-    "asked again after 0.05 s, doubling to 1 s",
-    "the last word stands, for `KELVIN_FEED_MAX_AGE_S`",
+    "reconnects after 0.05 s, doubling to 1 s",
+    "the last state is used, for `KELVIN_FEED_MAX_AGE_S`",
     "kelvin_feed_age_seconds",
 )
 STATS: Final = Dependency(
     "stats",
-    "telling the decider what is asked for",
+    "a load report to the autoscaler",
     2.0,
-    "told again after 0.1 s, while somebody waits for a start",
-    "what runs serves on; a version at zero is woken on a parked standby",
+    "repeated after 0.1 s, while a request waits for a start",
+    "running replicas serve on; a version at zero is woken on a parked standby",
     "kelvin_feed_connected",
 )
 LEDGER: Final = Dependency(
     "ledger",
-    "handing usage records over",
+    "sending usage records",
     10.0,
     "one batch at a time, with growing pauses",
     "records wait in the spool",
@@ -46,18 +46,18 @@ LEDGER: Final = Dependency(
 )
 KEY_USES: Final = Dependency(
     "key uses",
-    "telling when keys were last good",
+    "a report of when keys were last used",
     5.0,
     "once a minute",
-    "they are told later",
+    "the report is sent later",
     "kelvin_feed_connected",
 )
 TIMELINES: Final = Dependency(
     "timelines",
-    "a request's timeline that another activator has, or had",
+    "a request's timeline that another activator has or had",
     5.0,
     "none",
-    "own ones are shown, others are `unavailable`",
+    "timelines of this activator are shown, others are `unavailable`",
     "kelvin_refusals_total",
 )
 ADMIN: Final = Dependency(
@@ -65,80 +65,80 @@ ADMIN: Final = Dependency(
     "a connection for `/admin`; its answer has `KELVIN_DEADLINE_S`",
     5.0,
     "none",
-    "`/admin` is `unavailable`, inference goes on",
+    "`/admin` is `unavailable`, inference continues",
     "kelvin_refusals_total",
 )
 PUSH: Final = Dependency(
     "push",
-    "a connection to the snapshotter for `/push`, likewise",
+    "a connection to the snapshotter for `/push`; its answer has `KELVIN_DEADLINE_S`",
     5.0,
     "none",
-    "`/push` is `unavailable`, inference goes on",
+    "`/push` is `unavailable`, inference continues",
     "kelvin_refusals_total",
 )
 ISSUER: Final = Dependency(
     "issuer",
-    "the keys of an issuer of tokens",
+    "the key set of a token issuer",
     5.0,
-    "asked every 10 s at the most, whoever wants it",
-    "the keys that it had count until they are too old; API keys go on",
+    "asked at most once per 10 s",
+    "its last keys are used until they are too old; API keys are not affected",
     "kelvin_issuer_keys_age_seconds",
 )
 REDIS: Final = Dependency(
     "redis",
     "limits and budgets that activators share",
     0.25,
-    "while it is away it is asked once a second",
-    "limits are this activator's share; budgets end with what is leased",
+    "while it is away it is tried once a second",
+    "limits are this activator's share; budgets end with the leased amount",
     "kelvin_redis_connected",
 )
 FIREWALL: Final = Dependency(
     "firewall",
-    "the operator's own word on a request, where `KELVIN_WAF_SOCKET` names one; `KELVIN_WAF_MS` sets the timeout",
+    "the verdict of the firewall at `KELVIN_WAF_SOCKET`; `KELVIN_WAF_MS` sets the timeout",
     0.05,
-    "none: one that is away says so at once",
-    "503 `unavailable`, or it passes: `KELVIN_WAF_UNANSWERED`",
+    "none: a missing firewall is noticed at once",
+    "503 `unavailable`, or the request passes: `KELVIN_WAF_UNANSWERED`",
     "kelvin_firewall_total",
 )
 SPOOL: Final = Dependency(
     "spool",
-    "the disk: a record is durable before an answer ends",
+    "a disk write: a record is durable before its answer ends",
     10.0,
-    "no request is taken on while the last write failed",
-    "503 `unavailable`: nothing is served that can't be charged; an answer that may have been is cut",
+    "no request is accepted while the last write failed",
+    "503 `unavailable`: nothing is served that can't be charged; an answer whose record may be missing is cut",
     "kelvin_requests_total",
 )
 
 WAKING: Final = Dependency(
     "waking",
-    "a parked standby that takes a version while no control plane has one do it",
+    "a parked standby that takes a version while there is no control plane",
     600.0,
     "of the version",
-    "another one that is parked; else callers wait for their time, or for the control plane",
+    "another parked standby; else callers wait until their deadline, or for the control plane",
     "kelvin_own_starts_total",
 )
 ACCOUNTS: Final = Dependency(
     "accounts",
-    "what each runtime says that it is, before a standby is chosen so",
+    "each runtime's report of its state, before the activator chooses a standby",
     1.0,
-    "none: asked for each such start",
-    "who says nothing counts as one that holds a slot",
+    "none: once for each such start",
+    "a silent runtime counts as holding a slot",
     "kelvin_own_starts_total",
 )
 AUTOSCALER: Final = Dependency(
     "autoscaler",
-    "telling Knative's autoscaler, which `KELVIN_AUTOSCALER` names, what is asked for: connecting, and each telling",
+    "a connection or a report to Knative's autoscaler at `KELVIN_AUTOSCALER`",
     3.0,
-    "connected again after 0.1 s, growing to 2 s",
-    "what runs serves on, `/readyz` says 503; a version at zero waits for it; one that it never heard gets no requests",
+    "reconnects after 0.1 s, growing to 2 s",
+    "replicas serve on, `/readyz` is 503; versions at zero wait; an activator that never connected gets no requests",
     "kelvin_autoscaler_connected",
 )
 POD: Final = Dependency(
     "pod",
-    "whether a pod that the cluster doesn't call ready yet takes requests: one probe",
+    "one probe of a pod that the cluster doesn't call ready yet",
     0.3,
-    "after 25 ms, then after a fiftieth of the time that it has been asked for, 1 s at the most",
-    "it is used once the cluster calls it ready",
+    "repeated after 25 ms, then after a fiftieth of the time since the first probe, at most 1 s",
+    "the pod is used once the cluster calls it ready",
     "kelvin_pods_probed",
 )
 

@@ -8,61 +8,61 @@ ZYGOTE: Final = Dependency(
     "zygote",
     "a new standby",
     10.0,
-    "a birth at once for each start or job that waits, others as cores are spare; 0.1 to 1 s after a failed one",
-    "parked standbys take versions; a start that finds none waits 20 s, a job 30 s, then `unavailable`",
+    "a fork at once for each waiting start or job, others as cores are free; 0.1 to 1 s after a failed one",
+    "parked standbys take versions; a start without one waits 20 s, a job 30 s, then `unavailable`",
     "kelvin_standbys",
 )
 RESTORE: Final = Dependency(
     "restore",
     "a standby that takes a version, until it serves",
     600.0,
-    "activators' breakers end the asking; a minimum is tried again each 30 s",
-    "callers of that version are told why; others start",
+    "of the version, at activators; a minimum is tried again every 30 s",
+    "callers of that version get the reason; other versions start",
     "kelvin_restore_failures_total",
 )
 ORDERS: Final = Dependency(
     "orders",
-    "telling a replica to drain, or that its memory is wrong",
+    "an order to a replica to drain, or that its memory is wrong",
     5.0,
-    "asked again until its time to drain is over; about wrong memory once",
-    "it gets no new requests, and is ended then; one whose memory is wrong is killed",
+    "repeated until its drain time is over; once if its memory is wrong",
+    "it gets no new requests, and is ended then; a replica with wrong memory is killed",
     "kelvin_replicas",
 )
 REPORTS: Final = Dependency(
     "reports",
-    "what a replica says of itself while it drains or parks",
+    "a state report of a replica that drains or parks",
     2.0,
-    "asked again until its time to drain is over",
+    "repeated until its drain time is over",
     "it gets no new requests, and is ended then",
     "kelvin_replicas",
 )
 ADOPTION: Final = Dependency(
     "adoption",
-    "what a replica of the control plane before says of itself",
+    "a state report of a replica that the previous control plane started",
     3.0,
-    "asked each 1 s until it answers; sockets are looked for each 30 s",
-    "it keeps its slot, a call for its version starts another in a free one; what hangs is killed by the watchdog",
+    "repeated every 1 s until it answers; sockets are searched for every 30 s",
+    "it keeps its slot; a request for its version starts another replica in a free slot; the watchdog ends a hung one",
     "kelvin_replicas",
 )
 SLEEP: Final = Dependency(
     "sleep",
-    "a replica that gives back what it does not need while nobody calls",
+    "an order to an idle replica to sleep",
     10.0,
     "none: once",
-    "it serves on, or is ended",
+    "it stays awake, or is ended",
     "kelvin_replicas",
 )
 SIBLINGS: Final = Dependency(
     "siblings",
     "health, metrics and tiers of the other processes",
     1.0,
-    "none: asked when somebody asks, about wrong memory each 2 s",
-    "shown as away; starts are forecast by what was measured",
+    "none: asked on demand, about wrong memory every 2 s",
+    "shown as away; starts are forecast from measurements",
     "kelvin_up",
 )
 EVICTION: Final = Dependency(
     "eviction",
-    "the cache agent dropping what an operator says, and its own state",
+    "the cache agent's eviction for an operator, and its state",
     30.0,
     "none",
     "503 `unavailable`; models serve and start",
@@ -70,7 +70,7 @@ EVICTION: Final = Dependency(
 )
 EXAMINATION: Final = Dependency(
     "examination",
-    "the cache agent hashing all that it keeps (`kelvin doctor`)",
+    "the cache agent hashing all that it holds (`kelvin doctor`)",
     900.0,
     "none",
     "503 `unavailable`; models serve and start",
@@ -78,10 +78,10 @@ EXAMINATION: Final = Dependency(
 )
 READERS: Final = Dependency(
     "readers",
-    "an activator that takes a line of the feed",
+    "an activator reading a line of the feed",
     10.0,
-    "its connection is ended; it asks again",
-    "it gets all of it anew; what others are told goes on",
+    "its connection is closed; it reconnects",
+    "it gets the whole feed again; other activators are not affected",
     "kelvin_feed_connected",
 )
 DATABASE: Final = Dependency(
@@ -89,7 +89,7 @@ DATABASE: Final = Dependency(
     "the lock of `kelvin.db`, where another process holds it; a session with PostgreSQL, or a lock there",
     5.0,
     "none",
-    "what is known serves and wakes; changes are `unavailable`, records wait in their spools",
+    "known models serve and wake; changes are `unavailable`, records wait in their spools",
     "kelvin_spool_backlog_records",
 )
 
@@ -97,32 +97,32 @@ CLUSTER: Final = Dependency(
     "cluster",
     "a call of the API server: an object written, a page of a list",
     30.0,
-    "all pause, doubling to 16 s, where it is away; one that it does not take waits for itself, doubling to 300 s",
-    "what runs serves on, and scales; changes wait and are shown",
+    "if it is away, all calls pause, doubling to 16 s; a refused object waits alone, doubling to 300 s",
+    "running versions serve and scale; changes wait and are shown",
     "kelvin_replicas",
 )
 WATCH: Final = Dependency(
     "watch",
-    "silence of the API server about a kind of object; it ends each watch 15 s sooner itself",
+    "silence in a watch of the API server, which ends each watch 15 s earlier itself",
     75.0,
-    "begun again where it was, after drawn pauses up to 30 s",
-    "what was seen last counts; all is listed anew where something may have been missed",
+    "resumed where it was, after random pauses up to 30 s",
+    "the last known state is used; objects are listed again if changes may have been missed",
     "kelvin_replicas",
 )
 POOL: Final = Dependency(
     "pool",
-    "a pod that waits for a version saying what it does, or taking an order; a bind may take as long as a restore",
+    "a state report of a parked pod, or an order to it; a bind may take as long as a restore",
     5.0,
-    "asked again each 5 s; a version is tried on three pods",
-    "what is bound serves on; a start waits for another pod, then fails and says so",
+    "repeated every 5 s; a version is tried on three pods",
+    "bound pods serve on; a start waits for another pod, then fails with that reason",
     "kelvin_replicas",
 )
 LEASE: Final = Dependency(
     "lease",
-    "a call about the Lease of who leads, or about the pods that are labelled so",
+    "a call about the leader's Lease, or about the pods with its label",
     4.0,
-    "asked each 2 s; who could not renew it for 10 s leads no more",
-    "others wait for 15 s, then one of them leads; what runs serves on",
+    "repeated every 2 s; a leader that could not renew for 10 s steps down",
+    "the others wait for 15 s, then one of them leads; running versions serve on",
     "kelvin_up",
 )
 

@@ -9,32 +9,32 @@ STORE: Final = Dependency(
     "store",
     "one attempt at a range of a pack, and more for its bytes at 1 MiB/s",
     DEFAULT_BUDGET.attempt_s,
-    "four attempts, with drawn pauses; so many reads at once as `KELVIN_STORE_READS` says",
-    "what another node, NVMe or memory has starts; else the start fails with `unavailable`",
+    "four attempts, with random pauses; at most `KELVIN_STORE_READS` reads at once",
+    "versions in memory, on NVMe or at another node start; other starts fail with `unavailable`",
     "kelvin_restore_failures_total",
 )
 NEWS: Final = Dependency(
     "news",
-    "the store's word on who signed a version that is here already",
+    "the store's signatures of a version that is already here",
     1.0,
     "none: once for each start",
-    "what was kept beside the bytes counts",
+    "the signatures kept with the bytes count",
     "kelvin_unverified_versions_total",
 )
 PEERS: Final = Dependency(
     "peers",
     "a connection to another node, TLS included",
     3.0,
-    "left alone for 2 s, doubling to 60 s",
-    "the store is asked",
+    "not asked for 2 s, doubling to 60 s",
+    "the store is read",
     "kelvin_peers",
 )
 PEER_ANSWERS: Final = Dependency(
     "peers' answers",
-    "what another node has, and silence within a chunk that it sends",
+    "another node's list of chunks, and silence within a chunk that it sends",
     5.0,
-    "likewise; wrong bytes put it aside for 60 s",
-    "likewise, for what is missing of a chunk",
+    "not asked for 2 s, doubling to 60 s; after wrong bytes for 60 s",
+    "the rest of the chunk is read from the store",
     "kelvin_peers",
 )
 

@@ -204,7 +204,7 @@ def _stall_s(env: Mapping[str, str]) -> float:
 def _refuse_http2(env: Mapping[str, str]) -> None:
     """The activator spoke HTTP/2 once: say where it is spoken now."""
     if (value := env.get("KELVIN_HTTP2", "off")) != "off":
-        rule = "must be off: a proxy in front of Kelvin speaks HTTP/2 and HTTP/3, see docs/operations.md"
+        rule = "must be off: a proxy in front of Kelvin speaks HTTP/2 and HTTP/3, see docs/operations/front-door.md"
         raise setting_parser.BadSetting("KELVIN_HTTP2", value, rule)
 
 

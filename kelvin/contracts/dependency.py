@@ -1,7 +1,7 @@
 """What a process depends on: how long it waits for each, what stops it from asking, and what it does without. Pure.
 
 Each service that depends on others has its table in `dependencies.py`, and its timeouts from there;
-`docs/operations.md` has them all.
+`docs/operations/outages.md` has them all.
 """
 
 from collections.abc import Sequence

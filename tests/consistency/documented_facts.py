@@ -28,8 +28,13 @@ T = TypeVar("T")
 
 
 def read(name: str) -> str:
-    """A page."""
+    """Return the text of a page."""
     return (DOCS / name).read_text()
+
+
+def operations() -> str:
+    """Return the text of all how-to pages of operations."""
+    return "\n".join(path.read_text() for path in sorted((DOCS / "operations").glob("*.md")))
 
 
 def tracked(pattern: str) -> list[Path]:
@@ -230,11 +235,31 @@ def dependencies_of_docs(text: str) -> set[str]:
 
 
 def broken_links(path: Path, text: str) -> list[str]:
-    """Relative links of a page that lead nowhere."""
-    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose)]
-    inside = [target for target in targets if target and not re.match(r"[a-z]+:", target)]
-    return [target for target in inside if not (path.parent / target).exists()]
+    """Return a page's relative links to files that don't exist, and to headings that a Markdown page doesn't have."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", _without_code(text))
+    return [target for target in targets if not re.match(r"[a-z]+:", target) and not _exists(path, text, target)]
+
+
+def _exists(path: Path, text: str, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    file = path.parent / name
+    if name and not file.exists():
+        return False
+    return not anchor or file.suffix not in ("", ".md") or anchor in anchors(file.read_text() if name else text)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them; a second one of the same text gets `-1`."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", _without_code(text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        found.add(anchor if anchor not in found else f"{anchor}-1")
+    return found
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
 
 
 def unknown_names(text: str, tests: frozenset[str]) -> list[str]:

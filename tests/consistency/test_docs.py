@@ -25,6 +25,7 @@ from tests.consistency.documented_facts import (
     metrics_of_code,
     metrics_of_docs,
     names_of_tests,
+    operations,
     read,
     routes_of_code,
     routes_of_docs,
@@ -57,7 +58,7 @@ def test_openapi(tmp_path: Path) -> None:
 
 def test_settings() -> None:
     """Every setting with its default and its rule, and none that there is not."""
-    assert wrong_settings(read("operations.md"), settings_of_code()) == []
+    assert wrong_settings(operations(), settings_of_code()) == []
 
 
 def _rows(page: str, heading: str, pattern: str) -> list[str]:
@@ -69,14 +70,14 @@ def _rows(page: str, heading: str, pattern: str) -> list[str]:
 def test_settings_of_tenants_and_models() -> None:
     """One row for each."""
     limits = ["--" + name.replace("_", "-") for name in TenantLimits.__struct_fields__]
-    assert differences(_rows("operations.md", "### Limits of a tenant", "(--[a-z-]+)"), limits) == []
+    assert differences(_rows("operations/limits.md", "## Options", "(--[a-z-]+)"), limits) == []
     settings = _rows("autoscaling.md", "## Settings of a model", "([a-z_]+)")
     assert differences(settings, ScaleSettings.__struct_fields__) == []
 
 
 def test_metrics() -> None:
     """Every metric, and none that there is not."""
-    assert differences(metrics_of_docs(read("operations.md")), metrics_of_code()) == []
+    assert differences(metrics_of_docs(operations()), metrics_of_code()) == []
 
 
 def test_dependencies() -> None:
@@ -106,10 +107,10 @@ def test_stages() -> None:
 
 
 def test_the_waterfall_is_drawn_so() -> None:
-    """The picture of operations is what the command draws of that start."""
+    """The picture of the page on slow starts is what the command draws of that start."""
     at_us = (358, 437, 549, 380899, 384916, 420684, 441769, 469033, 470305, 524777, 526611, 587877)
     drawn = draw_waterfall([Stamp(stage, at) for stage, at in zip(Stage, at_us, strict=True)])
-    assert f"```\n{drawn}\n```" in read("operations.md")
+    assert f"```\n{drawn}\n```" in read("operations/slow-starts.md")
 
 
 def test_design_notes_are_linked() -> None:
@@ -119,7 +120,7 @@ def test_design_notes_are_linked() -> None:
 
 @pytest.mark.parametrize("path", tracked("*.md"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
-    """Every relative link of every page."""
+    """Every relative link of every page, and its heading."""
     assert broken_links(path, path.read_text()) == []
 
 
@@ -158,6 +159,7 @@ PORT_ROW = "| `KELVIN_PORT` | 8443 | 0 to 65535 | the port |"
         pytest.param(lambda: differences(commands_of_docs("`kelvin dance`"), ()), id="a command"),
         pytest.param(lambda: unknown_subcommands("`kelvin models show M`", main.commands), id="a command of a group"),
         pytest.param(lambda: broken_links(DOCS / "x.md", "[x](nowhere.md#there)"), id="a link"),
+        pytest.param(lambda: broken_links(DOCS / "x.md", "[x](README.md#nowhere)"), id="a link to a heading"),
         pytest.param(lambda: unknown_names("`contracts/nothing.py`", frozenset()), id="a file"),
         pytest.param(lambda: unknown_names("`test_nothing`", frozenset()), id="a test"),
         pytest.param(lambda: unlinked_notes("[a](design/0001-a.md)", ["0002-b.md"]), id="a design note"),
@@ -172,7 +174,7 @@ def test_what_is_right_is_not_found() -> None:
     """And none of them on a page that is right."""
     assert wrong_settings(PORT_ROW, SETTINGS) == []
     assert differences(failures_of_docs(FULL), CODES) == []
-    assert broken_links(DOCS / "x.md", "[a](README.md) [b](https://example.com) [c](#here)") == []
+    assert broken_links(DOCS / "x.md", "# Here\n[a](README.md) [b](https://example.com) [c](#here)") == []
 
 
 def test_a_row_taken_out_of_the_real_pages_is_missed(tmp_path: Path) -> None:
@@ -181,7 +183,5 @@ def test_a_row_taken_out_of_the_real_pages_is_missed(tmp_path: Path) -> None:
     assert differences(failures_of_docs(_without(api, "| `probe_failed` | 500")), failures_of_code())
     assert differences(routes_of_docs(_without(api, "`POST /push/v1/fsck`")), real)
     assert differences(routes_of_docs(_without(api, "`GET /v1/requests/{id}/timeline`")), real)
-    assert wrong_settings(_without(read("operations.md"), "| `KELVIN_STALL_S` |"), settings_of_code())
-    assert differences(
-        metrics_of_docs(_without(read("operations.md"), "| `kelvin_firewall_total` |")), metrics_of_code()
-    )
+    assert wrong_settings(_without(operations(), "| `KELVIN_STALL_S` |"), settings_of_code())
+    assert differences(metrics_of_docs(_without(operations(), "| `kelvin_firewall_total` |")), metrics_of_code())

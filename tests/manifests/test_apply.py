@@ -17,14 +17,14 @@ import yaml
 from controlplane.knative.policy.namespace_requirements import KEEP_ANNOTATIONS
 from tests.cluster.kube_api.api_server import ApiServer, serving
 from tests.manifests.kustomize_build import MANIFESTS, Json, crds, knative, kustomize
-from tests.manifests.test_component_order import SECTION
+from tests.manifests.test_component_order import PAGE
 
 pytestmark = pytest.mark.skipif(
     kustomize() is None or shutil.which("kubectl") is None, reason="no kubectl 1.27 or later"
 )
 
 OURS: Final = MANIFESTS / "knative" / "base" / "settings.yaml"
-_LINES: Final = re.findall(r"^kubectl .*(?:annotate configmap|manifests/knative).*$", SECTION, re.MULTILINE)
+_LINES: Final = re.findall(r"^kubectl .*(?:annotate configmap|manifests/knative).*$", PAGE, re.MULTILINE)
 # Theirs, and an administrator's own.
 LABELS: Final = {"app.kubernetes.io/name": "knative-serving"}
 THEIRS: Final = {"_example": "words", "an-administrator-s": "77s"}

@@ -1,13 +1,13 @@
-"""The authority and the certificate of a trial, by the commands of operations.md."""
+"""The authority and the certificate of a trial, by the commands of docs/operations/cluster-install.md."""
 
 import re
 import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.manifests.test_component_order import SECTION
+from tests.manifests.test_component_order import PAGE
 
-_COMMANDS: Final = re.findall(r"^openssl req (?:.*\\\n)*.*$", SECTION, re.MULTILINE)
+_COMMANDS: Final = re.findall(r"^openssl req (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
 
 
 def test_a_strict_client_accepts_them(tmp_path: Path) -> None:

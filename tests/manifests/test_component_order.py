@@ -21,15 +21,13 @@ pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kub
 _ROW: Final = re.compile(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", re.MULTILINE)
 
 
-SECTION: Final = (
-    (ROOT / "docs" / "operations.md").read_text().partition("## Installing on a cluster\n")[2].partition("\n## ")[0]
-)
+PAGE: Final = (ROOT / "docs" / "operations" / "cluster-install.md").read_text()
 
 
 def rows() -> list[list[str]]:
     """The components in the docs' order; what stands in one row is one or the other."""
     found = [
-        re.findall(r"`([a-z-]+)`", cell) for cell in _ROW.findall(SECTION.partition("\n\n")[2].partition("\n\n")[0])
+        re.findall(r"`([a-z-]+)`", cell) for cell in _ROW.findall(PAGE.partition("\n| `base`")[2].partition("\n\n")[0])
     ]
     return [names for row in found if (names := [name for name in row if name in COMPONENTS])]
 
@@ -81,7 +79,7 @@ OWN: Final = """configMapGenerator:
 """
 
 
-BLOCKS: Final = re.findall(r"^```\n(patches:\n.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+BLOCKS: Final = re.findall(r"^```\n(patches:\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_what_an_overlay_says_itself() -> None:
@@ -146,4 +144,4 @@ def test_what_is_yours_to_say(names: tuple[str, ...]) -> None:
     """Each of it is named in the docs."""
     yours = _yours([*build_with_components(*names), *knative()])
     assert {"KELVIN_DOMAIN", "config-features", "app: istiod", "kelvin-inner", "snapshotter", "postgres"} <= yours
-    assert [each for each in sorted(yours) if f"`{each}`" not in SECTION] == []
+    assert [each for each in sorted(yours) if f"`{each}`" not in PAGE] == []

@@ -32,7 +32,7 @@ from tests.manifests.test_settings import BESIDE_BYTES, commands, room_beside_th
 
 pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
 
-OPERATIONS: Final = ROOT / "docs" / "operations.md"
+INSTALL_PAGE: Final = ROOT / "docs" / "operations" / "cluster-install.md"
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 # By version where nobody here knows a digest: what trials stand on, and what was loaded into nodes.
 VERSIONED = re.compile(r"(docker\.io/library|quay\.io/minio)/[a-z]+:\D*\d[\w.-]+|kelvin\.local/kelvin(-runtime)?:trial")
@@ -140,5 +140,5 @@ def test_kind_overlay_adds_ports_and_images() -> None:
     loaded = {pod(objects, "activator")["containers"][0]["image"], renders(objects).image}
     assert images == set()
     assert {each.partition("/")[0] for each in loaded} <= set(skipped.split(","))
-    (command,) = re.findall(r"^kind load docker-image (.*)$", OPERATIONS.read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^kind load docker-image (.*)$", INSTALL_PAGE.read_text(), re.MULTILINE)
     assert set(command.split()) == loaded

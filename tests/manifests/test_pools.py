@@ -12,7 +12,7 @@ from tests.manifests import rules
 from tests.manifests.component_effects import ISTIOD, PARKED, settings
 from tests.manifests.kustomize_build import Json, build_with_components, find, kustomize, of_base
 from tests.manifests.network_reach import Pod, may, without_rules
-from tests.manifests.test_component_order import SECTION
+from tests.manifests.test_component_order import PAGE
 from tests.manifests.test_network_reach import (
     ACTIVATOR,
     CONTROLPLANE,
@@ -168,7 +168,7 @@ def test_what_a_pod_that_waits_mounts_is_asked_for() -> None:
     named = {each["secret"]["secretName"] for each in volumes if "secret" in each}
     named |= {each["configMap"]["name"] for each in volumes if "configMap" in each}
     assert named == {"kelvin-inner-runtime", "kelvin-trust"}
-    words = SECTION.partition("**Pods that wait** ")[2].partition("\n\n")[0]
+    words = PAGE.partition("**Parked pods** ")[2].partition("\n\n")[0]
     assert all(f"`{each}`" in words for each in named)
 
 

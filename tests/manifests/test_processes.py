@@ -31,7 +31,7 @@ AUTHORITY = Authority()
 
 
 def given(redis: str) -> dict[str, dict[str, bytes]]:
-    """The secrets that operations.md has an operator make."""
+    """The secrets that docs/operations/cluster-install.md has an operator make."""
     pairs = {role: AUTHORITY.of(role) for role in Role}
     return {
         **{

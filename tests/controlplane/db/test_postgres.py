@@ -181,7 +181,7 @@ def test_cancelled_open_releases_the_lock(postgres: PostgresServer, place: Postg
 
 async def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresUrl, database: Database) -> None:
     """However much is asked at once: three, by the docs' own query, as the docs say."""
-    docs = Path(__file__).parents[3].joinpath("docs", "operations.md").read_text()
+    docs = Path(__file__).parents[3].joinpath("docs", "operations", "postgresql.md").read_text()
     query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database_name(place)}'"
     assert "*Size.* Three sessions" in docs
     assert f"`{query.replace(database_name(place), 'kelvin')}`" in docs
