@@ -109,9 +109,9 @@ class ActivatorUnderTest:
     def seen(self, records: int) -> UpstreamReport:
         """Return the upstream's report once it has `records` usage records, or after RECORDED_S."""
         poll_until_true(lambda: int(self.upstream.ask()["recorded"]) >= records, RECORDED_S)
-        into = self._scratch / "seen"
-        self.upstream.ask(into=str(into))
-        return decoder(UpstreamReport).decode(into.read_bytes())
+        report_file = self._scratch / "seen"
+        self.upstream.ask(into=str(report_file))
+        return decoder(UpstreamReport).decode(report_file.read_bytes())
 
 
 @contextmanager
@@ -152,13 +152,13 @@ class OpenLoopClient:
 
     def run(self, plan: OpenLoopPlan) -> LoadResult:
         """Run a plan until the last response, or until its patience ends. Raises ProgramFailed."""
-        asked, into = self._scratch / "plan", self._scratch / "ran"
-        asked.touch(mode=0o600)
-        asked.write_bytes(msgspec.json.encode(plan))
+        plan_file, result_file = self._scratch / "plan", self._scratch / "ran"
+        plan_file.touch(mode=0o600)
+        plan_file.write_bytes(msgspec.json.encode(plan))
         last_s = (plan.arrivals[-1][0] if plan.arrivals else 0) / 1e6
         self._program.answer_s = last_s + plan.patience_s + EXTRA_ANSWER_S
-        self._program.ask(plan=str(asked), into=str(into))
-        return decoder(LoadResult).decode(into.read_bytes())
+        self._program.ask(plan=str(plan_file), into=str(result_file))
+        return decoder(LoadResult).decode(result_file.read_bytes())
 
     def reference_texts(self, port: int, payloads: Sequence[RequestTemplate], patience_s: float) -> list[str]:
         """Return the text of each payload when it is sent alone. Raises InstallationFailed if one is not answered."""

@@ -123,9 +123,9 @@ def wrk(binary: str, at: Path, url: str, connections: int, seconds: int, body: s
     return parse_sample(json.loads(lines[-1]))
 
 
-def parse_sample(said: dict[str, Any]) -> LoadSample:
+def parse_sample(answer: dict[str, Any]) -> LoadSample:
     """Convert a load generator's JSON to a sample."""
-    return LoadSample(said["requests"], said["us"], said["p50_us"], said["p99_us"], said["bad"])
+    return LoadSample(answer["requests"], answer["us"], answer["p50_us"], answer["p99_us"], answer["bad"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +141,20 @@ class PeerConfig:
     key: str  # the API key of callers, if the peer checks one
 
 
-def _ray(program: Path, place: PeerConfig) -> Sequence[str]:
-    upstream = f"http://127.0.0.1:{place.upstream}{place.path}"
-    files = [str(place.at / "ray"), str(place.certificate), str(place.private_key)]
-    return [str(program), str(PROGRAMS / "ray_proxy.py"), str(place.port), upstream, *files]
+def _ray(program: Path, peer: PeerConfig) -> Sequence[str]:
+    upstream = f"http://127.0.0.1:{peer.upstream}{peer.path}"
+    files = [str(peer.at / "ray"), str(peer.certificate), str(peer.private_key)]
+    return [str(program), str(PROGRAMS / "ray_proxy.py"), str(peer.port), upstream, *files]
 
 
-def _litellm(program: Path, place: PeerConfig) -> Sequence[str]:
+def _litellm(program: Path, peer: PeerConfig) -> Sequence[str]:
     """Return the command for one worker, because it has one core. JSON is valid YAML."""
-    behind = {"model": "openai/m", "api_base": f"http://127.0.0.1:{place.upstream}/v1", "api_key": "none"}
+    behind = {"model": "openai/m", "api_base": f"http://127.0.0.1:{peer.upstream}/v1", "api_key": "none"}
     models = [{"model_name": "m", "litellm_params": behind}]
-    config = place.at / "config.yaml"
-    config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": place.key}}))
-    files = ["--ssl_certfile_path", str(place.certificate), "--ssl_keyfile_path", str(place.private_key)]
-    words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(place.port), "--num_workers", "1"]
+    config = peer.at / "config.yaml"
+    config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": peer.key}}))
+    files = ["--ssl_certfile_path", str(peer.certificate), "--ssl_keyfile_path", str(peer.private_key)]
+    words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(peer.port), "--num_workers", "1"]
     return [str(program), *words, *files]
 
 
@@ -177,23 +177,23 @@ def new_key() -> str:
 
 
 @contextmanager
-def running_peer(system: str, program: Path, place: PeerConfig) -> Iterator[None]:
+def running_peer(system: str, program: Path, peer: PeerConfig) -> Iterator[None]:
     """Run a peer until the block ends. Yields once it answers like its upstream. Raises InstallationFailed."""
-    place.at.mkdir()
-    command = _PEERS[system][1](program, place)
-    environment = {**os.environ, **_PEER_ENVIRONMENT, "HOME": str(place.at)}
-    with running_service(command, environment, place.at / "said", lambda: _answers(place), system):
+    peer.at.mkdir()
+    command = _PEERS[system][1](program, peer)
+    environment = {**os.environ, **_PEER_ENVIRONMENT, "HOME": str(peer.at)}
+    with running_service(command, environment, peer.at / "said", lambda: _answers(peer), system):
         yield
 
 
-def _answers(place: PeerConfig) -> bool:
+def _answers(peer: PeerConfig) -> bool:
     """Send one request of the kind that the load will send, and return whether it succeeds."""
-    trust = ssl.create_default_context(cafile=str(place.certificate))
-    connection = http.client.HTTPSConnection("localhost", place.port, timeout=_ANSWER_S, context=trust)
+    trust = ssl.create_default_context(cafile=str(peer.certificate))
+    connection = http.client.HTTPSConnection("localhost", peer.port, timeout=_ANSWER_S, context=trust)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
-    headers = {"authorization": f"Bearer {place.key}", "content-type": "application/json"}
+    headers = {"authorization": f"Bearer {peer.key}", "content-type": "application/json"}
     try:
-        connection.request("POST", place.path, body, headers)
+        connection.request("POST", peer.path, body, headers)
         return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False

@@ -29,30 +29,30 @@ _NOISE_TICKS: Final = 1  # one tick is about 10 ms: an idle event loop needs som
 # Processes
 
 
-def _all() -> dict[int, tuple[int, list[str]]]:
+def _all_processes() -> dict[int, tuple[int, list[str]]]:
     """Return parent and command line of every process. Processes that end meanwhile are left out."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-                found[int(entry)] = int(_stat(int(entry))[1]), words
+                found[int(entry)] = int(_stat_fields(int(entry))[1]), words
     return found
 
 
-def _stat(pid: int) -> list[str]:
+def _stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name: state, parent, and so on. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def child_commands(pid: int) -> dict[int, list[str]]:
     """Return the command lines of a process's children, by pid."""
-    return {each: words for each, (parent, words) in _all().items() if parent == pid}
+    return {each: words for each, (parent, words) in _all_processes().items() if parent == pid}
 
 
 def peak_resident_bytes(module: str) -> int:
     """Return the largest VmHWM in bytes of a `python -m MODULE` below this process. 0 if there is none."""
-    found, peak = _all(), 0
+    found, peak = _all_processes(), 0
     for pid, (parent, words) in found.items():
         if runs_module(words, module):
             while parent not in (0, os.getpid()):
@@ -105,7 +105,7 @@ def processor_us(pid: int) -> int:
 
 
 def _ticks(pid: int) -> int:
-    fields = _stat(pid)
+    fields = _stat_fields(pid)
     return int(fields[11]) + int(fields[12])
 
 

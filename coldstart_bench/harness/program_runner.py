@@ -56,8 +56,8 @@ class Program:
 
     def __enter__(self) -> "Program":
         try:
-            if (line := self._line(READY_S)) != b"ready":
-                raise self._failed(f"said {line[:200]!r} instead of 'ready'")
+            if (line := self._read_line(READY_S)) != b"ready":
+                raise self._failure(f"said {line[:200]!r} instead of 'ready'")
         except BaseException:
             self._end()
             raise
@@ -87,8 +87,8 @@ class Program:
             self._process.stdin.write(json.dumps(words).encode() + b"\n")
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError) as error:  # the program ended, or `_end` closed its pipes
-            raise self._failed(self._end_of()) from error
-        return json.loads(self._line(self.answer_s))
+            raise self._failure(self._describe_end()) from error
+        return json.loads(self._read_line(self.answer_s))
 
     def time_request(self, words: object) -> float:
         """Return the seconds from the line to the answer. Raises as `exchange_line` does."""
@@ -96,34 +96,34 @@ class Program:
         self.exchange_line(words)
         return time.perf_counter() - began
 
-    def _line(self, patience_s: float) -> bytes:
+    def _read_line(self, patience_s: float) -> bytes:
         assert self._process.stdout is not None
         limit = time.monotonic() + patience_s
         while b"\n" not in self._unread:
             waits = max(0.0, limit - time.monotonic())
             if not select.select([self._process.stdout], [], [], waits)[0]:
-                silent = self._failed(f"did not answer within {patience_s:g} s")
+                silent = self._failure(f"did not answer within {patience_s:g} s")
                 self._end()
                 raise silent
             piece = os.read(self._process.stdout.fileno(), 1 << 16)
             if not piece:
-                raise self._failed(self._end_of())
+                raise self._failure(self._describe_end())
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
-    def _end_of(self) -> str:
+    def _describe_end(self) -> str:
         try:
             return f"ended with {self._process.wait(timeout=END_S)}"
         except subprocess.TimeoutExpired:
             return "closed its output"
 
-    def _failed(self, what: str) -> ProgramFailed:
+    def _failure(self, what: str) -> ProgramFailed:
         try:
-            said = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").strip().splitlines()
+            errors = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").strip().splitlines()
         except (OSError, ValueError):
-            said = []
-        return ProgramFailed(f"{self._name} {what}" + (f": {said[-1]}" if said else ""))
+            errors = []
+        return ProgramFailed(f"{self._name} {what}" + (f": {errors[-1]}" if errors else ""))
 
     def _end(self) -> None:
         if self._errors.closed:  # it was ended before

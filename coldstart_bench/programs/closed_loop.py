@@ -32,16 +32,16 @@ def context() -> ssl.SSLContext:
     return made
 
 
-def request_of(asked: dict[str, Any]) -> bytes:
+def request_of(command: dict[str, Any]) -> bytes:
     """Return the bytes of a POST request."""
-    return RequestTemplate(asked["key"], urlsplit(asked["url"]).path, asked["body"]).request()
+    return RequestTemplate(command["key"], urlsplit(command["url"]).path, command["body"]).request()
 
 
 class ClosedLoopProtocol(asyncio.Protocol):
     """Sends one request at a time, the next one when the response is complete."""
 
-    def __init__(self, payload: bytes, took_us: list[int], bad: list[bytes]) -> None:
-        self._payload, self._took_us, self._bad = payload, took_us, bad
+    def __init__(self, payload: bytes, latencies_us: list[int], bad: list[bytes]) -> None:
+        self._payload, self._latencies_us, self._bad = payload, latencies_us, bad
         self._unread = b""
         self.is_over = False
 
@@ -67,7 +67,7 @@ class ClosedLoopProtocol(asyncio.Protocol):
         if len(self._unread) < end + 4 + length:
             return
         if head.startswith(b"http/1.1 200"):
-            self._took_us.append((time.monotonic_ns() - self._began_ns) // 1000)
+            self._latencies_us.append((time.monotonic_ns() - self._began_ns) // 1000)
         else:
             self._bad.append(self._unread)
         self._unread = b""
@@ -79,7 +79,7 @@ class StreamProtocol(asyncio.Protocol):
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
-        self._rest = b""
+        self._tail = b""
         self.tokens = 0
         self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -92,9 +92,9 @@ class StreamProtocol(asyncio.Protocol):
             self.first.set_exception(exc or ConnectionResetError("before its first token"))
 
     def data_received(self, data: bytes) -> None:
-        text = self._rest + data
+        text = self._tail + data
         self.tokens += text.count(TOKEN)
-        self._rest = text[-(len(TOKEN) - 1) :]
+        self._tail = text[-(len(TOKEN) - 1) :]
         if self.tokens and not self.first.done():
             self.first.set_result(None)
 
@@ -105,46 +105,51 @@ class Loader:
     def __init__(self) -> None:
         self._streams: list[StreamProtocol] = []
 
-    async def answer(self, asked: dict[str, Any]) -> dict[str, object]:
+    async def answer(self, command: dict[str, Any]) -> dict[str, object]:
         """Answer one line of JSON."""
-        match asked["do"]:
+        match command["do"]:
             case "load":
-                return await self._load(asked)
+                return await self._load(command)
             case "open":
-                payload = request_of(asked)
-                made = [self._connect(asked["url"], lambda: StreamProtocol(payload)) for _ in range(asked["streams"])]
+                payload = request_of(command)
+                made = [
+                    self._connect(command["url"], lambda: StreamProtocol(payload)) for _ in range(command["streams"])
+                ]
                 self._streams = await asyncio.gather(*made)
                 await asyncio.wait_for(asyncio.gather(*(stream.first for stream in self._streams)), PATIENCE_S)
             case "read":
                 before = sum(stream.tokens for stream in self._streams)
-                await asyncio.sleep(asked["seconds"])
+                await asyncio.sleep(command["seconds"])
                 return {"tokens": sum(stream.tokens for stream in self._streams) - before}
             case "close":
                 for stream in self._streams:
                     stream.transport.abort()
         return {}
 
-    async def _load(self, asked: dict[str, Any]) -> dict[str, object]:
-        took_us: list[int] = []
+    async def _load(self, command: dict[str, Any]) -> dict[str, object]:
+        latencies_us: list[int] = []
         bad: list[bytes] = []
-        payload = request_of(asked)
+        payload = request_of(command)
         made = [
-            self._connect(asked["url"], lambda: ClosedLoopProtocol(payload, took_us, bad))
-            for _ in range(asked["connections"])
+            self._connect(command["url"], lambda: ClosedLoopProtocol(payload, latencies_us, bad))
+            for _ in range(command["connections"])
         ]
         loops = await asyncio.wait_for(asyncio.gather(*made), PATIENCE_S)
         began = time.perf_counter()
         for loop in loops:
             loop.begin()
-        await asyncio.sleep(asked["seconds"])
+        await asyncio.sleep(command["seconds"])
         seconds = time.perf_counter() - began
         for loop in loops:
             loop.is_over = True
             loop.transport.abort()
-        took_us.sort()
-        at = {name: took_us[int(part * len(took_us))] if took_us else 0 for name, part in (("p50", 0.5), ("p99", 0.99))}
+        latencies_us.sort()
+        at = {
+            name: latencies_us[int(part * len(latencies_us))] if latencies_us else 0
+            for name, part in (("p50", 0.5), ("p99", 0.99))
+        }
         return {
-            "requests": len(took_us),
+            "requests": len(latencies_us),
             "us": int(seconds * 1e6),
             "p50_us": at["p50"],
             "p99_us": at["p99"],
@@ -165,7 +170,7 @@ def main() -> None:
     """Answer lines until stdin ends."""
     loader = Loader()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        answer_lines(lambda **asked: runner.run(loader.answer(asked)))
+        answer_lines(lambda **command: runner.run(loader.answer(command)))
 
 
 if __name__ == "__main__":

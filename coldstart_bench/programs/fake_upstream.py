@@ -80,9 +80,9 @@ _PLAIN_CHAT: Final = PLAIN % (len(CHAT), CHAT)
 class UpstreamState:
     """State that all connections share."""
 
-    def __init__(self, behind: UpstreamConfig) -> None:
-        self.behind = behind
-        self.feed = OPEN % b"application/x-ndjson" + chunk(encode(behind.feed) + b"\n")
+    def __init__(self, config: UpstreamConfig) -> None:
+        self.config = config
+        self.feed = OPEN % b"application/x-ndjson" + chunk(encode(config.feed) + b"\n")
         self.batches: list[bytes] = []
         self.recorded: set[bytes] = set()
         self.chats: set[bytes] = set()  # ids of requests whose complete response the activator got
@@ -91,7 +91,7 @@ class UpstreamState:
     def record(self, batch: bytes) -> None:
         """Store a batch of records. A batch that is sent again adds nothing."""
         self.recorded.update(_REQUEST_ID.findall(batch))
-        if self.behind.keeps_records:
+        if self.config.keeps_records:
             self.batches.append(batch)
 
     def seen(self) -> UpstreamReport:
@@ -117,7 +117,7 @@ class UpstreamProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._next is not None:
             self._next.cancel()
-        self._leave()  # the caller disconnected: free its slot
+        self._free_slot()  # the caller disconnected: free its slot
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
@@ -138,7 +138,7 @@ class UpstreamProtocol(asyncio.Protocol):
         elif path.startswith(b"/v1/chat/"):
             if b'"stream": true' in body:
                 self._transport.write(_HEAD)
-                self._say(1, int(json.loads(body)["max_tokens"]), asyncio.get_running_loop().time())
+                self._send_token(1, int(json.loads(body)["max_tokens"]), asyncio.get_running_loop().time())
             else:
                 if self._framed:
                     self._world.chats.add(head.partition(_ID)[2].partition(b"\r\n")[0])
@@ -150,45 +150,45 @@ class UpstreamProtocol(asyncio.Protocol):
                 self._world.record(body)
             self._transport.write(NOTHING)
 
-    def _say(self, number: int, last: int, at_s: float) -> None:
+    def _send_token(self, number: int, last: int, at_s: float) -> None:
         """Send the token of this number. The next one is due by the clock, however late this one was."""
         if number == last:
             end = frame(FrameKind.DATA, EVENT + DONE, tokens=number) + frame(FrameKind.END, _END, tokens=number)
             self._transport.write(chunk(end) + LAST)
             return
         self._transport.write(chunk(frame(FrameKind.DATA, EVENT, tokens=number)))
-        due_s = at_s + self._world.behind.token_s
-        self._next = asyncio.get_running_loop().call_at(due_s, self._say, number + 1, last, due_s)
+        due_s = at_s + self._world.config.token_s
+        self._next = asyncio.get_running_loop().call_at(due_s, self._send_token, number + 1, last, due_s)
 
-    def _begin(self, asked: CompletionBody) -> None:
+    def _begin(self, completion: CompletionBody) -> None:
         """Begin a completion, which occupies a slot for its duration."""
-        world, behind = self._world, self._world.behind
-        prompt = len(asked.prompt.split())
-        takes_s = behind.slot_s + prompt * behind.prompt_token_s + asked.max_tokens * behind.token_s
+        world, config = self._world, self._world.config
+        prompt = len(completion.prompt.split())
+        takes_s = config.slot_s + prompt * config.prompt_token_s + completion.max_tokens * config.token_s
         self._is_inside = True
         world.inside += 1
         world.most_inside = max(world.most_inside, world.inside)
-        self._next = asyncio.get_running_loop().call_later(takes_s, self._end, prompt, asked.max_tokens)
+        self._next = asyncio.get_running_loop().call_later(takes_s, self._end, prompt, completion.max_tokens)
 
     def _end(self, prompt: int, tokens: int) -> None:
-        self._leave()
+        self._free_slot()
         self._world.answered += 1
         answer = whole("text_completion", {"text": f"{prompt} {tokens}"}, prompt, tokens)
         frames = frame(FrameKind.DATA, answer, prompt, tokens) + frame(FrameKind.END, _END, prompt, tokens)
         self._transport.write(_HEAD + chunk(frames) + LAST)
 
-    def _leave(self) -> None:
+    def _free_slot(self) -> None:
         self._world.inside -= self._is_inside
         self._is_inside = False
 
 
-async def serve(data: Path, behind: UpstreamConfig) -> None:
+async def serve(data: Path, config: UpstreamConfig) -> None:
     """Serve until standard input ends."""
-    world, loop = UpstreamState(behind), asyncio.get_running_loop()
+    world, loop = UpstreamState(config), asyncio.get_running_loop()
     directory, ended = SocketDirectory(data / "run"), asyncio.Event()
     servers: list[asyncio.Server] = [  # keep references: a collected server stops listening
         await loop.create_unix_server(lambda: UpstreamProtocol(world, framed=True), sock=directory.listen(name))
-        for name in ("control.sock", *(replica.address for replica in behind.feed.replicas))
+        for name in ("control.sock", *(replica.address for replica in config.feed.replicas))
     ]
     servers.append(await loop.create_server(lambda: UpstreamProtocol(world, framed=False), "127.0.0.1", 0))
     port = servers[-1].sockets[0].getsockname()[1]

@@ -19,10 +19,10 @@ def answer_lines(answer: Callable[..., object]) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         try:
-            said = answer(**json.loads(line))
+            result = answer(**json.loads(line))
         except Exception as error:
-            said = _as_answer(error)
-        print(json.dumps(said), flush=True)
+            result = _error_answer(error)
+        print(json.dumps(result), flush=True)
 
 
 def run_in_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -32,10 +32,10 @@ def run_in_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         os.close(read)
         os.dup2(2, 1)  # keep output of libraries out of the answers
         try:
-            said = measure()
+            result = measure()
         except BaseException as error:
-            said = _as_answer(error)
-        os.write(write, json.dumps(said).encode())
+            result = _error_answer(error)
+        os.write(write, json.dumps(result).encode())
         os._exit(0)
     os.close(write)
     with open(read) as pipe:
@@ -47,7 +47,7 @@ def run_in_fork(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _as_answer(error: BaseException) -> dict[str, Any]:
+def _error_answer(error: BaseException) -> dict[str, Any]:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return {"error": f"{type(error).__name__}: {error}"[:TRUNCATED]}

@@ -82,7 +82,7 @@ class RequestProtocol(asyncio.Protocol):
         elif ticket.reader is not ReaderKind.QUICK:
             self._transport.pause_reading()
             if ticket.reader is ReaderKind.SLOW:
-                asyncio.get_running_loop().call_later(SLOW_S, self._go_on)
+                asyncio.get_running_loop().call_later(SLOW_S, self._resume_reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if (ticket := self._ticket) is not None:
@@ -95,7 +95,7 @@ class RequestProtocol(asyncio.Protocol):
         self._ticket = None
         self._transport.abort()
 
-    def _go_on(self) -> None:
+    def _resume_reading(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 

@@ -198,15 +198,15 @@ def _burst(
 ) -> tuple[LoadResult, MemoryUse | None]:
     """Send all requests of one tenant, then all of the other, at one moment: a queue in arrival order is unfair."""
     half = plan.requests // 2
-    whose = [number % PROMPTS for number in range(plan.requests - half)]
-    whose += [PROMPTS + number % PROMPTS for number in range(half)]
-    arrivals = tuple(zip(at_once(plan.requests), whose, strict=True))
+    payload_numbers = [number % PROMPTS for number in range(plan.requests - half)]
+    payload_numbers += [PROMPTS + number % PROMPTS for number in range(half)]
+    arrivals = tuple(zip(at_once(plan.requests), payload_numbers, strict=True))
     pid = kelvin.pid_of("activator")
     pin_to_core(pid, cores()[0])
     plan.tell(f"sending {plan.requests} requests of two tenants at once")
     with sampling_process(pid) as samples:
-        asked = OpenLoopPlan(kelvin.port, payloads, arrivals, plan.requests, plan.requests + 64, PATIENCE_S)
-        ran = loop.run(asked)
+        load_plan = OpenLoopPlan(kelvin.port, payloads, arrivals, plan.requests, plan.requests + 64, PATIENCE_S)
+        ran = loop.run(load_plan)
     return ran, memory_use(samples)
 
 

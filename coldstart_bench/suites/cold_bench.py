@@ -141,36 +141,36 @@ class Baselines:
         return [self.directory / "model.safetensors"]
 
 
-def cold_cases(ours: KelvinRun, version: str, beside: Baselines) -> tuple[ColdCase, ...]:
+def cold_cases(ours: KelvinRun, version: str, baselines: Baselines) -> tuple[ColdCase, ...]:
     """Return the cases of one round."""
-    hot, cold = partial(warm_page_cache, beside.weights), partial(drop_page_cache, beside.weights)
+    hot, cold = partial(warm_page_cache, baselines.weights), partial(drop_page_cache, baselines.weights)
     resident, fresh = (
-        partial(beside.resident.time_request, PROMPT_IDS),
-        lambda: run_from_pretrained(beside.directory, PROMPT_IDS)[0],
+        partial(baselines.resident.time_request, PROMPT_IDS),
+        lambda: run_from_pretrained(baselines.directory, PROMPT_IDS)[0],
     )
     at_zero = partial(ours.kelvin.to_zero, ours.name)
 
     def step(probe: bool) -> float:
-        answer = beside.engine.ask(tenant=TENANT, version=version, ids=list(PROMPT_IDS), probe=probe)
+        answer = baselines.engine.ask(tenant=TENANT, version=version, ids=list(PROMPT_IDS), probe=probe)
         return float(answer["seconds"])
 
     return (
         ColdCase("host", KELVIN, ours.ready_on_host, partial(ours.start, "host")),
-        ColdCase("host", FLOOR, _nothing, partial(beside.host_floor.time_request, PROMPT_IDS)),
+        ColdCase("host", FLOOR, _prepare_nothing, partial(baselines.host_floor.time_request, PROMPT_IDS)),
         ColdCase("host", RESIDENT, hot, resident),
         ColdCase("host", FRESH, hot, fresh),
         ColdCase("host", STEP_WITH, at_zero, partial(step, True)),
         ColdCase("host", STEP_WITHOUT, at_zero, partial(step, False)),
         ColdCase("nvme", KELVIN, ours.ready_on_nvme, partial(ours.start, "nvme")),
-        ColdCase("nvme", FLOOR, cold, partial(beside.nvme_floor.time_request, PROMPT_IDS)),
+        ColdCase("nvme", FLOOR, cold, partial(baselines.nvme_floor.time_request, PROMPT_IDS)),
         ColdCase("nvme", RESIDENT, cold, resident),
         ColdCase("nvme", FRESH, cold, fresh),
         ColdCase("store", KELVIN, ours.ready_in_store, partial(ours.start, "store")),
-        ColdCase("store", FLOOR, cold, partial(beside.nvme_floor.time_request, PROMPT_IDS)),
+        ColdCase("store", FLOOR, cold, partial(baselines.nvme_floor.time_request, PROMPT_IDS)),
     )
 
 
-def _nothing() -> None:
+def _prepare_nothing() -> None:
     """Prepare nothing: the bytes are in the process's own memory, or were just read."""
 
 
@@ -260,14 +260,14 @@ def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_by
     except InstallationFailed as failed:
         seen.fails(size_bytes, "memory of a start", failed)
     with contextlib.ExitStack() as peers:
-        beside = Baselines(
+        baselines = Baselines(
             directory,
             peers.enter_context(Program("floors.floor", str(directory), "host")),
             peers.enter_context(Program("floors.floor", str(directory), "nvme")),
             peers.enter_context(Program("resident_transformers", str(directory))),
             peers.enter_context(Program("first_step", str(kelvin.data / "run"))),
         )
-        cases = cold_cases(ours, version, beside)
+        cases = cold_cases(ours, version, baselines)
         for turn in range(plan.repeats):
             seen.loads.append(load_1m())
             plan.tell(f"{name}: round {turn + 1} of {plan.repeats}, load {seen.loads[-1]:.2f}")

@@ -131,7 +131,7 @@ def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
         running_open_loop(scratch) as loop,
     ):
         plan.tell(f"{plan.requests} of one tenant at once, {len(quiet)} of another one, for {lasts_s:.1f} s")
-        asked = OpenLoopPlan(
+        load_plan = OpenLoopPlan(
             port=door.port,
             payloads=tuple(payload(tenant, key) for tenant, key in keys.items()),
             arrivals=tuple(arrivals),
@@ -140,7 +140,7 @@ def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
             patience_s=PATIENCE_S,
         )
         with sampling_process(door.pid) as samples:
-            ran = loop.run(asked)
+            ran = loop.run(load_plan)
         seen = door.seen(len(arrivals))
     recorded = [record for record in seen.records if record.outcome == "ok"]
     loud, other = (_waits(ran, recorded, number, tenant, plan.slot_s) for number, tenant in enumerate(keys))

@@ -218,8 +218,8 @@ class _FrontRun:
         self._front, self._rest = cores()
         keys = keys_for((KELVIN,))
         self._key = keys[KELVIN]
-        behind = UpstreamConfig(one_model(keys, SLOTS), token_s=1 / TOKENS_PER_S, keeps_records=False)
-        door = stack.enter_context(running_activator(scratch, behind))
+        upstream = UpstreamConfig(one_model(keys, SLOTS), token_s=1 / TOKENS_PER_S, keeps_records=False)
+        door = stack.enter_context(running_activator(scratch, upstream))
         self._pid, self._upstream = door.pid, door.upstream
         with front_tools.on_core(self._rest):
             own = Program("closed_loop", answer_s=ANSWER_S + STREAM_TIMES * plan.seconds)
@@ -282,8 +282,8 @@ class _FrontRun:
             with front_tools.on_core(self._rest):
                 take = front_tools.wrk(self._wrk, self._scratch, url, connections, seconds, body, key)
         else:
-            said = self._own.ask(do="load", url=url, connections=connections, seconds=seconds, body=body, key=key)
-            take = front_tools.parse_sample(said)
+            answer = self._own.ask(do="load", url=url, connections=connections, seconds=seconds, body=body, key=key)
+            take = front_tools.parse_sample(answer)
         if system != KELVIN:
             return take
         return msgspec.structs.replace(take, processor_us=self._processor_us() - before_us)

@@ -185,8 +185,8 @@ def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
     }
     with running_installation(scratch / "data", settings=settings) as kelvin:
         version = kelvin.push(scratch / "model", MODEL, replicas=1)
-        ground = _InjectionTarget(kelvin, random.Random(plan.seed))  # noqa: S311 - no secret
-        injured, mended = _inject_damage(plan, ground)
+        target = _InjectionTarget(kelvin, random.Random(plan.seed))  # noqa: S311 - no secret
+        injured, mended = _inject_damage(plan, target)
         plan.tell("reading it verified, and plainly")
         verified, floor = _rates(kelvin, version)
     return figures_of(injured, mended, verified, floor, (HYPERVISOR_NOTE, HOST_NOTE))
@@ -211,11 +211,11 @@ class _InjectionTarget:
             try:
                 return self.kelvin.door.complete(MODEL, PROMPT, 4), ""
             except InstallationFailed as failed:
-                said = str(failed)
-            if '"breaker_open"' not in said:
+                error = str(failed)
+            if '"breaker_open"' not in error:
                 break
             time.sleep(1.0)  # KELVIN_BREAKER_S, which is also the refusal's Retry-After
-        return None, said
+        return None, error
 
     def rest(self) -> None:
         """Take the model to zero and out of host memory. Its chunks stay on NVMe."""
@@ -261,50 +261,50 @@ def _packs_of(kelvin: Installation) -> dict[str, tuple[Path, int, int]]:
     return {digest: places[0] for digest, places in found.items() if len(places) == 1}
 
 
-def _inject_damage(plan: IntegrityPlan, ground: _InjectionTarget) -> tuple[list[InjectedDamage], bool]:
+def _inject_damage(plan: IntegrityPlan, target: _InjectionTarget) -> tuple[list[InjectedDamage], bool]:
     """Return the outcome of each injection, and whether the model answers at the end as at the beginning."""
     to_heal = int(plan.corruptions * HEALED_SHARE)
     injured: list[InjectedDamage] = []
     while (left := to_heal - sum(len(each.kinds) for each in injured)) > 0:
         plan.tell(f"NVMe: {left} more")
-        injured.append(_on_nvme(ground, min(left, AT_ONCE, len(ground.digests))))
+        injured.append(_on_nvme(target, min(left, AT_ONCE, len(target.digests))))
     for number in range(plan.corruptions - to_heal):
         plan.tell(f"store: {plan.corruptions - to_heal - number} more")
-        injured.append(_in_store(ground, number))
-    return injured, ground.ask()[0] == ground.right
+        injured.append(_in_store(target, number))
+    return injured, target.ask()[0] == target.right
 
 
-def _on_nvme(ground: _InjectionTarget, count: int) -> InjectedDamage:
-    files = ground.files()
-    there = [digest for digest in ground.digests if digest in files]
-    bad = ground.source.sample(there, min(count, len(there)))
+def _on_nvme(target: _InjectionTarget, count: int) -> InjectedDamage:
+    files = target.files()
+    there = [digest for digest in target.digests if digest in files]
+    bad = target.source.sample(there, min(count, len(there)))
     if not bad:
         raise InstallationFailed("no chunk is on NVMe")
     kinds = [list(ALL)[number % len(ALL)] for number in range(len(bad))]
     for digest, kind in zip(bad, kinds, strict=True):
-        files[digest].write_bytes(ground.damaged(digest, kind))
-    before = ground.faults()
-    answer, refusal = ground.ask()
-    counted = ground.faults() - before
-    ground.rest()
-    assert ground.right is not None
-    fate = classify_injection(answer, refusal, ground.right, bad, healable=True)
+        files[digest].write_bytes(target.damaged(digest, kind))
+    before = target.faults()
+    answer, refusal = target.ask()
+    counted = target.faults() - before
+    target.rest()
+    assert target.right is not None
+    fate = classify_injection(answer, refusal, target.right, bad, healable=True)
     return InjectedDamage("nvme", tuple(kinds), fate, counted)
 
 
-def _in_store(ground: _InjectionTarget, number: int) -> InjectedDamage:
-    digest, kind = ground.source.choice(ground.digests), list(KEEP_LENGTH)[number % len(KEEP_LENGTH)]
-    whole = ground.body(digest)
-    if (copy := ground.files().get(digest)) is not None:
-        copy.write_bytes(ground.damaged(digest, kind))
-    ground.write_pack(digest, ground.damaged(digest, kind))
-    before = ground.faults()
-    answer, refusal = ground.ask()
-    counted = ground.faults() - before
-    ground.write_pack(digest, whole)
-    ground.rest()
-    assert ground.right is not None
-    fate = classify_injection(answer, refusal, ground.right, [digest], healable=False)
+def _in_store(target: _InjectionTarget, number: int) -> InjectedDamage:
+    digest, kind = target.source.choice(target.digests), list(KEEP_LENGTH)[number % len(KEEP_LENGTH)]
+    whole = target.body(digest)
+    if (copy := target.files().get(digest)) is not None:
+        copy.write_bytes(target.damaged(digest, kind))
+    target.write_pack(digest, target.damaged(digest, kind))
+    before = target.faults()
+    answer, refusal = target.ask()
+    counted = target.faults() - before
+    target.write_pack(digest, whole)
+    target.rest()
+    assert target.right is not None
+    fate = classify_injection(answer, refusal, target.right, [digest], healable=False)
     return InjectedDamage("store", (kind,), fate, counted)
 
 

@@ -85,7 +85,7 @@ class SyntheticMonth:
 
     def batches(self) -> Iterator[tuple[tuple[RequestRecord, ...], tuple[LifetimeRecord, ...]]]:
         """Yield requests in the order of their ends, and lifetimes of replicas that ended after them."""
-        living = [self._bear(slot, self._begin_us) for slot in range(REPLICAS)]
+        living = [self._new_replica(slot, self._begin_us) for slot in range(REPLICAS)]
         batch: list[RequestRecord] = []
         dead: list[LifetimeRecord] = []
         for number in range(self._requests):
@@ -93,15 +93,15 @@ class SyntheticMonth:
             slot = number % REPLICAS
             batch.append(self._request(number, at_us, living[slot]))
             if living[slot].requests == SERVED:
-                dead.append(self._bury(living[slot], at_us + 1))
-                living[slot] = self._bear(slot, at_us + 1)
+                dead.append(self._end_replica(living[slot], at_us + 1))
+                living[slot] = self._new_replica(slot, at_us + 1)
             if len(batch) == BATCH:
                 yield tuple(batch), tuple(dead)
                 batch, dead = [], []
-        dead += [self._bury(replica, self._end_us - 1) for replica in living]
+        dead += [self._end_replica(replica, self._end_us - 1) for replica in living]
         yield tuple(batch), tuple(dead)
 
-    def _bear(self, slot: int, at_us: int) -> _Replica:
+    def _new_replica(self, slot: int, at_us: int) -> _Replica:
         self._born += 1
         return _Replica(f"bench-{self._born}", 100 + self._born % 30_000, slot % MODELS, at_us)
 
@@ -147,7 +147,7 @@ class SyntheticMonth:
             device_us=device_us,
         )
 
-    def _bury(self, replica: _Replica, at_us: int) -> LifetimeRecord:
+    def _end_replica(self, replica: _Replica, at_us: int) -> LifetimeRecord:
         self._died += 1
         active_us = int(replica.used_us * ACTIVE_SHARE)
         total_us = max(at_us - replica.born_at_us, STANDBY_US + RESTORE_US + active_us)
@@ -298,16 +298,16 @@ def _timed_report(kelvin: Installation, month: str) -> tuple[float, Any]:
 
 def _check(report: Any, expected: ExpectedBill) -> None:
     """Check that the bill has the expected totals and balances."""
-    said = {
+    actual = {
         "requests": report["requests"],
         "prompt_tokens": report["prompt_tokens"],
         "completion_tokens": report["completion_tokens"],
         "lifetimes": sum(use["lifetimes"] for use in report["device"]),
         "active_us": sum(use["active_us"] for use in report["device"]),
     }
-    wanted = {name: getattr(expected, name) for name in said}
-    if said != wanted:
-        raise BenchFailed(f"the bill says {said}; it must be {wanted}")
+    wanted = {name: getattr(expected, name) for name in actual}
+    if actual != wanted:
+        raise BenchFailed(f"the bill says {actual}; it must be {wanted}")
     if not report["balance"]["balanced"]:
         raise BenchFailed(f"the month does not balance: {report['balance']['problems'][:3]}")
 

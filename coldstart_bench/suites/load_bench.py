@@ -132,86 +132,86 @@ def _measure_size(so_far: _LoadRun, scratch: Path, size_bytes: int) -> None:
             settings = {"KELVIN_HOST_BYTES": str(size_bytes + size_bytes // 8 + (1 << 30))}
             kelvin = stack.enter_context(running_installation(scratch / "data", settings=settings))
             paths["version"] = kelvin.push(scratch / "model", MODEL)
-        ground = _LoadFixture(kelvin, size_bytes, paths, checksum, {})
+        fixture = _LoadFixture(kelvin, size_bytes, paths, checksum, {})
         for contender in present:
-            _start(so_far, ground, contender, stack)
+            _start(so_far, fixture, contender, stack)
         reader = stack.enter_context(Program("floors.floor_read"))
         if kelvin is not None:
-            _fill(ground)
+            _fill(fixture)
         for turn in range(plan.repeats):
             plan.tell(f"{size_bytes / 1e9:g} GB: round {turn + 1} of {plan.repeats}")
-            _round(so_far, ground, present, reader, turn)
+            _round(so_far, fixture, present, reader, turn)
 
 
-def _start(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, stack: contextlib.ExitStack) -> None:
-    words = contender.arguments if contender is not KELVIN else (str(ground.installation.data / "run"),)
+def _start(so_far: _LoadRun, fixture: _LoadFixture, contender: Contender, stack: contextlib.ExitStack) -> None:
+    words = contender.arguments if contender is not KELVIN else (str(fixture.installation.data / "run"),)
     try:
-        ground.programs[contender.name] = stack.enter_context(Program(contender.program, *words))
+        fixture.programs[contender.name] = stack.enter_context(Program(contender.program, *words))
     except ProgramFailed as error:
         if contender is KELVIN:
             raise
         for state in FROM_DISK:
-            so_far.takes.fails((ground.size_bytes, state, contender.name), error)
+            so_far.takes.fails((fixture.size_bytes, state, contender.name), error)
 
 
-def _fill(ground: _LoadFixture) -> None:
+def _fill(fixture: _LoadFixture) -> None:
     """Load the version, and wait until all of it is in the NVMe tier."""
-    _load(ground, KELVIN, "cpu")
-    ground.installation.forget("host")  # waits for admissions to end
+    _load(fixture, KELVIN, "cpu")
+    fixture.installation.forget("host")  # waits for admissions to end
 
 
-def _round(so_far: _LoadRun, ground: _LoadFixture, present: Sequence[Contender], reader: Program, turn: int) -> None:
+def _round(so_far: _LoadRun, fixture: _LoadFixture, present: Sequence[Contender], reader: Program, turn: int) -> None:
     shift = turn % len(present)
     for state in FROM_DISK:
         for contender in (*present[shift:], *present[:shift]):
-            _take(so_far, ground, contender, state)
-        _read_floors(so_far, ground, present[0], reader, state)
+            _take(so_far, fixture, contender, state)
+        _read_floors(so_far, fixture, present[0], reader, state)
     if KELVIN in present:
-        _take(so_far, ground, KELVIN, "host")
+        _take(so_far, fixture, KELVIN, "host")
 
 
-def _take(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, state: State) -> None:
+def _take(so_far: _LoadRun, fixture: _LoadFixture, contender: Contender, state: State) -> None:
     def loaded() -> LoadTiming:
-        _prepare(ground, contender, state)
-        answer = _load(ground, contender, so_far.plan.device)
+        _prepare(fixture, contender, state)
+        answer = _load(fixture, contender, so_far.plan.device)
         tier = "host" if state == "host" else "nvme"
-        if answer["checksum"] != ground.checksum:
-            raise ProgramFailed(f"WRONG BYTES: their sum is {answer['checksum']}, the file's {ground.checksum}")
+        if answer["checksum"] != fixture.checksum:
+            raise ProgramFailed(f"WRONG BYTES: their sum is {answer['checksum']}, the file's {fixture.checksum}")
         if contender is KELVIN and {name for name, size in answer["bytes_by_tier"].items() if size} != {tier}:
             raise InstallationFailed(f"bytes came from {answer['bytes_by_tier']} instead of '{tier}'")
         return LoadTiming(answer["load_s"], answer["consume_s"])
 
-    so_far.takes.take((ground.size_bytes, state, contender.name), loaded)
+    so_far.takes.take((fixture.size_bytes, state, contender.name), loaded)
 
 
-def _prepare(ground: _LoadFixture, contender: Contender, state: State) -> None:
+def _prepare(fixture: _LoadFixture, contender: Contender, state: State) -> None:
     """Prepare the state for a load. Raises PageCacheNotReady."""
     if contender is KELVIN:
         if state == "host":
-            _load(ground, KELVIN, "cpu")  # the measured load then finds it in host memory
+            _load(fixture, KELVIN, "cpu")  # the measured load then finds it in host memory
             return
-        ground.installation.forget("host")
-    files = ground.files(contender)
+        fixture.installation.forget("host")
+    files = fixture.files(contender)
     drop_page_cache(files) if state == "cold" else warm_page_cache(files)
 
 
-def _load(ground: _LoadFixture, contender: Contender, device: str) -> Any:
-    path = str(ground.paths[contender.file])
-    return ground.programs[contender.name].ask(path=path, tenant=TENANT, device=device)
+def _load(fixture: _LoadFixture, contender: Contender, device: str) -> Any:
+    path = str(fixture.paths[contender.file])
+    return fixture.programs[contender.name].ask(path=path, tenant=TENANT, device=device)
 
 
-def _read_floors(so_far: _LoadRun, ground: _LoadFixture, contender: Contender, reader: Program, state: State) -> None:
+def _read_floors(so_far: _LoadRun, fixture: _LoadFixture, contender: Contender, reader: Program, state: State) -> None:
     """Measure plain reads of the files that the first contender (Kelvin, if it takes part) has just read."""
-    files = ground.files(contender)
+    files = fixture.files(contender)
 
     def read(threads: int) -> float:
         drop_page_cache(files) if state == "cold" else warm_page_cache(files)
         answer = reader.ask(files=[str(path) for path in files], threads=threads, direct=state == "cold")
         return float(answer["seconds"])
 
-    way = "O_DIRECT" if state == "cold" else "page cache"
+    method = "O_DIRECT" if state == "cold" else "page cache"
     for threads in READERS:
-        key = (ground.size_bytes, state, f"floor: {way}, {threads} threads")
+        key = (fixture.size_bytes, state, f"floor: {method}, {threads} threads")
         so_far.floors.take(key, functools.partial(read, threads))
 
 

@@ -120,7 +120,7 @@ class StepParameters(msgspec.Struct, frozen=True):
 
 
 def measure_step(
-    asked: StepParameters,
+    parameters: StepParameters,
     sent: Sequence[RequestResult],
     right: Sequence[bool],
     ranks: Sequence[str],
@@ -131,22 +131,24 @@ def measure_step(
     """Return the results of a step. `right` and `ranks` (priorities) belong to the requests of `sent`. `samples` are of
     the activator, `loop` is the CPU load of the open loop.
     """
-    in_time = [each.is_ok and fine and each.took_s <= asked.deadline_s for each, fine in zip(sent, right, strict=True)]
+    in_time = [
+        each.is_ok and fine and each.took_s <= parameters.deadline_s for each, fine in zip(sent, right, strict=True)
+    ]
     answered = [each for each, fine in zip(sent, right, strict=True) if each.is_ok and fine]
     refused = [each for each in sent if _is_refusal(each)]
-    begin_us, end_us = SETTLED * asked.seconds * 1e6, asked.seconds * 1e6
+    begin_us, end_us = SETTLED * parameters.seconds * 1e6, parameters.seconds * 1e6
     counted = sum(fine and begin_us <= each.end_us < end_us for each, fine in zip(sent, in_time, strict=True))
     shares = _shares(in_time, ranks)
     took = [each.took_s for each in answered]
     return LoadStep(
-        times=asked.times,
-        rate=asked.rate,
+        times=parameters.times,
+        rate=parameters.rate,
         sent=len(sent),
         good=sum(in_time),
         late=len(answered) - sum(in_time),
         refused=dict(Counter(each.code for each in refused)),
         wrong=len(sent) - len(answered) - len(refused),
-        goodput=counted * asked.tokens / ((1 - SETTLED) * asked.seconds),
+        goodput=counted * parameters.tokens / ((1 - SETTLED) * parameters.seconds),
         answered=shares,
         answered_p50_s=quantile_of(took, 0.5),
         answered_p99_s=quantile_of(took, 0.99),
@@ -155,8 +157,8 @@ def measure_step(
         held_up_p99_s=quantile_of(connection_waits_s(sent), 0.99),
         door=cpu_load_within(samples, began_ns, max((each.end_us for each in sent), default=0), len(sent)),
         loop=loop,
-        memory_middle=_peak(samples, began_ns, asked.seconds / 3, 2 * asked.seconds / 3),
-        memory_last=_peak(samples, began_ns, 2 * asked.seconds / 3, asked.seconds),
+        memory_middle=_peak(samples, began_ns, parameters.seconds / 3, 2 * parameters.seconds / 3),
+        memory_last=_peak(samples, began_ns, 2 * parameters.seconds / 3, parameters.seconds),
     )
 
 
@@ -280,9 +282,9 @@ def refusal(plan: OverloadPlan, free_disk: int, free_memory: int) -> str | None:
 def run(plan: OverloadPlan, scratch: Path) -> OverloadFigures:
     """Run the bench. Raises InstallationFailed, ProgramFailed."""
     keys = keys_for((TENANT,))
-    behind = UpstreamConfig(one_model(keys, plan.slots), plan.slot_s)
+    upstream = UpstreamConfig(one_model(keys, plan.slots), plan.slot_s)
     with (
-        running_activator(scratch, behind, LONG_HEAD_TIMEOUT) as door,
+        running_activator(scratch, upstream, LONG_HEAD_TIMEOUT) as door,
         running_open_loop(scratch) as loop,
         sampling_process(door.pid) as samples,
     ):
@@ -310,11 +312,11 @@ def _step(
     waiting = int(min(MOST_CONNECTIONS, plan.slots + rate * plan.deadline_s))
     payloads = tuple(payload(key, rank, plan.deadline_s) for rank in PRIORITIES)
     ran = loop.run(OpenLoopPlan(door.port, payloads, arrivals, waiting, waiting, plan.deadline_s + 30))
-    asked = StepParameters(times, rate, plan.seconds, TOKENS, plan.deadline_s)
+    parameters = StepParameters(times, rate, plan.seconds, TOKENS, plan.deadline_s)
     right = [ran.text(sent) == f"3 {TOKENS}" for sent in ran.sent]
     ranks = [PRIORITIES[sent.payload] for sent in ran.sent]
     wait_for_sample(samples, time.monotonic_ns())  # CPU load of a step needs a sample after its last answer
-    return measure_step(asked, ran.sent, right, ranks, samples, ran.began_ns, ran.load)
+    return measure_step(parameters, ran.sent, right, ranks, samples, ran.began_ns, ran.load)
 
 
 def payload(key: str, rank: str, deadline_s: float) -> RequestTemplate:

@@ -85,11 +85,11 @@ class PodConfig:
 
 
 @contextmanager
-def running_pod(ground: PodConfig, version: str, name: str) -> Iterator[int]:
+def running_pod(config: PodConfig, version: str, name: str) -> Iterator[int]:
     """Start a pod of the version and yield its port once it takes requests. Its files are removed after the block."""
     port = free_port()
     words = [version, "--tenant", TENANT, "--model", MODEL]
-    with _pod(ground, words, name, port, {}, lambda: _takes_requests(port)):
+    with _pod(config, words, name, port, {}, lambda: _takes_requests(port)):
         yield port
 
 
@@ -122,24 +122,24 @@ class ParkedPod:
         tls.check_hostname = False  # the role in the certificate is checked instead
         tls.load_verify_locations(own / "ca.crt")
         tls.load_cert_chain(own / "tls.crt", own / "tls.key")
-        return _ask(http.client.HTTPSConnection(HOST, self.orders, timeout=CALL_S, context=tls), method, path, body)
+        return _call(http.client.HTTPSConnection(HOST, self.orders, timeout=CALL_S, context=tls), method, path, body)
 
 
 @contextmanager
-def running_parked_pod(ground: PodConfig, name: str) -> Iterator[ParkedPod]:
+def running_parked_pod(config: PodConfig, name: str) -> Iterator[ParkedPod]:
     """Start a standby pod and yield it once it waits. Its files are removed after the block."""
     port, orders = free_ports(2)
-    more = {"KELVIN_STANDBY_LISTEN": f"{HOST}:{orders}", "KELVIN_INNER_TLS": str(ground.inner)}
-    there = ParkedPod(port, orders, 0, ground.inner)
-    with _pod(ground, ["--standby", CLASS], name, port, more, there.waits) as pid:
-        yield ParkedPod(port, orders, pid, ground.inner)
+    more = {"KELVIN_STANDBY_LISTEN": f"{HOST}:{orders}", "KELVIN_INNER_TLS": str(config.inner)}
+    parked = ParkedPod(port, orders, 0, config.inner)
+    with _pod(config, ["--standby", CLASS], name, port, more, parked.waits) as pid:
+        yield ParkedPod(port, orders, pid, config.inner)
 
 
 @contextmanager
 def _pod(
-    ground: PodConfig, words: list[str], name: str, port: int, more: Mapping[str, str], is_ready: Callable[[], bool]
+    config: PodConfig, words: list[str], name: str, port: int, more: Mapping[str, str], is_ready: Callable[[], bool]
 ) -> Iterator[int]:
-    at = ground.place / name
+    at = config.place / name
     at.mkdir()
     command = [
         *python_command("kelvin.cli.main"),
@@ -148,10 +148,10 @@ def _pod(
         "--threads",
         "1",
         "--store",
-        ground.store,
+        config.store,
     ]
     command += ["--host", HOST, "--port", str(port), "--data", str(at / "data")]
-    environment = {**os.environ, **ground.settings, **more}
+    environment = {**os.environ, **config.settings, **more}
     try:
         with running_service(command, environment, at / "said", is_ready, f"the pod {name}") as pid:
             yield pid
@@ -163,7 +163,7 @@ def _takes_requests(port: int) -> bool:
     """Probe the pod as an activator does before the cluster reports the pod ready."""
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_S)
     try:
-        return _ask(connection, "GET", "/healthz", None, PROBE) == b"queue"
+        return _call(connection, "GET", "/healthz", None, PROBE) == b"queue"
     except InstallationFailed:
         return False
 
@@ -190,7 +190,7 @@ def _text(payload: bytes) -> str:
     return str(json.loads(event)["choices"][0]["text"])
 
 
-def _ask(
+def _call(
     connection: http.client.HTTPConnection,
     method: str,
     path: str,
@@ -223,14 +223,14 @@ def refusal(plan: PoolPlan, free_disk: int, free_memory: int) -> str | None:
 def run(plan: PoolPlan, scratch: Path) -> PoolFigures:
     """Run the bench. Raises InstallationFailed, ProgramFailed."""
     seconds: dict[str, list[float]] = {OWN: [], WAITING: []}
-    ground, take = _make_sealed_version(plan, scratch)
-    with running_parked_pod(ground, "parked") as parked:
+    config, take = _make_sealed_version(plan, scratch)
+    with running_parked_pod(config, "parked") as parked:
         texts: set[str] = set()
         for turn in range(plan.repeats):
             plan.tell(f"round {turn + 1} of {plan.repeats}, load {load_1m():.2f}")
             for system in (OWN, WAITING) if turn % 2 == 0 else (WAITING, OWN):
-                _rest(parked)
-                took_s, text = _own(ground, take, turn) if system == OWN else _waiting(parked, take)
+                _wait_idle(parked)
+                took_s, text = _time_own_pod(config, take, turn) if system == OWN else _time_parked_pod(parked, take)
                 seconds[system].append(took_s)
                 texts.add(text)
     rows = cold_rows({(plan.size_bytes, "store", system): each for system, each in seconds.items()})
@@ -253,15 +253,15 @@ def _make_sealed_version(plan: PoolPlan, scratch: Path) -> tuple[PodConfig, Bind
     return PodConfig(scratch / "pods", store, settings, scratch / "inner"), take
 
 
-def _own(ground: PodConfig, take: BindPodRequest, turn: int) -> tuple[float, str]:
+def _time_own_pod(config: PodConfig, take: BindPodRequest, turn: int) -> tuple[float, str]:
     """Return the seconds from the start of the process to its first token, and the token's text."""
     began_s = time.perf_counter()
-    with running_pod(ground, take.version, f"own-{turn}") as port:
+    with running_pod(config, take.version, f"own-{turn}") as port:
         came_s, text = first_token(port)
     return came_s - began_s, text
 
 
-def _waiting(parked: ParkedPod, take: BindPodRequest) -> tuple[float, str]:
+def _time_parked_pod(parked: ParkedPod, take: BindPodRequest) -> tuple[float, str]:
     """Return the seconds from the bind, including its handshake, to the first token, and the text. Then release."""
     began_s = time.perf_counter()
     parked.bind(take)
@@ -270,7 +270,7 @@ def _waiting(parked: ParkedPod, take: BindPodRequest) -> tuple[float, str]:
     return came_s - began_s, text
 
 
-def _rest(parked: ParkedPod) -> None:
+def _wait_idle(parked: ParkedPod) -> None:
     """Wait until the standby is parked and idle, so that a start is measured from rest."""
     rest = IdleDetector()
     # Two steps: probing the pod while its CPU time is sampled would keep it busy.

@@ -158,9 +158,9 @@ def drill(
     damage_backups: Callable[[Path], None] | None = None,
 ) -> DrillFigures:
     """Run all losses, one after the other. A negative control damages the backups first with `damage_backups`."""
-    place, store, data = scratch / "backups", scratch / "store", scratch / "data"
+    backups, store, data = scratch / "backups", scratch / "store", scratch / "data"
     settings = {
-        "KELVIN_BACKUP": str(place),
+        "KELVIN_BACKUP": str(backups),
         "KELVIN_BACKUP_S": str(EVERY_S),
         "KELVIN_HOST_BYTES": str(512 << 20),
         "KELVIN_SLAB_BYTES": str(64 << 20),
@@ -171,16 +171,16 @@ def drill(
     with _running_installation(data, store, settings) as kelvin:
         kelvin.push(scratch / "model", client.model)
         key = _new_key(kelvin)
-        seen = _run_until_kill(kelvin, place, client, plan.requests)
+        state = _run_until_kill(kelvin, backups, client, plan.requests)
     for lost in losses:
         plan.tell(f"{lost} is lost")
         if damage_backups is not None:
-            damage_backups(place)
+            damage_backups(backups)
         LOSSES[lost](data)
-        case = RecoveryCase(lost, seen.exposed_s, seen.registry_age_s)
+        case = RecoveryCase(lost, state.exposed_s, state.registry_age_s)
         cases.append(case)
         began = time.monotonic()
-        if not _restore_and_compare(place, data, seen, case):
+        if not _restore_and_compare(backups, data, state, case):
             break
         case.restore_s = time.monotonic() - began
         with _running_installation(data, store, settings) as kelvin:
@@ -189,7 +189,7 @@ def drill(
             case.answer_s = time.monotonic() - began
             _compare(kelvin, client, case)
             if lost != losses[-1]:
-                seen = _run_until_kill(kelvin, place, client, plan.requests)
+                state = _run_until_kill(kelvin, backups, client, plan.requests)
     return DrillFigures(STATED, EVERY_S, tuple(cases))
 
 
@@ -202,38 +202,38 @@ class StateBeforeKill:
     chains: dict[str, tuple[int, str]]  # by month: number of links, and the last digest
 
 
-def _run_until_kill(kelvin: Installation, place: Path, client: CountingClient, requests: int) -> StateBeforeKill:
+def _run_until_kill(kelvin: Installation, backups: Path, client: CountingClient, requests: int) -> StateBeforeKill:
     """Send requests, wait for a backup, send more, kill. The last records are then only in the journal. Raises
     InstallationFailed.
     """
     client.ask(kelvin.door, requests)
     for _ in range(TRIES):
-        before = _newest_s(place)
-        kelvin.wait(lambda before=before: _newest_s(place) > before, "a backup is made", PATIENCE_S)  # type: ignore[misc]
-        newest = _newest_s(place)
+        before = _newest_s(backups)
+        kelvin.wait(lambda before=before: _newest_s(backups) > before, "a backup is made", PATIENCE_S)  # type: ignore[misc]
+        newest = _newest_s(backups)
         client.ask(kelvin.door, REQUESTS_AFTER_BACKUP)
         last = time.monotonic()
         kelvin.wait(lambda: _backlog(kelvin) == 0, "the ledger has every record", PATIENCE_S)
         exposed_s = time.monotonic() - last
         chains = {month["month"]: (month["links"], month["chain"]) for month in _verified(kelvin)["months"]}
-        if _newest_s(place) == newest:
+        if _newest_s(backups) == newest:
             break  # a newer backup would hold the last records, and the journal would not be tested
     else:
         raise InstallationFailed(f"{TRIES} times a backup was made while the last requests were entered")
-    age_s = time.time() - _newest_s(place)
-    _kill(kelvin, place)
+    age_s = time.time() - _newest_s(backups)
+    _kill(kelvin, backups)
     return StateBeforeKill(exposed_s, age_s, chains)
 
 
-def _restore_and_compare(place: Path, data: Path, seen: StateBeforeKill, case: RecoveryCase) -> bool:
+def _restore_and_compare(backups: Path, data: Path, state: StateBeforeKill, case: RecoveryCase) -> bool:
     """Restore, and compare the ends of the chains with those before. Return False if nothing was restored."""
-    code, out, err = run_command(data, "restore", str(place), "--replace", "--json")
+    code, out, err = run_command(data, "restore", str(backups), "--replace", "--json")
     if code != 0:
         case.failures.append(f"kelvin restore exited with {code}: {err.strip()}")
     if not out:
         return False
     back = {each["month"]: each for each in json.loads(out)["chains"] if each["tenant"] == TENANT}
-    for month, (links, chain) in seen.chains.items():
+    for month, (links, chain) in state.chains.items():
         found = back.get(month, {"links": 0, "chain": ""})
         if found["links"] < links or (found["links"] == links and found["chain"] != chain):
             case.failures.append(f"the chain of {month} had {links} rows; restored are {found['links']}, or others")
@@ -296,17 +296,17 @@ def _new_key(kelvin: Installation) -> str:
     return str(kelvin.admin.request("POST", "/admin/v1/keys", body)["secret"])
 
 
-def _newest_s(place: Path) -> float:
+def _newest_s(backups: Path) -> float:
     """Return when the newest backup was completed (Unix time). 0 before the first one."""
-    return max((path.stat().st_mtime for path in place.glob("kelvin-*.backup")), default=0.0)
+    return max((path.stat().st_mtime for path in backups.glob("kelvin-*.backup")), default=0.0)
 
 
-def _kill(kelvin: Installation, place: Path) -> None:
+def _kill(kelvin: Installation, backups: Path) -> None:
     """Kill the supervisor with SIGKILL. Return once all its processes are gone."""
     os.kill(int((kelvin.data / "lock").read_text()), signal.SIGKILL)
 
     def is_gone() -> bool:
-        held = (place / "journal", *(kelvin.data / "spool").iterdir())
+        held = (backups / "journal", *(kelvin.data / "spool").iterdir())
         return not any(has_owner(path.parent, path.name) for path in held)
 
     kelvin.wait(is_gone, "every process is gone", PATIENCE_S)

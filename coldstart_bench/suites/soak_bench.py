@@ -105,9 +105,7 @@ class SoakFigures(Figures, frozen=True):
 
 
 def find_wrong_end(sent: RequestResult, text: str, right: str, reader: ReaderKind) -> str | None:
-    """Return why a request ended in a forbidden way, or None. The right text, or part of it and a valid code, is
-    allowed.
-    """
+    """Return why a request ended in a forbidden way, or None. Allowed: the right text, or a part and a valid code."""
     if sent.is_ok:
         return None if text == right else f"another text: {text[:60]!r}"
     if not right.startswith(text):
@@ -122,32 +120,42 @@ def find_wrong_end(sent: RequestResult, text: str, right: str, reader: ReaderKin
 def bill_bounds_for(sent: RequestResult, text: str, limit: int, reader: ReaderKind) -> BillBounds:
     """Return the bounds of the bill for one request.
 
-    A client that read everything is held to its own count; for other readers, the kernel may have buffered more. A
-    refusal before authentication has no record, nor has a request that never reached the activator.
+    1. It never reached the activator: nothing.
+    2. Answered: exactly the client's count.
+    3. A slow reader may have missed tokens that the kernel buffered: any count up to the limit.
+    4. Cut, or no end before the patience was over: as `bill_bounds_of` allows.
+    5. Refused before the first token: one request or none, because a refusal before authentication has no record.
+    6. Refused later: the client's count.
     """
+    # (1)
     if sent.sent_us is None or sent.code == NO_DOOR:
         return BillBounds()
     count = len(WORD.findall(text))
     unread = 0 if reader is ReaderKind.QUICK else limit
+    # (2)
     if sent.is_ok:
         return bill_bounds_of(RequestEnd(ANSWERED, count, limit))
+    # (3)
     if reader is ReaderKind.SILENT or (reader is ReaderKind.SLOW and sent.code == WAS_CUT):
         least, most = max(0, count - limit), min(limit, count + unread)
         return BillBounds((0, 1), (0, 1), (least, most))
+    # (4)
     if sent.code in (WAS_CUT, NO_END):
         way = CUT if sent.code == WAS_CUT else GONE
         return bill_bounds_of(RequestEnd(way, count, limit, whole=count >= limit, unread=unread))
+    # (5)
     if not count:
         return BillBounds((0, 1), (0, 0), (0, 0))
+    # (6)
     return bill_bounds_of(RequestEnd(refused_with(sent.code), count, limit))
 
 
 def figures_of(seconds: float, sent: Sequence[RequestResult], **found: Any) -> SoakFigures:
     """Return the figures, with counts over the requests. `found` are the other fields."""
     took = [each.took_s for each in sent if each.is_ok]
-    told = Counter(each.code for each in sent if not each.is_ok)
+    codes = Counter(each.code for each in sent if not each.is_ok)
     p50_s, p99_s = quantile_of(took, 0.5), quantile_of(took, 0.99)
-    return SoakFigures(seconds, len(sent), len(took), dict(told), answered_p50_s=p50_s, answered_p99_s=p99_s, **found)
+    return SoakFigures(seconds, len(sent), len(took), dict(codes), answered_p50_s=p50_s, answered_p99_s=p99_s, **found)
 
 
 def judge(found: SoakFigures) -> tuple[ClaimVerdict, ...]:
@@ -169,11 +177,11 @@ def judge(found: SoakFigures) -> tuple[ClaimVerdict, ...]:
 
 def table(found: SoakFigures) -> str:
     """Return the figures as text for people."""
-    told = ", ".join(f"{code} {count}" for code, count in sorted(found.told.items())) or "none"
+    codes = ", ".join(f"{code} {count}" for code, count in sorted(found.told.items())) or "none"
     p50, p99 = (cell(each, "{:.2f} s") for each in (found.answered_p50_s, found.answered_p99_s))
     lines = [
         f"{found.sent} requests in {found.seconds:g} s: {found.answered} answered ({p50} at the median, {p99} p99); "
-        f"ended otherwise: {told}",
+        f"ended otherwise: {codes}",
     ]
     for event in found.events:
         after = cell(event.whole_after_s, "ready again after {:.2f} s", none="NOT READY AGAIN")
@@ -259,12 +267,14 @@ def _run_under_faults(
     faults: FaultInjector,
 ) -> tuple[LoadResult, list[FaultEvent]]:
     chance = Random(plan.seed)  # noqa: S311 - no secret
-    when = poisson(plan.rate, plan.seconds, chance)
-    whose = chance.choices(range(len(MIX)), [share for _, _, share in MIX], k=len(when))
-    asked = OpenLoopPlan(kelvin.port, tuple(payloads), tuple(zip(when, whose, strict=True)), 4, 512, PATIENCE_S)
-    plan.tell(f"{len(when)} requests in {plan.seconds:g} s, a fault each {plan.every_s:g} s (seed {plan.seed})")
+    due_us = poisson(plan.rate, plan.seconds, chance)
+    payload_numbers = chance.choices(range(len(MIX)), [share for _, _, share in MIX], k=len(due_us))
+    load_plan = OpenLoopPlan(
+        kelvin.port, tuple(payloads), tuple(zip(due_us, payload_numbers, strict=True)), 4, 512, PATIENCE_S
+    )
+    plan.tell(f"{len(due_us)} requests in {plan.seconds:g} s, a fault every {plan.every_s:g} s (seed {plan.seed})")
     with ThreadPoolExecutor(1, "load") as pool:
-        load = pool.submit(loop.run, asked)
+        load = pool.submit(loop.run, load_plan)
 
         def has_failed() -> bool:
             return load.done() and load.exception() is not None

@@ -201,15 +201,15 @@ def run(plan: TracePlan, scratch: Path) -> TraceFigures:
     keys = keys_for(tenants)
     prompts = [make_prompt(each, number, plan.shared) for number, each in enumerate(due)]
     payloads = tuple(_payload(each, prompt, tenants, keys) for each, prompt in zip(due, prompts, strict=True))
-    behind = UpstreamConfig(one_model(keys, plan.slots), 0.0, PROMPT_TOKEN_S, TOKEN_S)
-    with running_activator(scratch, behind, LONG_HEAD_TIMEOUT) as door, running_open_loop(scratch) as loop:
+    upstream = UpstreamConfig(one_model(keys, plan.slots), 0.0, PROMPT_TOKEN_S, TOKEN_S)
+    with running_activator(scratch, upstream, LONG_HEAD_TIMEOUT) as door, running_open_loop(scratch) as loop:
         lasts_s = due[-1].at_us / 1e6 if due else 0.0
         plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")
         arrivals = tuple((each.at_us, number) for number, each in enumerate(due))
         ran = loop.run(OpenLoopPlan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
         seen = door.seen(len(due))
     fit = fit_of(plan, due, prompts, ran, seen, tenants)
-    return TraceFigures(fit, _came(due, ran, seen), notes=(cores_note(), NOTE))
+    return TraceFigures(fit, _outcome_of(due, ran, seen), notes=(cores_note(), NOTE))
 
 
 def _payload(due: DueRequest, prompt: Sequence[str], tenants: Sequence[str], keys: dict[str, str]) -> RequestTemplate:
@@ -288,7 +288,7 @@ def _alike(one: Sequence[str], other: Sequence[str]) -> int:
     return count
 
 
-def _came(due: Sequence[DueRequest], ran: LoadResult, seen: UpstreamReport) -> TraceOutcome:
+def _outcome_of(due: Sequence[DueRequest], ran: LoadResult, seen: UpstreamReport) -> TraceOutcome:
     right = [
         sent
         for each, sent in zip(due, ran.sent, strict=True)

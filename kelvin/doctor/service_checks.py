@@ -32,7 +32,7 @@ _MEND: Final = "the value that it names"
 def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding for each refusal, and one for the store. All services run at once, for at most CHECK_S."""
     services = SERVICES | FILTERS if environment.get("KELVIN_FILTERS") == "on" else SERVICES
-    asked = [
+    processes = [
         (
             name,
             subprocess.Popen(
@@ -53,9 +53,9 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
     except BadSetting as bad:
         is_certain = False
         yield Finding("service", FindingLevel.FAIL, f"kelvin up: {bad}", _COST, _MEND)
-    for name, process in asked:
+    for name, process in processes:
         try:
-            _, said = process.communicate(timeout=max(0.1, limit - time.monotonic()))
+            _, output = process.communicate(timeout=max(0.1, limit - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -63,10 +63,10 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
             cost, mend = "whether `kelvin up` would start is not known", "run it again when the machine is less busy"
             yield Finding("service", FindingLevel.WARN, f"{name}: no answer in {CHECK_S:.0f} s", cost, mend)
             continue
-        last = (said.strip().splitlines() or [f"it ended with {process.returncode} and said nothing"])[-1]
+        last = (output.strip().splitlines() or [f"it ended with {process.returncode} and printed nothing"])[-1]
         if name == "snapshotter" and process.returncode in (0, STORE_STATUS):
             yield _store_finding(process.returncode, last)
-        elif name == "controlplane" and process.returncode == 0 and said:
+        elif name == "controlplane" and process.returncode == 0 and output:
             mend = "`kelvin billing reconcile` names each"
             yield Finding("usage records", FindingLevel.WARN, last, "no bill has them", mend)
         elif process.returncode != 0:
@@ -77,8 +77,8 @@ def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("services", FindingLevel.OK, "each takes these settings")
 
 
-def _store_finding(status: int, said: str) -> Finding:
+def _store_finding(status: int, output: str) -> Finding:
     if status == 0:
         return Finding("store", FindingLevel.OK, "it can be used")
     cost = "no start of a version that is not cached, no push; what runs serves on"
-    return Finding("store", FindingLevel.FAIL, said, cost, "its address, network and credentials")
+    return Finding("store", FindingLevel.FAIL, output, cost, "its address, network and credentials")

@@ -91,13 +91,13 @@ class HostConnector:
         enable_keepalive(transport.get_extra_info("socket"))
         return made
 
-    def connector(self, limit: int, told: Callable[[socket.socket], None] | None = None) -> aiohttp.BaseConnector:
-        """Return an aiohttp connector for one session. `told` gets each socket that it makes, connected or not."""
+    def connector(self, limit: int, on_socket: Callable[[socket.socket], None] | None = None) -> aiohttp.BaseConnector:
+        """Return an aiohttp connector for one session. `on_socket` gets each socket that it makes, connected or not."""
 
         def make(found: aiohttp.AddrInfoType) -> socket.socket:
             sock = _socket(found)
-            if told is not None:
-                told(sock)
+            if on_socket is not None:
+                on_socket(sock)
             return sock
 
         tls = True if self._tls is None else self._tls

@@ -49,7 +49,7 @@ def install_failure_handlers(app: FastAPI) -> None:
 def _allowed_methods(request: Request) -> tuple[str, ...]:
     """Return the methods of all routes at this path. Starlette names only the methods of the first route."""
     routes = request.app.routes
-    asked = {method: dict(request.scope, method=method) for method in _METHODS}
+    scopes = {method: dict(request.scope, method=method) for method in _METHODS}
     return tuple(
-        method for method, scope in asked.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
     )

@@ -61,7 +61,7 @@ class TerminalFormatter(JsonFormatter):
 
 
 def _printable(value: object) -> str:
-    """Return text without control characters, which a terminal would execute."""
+    """Return text without control characters, which a terminal would interpret."""
     text = str(value)
     return text if text.isprintable() else repr(text)
 

@@ -33,16 +33,16 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """Return the result of `work`. If the client disconnects first, cancel the work and raise `Refused(Cancelled)`. The
     request's body must have been read. Without this, a server would finish work for a client that has left.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    work_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
             raise Refused(Cancelled())
-        return working.result()
+        return work_task.result()
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait({working, leaving})
+        work_task.cancel()
+        disconnect_task.cancel()
+        await asyncio.wait({work_task, disconnect_task})
 
 
 async def disconnected(receive: Receive) -> None:

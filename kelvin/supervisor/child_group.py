@@ -117,7 +117,7 @@ class ChildSpec:
     listens: bool = False
 
 
-# In order of start. They are ended in reverse order, the activator first.
+# In order of start. `Supervisor.drain` ends them in another order.
 CHILD_SPECS: Final = (
     ChildSpec("zygote", "runtime.app.zygote", None),
     ChildSpec("cache", "weightcache", "cache.sock", uses_store=True),

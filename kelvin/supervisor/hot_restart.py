@@ -54,33 +54,35 @@ class HotRestart:
         """Start a hot restart. If one runs, another follows: the caller may have taken the new process for the old."""
         self._is_ordered = True
         if not self.is_under_way:
-            self._task = asyncio.get_running_loop().create_task(self._follow(), name="succession")
+            self._task = asyncio.get_running_loop().create_task(self._run_ordered(), name="succession")
 
     def cancel(self) -> None:
         """Cancel a running hot restart. The supervisor then ends both activators with the rest of the group."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _follow(self) -> None:
+    async def _run_ordered(self) -> None:
         while self._is_ordered:
             self._is_ordered = False
             try:
                 await self._replace_activator()
             except OSError as error:  # such as a file system that refuses links to sockets
-                self._failed(f"the activator can't be restarted: {error.strerror or error}")
+                self._report_failure(f"the activator can't be restarted: {error.strerror or error}")
 
     async def _replace_activator(self) -> None:
         old = next(child for child in self._group.members if child.spec.listens)
         name = old.spec.name
         if not await self._may_begin():
-            self._failed(f"the {name} can't be restarted before the installation is ready")
+            self._report_failure(f"the {name} can't be restarted before the installation is ready")
             return
         with self._saved_socket(old) as restore_socket:
             new = Child(old.spec, is_restarted=False)
             try:
                 self._group.start(new)
             except OSError as error:
-                self._failed(f"the new {name} can't be started, and the old one stays: {error.strerror or error}")
+                self._report_failure(
+                    f"the new {name} can't be started, and the old one stays: {error.strerror or error}"
+                )
                 return
             limit = time.monotonic() + self._ready_s
             # If it dies right after its answer, keep the old one: no other process would accept requests.
@@ -88,7 +90,7 @@ class HotRestart:
                 if new.pid is None or time.monotonic() > limit:
                     await self._group.end([new], KILL_AFTER_S)
                     restore_socket()
-                    self._failed(
+                    self._report_failure(
                         f"the new {name} did not become ready, and the old one stays; logs/{name}.log says why"
                     )
                     return
@@ -122,7 +124,7 @@ class HotRestart:
         finally:
             kept.unlink(missing_ok=True)
 
-    def _failed(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         """Log the failure and write it to the outcome file for the command that ordered the restart."""
         log.error("the activator was not restarted", extra={"reason": reason})
         try:

@@ -89,8 +89,8 @@ class Supervisor:
         self._lifeline_fd = lifeline_fd
         self._listener = listener  # kept open during a hot restart: connections wait instead of being refused
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
-        ours = [Child(spec) for spec in specs_of(filters=settings.filters)]
-        self.group = ChildGroup(ours, self._spawn, self._on_death)
+        members = [Child(spec) for spec in specs_of(filters=settings.filters)]
+        self.group = ChildGroup(members, self._spawn, self._on_death)
         self._notes = ExitLog(settings.data / "run")
         self._killed: dict[int, tuple[str, str]] = {}  # pid of a hung process: its name, and why it is killed
         self._hot_restart = HotRestart(
@@ -227,8 +227,8 @@ class Supervisor:
         await self._exit_recorder.wait_recorded(KILL_AFTER_S)
         if not await shipper.flush(Deadline.after(KILL_AFTER_S, time.monotonic())):
             log.warning("lifetimes wait in the spool for the next start", extra={"records": shipper.backlog})
-        behind = [by_name[name] for name in ("snapshotter", "cache", "filters") if name in by_name]
-        await group.end(behind, KILL_AFTER_S)
+        backends = [by_name[name] for name in ("snapshotter", "cache", "filters") if name in by_name]
+        await group.end(backends, KILL_AFTER_S)
         await group.end([by_name["controlplane"]], KILL_AFTER_S)
 
 

@@ -88,15 +88,23 @@ class Pod:
         child.start(None, environment, self._lifeline_fd)
 
     def _on_death(self, reaped: ReapedChild, child: Child | None) -> None:
-        """Record the runtime's lifetime. In a standby pod, start another runtime; else finish."""
+        """Handle the death of one of the two processes.
+
+        1. The runtime of a standby pod died: start another one, unless the pod stops or a process refuses its settings.
+        2. Any other runtime died: the pod ends with its status.
+        3. The agent refused its settings: end the runtime. After any other death, the group restarts the agent.
+        """
         if child is self._runtime:
             self._exit_recorder.record_exit(reaped)
+            # (1)
             if self._is_standby and not (child.refused or self._cache.refused or self._is_stopping):
                 if reaped.status == 0:
                     child.restarts = Restarts()  # its version was released: no failure
                 self._replace_task = asyncio.get_running_loop().create_task(self._replace_runtime())
+            # (2)
             else:
                 self._finish(reaped.status)
+        # (3)
         elif child is self._cache and child.refused and self._runtime.pid is not None:
             child.is_restarted = False  # it would refuse its settings again
             self._runtime.signal(signal.SIGTERM)

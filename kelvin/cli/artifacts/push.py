@@ -97,18 +97,18 @@ def rehearse(
     )
 
 
-def _with_retries(attempt: "_PushRun", way: "Callable[[_PushRun], T]") -> T:
+def _with_retries(push_run: "_PushRun", run_once: "Callable[[_PushRun], T]") -> T:
     try:
         for _ in range(MAX_ROUNDS - 1):
             try:
-                return way(attempt)
+                return run_once(push_run)
             except Refused as refused:
                 # Another round helps only if the push is no longer open, or chunks of it were lost.
                 if refused.failure.code not in ("not_found", "conflict"):
                     raise
-        return way(attempt)
+        return run_once(push_run)
     finally:
-        attempt.stop()
+        push_run.stop()
 
 
 class _PushRun:

@@ -172,24 +172,34 @@ class _ForeignError(msgspec.Struct):
 
 
 def failure_of_response(answer: httpx.Response) -> RemoteFailure:
-    """Return the failure in an error response, from whichever server. The body must have been read."""
+    """Return the failure in a response that is no success. The body must have been read.
+
+    1. Below 400, such as a redirect: the server is not Kelvin.
+    2. Problem details with a code of ours: that failure.
+    3. Other problem details, or an unknown body: unavailable.
+    4. An OpenAI error: its code and message.
+    """
     status = answer.status_code
+    # (1)
     if status < 400:
         url = answer.url.copy_with(query=None)
         return RemoteFailure("unavailable", status, f"{url} answered {status}: is the URL Kelvin's?")
+    # (2)
     if (found := from_problem(answer.content)) is not None:
         return found
-    passing = status in (429, 502, 503, 504)
+    is_transient = status in (429, 502, 503, 504)
     after_s = parse_whole_number(answer.headers.get("retry-after", ""))
     try:
-        said = decoder(_ForeignError).decode(answer.content)
+        foreign = decoder(_ForeignError).decode(answer.content)
     except BadJson:
-        said = _ForeignError()
-    if said.error is None:
-        message = said.detail or f"the answer was {status}"
-        return RemoteFailure("unavailable", status, message, None, passing, after_s)
+        foreign = _ForeignError()
+    # (3)
+    if foreign.error is None:
+        message = foreign.detail or f"the answer was {status}"
+        return RemoteFailure("unavailable", status, message, None, is_transient, after_s)
+    # (4)
     return RemoteFailure(
-        str(said.error.code or "error"), status, said.error.message, said.error.param, passing, after_s
+        str(foreign.error.code or "error"), status, foreign.error.message, foreign.error.param, is_transient, after_s
     )
 
 
@@ -200,7 +210,7 @@ def poll_report(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
     console = Console(stderr=True)
     with console.status("reading") if console.is_terminal else nullcontext() as status:
         while (answer := door.get(path, params=params, timeout=REPORT_POLL_S)).status_code == HTTPStatus.ACCEPTED:
-            seen = decode(answer.content, Examining, what="answer of the control plane")
+            progress = decode(answer.content, Examining, what="answer of the control plane")
             if status is not None:
-                status.update(f"reading: {seen.rows:,} of {seen.of:,} rows")
+                status.update(f"reading: {progress.rows:,} of {progress.of:,} rows")
     return answer.content

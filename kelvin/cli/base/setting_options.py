@@ -44,14 +44,14 @@ def setting_options(
 def _settings(settings: type[msgspec.Struct]) -> Iterator[Setting]:
     for name, hint in get_type_hints(settings, include_extras=True).items():
         # Each hint is Annotated[TYPE, Meta, ...], or a union of that and None.
-        stated = hint if get_origin(hint) is Annotated else next(t for t in get_args(hint) if t is not NoneType)
-        kind, *metas = get_args(stated)
+        annotated = hint if get_origin(hint) is Annotated else next(t for t in get_args(hint) if t is not NoneType)
+        kind, *metas = get_args(annotated)
         is_choice = get_origin(kind) is Literal
 
-        def said(of: str, metas: list[msgspec.Meta] = metas) -> Any:
-            return next((value for meta in metas if (value := getattr(meta, of)) is not None), None)
+        def meta_value(attribute: str, metas: list[msgspec.Meta] = metas) -> Any:
+            return next((value for meta in metas if (value := getattr(meta, attribute)) is not None), None)
 
         yield Setting(
-            name, said("description"), str if is_choice else kind, get_args(kind) if is_choice else (),
-            said("ge"), said("gt"), said("le"),
+            name, meta_value("description"), str if is_choice else kind, get_args(kind) if is_choice else (),
+            meta_value("ge"), meta_value("gt"), meta_value("le"),
         )  # fmt: skip

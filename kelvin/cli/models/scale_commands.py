@@ -40,8 +40,8 @@ def _option_type(setting: Setting) -> click.ParamType[Any]:
 def scale_command() -> None:
     """Set how a model scales: `kelvin scale MODEL --help`.
 
-    `replay` and `windows` run the autoscaler's code on a file. To set a model that has one of these names, write MODEL
-    first: `kelvin scale MODEL replay --max 4`.
+    `replay` and `windows` run the autoscaler's code on a file. To set a model that has one of these names, put the word
+    MODEL before it: `kelvin scale MODEL replay --max 4`.
     """
 
 

@@ -75,9 +75,9 @@ def backup_command(to: Path, as_json: bool) -> None:
                 draft.commit()
         except OSError as error:
             raise CommandFailed(f"{to} can't be written: {error.strerror}") from error
-    said = {"file": str(to), "bytes": size, "sha256": digest}
+    summary = {"file": str(to), "bytes": size, "sha256": digest}
     if as_json:
-        click.echo(json.dumps(said), err=to == _STDOUT)
+        click.echo(json.dumps(summary), err=to == _STDOUT)
     else:
         click.echo(f"{to}: {size} bytes, sha256 {digest}", err=True)
 
@@ -123,8 +123,8 @@ def _backup_running(data: Path) -> Iterator[bytes]:
             control.stream("GET", "/internal/v1/backup") as answer,
         ):
             if answer.status_code != 200:
-                is_said = answer.status_code < 500 or answer.status_code == HTTPStatus.INSUFFICIENT_STORAGE
-                logged = "" if is_said else "; `kelvin logs controlplane` says why"
+                has_reason = answer.status_code < 500 or answer.status_code == HTTPStatus.INSUFFICIENT_STORAGE
+                logged = "" if has_reason else "; `kelvin logs controlplane` says why"
                 answer.read()
                 raise CommandFailed(failure_of_response(answer).message + logged)
             yield from answer.iter_raw()
@@ -255,20 +255,20 @@ def run_for_output(
     """Run a module and yield its output as it arrives. Raises as `run_for_report`, at the end."""
     command = python_command(module, *arguments)
     with (
-        tempfile.TemporaryFile() as said,  # not a pipe: it is read only at the end, and a full pipe would block
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, pass_fds=locks) as process,
+        tempfile.TemporaryFile() as errors,  # not a pipe: it is read only at the end, and a full pipe would block
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, pass_fds=locks) as process,
     ):
         assert process.stdout is not None
         while piece := process.stdout.read(_PIECE):
             yield piece
         status = process.wait()
-        said.seek(0)
-        _check_ended(status, said.read(), otherwise)
+        errors.seek(0)
+        _check_ended(status, errors.read(), otherwise)
 
 
-def _check_ended(status: int, said: bytes, otherwise: str) -> None:
+def _check_ended(status: int, errors: bytes, otherwise: str) -> None:
     if status != 0:
-        lines = said.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        lines = errors.decode(errors="replace").strip().splitlines() or ["it printed no error"]
         raise CommandFailed(f"{otherwise}: {lines[-1]}")
 
 

@@ -38,8 +38,10 @@ def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
         return
     table = Table("link", "at", "by", "what", "which", "", title="audit, UTC")
     for row in found["events"]:
-        said = f"(expired: {row['window']})" if row["expired"] else row["detail"] or format_changes(row["changed"])
-        table.add_row(str(row["link"]), format_instant(row["at_s"]), row["actor"], row["action"], row["subject"], said)
+        detail = f"(expired: {row['window']})" if row["expired"] else row["detail"] or format_changes(row["changed"])
+        table.add_row(
+            str(row["link"]), format_instant(row["at_s"]), row["actor"], row["action"], row["subject"], detail
+        )
     print_table(table)
 
 

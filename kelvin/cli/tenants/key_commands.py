@@ -162,7 +162,7 @@ def key_file(path: Path, *, replace: bool) -> Iterator[Callable[[str], None]]:
             try:
                 draft.commit(replace=replace)
             except FileExistsError as error:
-                rest = "its file is kept, and the new key has none: revoke it (`kelvin keys list`), and make another"
-                raise CommandFailed(f"{path} was made meanwhile; {rest}") from error
+                advice = "its file is kept, and the new key has none: revoke it (`kelvin keys list`), and make another"
+                raise CommandFailed(f"{path} was made meanwhile; {advice}") from error
 
         yield write
