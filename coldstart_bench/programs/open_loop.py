@@ -202,7 +202,6 @@ class OpenLoop:
         connection.begin(ticket, self._requests[ticket.payload])
 
     def _open_more(self) -> None:
-        """Open connections for waiting requests, within the limits."""
         room = min(OPENING, self._plan.most - len(self._open), len(self._due)) - len(self._opening)
         for _ in range(room):
             self._begin(self._open_next())

@@ -173,7 +173,6 @@ def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
 
 
 def _slots(kelvin: Installation) -> int:
-    """Return the slots of the model's only replica."""
     versions = kelvin.model(MODEL)["versions"]
     return max((int(row["max_streams"]) for version in versions for row in version["replicas"]), default=1)
 

@@ -180,7 +180,6 @@ def count_nvme_chunks(kelvin: Installation) -> int:
 
 
 def _bytes_read(kelvin: Installation) -> dict[str, int]:
-    """Return bytes read by tier, since the agent started."""
     found: dict[str, int] = kelvin.cache()["bytes_read"]
     return found
 

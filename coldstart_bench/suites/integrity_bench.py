@@ -222,7 +222,6 @@ class _InjectionTarget:
         self.kelvin.forget("host")
 
     def files(self) -> dict[str, Path]:
-        """Return the files of the NVMe tier by digest."""
         return {path.name: path for path in self.kelvin.nvme_files() if path.name in self.packs}
 
     def faults(self) -> int:
@@ -230,7 +229,6 @@ class _InjectionTarget:
         return sum(self.kelvin.cache()["chunk_faults"].get("nvme", {}).values())
 
     def body(self, digest: str) -> bytes:
-        """Return the chunk's bytes in the store."""
         pack, offset, length = self.packs[digest]
         with pack.open("rb") as file:
             file.seek(offset)

@@ -58,8 +58,6 @@ class ExpectedBill:
 
 @dataclass(slots=True)
 class _Replica:
-    """A replica that serves now."""
-
     runtime_id: str
     pid: int
     model: int
@@ -297,7 +295,6 @@ def _timed_report(kelvin: Installation, month: str) -> tuple[float, Any]:
 
 
 def _check(report: Any, expected: ExpectedBill) -> None:
-    """Check that the bill has the expected totals and balances."""
     actual = {
         "requests": report["requests"],
         "prompt_tokens": report["prompt_tokens"],

@@ -61,15 +61,12 @@ class LoadPlan(BenchPlan):
 
 
 class _LoadRun:
-    """The results of a run so far."""
-
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.takes: ResultCollector[LoadTiming] = ResultCollector(plan.tell)
         self.floors: ResultCollector[float] = ResultCollector(plan.tell)
 
     def figures(self) -> LoadFigures:
-        """Return the figures of the sizes so far."""
         absent = [MissingFigure(each.name, "not installed") for each in self.plan.contenders if not each.installed]
         return LoadFigures(
             rows_of(self.takes.figures, self.floors.figures),
@@ -106,7 +103,6 @@ class _LoadFixture:
         return self.kelvin
 
     def files(self, contender: Contender) -> list[Path]:
-        """Return the files that a contender reads."""
         if contender.file == "version":
             return [path for path in self.installation.nvme_files() if path.stat().st_size]
         path = Path(self.paths[contender.file])

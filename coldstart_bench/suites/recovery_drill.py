@@ -258,7 +258,6 @@ def _check_answer(kelvin: Installation, client: CountingClient, key: str, case: 
 
 
 def _compare(kelvin: Installation, client: CountingClient, case: RecoveryCase) -> None:
-    """Compare the bill with the client's count, and verify the ledger."""
     with contextlib.suppress(InstallationFailed):  # a missing request fails a claim instead
         kelvin.wait(lambda: _billed(kelvin, client).requests >= client.answered, "the bill has every request", SETTLE_S)
     case.answered, case.tokens_answered = client.answered, client.tokens
@@ -269,7 +268,6 @@ def _compare(kelvin: Installation, client: CountingClient, case: RecoveryCase) -
 
 
 def _billed(kelvin: Installation, client: CountingClient) -> BillTotals:
-    """Return the bill of all months in which the drill ran."""
     return sum(map(bill_totals_of, kelvin.bills(client.began_s)), BillTotals())
 
 

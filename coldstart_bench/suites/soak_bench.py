@@ -343,7 +343,6 @@ def wrong_command(data: Path, *words: str, limit_s: float = COMMAND_S) -> str | 
 
 
 def _sampled(kelvin: Installation) -> list[Sample]:
-    """Return a sample of the activator at rest."""
     sample = try_sample(kelvin.pid_of("activator"))
     return [] if sample is None else [sample]
 

@@ -157,7 +157,6 @@ def run(plan: StormPlan, scratch: Path) -> StormFigures:
 
 
 def _publish(plan: StormPlan, store: Path) -> list[str]:
-    """Publish the versions, and return their digests."""
     plan.tell(f"making {plan.models} versions of {plan.model_bytes / 1e6:.0f} MB")
     sizes = map(str, (plan.models, plan.model_bytes, min(CHUNK_BYTES, plan.model_bytes), 1))
     found: list[str] = json.loads(program_output("coldstart_bench.programs.publish_versions", store, TENANT, *sizes))

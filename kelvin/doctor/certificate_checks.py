@@ -89,7 +89,7 @@ def read_certificate_files(env: Mapping[str, str]) -> list[CertificateFile]:
     worst: dict[tuple[str, str], CertificateFile] = {}
     for file in (*_front_door_files(env), *_role_files(env), *_database_files(env), *_issuer_files(env)):
         known = worst.setdefault((file.setting, file.path), file)
-        if _validity_phrase(file) < _validity_phrase(known):
+        if _effective_left_s(file) < _effective_left_s(known):
             worst[file.setting, file.path] = file
     return list(worst.values())
 
@@ -117,7 +117,7 @@ def times_of_leaf(path: Path) -> "ValidityTimes":
     return _leaf_times(_read(path))
 
 
-def _validity_phrase(file: CertificateFile) -> float:
+def _effective_left_s(file: CertificateFile) -> float:
     return float("-inf") if file.left_s is None or file.begins_in_s > 0 else file.left_s
 
 

@@ -151,8 +151,6 @@ class Loops:
 
 
 class _Loop:
-    """A running loop and its count of errors in a row."""
-
     def __init__(self, name: str, title: str, health: LoopHealth, takes_readiness: bool) -> None:
         self.name = name
         self.title = title  # name and `about`

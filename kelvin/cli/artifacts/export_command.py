@@ -335,7 +335,7 @@ class _Model(msgspec.Struct):
 @click.option("--format", "form", type=click.Choice(FORMATS), default="safetensors", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export_command(reference: str, directory: Path, form: str, as_json: bool) -> None:
-    """Write a version to a new DIRECTORY: pinned files unchanged, weights as one file.
+    """Write a version to a new directory. Pinned files are unchanged, weights are one file.
 
     \b
     kelvin export tinylm@prod ./tinylm

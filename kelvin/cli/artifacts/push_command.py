@@ -89,10 +89,10 @@ def push_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Upload DIRECTORY as a version of a model and print the version.
+    """Upload a directory as a version of a model.
 
-    DIRECTORY is in Hugging Face layout with safetensors, or holds model.onnx, or is a .tensors file. To resume an
-    interrupted push, push again: only missing chunks are sent.
+    DIRECTORY is in Hugging Face layout with safetensors, or holds model.onnx, or is a .tensors file. The last line
+    printed is the version. To resume an interrupted push, push again: only missing chunks are sent.
 
     \b
     kelvin push ./tinylm --name tinylm

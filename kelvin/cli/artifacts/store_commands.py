@@ -86,10 +86,8 @@ def read_findings(lines: Iterable[FsckLine], progress: Progress) -> tuple[list[F
 @click.command("fsck")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fsck_command(as_json: bool) -> None:
-    """Verify every object, byte and reference of the key's tenant. Changes nothing.
-
-    Exits with 1 on findings. Other tenants' objects are not read: run it with a key of each (`--key`, scope `admin` or
-    `push`).
+    """Verify every object and byte of a tenant. Changes nothing. Exits with 1 on findings. Only the key's own tenant is
+    read: run it with a key of each tenant (`--key`, scope `admin` or `push`).
     """
     with open_client() as door, shown_progress(not as_json) as progress:
         findings, summary = read_findings(stream_check(door), progress)
@@ -127,9 +125,8 @@ def request_collection(door: httpx.Client, run: bool, tenant: str | None = None)
 @click.option("--tenant", help="Another tenant, even a deleted one; for operators.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def collect_command(run: bool, tenant: str | None, as_json: bool) -> None:
-    """Free objects that no version has needed for the grace period.
-
-    The first run marks a version that no model names; a run after the grace period frees it.
+    """Free objects that no version needs. They must have been unused for the grace period. The first run marks a
+    version that no model names; a run after the grace period frees it.
     """
     with open_client() as door:
         report = request_collection(door, run, None if tenant is None else require_dns_label(tenant, "tenant"))

@@ -27,7 +27,7 @@ _VALUES: Final = {"cap-output": "tokens", "fallback": "model", "cached": "age_s"
 def degradation_command(
     model: str, plan: str | None, off: bool, as_others: bool, as_json: bool, **given: tuple[str, ...]
 ) -> None:
-    """Degrade answers of MODEL instead of making callers wait or refusing them.
+    """Degrade answers instead of refusing requests.
 
     A step applies when the expected wait reaches SECONDS; without SECONDS, only when the request would be refused.
     Without options, print what is set. Example:

@@ -12,14 +12,14 @@ from kelvin.cli.models.model_commands import failure_lines
 
 @click.group("explain")
 def explain_command() -> None:
-    """Explain what Kelvin expects and decides, with the measured values."""
+    """Explain what Kelvin expects and decides. Shows the measured values."""
 
 
 @explain_command.command("start")
 @click.argument("model")
 @json_option
 def start_command(model: str, as_json: bool) -> None:
-    """Show how long a start of each version would take now, and how accurate recent forecasts were."""
+    """Forecast a start of each version. Also shows how accurate recent forecasts were."""
     _print_explanation(model, "starts", as_json, lambda found, version: start_lines(found["model"], version))
     if as_json:
         return
@@ -33,7 +33,7 @@ def start_command(model: str, as_json: bool) -> None:
 @click.argument("model")
 @json_option
 def idle_command(model: str, as_json: bool) -> None:
-    """Show how warm each version stays between calls, and the cost of each level of warmth."""
+    """Show how warm each version stays between calls. Also shows the cost of each level of warmth."""
     _print_explanation(
         model, "idle", as_json, lambda found, version: idle_lines(found["model"], found["setting"], version)
     )

@@ -33,7 +33,7 @@ UNAVAILABLE_LIMIT_S: Final = 60.0  # the control plane may restart meanwhile
 @click.command("status")
 @json_option
 def status_command(as_json: bool) -> None:
-    """Show the models of the key's tenant and, to operators, the installation's processes."""
+    """Show models and, to operators, processes. Models are those of the key's tenant."""
     try:
         found = asked("GET", "/admin/v1/status")
     except CommandFailed as closed:
@@ -68,7 +68,7 @@ def status_command(as_json: bool) -> None:
 @json_option
 @click.pass_context
 def models_command(context: click.Context, as_json: bool) -> None:
-    """List the key's tenant's models with aliases and running replicas, or run COMMAND."""
+    """List models, or run COMMAND. Shows aliases and replicas of the key's tenant's models."""
     if context.invoked_subcommand is not None:
         return
     found = asked("GET", "/admin/v1/models")
@@ -82,10 +82,8 @@ def models_command(context: click.Context, as_json: bool) -> None:
 @click.argument("model")
 @click.option("--force", is_flag=True, help="Delete it even if an alias points to it or it serves requests.")
 def delete_command(model: str, force: bool) -> None:
-    """Delete a model with all its versions.
-
-    Running requests are finished. Usage stays in the ledger. `kelvin collect --run` frees the bytes once the versions
-    have been unused for the grace period.
+    """Delete a model with all its versions. Running requests are finished. Usage stays in the ledger. `kelvin collect
+    --run` frees the bytes once the versions have been unused for the grace period.
     """
     gone = asked("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
     freed = "`kelvin collect --run` frees their bytes after the grace period"
@@ -101,7 +99,10 @@ for _command in (degradation_command, render_command):
 @click.argument("weights", nargs=-1, metavar="[VERSION=WEIGHT]...")
 @json_option
 def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
-    """Split a model's requests among its versions by weight, such as `A=90 B=10`.
+    """Split a model's requests among its versions.
+
+    \b
+    kelvin models split tinylm 0123456789ab=90 ba9876543210=10
 
     Name versions by 12 or more hex digits. Requests of one session or key always go to the same version. Without
     versions, or after a deploy, `prod` gets all requests again.
@@ -289,9 +290,9 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
 @click.command("deploy")
 @click.argument("reference", metavar="M@VERSION")
 def deploy_command(reference: str) -> None:
-    """Point the alias `prod` at a version of the model: `kelvin deploy tinylm@0123456789ab`.
+    """Point the alias `prod` at a version.
 
-    VERSION is 12 or more hex digits.
+    VERSION is 12 or more hex digits, as in `kelvin deploy tinylm@0123456789ab`.
     """
     model, digits = split_reference(reference)
     answer = asked("POST", f"/admin/v1/models/{model}/deploy", json={"version": digits})
@@ -323,9 +324,8 @@ _OWNER = click.option("--owner", help="Tenant that owns the model; for operators
 @click.argument("tenant")
 @_OWNER
 def grant_command(model: str, tenant: str, owner: str | None) -> None:
-    """Let another tenant call all versions of a model.
-
-    The other tenant calls it OWNER/MODEL and pays for its own requests.
+    """Let another tenant call all versions of a model. The other tenant calls it OWNER/MODEL and pays for its own
+    requests.
     """
     _change_grant("PUT", model, tenant, owner, "may call")
 
@@ -343,7 +343,7 @@ def revoke_command(model: str, tenant: str, owner: str | None) -> None:
 @click.option("--tenant", help="Another tenant; for operators. [default: the key's own]")
 @json_option
 def grants_command(tenant: str | None, as_json: bool) -> None:
-    """List the tenant's models that others may call, and the models of others that it may call."""
+    """List grants that the tenant has given, and those that it has received."""
     found = asked("GET", "/admin/v1/grants", params=tenant_query(tenant))
     if as_json:
         print_json(found)
@@ -364,10 +364,11 @@ def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: 
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print the API's last JSON response, and no progress.")
 def restart_command(model: str, as_json: bool) -> None:
-    """Replace all replicas of a model, one after another, under load. Returns when the old ones are gone.
+    """Replace all replicas of a model under load.
 
-    If a device slot is free, the new replica serves before the old one is drained; else callers wait in between. The
-    replacement continues if this command is interrupted.
+    Replicas are replaced one after another; returns when the old ones are gone. If a device slot is free, the new
+    replica serves before the old one is drained; else callers wait in between. The replacement continues if this
+    command is interrupted.
     """
     path = f"/admin/v1/models/{model}/restart"
     with current_target().door() as door:

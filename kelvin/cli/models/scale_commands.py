@@ -27,7 +27,6 @@ class _ScaleGroup(click.Group):
 
 
 def _option_type(setting: Setting) -> click.ParamType[Any]:
-    """Return the option's type, which enforces the setting's bounds."""
     if setting.choices:
         return click.Choice(setting.choices)
     if setting.kind is int:
@@ -38,10 +37,8 @@ def _option_type(setting: Setting) -> click.ParamType[Any]:
 
 @click.group("scale", cls=_ScaleGroup, subcommand_metavar="MODEL [OPTIONS] | replay FILE | windows FILE")
 def scale_command() -> None:
-    """Set how a model scales: `kelvin scale MODEL --help`.
-
-    `replay` and `windows` run the autoscaler's code on a file. To set a model that has one of these names, put the word
-    MODEL before it: `kelvin scale MODEL replay --max 4`.
+    """Set how a model scales: `kelvin scale MODEL --help`. `replay` and `windows` run the autoscaler's code on a file.
+    To set a model that has one of these names, put the word MODEL before it: `kelvin scale MODEL replay --max 4`.
     """
 
 

@@ -36,7 +36,7 @@ def versions_command() -> None:
 @click.argument("model")
 @json_option
 def list_command(model: str, as_json: bool) -> None:
-    """List the versions of MODEL, the oldest first, including deleted ones."""
+    """List the versions of MODEL. The oldest is first; deleted ones are included."""
     found = asked("GET", f"/admin/v1/models/{model}")
     if as_json:
         print_json(found["versions"])
@@ -49,10 +49,10 @@ def list_command(model: str, as_json: bool) -> None:
 @versions_command.command("delete")
 @click.argument("reference", metavar="M@VERSION")
 def delete_command(reference: str) -> None:
-    """Stop serving a version. No alias may point to it, and no replica may run it.
+    """Stop serving a version.
 
-    VERSION is 12 or more hex digits. `kelvin collect --run` frees its bytes once it has been unused for the grace
-    period. Pushing the same files again restores it.
+    No alias may point to it, and no replica may run it. VERSION is 12 or more hex digits. `kelvin collect --run` frees
+    its bytes once it has been unused for the grace period. Pushing the same files again restores it.
     """
     model, digits = split_reference(reference)
     answer = asked("DELETE", f"/admin/v1/models/{model}/versions/{digits}")
@@ -74,7 +74,7 @@ def _table(model: str, versions: list[dict[str, Any]]) -> Table:
 @click.argument("reference", metavar="M@VERSION")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(reference: str, as_json: bool) -> None:
-    """Print a version's contents and signatures: M, M@prod, M@HEX, or the version's 64 digits."""
+    """Print a version's contents and signatures. Name it M, M@prod, M@HEX, or by its 64 digits."""
     with open_client() as door:
         version = resolve_version(door, reference)
         calls = ExportClient(door)

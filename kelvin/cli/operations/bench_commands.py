@@ -11,25 +11,25 @@ from kelvin.process.python_command import python_command
 
 BENCHES: Final[Mapping[str, str]] = {
     "floor": "Measure what this machine can do at most",
-    "load": "Time loading all weights, compared with other loaders",
+    "load": "Time loading all weights, beside other loaders",
     "cold": "Time the first token from zero",
-    "pool": "Time the first token with a new pod, and with a waiting one",
-    "storm": "Load many uncached models at once on several cache agents",
-    "front": "Time what the front door adds to a request, compared with nginx and others",
-    "burst": "Send a thousand requests at once to a model at zero",
-    "flood": "Time a quiet tenant's wait while another one sends a thousand requests",
-    "overload": "Send more load than the replicas can serve, and count refusals",
-    "fleet": "Measure the cost per model of ten thousand models, few of them in use",
-    "soak": "Run load while processes die, clients stall and the clock is stepped",
-    "trace": "Replay a published trace as a load, and report how closely",
-    "integrity": "Damage chunks, and count which are healed, refused or served",
+    "pool": "Time the first token of new and waiting pods",
+    "storm": "Load many models at once on several agents",
+    "front": "Time what the front door adds to a request",
+    "burst": "Send a thousand requests to a model at zero",
+    "flood": "Time a quiet tenant's wait beside a loud one",
+    "overload": "Send more load than the replicas can serve",
+    "fleet": "Measure the cost of ten thousand idle models",
+    "soak": "Run load while processes die and clocks step",
+    "trace": "Replay a published trace as a load",
+    "integrity": "Damage chunks: are they healed or refused?",
     "ledger": "Bill a month of many requests, and verify it",
 }
 
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure Kelvin on this machine, compared with floors and rivals of the same run."""
+    """Measure Kelvin on this machine. Floors and rivals are measured in the same run."""
 
 
 def _bench_passthrough(name: str, what: str) -> click.Command:
@@ -43,7 +43,7 @@ def _bench_passthrough(name: str, what: str) -> click.Command:
         name,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         callback=run,
-        help=f"{what} (see --help).",
+        help=f"{what}.",
         context_settings={"ignore_unknown_options": True},
         add_help_option=False,
     )
@@ -55,7 +55,7 @@ for _name, _what in BENCHES.items():
 
 @click.group("drill")
 def drill_command() -> None:
-    """Show that the documented recovery works on this machine. Touches no installation of yours."""
+    """Show that the documented recovery works here. Touches no installation of yours."""
 
 
 drill_command.add_command(

@@ -74,9 +74,8 @@ def run_checks(data: Path, environment: Mapping[str, str], read_bytes: int) -> I
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor_command(store: str | None, read_bytes: int, as_json: bool) -> None:
-    """Check this machine and the settings of this shell, as `kelvin up` would use them.
-
-    Works with and without a running installation. Exits with 1 if something fails, else with 0.
+    """Check this machine and this shell's settings. Settings are judged as `kelvin up` would use them. Works with and
+    without a running installation. Exits with 1 if something fails, else with 0.
     """
     protect_memory()
     data = current_target().data.absolute()

@@ -26,7 +26,7 @@ POLL_S: Final = 0.05
     "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE, else in DATA]"
 )
 def up_command(port: int | None, store: str | None) -> None:
-    """Run an installation on this machine until SIGTERM, SIGHUP or Ctrl-C."""
+    """Run an installation on this machine. Ends on SIGTERM, SIGHUP or Ctrl-C."""
     from kelvin.supervisor.data_lock import AlreadyRunning, InsecureDirectory
     from kelvin.supervisor.installation_supervisor import NotReady, run_up
 
@@ -74,7 +74,6 @@ def restart_command(what: str) -> None:
 
 
 def _activator_pid(data: Path) -> int | None:
-    """Return the process that listens on the activator's socket."""
     if not (data / "run").is_dir():
         return None
     directory = SocketDirectory(data / "run")
@@ -88,7 +87,6 @@ def _activator_pid(data: Path) -> int | None:
 
 
 def _supervisor_pid(data: Path) -> int | None:
-    """Return the process that holds the lock of the data directory."""
     with contextlib.suppress(OSError, ValueError):
         pid = int((data / "lock").read_text())
         if b"up" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
@@ -100,7 +98,7 @@ def _supervisor_pid(data: Path) -> int | None:
 @click.argument("process", required=False)
 @click.option("--lines", default=100, type=click.IntRange(1), help="Print this many lines of each log.")
 def logs_command(process: str | None, lines: int) -> None:
-    """Print the last lines of one process's log, or of all logs: `kelvin logs activator`."""
+    """Print the last lines of one process's log, or of all logs. Example: `kelvin logs activator`."""
     directory = current_target().data / "logs"
     found = sorted(directory.glob("*.log")) if directory.is_dir() else []
     if not found:

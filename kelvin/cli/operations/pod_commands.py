@@ -86,10 +86,11 @@ def runtime_command(
     data: Path | None,
     cache: Path | None,
 ) -> None:
-    """Serve VERSION (64 hex digits) from the store until SIGTERM; exit 0 after a drain.
+    """Serve one version in this process.
 
-    With --standby, wait at $KELVIN_STANDBY_LISTEN instead, until the control plane binds a version to this process.
-    Wait again after that version was released.
+    VERSION is 64 hex digits and is loaded from the store. Exits with 0 after SIGTERM and a drain. With --standby, wait
+    at $KELVIN_STANDBY_LISTEN instead, until the control plane binds a version to this process. Wait again after that
+    version was released.
     """
     from kelvin.supervisor.pod_supervisor import run_pod
 
@@ -149,7 +150,7 @@ def _runtime_id() -> str:
     help="Directory of the cache. Runtimes connect by DATA/run.",
 )
 def cache_command(tenant: str, store: str | None, data: Path) -> None:
-    """Cache a tenant's versions on this node for `kelvin runtime --cache DATA/run`, until SIGTERM."""
+    """Cache a tenant's versions on this node. Serves `kelvin runtime --cache DATA/run`, until SIGTERM."""
     environment = agent_environment(data, tenant, store)
     os.execve(sys.executable, python_command("weightcache"), environment)  # noqa: S606
 
@@ -167,7 +168,7 @@ def cache_command(tenant: str, store: str | None, data: Path) -> None:
     help="Data directory. The snapshotter connects by $KELVIN_ENGINE, which is DATA/run.",
 )
 def engine_command(store: str | None, data: Path) -> None:
-    """Gate and seal pushed versions for a snapshotter, until SIGTERM. Serves no requests."""
+    """Gate and seal pushed versions. Works for a snapshotter, until SIGTERM; serves no requests."""
     from kelvin.supervisor.engine_supervisor import run_engine
 
     try:

@@ -52,10 +52,10 @@ _PIECE: Final = 1 << 20
 @click.argument("to", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backup_command(to: Path, as_json: bool) -> None:
-    """Back up registry, ledger and keys to FILE, into a directory, or to `-`.
+    """Back up registry, ledger and keys.
 
-    The installation may run or be stopped. The backup holds secrets (the first two API keys and the CA's key), so its
-    mode is 0600. The bytes of versions are not in it.
+    FILE is a file, a directory, or `-`. The installation may run or be stopped. The backup holds secrets (the first two
+    API keys and the CA's key), so its mode is 0600. The bytes of versions are not in it.
     """
     protect_memory()
     if to == _STDOUT:

@@ -100,9 +100,8 @@ def render_command(
     cache: str | None,
     timeout_s: int,
 ) -> None:
-    """Print a Knative Service for M, M@prod or M@HEX, with the model's scale settings.
-
-    The output is JSON, which `kubectl apply -f -` accepts.
+    """Print a Knative Service of a version. Name it M, M@prod or M@HEX; the scale settings are the model's. The output
+    is JSON, which `kubectl apply -f -` accepts.
     """
     require_dns_label(tenant, "tenant")
     if is_digest(reference):  # a bare version names no model whose scale settings to use
@@ -212,10 +211,8 @@ def tenant_command(
     trust: str | None,
     node_cache: bool,
 ) -> None:
-    """Print TENANT's namespace for `kubectl apply -f -`.
-
-    The output includes network policies and the control plane's rights. Secrets that you must create yourself are
-    listed on stderr.
+    """Print TENANT's namespace for `kubectl apply -f -`. The output includes network policies and the control plane's
+    rights. Secrets that you must create yourself are listed on stderr.
     """
     require_dns_label(tenant, "tenant")
     secrets = {

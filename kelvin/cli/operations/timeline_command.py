@@ -67,10 +67,8 @@ def choose_floor_us(rows: Sequence[_Row], weight_bytes: int) -> int | None:
 )
 @json_option
 def timeline_command(request_id: str, floor_ms: float | None, report: Path | None, as_json: bool) -> None:
-    """Draw the stages of one request from arrival to first token.
-
-    It needs a key of the request's tenant with the scope `infer`, and for --floor also `admin`. The defaults are
-    default.key, and admin.key for --floor.
+    """Draw the stages of one request from arrival to first token. It needs a key of the request's tenant with the scope
+    `infer`, and for --floor also `admin`. The defaults are default.key, and admin.key for --floor.
     """
     with current_target().door("default.key") as door:
         raw = door.get(f"/v1/requests/{request_id}/timeline").content

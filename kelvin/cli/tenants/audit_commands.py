@@ -23,7 +23,7 @@ _ALL_OPTION = click.option("--all", "every", is_flag=True, help="All tenants and
 
 @click.group("audit")
 def audit_command() -> None:
-    """Show who changed what of a tenant or of the installation, and when."""
+    """Show and verify who changed what, and when."""
 
 
 @audit_command.command("list")
@@ -69,10 +69,8 @@ def verify_command(tenant: str | None, every: bool) -> None:
 @audit_command.command("expire")
 @click.option("--tenant", help="Only this tenant; '' is the installation. [default: all]")
 def expire_command(tenant: str | None) -> None:
-    """Expire entries older than their window now; for operators.
-
-    The installation does this every hour. An expired entry loses its text and keeps its digest, so the chain still
-    verifies.
+    """Expire entries older than their window now; for operators. The installation does this every hour. An expired
+    entry loses its text and keeps its digest, so the chain still verifies.
     """
     with current_target().door() as door:
         answer = door.post("/admin/v1/audit/expire", params=tenant_query(tenant))
@@ -87,9 +85,8 @@ def expire_command(tenant: str | None) -> None:
 @click.option("--set", "wanted", metavar="WINDOW=DAYS", multiple=True, help="Days to keep, or `default`; repeat.")
 @_TENANT_OPTION
 def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
-    """Print or set how many days entries are kept: `kelvin audit windows --set keys=400`.
-
-    `--set` is for operators. With `--tenant ''` it applies to every tenant without windows of its own.
+    """Print or set how many days entries are kept. Example: `kelvin audit windows --set keys=400`. `--set` is for
+    operators. With `--tenant ''` it applies to every tenant without windows of its own.
     """
     days_of, where = _parse_days(wanted), tenant_query(tenant)
     with current_target().door() as door:
@@ -117,7 +114,6 @@ def _value(value: object) -> str:
 
 
 def _parse_days(wanted: tuple[str, ...]) -> dict[str, int | None]:
-    """Parse WINDOW=DAYS options. Raises UsageError."""
     found: dict[str, int | None] = {}
     for each in wanted:
         name, _, days = each.partition("=")

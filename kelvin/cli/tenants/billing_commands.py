@@ -45,9 +45,8 @@ def billing_command() -> None:
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
 @click.pass_context
 def report_command(context: click.Context, tenant: str | None, month: str | None, form: str) -> None:
-    """Print requests, tokens, device time and cost of a month.
-
-    Exits with 2 if the ledger does not balance: records are lost, double or contradictory.
+    """Print requests, tokens, device time and cost of a month. Exits with 2 if the ledger does not balance: records are
+    lost, double or contradictory.
     """
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
@@ -70,9 +69,8 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
 @click.option("--month", metavar="YYYY-MM", required=True, help="Calendar month, UTC; it ended an hour ago or more.")
 @click.pass_context
 def close_command(context: click.Context, tenant: str | None, month: str) -> None:
-    """Freeze a month's prices and bill. Later records become adjustments of another month.
-
-    Prints the digest of the closed month; note it elsewhere. Exits with 2 if the month does not balance.
+    """Freeze a month's prices and bill. Later records become adjustments of another month. Prints the digest of the
+    closed month; note it elsewhere. Exits with 2 if the month does not balance.
     """
     with context.obj.door() as door, hint_own_key(tenant, "admin"):
         answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
@@ -90,9 +88,8 @@ def close_command(context: click.Context, tenant: str | None, month: str) -> Non
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
 @click.pass_context
 def verify_command(context: click.Context, tenant: str | None, month: str | None) -> None:
-    """Recompute chain, totals and closed bills from the ledger's rows.
-
-    Exits with 2 if a row was changed, removed, added or moved, and names the first difference of each month.
+    """Recompute chain, totals and closed bills. They are recomputed from the ledger's rows. Exits with 2 if a row was
+    changed, removed, added or moved, and names the first difference of each month.
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = poll_report(door, "/admin/v1/billing/verify", month_query(tenant, month))
@@ -213,10 +210,10 @@ def print_tables(report: BillingReport, console: Console) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def reconcile_command(context: click.Context, tenant: str | None, month: str | None, as_json: bool) -> None:
-    """Compare requests, lifetimes, sources and totals, and name each difference with its size.
+    """Compare requests, lifetimes, sources and totals.
 
-    Exits with 2 if two accounts differ that must agree. Known differences (charged by the last acknowledgement, or
-    still on their way) are named, and are no failure.
+    Names each difference with its size. Exits with 2 if two accounts differ that must agree. Known differences (charged
+    by the last acknowledgement, or still on their way) are no failure.
     """
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = poll_report(door, "/admin/v1/billing/reconcile", month_query(tenant, month))

@@ -90,9 +90,8 @@ def create_command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Create a key: `kelvin keys create ci --scope infer --output ci.key`.
-
-    The secret is printed alone on standard output, or written to --output. It can't be shown again.
+    """Create an API key. Example: `kelvin keys create ci --scope infer --output ci.key`. Its secret is printed alone on
+    standard output, or written to --output. It can't be shown again.
     """
     body = {"name": name, "scopes": scopes, "models": models, "expires_in_s": expires}
     _create_key("/admin/v1/keys", body, tenant, output, as_json, replace=False)
@@ -105,7 +104,7 @@ def create_command(
 @_OUTPUT_OPTION
 @json_option
 def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path | None, as_json: bool) -> None:
-    """Create a key with the rights of ID, and end ID after the overlap. Overwrites the file of --output."""
+    """Replace a key. The new key has the rights of ID; ID ends after the overlap. Overwrites the file of --output."""
     _create_key(f"/admin/v1/keys/{key_id}/rotate", {"overlap_s": overlap}, tenant, output, as_json, replace=True)
 
 

@@ -33,7 +33,6 @@ class _LimitType(click.ParamType[int | str]):
 
 
 def _limit_type(setting: Setting) -> click.ParamType[Any]:
-    """Return the option's type. Every type also accepts `default`."""
     if setting.choices:
         return click.Choice([*setting.choices, DEFAULT])
     if setting.kind is not int:
@@ -51,7 +50,7 @@ def tenants_command() -> None:
 @tenants_command.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """List all tenants, or the key's own tenant without an operator's key."""
+    """List all tenants. Without an operator's key, list only the key's own tenant."""
     found = asked("GET", "/admin/v1/tenants")
     if as_json:
         print_json(found)
@@ -67,9 +66,8 @@ def list_command(as_json: bool) -> None:
 @tenants_command.command("create")
 @click.argument("tenant")
 def create_command(tenant: str) -> None:
-    """Create a tenant. Its name is a DNS label.
-
-    It has no key yet: `kelvin keys create NAME --tenant TENANT --scope admin`.
+    """Create a tenant. Its name is a DNS label. It has no key yet: `kelvin keys create NAME --tenant TENANT --scope
+    admin`.
     """
     with current_target().door() as door:
         door.post("/admin/v1/tenants", json={"tenant": tenant})
@@ -98,10 +96,7 @@ def resume_command(tenant: str) -> None:
 @click.argument("tenant")
 @setting_options(TenantLimits, lambda name: f"--{name.replace('_', '-')}", _limit_type)
 def set_command(tenant: str, **given: int | str | None) -> None:
-    """Set limits of a tenant, such as `kelvin tenants set acme --rpm 600`.
-
-    `default` restores the installation's setting. Limits that are not given stay.
-    """
+    """Set a tenant's limits: `kelvin tenants set acme --rpm 600`. `default` restores the installation's setting."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
     limits = asked("PUT", f"/admin/v1/tenants/{tenant}/limits", json=body)["limits"]
     shown = (f"{name} {DEFAULT if value is None else value}" for name, value in limits.items())
@@ -112,10 +107,8 @@ def set_command(tenant: str, **given: int | str | None) -> None:
 @click.argument("tenant")
 @click.option("--force", is_flag=True, help="Delete its models and keys as well, now.")
 def delete_command(tenant: str, force: bool) -> None:
-    """Delete a tenant without models and valid keys.
-
-    Its name can't be used again, and its usage stays in the ledger. `kelvin collect --run --tenant TENANT` frees its
-    bytes in the store.
+    """Delete a tenant without models and valid keys. Its name can't be used again, and its usage stays in the ledger.
+    `kelvin collect --run --tenant TENANT` frees its bytes in the store.
     """
     with current_target().door() as door:
         door.delete(f"/admin/v1/tenants/{tenant}", params={"force": "true"} if force else {})
