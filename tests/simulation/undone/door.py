@@ -41,7 +41,7 @@ def foreign_answer_is_internal(undoing: Undoing) -> None:
     undoing.method(UpstreamRequest, "_rejection", rejection)
 
 
-@repair(r"^the_next_process_knows_the_table", seed=439_978_773_724)
+@repair(r"^the_next_process_knows_the_table", seed=382_279_427_976)
 def kept_feed_ages_with_the_wall_clock(undoing: Undoing) -> None:
     """The age of the feed that is kept on disk goes by the wall clock. The clock is set by some hours while the control
     plane is away and the door is restarted: the next process knows no key, and refuses everybody as long as that lasts.
@@ -79,7 +79,7 @@ def leftover_spools_are_looked_for_once(undoing: Undoing) -> None:
     undoing.function(ship_leftovers, ship)
 
 
-@repair(r"ZeroDivisionError", seed=440_823_190_563)
+@repair(r"ZeroDivisionError", seed=44_137_158_442)
 def pace_without_slots(undoing: Undoing) -> None:
     """A version whose replicas all drain or rest has a pace of 0, and an estimated wait divides by it: the error ends
     the feed's task and with it the door.
@@ -91,7 +91,7 @@ def pace_without_slots(undoing: Undoing) -> None:
     undoing.method(Throughput, "tokens_per_s", tokens_per_s)
 
 
-@repair(r"^nobody_waits_for_what_is_deleted", seed=1_080_140_984_881)
+@repair(r"^nobody_waits_for_what_is_deleted", seed=268_506_051_259)
 def retry_keeps_its_version(undoing: Undoing) -> None:
     """A request that is sent again goes to the version that it was first resolved to, which may have been deleted
     since: it waits for it until its deadline.
@@ -104,7 +104,7 @@ def retry_keeps_its_version(undoing: Undoing) -> None:
     undoing.method(Attempts, "serve", serve)
 
 
-@repair(r"^nobody_waits_for_what_is_deleted", seed=497_665_188_860)
+@repair(r"^nobody_waits_for_what_is_deleted", seed=864_847_793_783)
 def snapshot_forgets_no_version(undoing: Undoing) -> None:
     """A version is deleted while the feed is away. The snapshot that follows does not name it, and nobody tells those
     who wait for it: they wait until their deadlines.
@@ -125,7 +125,7 @@ def _row(key: VersionKey) -> VersionRow:
     )
 
 
-@repair(r"^versions_that_are_wanted_are_asked_for", seed=447_052_345_554)
+@repair(r"^versions_that_are_wanted_are_asked_for", seed=248_212_186_710)
 def wake_ends_at_its_first_error(undoing: Undoing) -> None:
     """One OSError while the decider is told that a version is wanted, and it is never told again: callers wait for a
     start until their deadlines.

@@ -45,7 +45,7 @@ def loop_ends_at_its_first_error(undoing: Undoing) -> None:
     undoing.method(Tasks, "start_loop", start_loop)
 
 
-@repair(r"^minimums_(hold|are_kept)", seed=502_384_864_494)
+@repair(r"^minimums_(hold|are_kept)", seed=389_707_896_248)
 def minimum_of_versions_without_a_name(undoing: Undoing) -> None:
     """A minimum holds for versions that no name leads to any more: after a deploy on a full machine the old version
     keeps the device slot, and the new one does not start.
@@ -79,7 +79,7 @@ def stop_is_lost_at_a_restart(undoing: Undoing) -> None:
     undoing.function(set_stops, forget_stops)
 
 
-@repair(r"^nothing_runs_of_suspended_tenants", seed=912_217_151_930)
+@repair(r"^nothing_runs_of_suspended_tenants", seed=889_975_113_327)
 def suspended_tenants_start_again(undoing: Undoing) -> None:
     """That a tenant is suspended is not asked when replicas are decided on: its minimum starts its model again, and it
     is billed.
