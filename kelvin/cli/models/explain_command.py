@@ -73,7 +73,7 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
         found = (
             f"{each['tier']} {format_duration(each['seconds'])} ({each['seen']} seen)" for each in version["fetches"]
         )
-        yield f"  of zero's and asleep2's, leases with their bytes: {', '.join(found)}"
+        yield f"  time to fetch weights, for zero and asleep2: {', '.join(found)}"
     pauses = version["pauses"]
     if pauses["count"]:
         lengths = ", ".join(f"up to {bound} s: {count}" for bound, count in pauses["by_length"].items())
@@ -84,7 +84,7 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
             f"with foresight {pauses['with_foresight']:.0f}"
         )
     if setting != "auto":
-        yield "  break-even is shown, not heeded: `kelvin scale --idle auto` heeds it"
+        yield "  break-even is shown but not applied: `kelvin scale MODEL --idle auto` applies it"
 
 
 def start_lines(model: str, version: dict[str, Any]) -> list[str]:
@@ -94,14 +94,14 @@ def start_lines(model: str, version: dict[str, Any]) -> list[str]:
     expected = version["expected"]
     if expected is None:
         why = "the weight cache does not answer, or the manifest is damaged or missing (kelvin fsck)"
-        lines.append(f"  nothing is known of its bytes: {why}")
+        lines.append(f"  no forecast: {why}")
     else:
         lines += _expected_start(expected, version["standbys"])
     if version["wake_s"] is not None:
-        lines.append(f"  it sleeps, and is ready {format_duration(version['wake_s'])} after it is asked for")
+        lines.append(f"  it sleeps, and is ready {format_duration(version['wake_s'])} after a request")
     past = version["past"]
     if past:
-        lines.append("  said before (predicted, actual, actual / predicted):")
+        lines.append("  recent starts (predicted, actual, actual / predicted):")
         lines += [
             f"    {format_duration(each['predicted_s']):>9} {format_duration(each['actual_s']):>9} "
             f"{_ratio(each):6.2f}  {each['tier']}"

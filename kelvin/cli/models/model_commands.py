@@ -171,12 +171,12 @@ def standby_lines(device: dict[str, Any]) -> Iterator[str]:
         found = f"{pool['hits']} starts found one, {pool['misses']} did not"
         yield f"standbys ({pool['device']}): {pool['parked']} parked, {pool['wanted']} wanted ({pool['why']}); {found}"
         yield (
-            f"  {pool['starts_per_s']:.3g} taken per second, made up for in {pool['replaced_in_s']:.2g} s:"
-            f" {pool['probability']:.2%} find one (target {pool['target']:.4g})"
+            f"  {pool['starts_per_s']:.3g} taken per second, replaced in {pool['replaced_in_s']:.2g} s:"
+            f" {pool['probability']:.2%} of starts find one (target {pool['target']:.4g})"
         )
         own, budget = format_bytes(pool["memory"]["private"]), format_bytes(pool["budget_bytes"])
         shared, zygote = format_bytes(pool["memory"]["pss"]), format_bytes(device["zygote"]["pss"])
-        yield f"  memory: {own} of their own (budget {budget}), {shared} with their part of the zygote's; it: {zygote}"
+        yield f"  memory: {own} private (budget {budget}), {shared} with their share of the zygote's {zygote}"
 
 
 def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -197,7 +197,7 @@ def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a cluster's shared standby pods by state."""
     for row in rows:
         there = ", ".join(f"{count} {state}" for state, count in row["pods"].items())
-        yield f"pods that wait ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
+        yield f"waiting pods ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
 
 
 def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None = None) -> Iterator[str]:
@@ -248,7 +248,7 @@ def fallback_version_lines(models: list[dict[str, Any]]) -> Iterator[str]:
     """Yield which older version answers requests that a newly deployed version can't serve yet."""
     for row in models:
         for new, old in row.get("meanwhile", {}).items():  # absent in a control plane of an older build
-            yield f"{row['model']}: {old[:12]} answers what {new[:12]} can't take yet"
+            yield f"{row['model']}: {old[:12]} serves what {new[:12]} can't serve yet"
 
 
 def outdated_lines(models: list[dict[str, Any]]) -> Iterator[str]:

@@ -63,14 +63,14 @@ def restart_command(what: str) -> None:
         if outcome.exists() and (reason := outcome.read_text().strip()):
             raise CommandFailed(reason)
         if _supervisor_pid(data) != supervisor:
-            raise CommandFailed(f"the installation ended before the {what} was changed")
+            raise CommandFailed(f"the installation ended before the {what} was restarted")
         if time.monotonic() > limit:
             raise CommandFailed(
-                f"the {what} was not changed within {RESTART_TIMEOUT_S:.0f} s; "
+                f"the {what} was not restarted within {RESTART_TIMEOUT_S:.0f} s; "
                 f"see the standard error of `kelvin up`, process {supervisor}"
             )
         time.sleep(POLL_S)
-    click.echo(f"{what}: process {old} is relieved by {new}")
+    click.echo(f"{what}: process {old} was replaced by {new}")
 
 
 def _activator_pid(data: Path) -> int | None:

@@ -124,7 +124,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
         "promoted", "leased", "bound", "ready"
     ]  # fmt: skip
     kelvin.wait(lambda: _wakes(kelvin, "asleep2") >= 1, "the wake was measured")
-    assert "leases with their bytes" in run(kelvin, "explain", "idle", "llama")
+    assert "time to fetch weights" in run(kelvin, "explain", "idle", "llama")
 
     kelvin.wait(lambda: kelvin.model("llama")["state"] == "asleep2", "it sleeps again")
     agent = services(kelvin)["weightcache"]

@@ -108,8 +108,8 @@ def test_standby_lines() -> None:
     }  # fmt: skip
     assert list(standby_lines({"pools": [pool], "zygote": {"pss": 120_000_000, "private": 1}})) == [
         "standbys (cpu): 2 parked, 3 wanted (bursts); 12 starts found one, 2 did not",
-        "  0.0314 taken per second, made up for in 0.42 s: 99.31% find one (target 0.99)",
-        "  memory: 61 MB of their own (budget 1.07 GB), 150 MB with their part of the zygote's; it: 120 MB",
+        "  0.0314 taken per second, replaced in 0.42 s: 99.31% of starts find one (target 0.99)",
+        "  memory: 61 MB private (budget 1.07 GB), 150 MB with their share of the zygote's 120 MB",
     ]
 
 
@@ -162,8 +162,8 @@ def test_pool_lines() -> None:
         {"name": "small", "wanted": 3, "pods": {"bound": 1, "parked": 2}},
     ]
     assert list(pool_lines(rows)) == [
-        "pods that wait (large): 0 wanted; none there",
-        "pods that wait (small): 3 wanted; 1 bound, 2 parked",
+        "waiting pods (large): 0 wanted; none there",
+        "waiting pods (small): 3 wanted; 1 bound, 2 parked",
     ]
 
 
@@ -187,7 +187,7 @@ def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str])
     [
         pytest.param({"meanwhile": {}}, [], id="none"),
         pytest.param(
-            {"meanwhile": {"b" * 64: "a" * 64}}, [f"m: {'a' * 12} answers what {'b' * 12} can't take yet"], id="one"
+            {"meanwhile": {"b" * 64: "a" * 64}}, [f"m: {'a' * 12} serves what {'b' * 12} can't serve yet"], id="one"
         ),
         pytest.param({}, [], id="an older control plane does not say"),
     ],
