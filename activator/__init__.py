@@ -1,7 +1,8 @@
-"""The front door: TLS, HTTP, keys, routes, the queue for models at zero, streams, and a usage record of each request.
+"""The front door: TLS, HTTP, API keys, routing, the request queue for models at zero, streaming, and usage records.
 
-Replicas compute, and the control plane decides how many there are and keeps the books. Begin with `app.py`, which
-builds everything. A completion passes `transports.py`, `front_door.py`, `completions.py`, `attempts.py`, `throttler.py`
-and `replica_requests.py`. Decisions are in `policy/`. `shared_*.py` keep what several activators share in one Redis:
-limits and answers.
+Replicas compute in `runtime/`. The control plane decides how many replicas there are and keeps the accounts. Begin with
+`app/app.py`, which builds everything. A completion passes `http/transports.py`, `api/front_door.py`,
+`api/completions.py`, `request/attempts.py`, `queue/throttler.py` and `upstream/replica_requests.py`. Pure decisions are
+in `policy/` folders and `*_policy.py`. Modules named `redis_*.py` hold the state that several activators share: limits
+and kept answers.
 """

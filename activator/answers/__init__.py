@@ -1,5 +1,4 @@
-"""Give a response again: idempotency keys, the response cache, one run that several clients read, and their stores.
-
-Responses that a replica computes are in `request/`; when a model's degradation policy uses the cache is in
-`degradation/`. Begin with `idempotency.py`.
+"""Repeat a response: idempotency keys, the response cache, one run read by several clients, and the answer stores.
+Responses that a replica computes are in `request/`. `degradation/` decides when degradation may use a cached answer.
+Begin with `idempotency.py`.
 """

@@ -1,6 +1,5 @@
-"""The store of answers that are given again: its interface, and the back end in this process's memory.
-
-Idempotency keys and the response cache each have one. What may be kept, under which name and for how long is theirs.
+"""The store of kept answers: its interface, and the implementation in this process's memory. Idempotency keys and the
+response cache each have their own store. They decide what is kept, under which name, and for how long.
 """
 
 import asyncio
@@ -12,15 +11,16 @@ from typing import Final, Protocol
 
 from activator.answers.idempotency_policy import AnswerCache, AnswerKey, AnswerStoreLimits, KeptAnswer
 
-TEND_S: Final = 3.0  # between two calls of `AnswerStore.tend`
+TEND_S: Final = 3.0  # interval between calls of `AnswerStore.tend`
 HANDOVER_WAIT_S: Final = 5.0  # how long a request with a key waits for the old activator to hand over
-RETRY_S: Final = 1.0  # Retry-After where a key is in use elsewhere
+RETRY_S: Final = 1.0  # Retry-After for a key that is in use elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Whoever claimed it runs the request, and publishes or releases. `token` tells this claim from others; where it
-    `is_alone`, others could not be asked, and may run the same."""
+    """A claimed name. The claimant runs the request, then publishes or releases. `token` identifies this claim. With
+    `is_alone` the shared store was unavailable, so other activators may run the same request.
+    """
 
     token: bytes = b""
     is_alone: bool = False
@@ -28,7 +28,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedElsewhere:
-    """Another activator runs it."""
+    """Another activator runs the request."""
 
     fingerprint: bytes
     retry_after_s: float
@@ -40,55 +40,56 @@ ClaimResult = Claimed | KeptAnswer | ClaimedElsewhere
 class AnswerStore(Protocol):
     """Keeps sealed answers by tenant and name, bounded in time and in bytes. Every call returns within a bounded time.
 
-    Activators that share a store claim a name as their own if the store can't be asked. Around a planned restart, a
+    Activators that share a store claim a name for themselves if the store is unavailable. During a planned restart, a
     name that the old activator has not handed over in time counts as in use elsewhere.
     """
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of what is kept in this process."""
+        """Return the bytes of the answers kept in this process."""
         ...
 
     async def find(self, asked: AnswerKey) -> KeptAnswer | None:
-        """Return the answer that is kept under the name. Return None as well if the store can't be asked. Safe to
-        cancel."""
+        """Return the answer kept under the name, or None. Also None if the store is unavailable. Safe to cancel."""
         ...
 
     async def claim(self, asked: AnswerKey) -> ClaimResult:
-        """Claim the name for a run, or return its kept answer, or that another activator runs it.
+        """Claim the name for a run, or return its kept answer, or report that another activator runs it.
 
-        The caller makes sure that runs of one name never overlap in one process. If cancelled, it may leave a claim
+        The caller ensures that runs of one name never overlap in one process. A cancelled call may leave a claim
         behind, which expires.
         """
         ...
 
     async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
-        """Keep the answer, and end the claim. Without a claim, replace what is kept. What is too large is not kept."""
+        """Keep the answer and end the claim. Without a claim, replace the kept answer. An answer that is too large is
+        not kept.
+        """
         ...
 
     async def release(self, asked: AnswerKey, mine: Claimed) -> None:
-        """End the claim with nothing kept. Of a claim that is not there any more, nothing."""
+        """End the claim without keeping an answer. Does nothing if the claim has ended."""
         ...
 
     async def tend(self) -> None:
-        """Forget what has ended, and renew claims. Call it each TEND_S."""
+        """Drop expired answers and renew claims. Call it every TEND_S."""
         ...
 
 
 class LocalAnswerStore:
-    """Answers in this process's memory. Used on one event loop. `clock` is monotonic seconds.
+    """Answers in this process's memory. Use from one event loop. `clock` returns monotonic seconds.
 
-    Around a planned restart another activator may decide on keys: see `answers_handover.py`. Then a key that is not
-    known here counts as in use elsewhere.
+    During a planned restart another activator may decide on keys: see `answers_handover.py`. Then a key that is unknown
+    here counts as in use elsewhere.
     """
 
     def __init__(self, limits: AnswerStoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.cache = AnswerCache(limits)
         self._clock = clock
         self._elsewhere: dict[bytes, bytes] = {}  # key names whose requests run at the old activator -> fingerprints
-        self.has_authority = asyncio.Event()  # cleared while the activator before this one decides
+        self.has_authority = asyncio.Event()  # cleared while the old activator decides on keys
         self.has_authority.set()
-        # Called when a claim of ours ends, with its kept answer if it has one. Set once the next activator decides.
+        # Called when a claim of this process ends, with its kept answer if any. Set once the next activator decides.
         self.on_claim_ended: Callable[[AnswerKey, KeptAnswer | None], None] | None = None
 
     def __repr__(self) -> str:
@@ -98,15 +99,15 @@ class LocalAnswerStore:
 
     @property
     def nbytes(self) -> int:
-        """See `AnswerStore`."""
+        """Return the bytes of all kept answers, including ENTRY_BYTES each."""
         return self.cache.nbytes
 
     async def find(self, asked: AnswerKey) -> KeptAnswer | None:
-        """See `AnswerStore`. Returns at once."""
+        """Return the answer kept under the name, or None. Does not wait."""
         return self.cache.find(asked.tenant, asked.name, self._clock())
 
     async def claim(self, asked: AnswerKey) -> ClaimResult:
-        """See `AnswerStore`."""
+        """Claim the name. First waits up to HANDOVER_WAIT_S for the old activator to hand over."""
         if not self.has_authority.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(HANDOVER_WAIT_S):
@@ -120,19 +121,19 @@ class LocalAnswerStore:
         return Claimed()
 
     async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
-        """See `AnswerStore`. Returns at once."""
+        """Keep the answer and end the claim. Does not wait."""
         kept = KeptAnswer(asked.fingerprint, sealed)
         self.cache.put(asked.tenant, asked.name, kept, self._clock())
         if self.on_claim_ended is not None:
             self.on_claim_ended(asked, kept)
 
     async def release(self, asked: AnswerKey, mine: Claimed) -> None:
-        """See `AnswerStore`."""
+        """End the claim, and tell the next activator if one is connected."""
         if self.on_claim_ended is not None:
             self.on_claim_ended(asked, None)
 
     async def tend(self) -> None:
-        """See `AnswerStore`."""
+        """Drop the expired answers."""
         self.cache.drop_expired(self._clock())
 
     def all(self) -> list[tuple[str, bytes, KeptAnswer]]:
@@ -140,19 +141,19 @@ class LocalAnswerStore:
         return self.cache.all(self._clock())
 
     def inherit(self, tenant: str, name: bytes, kept: KeptAnswer) -> None:
-        """Keep an answer of the old activator, for the rest of its time."""
+        """Keep an answer of the old activator for the rest of its lifetime."""
         self._elsewhere.pop(name, None)
         self.cache.put(tenant, name, kept, self._clock())
 
     def add_elsewhere(self, name: bytes, fingerprint: bytes) -> None:
-        """Record that the key's request runs at the old activator."""
+        """Record that a key's request runs at the old activator."""
         self._elsewhere[name] = fingerprint
 
     def remove_elsewhere(self, name: bytes) -> None:
-        """Record that it has ended there without an answer to keep."""
+        """Record that a key's request ended at the old activator without an answer to keep."""
         self._elsewhere.pop(name, None)
 
     def end_handover(self) -> None:
-        """Record that the old activator has gone, and runs nothing."""
+        """Record that the old activator has gone and runs nothing."""
         self._elsewhere.clear()
         self.has_authority.set()

@@ -1,17 +1,17 @@
 """Hand over kept answers and idempotency keys to the next activator process.
 
 During a planned restart two activators accept from one socket, and each keeps answers in its own memory. A key must
-still run only once. So at any moment one of them decides on keys it does not know:
+still run only once. So at any moment one of them decides on keys that it does not know:
 
 1. The new activator connects to the old one before it accepts requests. The old one decides.
-2. Told to end, the old one sends all kept answers and all running keys. From then on the new one decides: the old one
-   starts no request with a key, and reports how its running ones end.
-3. To the new one, a key that still runs at the old one is in use elsewhere. Once the connection ends, no key is.
+2. When it is told to end, the old activator sends all kept answers and all running keys. From then on the new one
+   decides. The old one starts no request with a key, and reports how its running requests end.
+3. For the new activator, a key that still runs at the old one is in use elsewhere. Once the connection ends, no key is.
 
-An activator that crashes hands nothing over. Activators that share a Redis need none of this.
+An activator that crashes hands nothing over. Activators that share a Redis do not need a handover.
 
 Messages are MessagePack with a length prefix. Only the installation's own user can reach the socket, and answers are
-sealed as everywhere.
+sealed here as everywhere.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ _LENGTH: Final = 4
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first message of a connection: the format of all that follow."""
+    """The first message of a connection: the format of all later messages."""
 
     format: int
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An answer that is kept for its idempotency key, sealed as in memory. `age_s` is how old it is when it is sent."""
+    """An answer kept for its idempotency key, sealed. `age_s` is its age at the time of sending."""
 
     tenant: str
     name: bytes
@@ -64,17 +64,17 @@ class Freed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Complete(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Everything known so far has been sent. From here on the new activator decides."""
+    """The end of the initial transfer. From here on the new activator decides on keys."""
 
 
 Message = Hello | Answer | Running | Freed | Complete
-_Queue: TypeAlias = "asyncio.Queue[Message | None]"  # None: nothing follows
+_Queue: TypeAlias = "asyncio.Queue[Message | None]"  # None ends the stream
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class HandoverSender:
-    """The old activator's side. Used on one event loop. `running` lists the keys whose requests run here."""
+    """The old activator's side. Use from one event loop. `running` lists the keys whose requests run here."""
 
     def __init__(self, answers: LocalAnswerStore, running: Callable[[], list[Running]]) -> None:
         self._answers = answers
@@ -93,7 +93,7 @@ class HandoverSender:
         self._server = await asyncio.start_unix_server(self._serve, sock=directory.listen(SOCKET))
 
     def hand_over(self) -> None:
-        """Send everything, and let the next activator decide on keys, also one that connects later."""
+        """Send everything, and let the next activator decide on keys. Also applies to one that connects later."""
         self._is_ending = True
         for queue in self._successors:
             self._hand_over_to(queue)
@@ -140,7 +140,7 @@ class HandoverSender:
         try:
             await first(_write_all(queue, writer), reader.read(1))  # the read ends when the successor disconnects
             writer.close()
-            await writer.wait_closed()  # once the socket has taken the rest
+            await writer.wait_closed()  # returns when the socket has accepted the rest
         except OSError as error:
             log.warning("the next activator has gone", extra={"error": repr(error)})
         finally:
@@ -168,7 +168,7 @@ class HandoverReceiver:
 
     @classmethod
     async def connect(cls, answers: LocalAnswerStore, directory: SocketDirectory) -> "HandoverReceiver | None":
-        """Return None if no activator is there."""
+        """Connect to the old activator. Return None if there is none."""
         try:
             reader, writer = await asyncio.open_unix_connection(directory.address(SOCKET))
         except OSError:
@@ -176,7 +176,7 @@ class HandoverReceiver:
         return cls(answers, reader, writer)
 
     async def receive(self) -> None:
-        """Receive until the old activator has ended. Then this one decides in any case."""
+        """Receive until the old activator has ended. After that this activator decides in any case."""
         try:
             while (message := await self._next()) is not None:
                 match message:
@@ -199,7 +199,7 @@ class HandoverReceiver:
             self._writer.close()
 
     async def _next(self) -> Message | None:
-        """Return None at the end of the stream. Raises OSError, msgspec.MsgspecError."""
+        """Return the next message, or None at the end of the stream. Raises OSError, msgspec.MsgspecError."""
         try:
             length = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
             message: Message = _decoder.decode(await self._reader.readexactly(length))

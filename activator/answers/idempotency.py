@@ -1,7 +1,8 @@
-"""Requests with an `Idempotency-Key`: the first one runs, those beside it join it, those after it get its answer.
+"""Serve requests with an `Idempotency-Key`: run the first, let concurrent ones join it, replay its answer to later
+ones.
 
-The work belongs to a run, and lives as long as anybody listens to it. What may be kept is `idempotency_policy`'s, the
-bytes are the `broadcast`'s, and how a request is answered is `completions`'.
+The request is computed by a `SharedRun`, which ends early when its last listener leaves. `idempotency_policy.py`
+decides what is kept, `response_broadcast.py` holds the bytes, and `api/completions.py` computes a response.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ REPLAYED: Final = "replayed"
 GIVEN: Final = "the room for answers that are given again"
 RETRY_S: Final = 1.0
 REPLAYED_HEADER: Final = (b"idempotent-replayed", b"true")
-LOCAL_ONLY_HEADER: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # other activators could not be asked
+LOCAL_ONLY_HEADER: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # the shared store was unavailable
 
 RequestRunner = Callable[[InferenceRequest], Awaitable[None]]
 ResponseWriter = Callable[[InferenceRequest, ClientResponse], Awaitable[None]]
@@ -58,22 +59,22 @@ class SharedRun:
     asked: AnswerKey
     account: Account
     broadcast: ResponseBroadcast
-    exchange: Exchange  # with the tape
+    exchange: Exchange  # writes to the broadcast
     claimed: "asyncio.Future[ClaimResult]"
 
     @property
     def is_claimed(self) -> bool:
-        """Return whether its key is ours to run."""
+        """Return whether this process has claimed the key."""
         return self.claimed.done() and not self.claimed.cancelled() and isinstance(self.claimed.result(), Claimed)
 
     @property
     def is_replayable(self) -> bool:
-        """Return whether its answer may be replayed from its beginning."""
+        """Return whether the answer may be replayed from its beginning."""
         return self.account.is_repeatable and self.broadcast.is_complete and self.broadcast.is_whole
 
 
 class Idempotency:
-    """Serves requests that have a key. `close` ends what runs."""
+    """Serves requests that have an idempotency key. `close` ends the running requests."""
 
     def __init__(self, secret: bytes, answers: AnswerStore, limits: AnswerStoreLimits, page: MetricsPage) -> None:
         self._secret = secret
@@ -93,8 +94,10 @@ class Idempotency:
         return f"<Idempotency runs={len(self._runs)} tasks={len(self._tasks)}>"
 
     async def serve(self, inference_request: InferenceRequest, work: RequestRunner, follow: RunFollower) -> None:
-        """Run the request by `work`, or answer it from the run of an equal one by `follow`, which has an account of its
-        own. Raises Refused for a malformed key, or if the deadline passes before the key is claimed; ClientGone.
+        """Run the request by `work`, or answer it from the run of an equal request by `follow`.
+
+        A followed request has an account of its own. Raises Refused for a malformed key, or if the deadline passes
+        before the key is claimed; ClientGone.
         """
         given = [value for name, value in inference_request.exchange.headers if name == HEADER]
         what = derive_answer_key(
@@ -106,7 +109,7 @@ class Idempotency:
         run = self._runs.get(what.name)
         if run is not None and run.asked.fingerprint != what.fingerprint:
             await follow(inference_request, self._refusal(KeyReused()))
-        elif run is not None and not run.broadcast.can_be_joined:  # too large to be kept, or MAX_LISTENERS listen
+        elif run is not None and not run.broadcast.can_be_joined:  # its beginning was dropped, or it has MAX_LISTENERS
             await follow(inference_request, self._refusal(KeyInUse(RETRY_S)))
         else:
             is_first = run is None
@@ -131,16 +134,16 @@ class Idempotency:
         await follow(inference_request, self._answer_without_run(run.asked, claim))
 
     def running(self) -> list[Running]:
-        """Return the keys whose requests run here."""
+        """Return the keys whose requests run here, for the handover."""
         runs = self._runs.values()
         return [Running(run.asked.name, run.asked.fingerprint) for run in runs if run.is_claimed]
 
     async def run(self) -> None:
-        """Tend the kept answers and the claims, until cancelled."""
+        """Tend kept answers and claims until cancelled."""
         await run_every(TEND_S, self._answers.tend)
 
     async def close(self) -> None:
-        """End what runs; each still writes its record."""
+        """Cancel all runs and wait for them. Each still writes its usage record."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -153,7 +156,7 @@ class Idempotency:
         async def ended() -> None:
             if run.is_replayable:
                 await self._publish_response(run)
-            else:  # who comes from now on does not join a failure
+            else:  # later requests must not join a failed run
                 self._remove_run(run)
 
         broadcast = ResponseBroadcast(
@@ -177,7 +180,7 @@ class Idempotency:
                 await self._run_claimed(run, claim, inference_request, work)
         finally:
             self._remove_run(run)
-            run.claimed.cancel()  # of nobody who knows it already
+            run.claimed.cancel()  # no effect if the claim is known
             run.broadcast.close()
 
     async def _run_claimed(
@@ -186,14 +189,17 @@ class Idempotency:
         try:
             await work(inference_request)
         finally:
-            # A right answer counts as well: its caller can have it forgotten by asking for others, and run it again.
+            # A correct answer counts as well: its caller can push it out of the store by other requests, and run it
+            # again.
             if is_charged(run.account.outcome, run.account.delivered_tokens):
                 self._run_counts.note(run.asked.once, time.monotonic())
             if not run.is_replayable:
                 await self._answers.release(run.asked, claim)
 
     async def _publish_response(self, run: SharedRun) -> None:
-        """Before anybody hears the end: who has the whole answer can have it again, everywhere."""
+        """Publish the answer before any listener sees its end. So a client with a complete answer can get it again
+        everywhere.
+        """
         claim, head = run.claimed.result(), run.broadcast.head
         assert isinstance(claim, Claimed)
         assert head is not None
@@ -210,7 +216,7 @@ class Idempotency:
         if isinstance(claim, ClaimedElsewhere):
             return self._refusal(KeyInUse(claim.retry_after_s))
         content = self._sealer.open(what, claim.sealed)
-        if content is None:  # of another secret, or damaged: nobody can say what was answered
+        if content is None:  # sealed with another secret, or damaged: the answer is lost
             log.error("a kept answer can't be opened", extra={"tenant": what.tenant})
             return self._refusal(KeyInUse(RETRY_S))
         return self._replay(content)
@@ -248,7 +254,7 @@ class Idempotency:
                     marks,
                     lambda status: client_response.settle_replay(how, status),
                 )
-            except ClientGone:  # the client, or the run: either way nothing more comes
+            except ClientGone:  # the client left or the run broke off: no more data
                 inference_request.exchange.connection.abort()
                 raise
 
@@ -256,7 +262,7 @@ class Idempotency:
 
 
 async def _stream_to_owner(run: SharedRun, exchange: Exchange, listener: Listener, marks: Headers) -> None:
-    """The first one's answer: its account is the run's, and so is what comes of it."""
+    """Stream the run's response to its first caller, whose account is the run's."""
     with exchange.cancel_on_disconnect():
         await listener.head()
         known = [line for line in run.exchange.rates if line[0].startswith(OF_THE_MOMENT)]
@@ -280,7 +286,7 @@ async def _claim_of(run: SharedRun, inference_request: InferenceRequest) -> Clai
 
 
 def _fingerprint_parts(inference_request: InferenceRequest) -> list[bytes]:
-    """All that an answer depends on. Not when it must be there, nor who goes first."""
+    """Return everything that the answer depends on. Deadline and priority are not part of it."""
     entry, reference = inference_request.entry, inference_request.reference
     named = (
         inference_request.path,

@@ -1,6 +1,5 @@
-"""Requests with an `Idempotency-Key`: what a key may be, what it names, and which answers are kept for how long.
-
-Names are digests under the installation's secret, and a tenant is part of each: a key never meets another tenant's.
+"""Requests with an `Idempotency-Key`: valid keys, their digests, and which answers are kept for how long. Names are
+digests under the installation's secret. The tenant is part of each name, so keys of two tenants never collide.
 """
 
 import hashlib
@@ -15,16 +14,16 @@ from kelvin.contracts.errors import InvalidRequest, Refused
 
 HEADER: Final = b"idempotency-key"
 MAX_CHARACTERS: Final = 255
-ENTRY_BYTES: Final = 512  # that an answer takes beside its own
-RUNS_PER_CHARGE: Final = 8  # runs of one key that are one for the bill; further ones are charged each
-CHARGE_S: Final = 86_400.0  # from the first run of a key on, its runs are one for the bill; then it begins anew
+ENTRY_BYTES: Final = 512  # overhead of a kept answer
+RUNS_PER_CHARGE: Final = 8  # runs of one key that are billed once; each further run is billed
+CHARGE_S: Final = 86_400.0  # window, from the first run of a key, in which its runs are billed once
 _KEY: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_CHARACTERS)
-_DIGITS: Final = 32  # hex, of `once`: 128 bits
+_DIGITS: Final = 32  # hex digits of `once`: 128 bits
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerKey:
-    """What a tenant asked. `name` is that of the key alone, if there is one, `once` also of what was asked."""
+    """The name of an answer. `name` depends on the key alone, if there is one; `once` depends on key and request."""
 
     tenant: str
     name: bytes
@@ -33,7 +32,7 @@ class AnswerKey:
 
 
 def read_key(given: Sequence[bytes]) -> bytes:
-    """The one key of a request that has some. Raises Refused(InvalidRequest), which does not repeat what was sent."""
+    """Return the one key of a request. Raises Refused(InvalidRequest), which does not repeat the sent value."""
     if len(given) != 1:
         raise Refused(InvalidRequest("idempotency-key", f"({len(given)} headers)", "send exactly one"))
     if _KEY.fullmatch(given[0]) is None:
@@ -43,9 +42,8 @@ def read_key(given: Sequence[bytes]) -> bytes:
 
 
 def derive_answer_key(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes]) -> AnswerKey:
-    """`parts` are all that the answer depends on: two requests with equal ones are the same request.
-
-    A request without a key has its fingerprint for a name.
+    """Return the digests of a request. Requests with equal `parts` are the same request. `parts` is everything that the
+    answer depends on. Without a key, the fingerprint is also the name.
     """
     fingerprint = _digest(secret, b"asked", parts)
     whose = tenant.encode(), key or b""
@@ -54,7 +52,7 @@ def derive_answer_key(secret: bytes, tenant: str, key: bytes | None, parts: Sequ
 
 
 def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
-    """HMAC-SHA256 (RFC 2104). Lengths go before parts: no two lists of them are the same bytes."""
+    """Return HMAC-SHA256 (RFC 2104). Each part follows its length, so no two lists of parts give the same bytes."""
     made = hmac.new(secret, digestmod=hashlib.sha256)
     for part in (b"kelvin once 1", purpose, *parts):
         made.update(len(part).to_bytes(8, "big"))
@@ -64,7 +62,7 @@ def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStoreLimits:
-    """How long answers are kept, and how many: of one tenant, and in all."""
+    """How long answers are kept, and how many, per tenant and in total."""
 
     ttl_s: float = 86_400.0
     answer_bytes: int = 4 << 20  # a larger answer is not kept
@@ -80,7 +78,7 @@ CACHE_LIMITS: Final = AnswerStoreLimits(ttl_s=300.0, answer_bytes=1 << 20, tenan
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer that is kept, sealed, what it answers, and for how long it has been kept."""
+    """A sealed answer, the fingerprint of its request, and its age."""
 
     fingerprint: bytes
     sealed: bytes
@@ -89,19 +87,20 @@ class KeptAnswer:
 
 @dataclass(slots=True)
 class _Row:
-    """One tenant's answers, the oldest first."""
+    """One tenant's answers, oldest first."""
 
     answers: OrderedDict[bytes, KeptAnswer] = field(default_factory=OrderedDict)
     nbytes: int = 0
 
 
 class AnswerCache:
-    """Kept answers. Whoever keeps most makes room for the others; of a tenant's the oldest goes first."""
+    """Kept answers. When the cache is full, the tenant with most bytes loses its oldest answer."""
 
     def __init__(self, limits: AnswerStoreLimits) -> None:
         self._limits = limits
         self._rows: dict[str, _Row] = {}
-        self._ends: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # all have one TTL: the next to end is first
+        # all have one TTL, so the next to expire is first
+        self._ends: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self.nbytes = 0
 
     def __repr__(self) -> str:
@@ -120,8 +119,8 @@ class AnswerCache:
         return [(tenant, name, self._aged(tenant, name, now_s)) for tenant, name in self._ends]
 
     def put(self, tenant: str, name: bytes, kept: KeptAnswer, now_s: float) -> bool:
-        """Keep the answer in place of an earlier one of that name, for what its age leaves of the time. Return False if
-        it does not fit the tenant's bound or that of all.
+        """Keep the answer in place of an earlier one of that name, for the rest of its lifetime. Return False if it
+        does not fit the tenant's limit or the total limit.
         """
         self.drop_expired(now_s)
         size = _size(kept)
@@ -140,7 +139,7 @@ class AnswerCache:
         return (tenant, name) in self._ends
 
     def drop_expired(self, now_s: float) -> None:
-        """Forget what has ended."""
+        """Drop all answers that have expired by `now_s`."""
         while self._ends:
             (tenant, name), end_s = next(iter(self._ends.items()))
             if end_s > now_s:
@@ -148,7 +147,7 @@ class AnswerCache:
             self._drop(tenant, name)
 
     def check_integrity(self) -> None:
-        """Sums are those of the rows; nobody has more than a tenant may, nor all more than there may be."""
+        """Assert that sums match the rows, and that tenants and the cache are within their limits."""
         assert {(tenant, name) for tenant, row in self._rows.items() for name in row.answers} == set(self._ends)
         for row in self._rows.values():
             assert row.nbytes == sum(map(_size, row.answers.values())) <= self._limits.tenant_bytes
@@ -181,12 +180,13 @@ def _size(kept: KeptAnswer) -> int:
 
 
 class RunCounts:
-    """How often each key ran with something to charge; forgets the oldest keys. It bounds what a caller gets for one
-    charge by running a key again and again: by cutting its answers short, or having them forgotten."""
+    """How often each key ran with something to charge; the oldest keys are forgotten. This limits what a caller gets
+    for one charge by running a key repeatedly, after cutting its answers short or pushing them out of the store.
+    """
 
     def __init__(self, keys: int = 65_536) -> None:
         self._keys = keys
-        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how often, and since when
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # runs, and the time of the first one
 
     def note(self, once: str, now_s: float) -> None:
         """Count one more run of the key."""
@@ -198,6 +198,6 @@ class RunCounts:
             self._counts.popitem(last=False)
 
     def exceeds_free_runs(self, once: str, now_s: float) -> bool:
-        """Return whether the next run is charged by itself."""
+        """Return whether the next run of the key is billed separately."""
         count, since_s = self._counts.get(once, (0, now_s))
         return count >= RUNS_PER_CHARGE and now_s - since_s < CHARGE_S

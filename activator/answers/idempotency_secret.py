@@ -1,7 +1,7 @@
-"""The installation's secret behind `Idempotency-Key`, and what is sealed with it.
+"""The installation's secret for `Idempotency-Key`, and sealing of kept answers with it.
 
-One file, made by the activator that starts first, shared by all that serve one installation: with another one they
-would name the same request differently, and bill it twice.
+The secret is one file, created by the first activator and shared by all activators of an installation. Activators with
+different secrets would give one request different names, and bill it twice.
 """
 
 import secrets
@@ -22,16 +22,16 @@ from kelvin.process.atomic_file import pending_file
 
 NAME: Final = "once.key"  # in the data directory
 _BYTES: Final = 32
-_NONCE: Final = 12  # of GCM (NIST SP 800-38D): random, as a tenant's key seals far less than 2^32 answers
+_NONCE: Final = 12  # random GCM nonce (NIST SP 800-38D): a tenant's key seals far less than 2^32 answers
 _PURPOSE: Final = b"kelvin kept answer 1 "
 
 
 class BadIdempotencySecret(ValueError):
-    """The file holds something else; it is never overwritten. The text says nothing of its content."""
+    """The secret file has invalid content. It is never overwritten. The message does not reveal the content."""
 
 
 class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
-    """An answer as it was handed out, and the request that made it."""
+    """A response as it was sent, and the id of the request that produced it."""
 
     request_id: str
     status: int
@@ -43,13 +43,13 @@ _content: Final = msgspec.msgpack.Decoder(StoredResponse)
 
 
 def ensure_idempotency_secret(path: Path) -> bytes:
-    """The secret in `path`, made now where there is none. Raises BadIdempotencySecret, OSError."""
+    """Return the secret in `path`; create it if there is none. Raises BadIdempotencySecret, OSError."""
     try:
         text = path.read_text("latin-1").strip()
     except FileNotFoundError:
         with pending_file(path, 0o600) as draft:
             draft.file.write(secrets.token_hex(_BYTES).encode() + b"\n")
-            with suppress(FileExistsError):  # another activator has made it meanwhile
+            with suppress(FileExistsError):  # another activator has just created it
                 draft.commit(replace=False)
         text = path.read_text("latin-1").strip()
     try:
@@ -63,7 +63,7 @@ def ensure_idempotency_secret(path: Path) -> bytes:
 
 
 class Sealer:
-    """AES-256-GCM under a key per tenant (HKDF, RFC 5869): no answer opens as another tenant's, or by another name."""
+    """AES-256-GCM with a key per tenant (HKDF, RFC 5869). An answer opens only for its own tenant, name and request."""
 
     def __init__(self, secret: bytes) -> None:
         self._of = lru_cache(maxsize=1024)(lambda tenant: AESGCM(_derived(secret, tenant)))
@@ -72,13 +72,13 @@ class Sealer:
         return "<Sealer>"
 
     def seal(self, asked: AnswerKey, content: StoredResponse) -> bytes:
-        """The answer as it may lie anywhere."""
+        """Encrypt an answer. The result may be stored anywhere."""
         nonce = secrets.token_bytes(_NONCE)
         plain = msgspec.msgpack.encode(content)
         return nonce + self._of(asked.tenant).encrypt(nonce, plain, asked.name + asked.fingerprint)
 
     def open(self, asked: AnswerKey, sealed: bytes) -> StoredResponse | None:
-        """None for what was not sealed so: for another tenant, name or request, or with another secret."""
+        """Decrypt an answer. Return None if tenant, name, request or secret differ from those it was sealed with."""
         try:
             plain = self._of(asked.tenant).decrypt(sealed[:_NONCE], sealed[_NONCE:], asked.name + asked.fingerprint)
             return _content.decode(plain)

@@ -1,6 +1,5 @@
-"""The answer store of several activators: one Redis with the same sealed bytes for all, one of them at work on a key.
-
-A claim that is not renewed ends by itself, so that the death of an activator frees its keys within `LEASE_S`.
+"""The answer store of several activators: one Redis holds the sealed answers, and one activator at a time runs a key. A
+claim that is not renewed expires, so keys of a dead activator are free within `LEASE_S`.
 """
 
 import asyncio
@@ -16,21 +15,22 @@ if TYPE_CHECKING:  # the library is imported only where there is a Redis
     from activator.limits.redis_store import RedisStore
 
 LEASE_S: Final = 10.0
-RETRY_S: Final = 2.0  # what who finds a key in use elsewhere is told
+RETRY_S: Final = 2.0  # Retry-After for a key that another activator runs
 
-# Claim a name, or only look. In: the claim's token, or '' to look; what the run is for; the claim's milliseconds. Out,
-# of what was there: what it is for, or nil if nothing was; the answer, or nil of a claim; milliseconds until it ends.
+# Claim a name, or only look it up. Input: the claim's token, or '' to look up; the fingerprint; the claim's
+# milliseconds. Output: the fingerprint found, or nil if there was none; the answer, or nil for a claim; milliseconds to
+# its expiry.
 CLAIM: Final = """
 local there = redis.call('HMGET', KEYS[1], 'asked', 'sealed')
 if there[1] then return {there[1], there[2], redis.call('PTTL', KEYS[1])} end
 if ARGV[1] ~= '' then
-  redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
+  redis.call('DEL', KEYS[1]) -- needs no memory, so a full Redis runs it
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'asked', ARGV[2])
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
 return {false, false, 0}
 """
-# A Redis that has lost its data is told of the claim again. In: as of a claim.
+# Renew a claim, and set it again if Redis has lost its data. Input as in CLAIM.
 RENEW: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('DEL', KEYS[1]) -- as in a claim
@@ -43,17 +43,20 @@ RELEASE: Final = """
 if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
 """
-# A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room. A
-# Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves. It
-# may have dropped an answer that they name, whose key is claimed since: the claim stays. An answer that seems to end
-# after the new one was kept before Redis's clock stepped back, and makes room before it. Without a token what is there
-# is replaced.
+# KEYS[2] orders a tenant's answers by expiry; KEYS[3] has their sizes, with the sum under ''. The first to expire makes
+# room. Four special cases:
+# (1) Without a token, the existing entry is replaced.
+# (2) A Redis that evicts may have dropped one of the two keys. Then both start empty, and the answers expire by TTL.
+# (3) An answer that expires after the new one was kept before Redis's clock stepped back. It makes room first.
+# (4) Redis may have evicted a listed answer whose key was claimed since then. That claim stays.
 PUBLISH: Final = """
+-- (1)
 if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
   return 0
 end
 local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2] -- finer than a millisecond: within one, too, the first makes room
+local now = clock[1] * 1000000 + clock[2] -- microseconds: keep the order within a millisecond
+-- (2)
 if redis.call('EXISTS', KEYS[2]) ~= redis.call('EXISTS', KEYS[3]) then redis.call('DEL', KEYS[2], KEYS[3]) end
 local function drop(name)
   redis.call('ZREM', KEYS[2], name)
@@ -65,6 +68,7 @@ end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do drop(name) end
 drop(ARGV[5])
 local ends = now + ARGV[4] * 1000
+-- (3)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], string.format('%.0f', ends), '+inf')) do
   redis.call('ZADD', KEYS[2], ends - 1, name)
 end
@@ -78,6 +82,7 @@ local kept = redis.call('ZCARD', KEYS[2])
 for _, oldest in ipairs(redis.call('ZRANGE', KEYS[2], 0, -2)) do -- all but the newest, which fits by itself
   if kept <= tonumber(ARGV[7]) and tonumber(redis.call('HGET', KEYS[3], '')) <= tonumber(ARGV[8]) then break end
   drop(oldest)
+  -- (4)
   if redis.call('HEXISTS', ARGV[9] .. oldest, 'token') == 0 then redis.call('DEL', ARGV[9] .. oldest) end
   kept = kept - 1
 end
@@ -88,10 +93,8 @@ return 1
 
 
 class RedisAnswerStore:
-    """`AnswerStore` in Redis, of one `kind` of answers. Used on one event loop.
-
-    While Redis is away, names are claimed by each activator for itself. `own` keeps answers while Redis is away or
-    full. Without it, they are not kept then.
+    """An `AnswerStore` in Redis for one `kind` of answers. Use from one event loop. While Redis is away, each activator
+    claims names for itself. `own` keeps answers while Redis is away or full; without it they are lost then.
     """
 
     def __init__(
@@ -114,16 +117,16 @@ class RedisAnswerStore:
 
     @property
     def nbytes(self) -> int:
-        """See `AnswerStore`."""
+        """Return the bytes kept in `own`. Answers in Redis do not count."""
         return 0 if self._own is None else self._own.nbytes
 
     async def find(self, asked: AnswerKey) -> KeptAnswer | None:
-        """See `AnswerStore`."""
+        """Return the answer in `own` or in Redis, or None. Also None if Redis is away."""
         found = await self._look(asked, b"")
         return found if isinstance(found, KeptAnswer) else None
 
     async def claim(self, asked: AnswerKey) -> ClaimResult:
-        """See `AnswerStore`."""
+        """Claim the name in Redis. If Redis is away, return a claim that `is_alone`."""
         token = secrets.token_bytes(16)
         found = await self._look(asked, token)
         if isinstance(found, Claimed) and not found.is_alone:
@@ -131,10 +134,10 @@ class RedisAnswerStore:
         return found
 
     async def _look(self, asked: AnswerKey, token: bytes) -> ClaimResult:
-        """Return what is there. If nothing is, the name is claimed with `token`, unless that is empty."""
+        """Return the entry of a name. If there is none, claim the name with `token`, unless that is empty."""
         if self._own is not None and (kept := await self._own.find(asked)) is not None:
             return kept
-        if not self._store.is_up:  # nobody waits for what is known to be away
+        if not self._store.is_up:  # do not wait for a Redis that is known to be away
             return Claimed(is_alone=True)
         try:
             fingerprint, sealed, left_ms = await self._store.ask(
@@ -149,7 +152,7 @@ class RedisAnswerStore:
         return KeptAnswer(fingerprint, sealed, max(0.0, self._limits.ttl_s - left_ms / 1000))
 
     async def publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
-        """See `AnswerStore`."""
+        """Keep the answer in Redis and end the claim. If Redis is away or full, keep it in `own`."""
         if mine is not None:
             self._claims.pop(mine.token, None)
         try:
@@ -158,10 +161,11 @@ class RedisAnswerStore:
             if self._own is not None:
                 await self._own.publish(asked, mine, sealed)
             if mine is not None and isinstance(away, StoreFull):
-                await self.release(asked, mine)  # others run the request, rather than wait for an answer kept here
+                # other activators run the request instead of waiting for an answer that only this one has
+                await self.release(asked, mine)
 
     async def _publish(self, asked: AnswerKey, mine: Claimed | None, sealed: bytes) -> None:
-        """Keep it in Redis. Raises Away, also if Redis was away when the name was claimed."""
+        """Keep the answer in Redis. Raises StoreUnavailable, also if Redis was away when the name was claimed."""
         if not self._store.is_up if mine is None else mine.is_alone:
             raise StoreUnavailable
         size, limits = len(sealed) + ENTRY_BYTES, self._limits
@@ -176,15 +180,15 @@ class RedisAnswerStore:
             await self.release(asked, mine)
 
     async def release(self, asked: AnswerKey, mine: Claimed) -> None:
-        """See `AnswerStore`."""
+        """End the claim in Redis. If Redis is away, the claim expires."""
         self._claims.pop(mine.token, None)
         if not mine.is_alone:
-            with suppress(StoreUnavailable):  # it ends by itself
+            with suppress(StoreUnavailable):  # the claim expires
                 await self._store.ask(RELEASE, (self._entry(asked),), mine.token)
 
     async def tend(self) -> None:
-        """See `AnswerStore`. A claim that can't be renewed ends soon. One that Redis has lost is claimed again,
-        unless another activator has it by now.
+        """Renew this process's claims. A claim that can't be renewed soon expires. A claim that Redis has lost is set
+        again, unless another activator has the name now.
         """
         if self._own is not None:
             await self._own.tend()
@@ -198,7 +202,7 @@ class RedisAnswerStore:
         try:
             if token in self._claims:  # it may have ended meanwhile
                 await self._store.ask(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
-            if token not in self._claims:  # Redis may have been told of its end first
+            if token not in self._claims:  # Redis may have received the release before the renewal
                 await self._store.ask(RELEASE, (self._entry(asked),), token)
         except StoreUnavailable:
             return False

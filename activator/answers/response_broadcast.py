@@ -1,7 +1,7 @@
 """Stream one response to up to MAX_LISTENERS clients, each from its first byte and at its own speed.
 
-For the run that makes the response, the tape stands in for the client's connection: bytes count as delivered once the
-fastest listener has taken them, and the client has gone when the last listener leaves. Use it from one event loop.
+For the run, the broadcast stands in for the client connection. Bytes count as delivered once the fastest listener has
+taken them. When the last listener leaves, the client has gone. Not thread-safe: use from one event loop.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from activator.answers.idempotency_secret import StoredResponse
 from activator.http.deadline_timer import DeadlineTimer
 from activator.http.exchange import ClientGone, Exchange, Headers
 
-PIECE: Final = 64 << 10  # handed to a listener at once
-MAX_LISTENERS: Final = 16  # of one answer: each of its tokens is written for each of them, on the one event loop
-OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener is told its own
+PIECE: Final = 64 << 10  # bytes handed to a listener at once
+MAX_LISTENERS: Final = 16  # of one response: each token is written once per listener, on one event loop
+OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener gets its own values
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """Status and headers, but for those that tell of a connection or of who listens."""
+    """Status and headers, without headers that belong to one connection or one listener."""
 
     status: int
     headers: Headers
@@ -31,15 +31,16 @@ class ResponseHead:
 
 @dataclass(slots=True)
 class ByteBudget:
-    """Bytes that all tapes together may keep for who comes late."""
+    """Bytes that all broadcasts together may keep for late listeners."""
 
     limit_bytes: int
     used_bytes: int = 0
 
 
 class ResponseBroadcast:
-    """One run's answer. Over `keep_bytes`, and while there is no room, its beginning is forgotten as it is heard: then
-    nobody can join any more."""
+    """The response of one run. Above `keep_bytes`, or while the budget is used up, bytes that all listeners have taken
+    are dropped. After that no listener can join.
+    """
 
     def __init__(
         self,
@@ -49,8 +50,8 @@ class ResponseBroadcast:
         ended: Callable[[], Awaitable[None]],
         on_abandoned: Callable[[], None],
     ) -> None:
-        """`ended` is told when the answer is complete, before anybody hears its last bytes; `on_abandoned` when nobody
-        listens before that. Each at most once.
+        """`ended` runs when the response is complete, before any listener gets its last bytes. `on_abandoned` runs when
+        the last listener leaves before that. Each runs at most once.
         """
         self._keep_bytes = keep_bytes
         self._room = room
@@ -58,8 +59,8 @@ class ResponseBroadcast:
         self._on_end = ended
         self._on_abandoned = on_abandoned
         self._bytes = bytearray()
-        self._trimmed_bytes = 0  # bytes before those
-        self._last = b""  # of a complete one, what nobody hears yet
+        self._trimmed_bytes = 0  # dropped bytes before `_bytes`
+        self._last = b""  # last piece, held back until `ended` has run
         self._listeners: set[Listener] = set()
         self._gone: Callable[[], None] | None = None
         self._changed = asyncio.Event()
@@ -79,23 +80,23 @@ class ResponseBroadcast:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it still begins at its beginning."""
+        """Whether no bytes were dropped from the beginning."""
         return self._trimmed_bytes == 0
 
     @property
     def can_be_joined(self) -> bool:
-        """Whether one more may listen."""
+        """Whether one more listener may join."""
         return self.is_whole and len(self._listeners) < MAX_LISTENERS
 
     def content(self) -> bytes:
-        """The body, of a whole one that is complete."""
+        """Return the body. The response must be complete and whole."""
         assert self.is_complete
         assert self.is_whole
         return bytes(self._bytes) + self._last
 
     @contextmanager
     def listening(self) -> "Iterator[Listener]":
-        """Listen, from the start; leaving the block is to leave."""
+        """Listen from the first byte. Leaving the block removes the listener."""
         assert self.can_be_joined
         listener = Listener(self)
         self._listeners.add(listener)
@@ -108,7 +109,7 @@ class ResponseBroadcast:
                 self._abandon()
 
     async def send(self, message: Message) -> None:
-        """What an ASGI server takes of an answer."""
+        """Add a part of the response: ASGI's `send`."""
         if message["type"] == "http.response.start":
             kept = [line for line in message["headers"] if not line[0].startswith(OF_THE_MOMENT)]
             self.head = ResponseHead(message["status"], kept)
@@ -139,12 +140,12 @@ class ResponseBroadcast:
             self._room.used_bytes += len(data)
 
     def piece(self, begin: int) -> bytes:
-        """The next bytes after `begin`."""
+        """Return the next bytes after `begin`, at most PIECE."""
         start = begin - self._trimmed_bytes
         return bytes(self._bytes[start : start + PIECE])
 
     def trim(self) -> None:
-        """A listener took something, or left."""
+        """Drop bytes that all listeners have taken, if memory is short. Call it when a listener took bytes or left."""
         is_full = self._is_counted and self._room.used_bytes > self._room.limit_bytes
         if (is_full or not self.is_whole or len(self._bytes) > self._keep_bytes) and not self.ended:
             before = len(self._bytes)
@@ -156,31 +157,33 @@ class ResponseBroadcast:
         self._wake()
 
     def close(self) -> None:
-        """Its run is over: nobody joins any more, and what is left is for those who listen. Idempotent."""
+        """End the broadcast after its run. No listener can join; the remaining bytes are for the present ones.
+        Idempotent.
+        """
         if self._is_counted:
             self._is_counted = False
             self._room.used_bytes -= len(self._bytes)
         self.abort()
 
     async def wait_for(self, claim: Callable[[], bool]) -> None:
-        """Wait until it holds. Raises ClientGone where the answer broke off."""
+        """Wait until `claim` returns true. Raises ClientGone if the response broke off."""
         while not claim():
             if self.aborted:
                 raise ClientGone
             await self._changed.wait()
 
-    # As `exchange.Connection`.
+    # Implements `exchange.Connection`.
 
     def unaccepted(self) -> int:
-        """Bytes that not even the quickest listener has taken."""
+        """Return the bytes that the fastest listener has not taken."""
         return self.size - max((listener.taken for listener in self._listeners), default=0)
 
     def is_accepted(self) -> bool:
-        """Whether one has taken everything."""
+        """Return whether one listener has taken everything."""
         return bool(self._listeners) and self.unaccepted() == 0
 
     async def accepted(self) -> bool:
-        """Wait until one has; False where nobody listens."""
+        """Wait until one listener has taken everything. Return False if all have left."""
         while self._listeners and not self.aborted:
             if self.unaccepted() == 0:
                 return True
@@ -190,23 +193,23 @@ class ResponseBroadcast:
     def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` once if the last listener leaves before the end."""
         self._gone = gone
-        if not self._listeners:  # they left before the run had begun
+        if not self._listeners:  # all left before the run began
             asyncio.get_running_loop().call_soon(self._abandon)
 
     def try_body(self) -> bytes | None:
-        """Its request's body was read before there was a tape."""
+        """Return None: the request's body was read before the broadcast existed."""
         return None
 
     def body_is_read(self) -> None:
-        """Its request's body was read before there was a tape."""
+        """Do nothing: the request's body was read before the broadcast existed."""
 
     def unwatch(self, gone: Callable[[], None] | None = None) -> None:
-        """Nobody needs to be told; with `gone` that one."""
+        """Stop watching. With `gone`, do nothing if another callback has replaced it."""
         if gone is None or gone == self._gone:
             self._gone = None
 
     def abort(self) -> None:
-        """It breaks off here, for all who listen."""
+        """Break off the response for all listeners."""
         if not self.ended:
             self.aborted = True
         self._wake()
@@ -223,7 +226,7 @@ class ResponseBroadcast:
 
 
 class Listener:
-    """One who listens; used by one task."""
+    """One client of a broadcast. Use from one task."""
 
     __slots__ = ("_broadcast", "taken")
 
@@ -232,14 +235,14 @@ class Listener:
         self.taken = 0  # bytes
 
     async def head(self) -> ResponseHead:
-        """Raises ClientGone where there will be none."""
+        """Wait for the head of the response. Raises ClientGone if there will be none."""
         await self._broadcast.wait_for(lambda: self._broadcast.head is not None)
         assert self._broadcast.head is not None
         return self._broadcast.head
 
     async def next_piece(self) -> tuple[bytes, bool]:
-        """What comes next, and whether it is the last; it counts as taken with the next `record_taken`.
-        Raises ClientGone.
+        """Wait for and return the next bytes, and whether they are the last. `record_taken` confirms them. Raises
+        ClientGone.
         """
         broadcast = self._broadcast
         await broadcast.wait_for(lambda: broadcast.size > self.taken or broadcast.ended)
@@ -247,7 +250,7 @@ class Listener:
         return data, broadcast.ended and self.taken + len(data) == broadcast.size
 
     def record_taken(self, nbytes: int) -> None:
-        """The socket has so many more."""
+        """Record that the client's socket has accepted `nbytes` more."""
         self.taken += nbytes
         self._broadcast.trim()
 
@@ -258,7 +261,7 @@ async def play(
     marks: Headers,
     before_end: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
-    """All of the answer, no faster than the client takes it. Raises ClientGone, also where the run breaks off."""
+    """Send the broadcast to a client, no faster than it reads. Raises ClientGone, also if the run breaks off."""
     head = await listener.head()
     await exchange.start(head.status, [*head.headers, *marks])
     while True:
@@ -276,7 +279,7 @@ async def play(
 async def replay(
     exchange: Exchange, content: StoredResponse, marks: Headers, before_end: Callable[[int], Awaitable[None]]
 ) -> None:
-    """Send an answer that was kept, no faster than the client takes it. Raises ClientGone, and as `before_end`."""
+    """Send a kept answer, no faster than the client reads it. Raises ClientGone, and what `before_end` raises."""
     body = content.body
     repeat_of = (b"x-kelvin-repeat-of", content.request_id.encode())
     await exchange.start(content.status, [*content.headers, *marks, repeat_of])

@@ -1,8 +1,8 @@
-"""Answers that are given again to whoever of a tenant asks the same within a short time, and asks for that.
+"""Answer equal requests of a tenant from a cache for a short time, if the caller allows it.
 
-Only where the answer depends on what was asked alone: the caller said `"temperature": 0`, and the version is the same
-one. Sealed as answers of a key are, wherever they lie; who asks meanwhile runs, too. What a model's ladder may give
-again is kept beside that, for longer.
+A response is cached only if it depends on the request alone: `"temperature": 0`, and the same version. Equal requests
+that arrive while the first one runs are computed, too. Entries are sealed like answers of idempotency keys. Answers
+that a model's degradation policy may repeat are kept separately, for longer.
 """
 
 from collections.abc import Callable
@@ -31,13 +31,13 @@ from kelvin.telemetry.policy.instruments import MetricsPage
 HEADER: Final = b"x-kelvin-cache"
 ALLOW: Final = b"allow"
 CACHED: Final = "cached"
-PUT_S: Final = 2.0  # the store's own deadline is far below it
-# Of one request alone: never part of what another one gets.
+PUT_S: Final = 2.0  # far above the store's own deadline
+# Headers of one request, which are never cached.
 _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", HEADER))
 
 
 class SealedAnswerStore:
-    """What is kept, of whichever tenant: sealed before it goes there, opened when it comes from there."""
+    """An answer store that seals each entry before storing it, and opens it after reading."""
 
     def __init__(
         self, secret: bytes, limits: AnswerStoreLimits, kept: AnswerStore, background_tasks: BackgroundTasks
@@ -46,37 +46,38 @@ class SealedAnswerStore:
         self._sealer = Sealer(secret)
         self.kept = kept
         self._errands = background_tasks
-        self.answer_bytes = limits.answer_bytes  # of the largest body that is kept
+        self.answer_bytes = limits.answer_bytes  # size limit of a cached body
         self.capacity = SharedCapacity(limits.nbytes, "the room for cached answers that are given", "bytes")
 
     def __repr__(self) -> str:
         return f"<SealedAnswerStore {self.kept!r}>"
 
     def name(self, inference_request: InferenceRequest, version: str) -> AnswerKey | None:
-        """What the request's answer is kept under; None where it may differ from one time to the next."""
+        """Return the cache key of the request, or None if its answer may differ from one run to the next."""
         if not is_greedy(inference_request.body, inference_request.path):
             return None
         ceiling = ",".join(f"{name}={value}" for name, value in inference_request.ceiling.headers())
-        entry = inference_request.entry  # its name is in the answer; in the body only where the URL has none
+        # the model's name is part of the answer, but the body has it only if the URL does not
+        entry = inference_request.entry
         named = (inference_request.path, entry.tenant, entry.model, version, ceiling)
         what = [*(each.encode() for each in named), inference_request.body]
         return derive_answer_key(self._secret, inference_request.account.principal.tenant, None, what)
 
     async def find(self, what: AnswerKey) -> tuple[StoredResponse, float] | None:
-        """What is kept, whole, and for how many seconds it has been."""
+        """Return the cached response and its age in seconds, or None."""
         found = await self.kept.find(what)
         content = None if found is None else self._sealer.open(what, found.sealed)
         return None if found is None or content is None else (content, found.age_s)
 
     def put(self, what: AnswerKey, content: StoredResponse) -> None:
-        """Keep it soon, where it is not too large. The request that it is of does not wait for that."""
+        """Store the response in a background task, unless it is too large. The request does not wait for it."""
         if len(content.body) <= self.answer_bytes:
             self._errands.start(self.kept.publish(what, None, self._sealer.seal(what, content)), PUT_S)
 
 
 class ResponseCache:
-    """Used on one event loop. `answers` may be shared by activators. Those that a ladder may give are each one's own:
-    they are for when things are away.
+    """The response cache. Use from one event loop. Activators may share `answers`. Answers for degradation are always
+    local, because they serve when other parts are away.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class ResponseCache:
     ) -> None:
         self._answers = SealedAnswerStore(secret, limits, answers, background_tasks)
         last = LocalAnswerStore(replace(limits, ttl_s=MAX_CACHED_AGE_S))
-        self.last = SealedAnswerStore(secret, limits, last, background_tasks)  # of models whose ladder gives it again
+        # for degradation policies with a `cached` step
+        self.last = SealedAnswerStore(secret, limits, last, background_tasks)
         self._asked = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
         )
@@ -99,7 +101,9 @@ class ResponseCache:
         return f"<ResponseCache {self._answers!r} last={self.last!r}>"
 
     def open(self, inference_request: InferenceRequest, version: str) -> "CacheableRequest | None":
-        """For a request that allows it, and whose answer may be kept. Raises Refused(InvalidRequest)."""
+        """Return a `CacheableRequest` if the request allows caching and its answer may be cached, else None. Raises
+        Refused(InvalidRequest).
+        """
         value = inference_request.exchange.header(HEADER)
         if value is None:
             return None
@@ -112,7 +116,7 @@ class ResponseCache:
         return CacheableRequest(self._answers, what, self._found)
 
     async def run(self) -> None:
-        """Forget what has ended, also while nobody asks."""
+        """Drop expired answers periodically until cancelled."""
         await run_every(TEND_S, self._tend)
 
     async def _tend(self) -> None:
@@ -127,12 +131,12 @@ class ResponseCache:
 
 
 class CacheableRequest:
-    """One request that may be answered out of what is kept, or adds to it."""
+    """A request that is answered from the cache, or whose response is added to it."""
 
     def __init__(
         self, answers: SealedAnswerStore, what: AnswerKey, tell: Callable[[bool], None] = lambda _: None
     ) -> None:
-        """`tell` is told whether something was found, by who asks for the cache."""
+        """`tell` is called with whether a cached answer was found."""
         self._answers = answers
         self._what = what
         self._tell = tell
@@ -145,7 +149,9 @@ class CacheableRequest:
     async def try_answer(
         self, exchange: Exchange, inference_request: InferenceRequest, client_response: ClientResponse
     ) -> bool:
-        """Whether it was answered; otherwise what goes to the client is overheard. Raises Refused, ClientGone."""
+        """Answer from the cache and return True. Otherwise record the response for `keep` and return False. Raises
+        Refused, ClientGone.
+        """
         found = await self._answers.find(self._what)
         self._tell(found is not None)
         if found is None:
@@ -161,7 +167,9 @@ class CacheableRequest:
     async def try_old_answer(
         self, inference_request: InferenceRequest, client_response: ClientResponse, within_s: float
     ) -> bool:
-        """Whether it was answered by what is at most so old: a step of a ladder. Raises as `try_answer`."""
+        """Answer from the cache if the answer is at most `within_s` old: a degradation step. Return whether it was
+        answered. Raises as `try_answer`.
+        """
         found = await self._answers.find(self._what)
         if found is None or found[1] > within_s:
             return False
@@ -182,18 +190,20 @@ class CacheableRequest:
         return True
 
     def record_response(self, exchange: Exchange, marks: Headers) -> None:
-        """From now on, for `keep`; the head has those lines, too."""
+        """Record the response for `keep` from now on, and add the headers `marks` to it."""
         exchange.tap_response(self._record_message, marks)
 
     def keep(self, inference_request: InferenceRequest) -> None:
-        """After the end: keep a right answer."""
+        """Store the recorded response, if it is complete and correct. Call it after the response has ended."""
         account = inference_request.account
         if self._is_whole and account.is_repeatable and self._status == 200:
             content = StoredResponse(account.request_id, self._status, self._headers, b"".join(self._parts))
             self._answers.put(self._what, content)
 
     def _hold_capacity(self, content: StoredResponse, inference_request: InferenceRequest) -> CapacityPermit:
-        """Return a block that holds room for the answer, all of which is held until a slow client has it."""
+        """Return a block that counts the answer's bytes, because all of them stay in memory until a slow client has
+        read them.
+        """
         return self._answers.capacity.take(inference_request.account.principal.tenant, len(content.body))
 
     def _record_message(self, message: Message) -> None:

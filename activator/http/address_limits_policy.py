@@ -1,8 +1,8 @@
-"""What one address may cost before anybody has shown a key: connections at once, and how often it may ask.
+"""Limit what one address may use before it has shown a key: open connections, and requests per second.
 
-The rate is a token bucket per source. A connection costs as much as a request, as its handshake costs us more. Sources
-are bounded in number: the one that passed longest ago is forgotten, which only makes it cheaper for that one. Addresses
-of one's own load balancers stand for many callers and are not counted.
+The rate is a token bucket per source. A new connection costs as much as a request, because its handshake costs us more.
+The number of sources is bounded. The least recently admitted source is forgotten first, which only gives it a fresh
+bucket. The operator's own load balancers (`trusted`) stand for many callers, so they are not counted.
 """
 
 import ipaddress
@@ -14,33 +14,33 @@ from kelvin.contracts.token_bucket import TokenBucket
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-HEAD_BYTES_PER_BODY_BYTE = 16  # a chunk of one byte takes six
+HEAD_BYTES_PER_BODY_BYTE = 16  # a chunk of one byte has six bytes of framing
 
 
 @dataclass(frozen=True, slots=True)
 class AddressLimits:
-    """Of one source: an IPv4 address or an IPv6 /64."""
+    """Limits of one source: an IPv4 address or an IPv6 /64."""
 
     connections: int
     rate: float  # requests and connections a second
     trusted: tuple[Network, ...] = ()
-    burst_s: float = 2.0  # that many seconds' worth may come at once
+    burst_s: float = 2.0  # seconds of `rate` that may arrive at once
     sources: int = 16_384
 
 
 class AddressLimiter:
-    """All sources. Times are seconds of one clock that never steps back."""
+    """Connection counts and token buckets of all sources. Times are seconds of one monotonic clock."""
 
     def __init__(self, limits: AddressLimits) -> None:
         self.limits = limits
         self._open: dict[str, int] = {}
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that passed last comes last
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # least recently admitted first
 
     def __repr__(self) -> str:
         return f"<AddressLimiter connected={len(self._open)} known={len(self._buckets)}>"
 
     def source(self, address: str) -> str | None:
-        """Who is counted; None for one of our own."""
+        """Return the source that this address counts for, or None for a trusted network."""
         try:
             parsed = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
@@ -51,7 +51,7 @@ class AddressLimiter:
         return source_of(address)
 
     def try_open(self, source: str, now_s: float) -> bool:
-        """Take a place and a request's worth for a connection; False where either is used up."""
+        """Count a new connection and charge it as one request. Return False if either limit is reached."""
         count = self._open.get(source, 0)
         if count >= self.limits.connections or self.check_request_rate(source, now_s) is not None:
             return False
@@ -59,13 +59,13 @@ class AddressLimiter:
         return True
 
     def closed(self, source: str) -> None:
-        """Give the place back."""
+        """Record that a counted connection has closed."""
         left = self._open.pop(source) - 1
         if left:
             self._open[source] = left
 
     def check_request_rate(self, source: str, now_s: float) -> float | None:
-        """Count a request. None where it may pass; otherwise the seconds after which one may, and it is not counted."""
+        """Count a request and return None, or return the seconds to wait. A request that must wait is not counted."""
         rate = self.limits.rate
         bucket = self._buckets.get(source) or TokenBucket()
         if wait_s := bucket.wait_s(1, rate * self.limits.burst_s, 1 / rate, now_s):
@@ -78,26 +78,25 @@ class AddressLimiter:
         return None
 
     def check_integrity(self) -> None:
-        """Bounds hold."""
+        """Assert that connection counts and the number of sources are within their limits."""
         assert all(0 < count <= self.limits.connections for count in self._open.values())
         assert len(self._buckets) <= self.limits.sources
 
 
 def is_slow(nbytes: int, window_s: float, rate: float) -> bool:
-    """Whether a body of which so much came in a window is slower than `rate` bytes/s."""
+    """Return whether a body that sent `nbytes` in `window_s` is slower than `rate` bytes/s."""
     return nbytes < rate * window_s
 
 
 def is_padded(raw_bytes: int, body_bytes: int, head_bytes: int) -> bool:
-    """Whether what frames a body (chunk sizes, extensions, trailers) is out of all proportion to it.
-
-    Extensions may be as long as a sender likes, and no limit of the body sees them (RFC 9112, 7.1.1: limit them).
+    """Return whether the framing of a body (chunk sizes, extensions, trailers) is out of proportion to the body. Chunk
+    extensions may have any length, and the body limit does not count them (RFC 9112, 7.1.1: limit them).
     """
     return raw_bytes > head_bytes + HEAD_BYTES_PER_BODY_BYTE * body_bytes
 
 
 def networks(text: str) -> tuple[Network, ...]:
-    """Networks in CIDR, separated by commas; `none` for none. Raises ValueError."""
+    """Parse comma-separated CIDR networks; `none` means an empty tuple. Raises ValueError."""
     if text == "none":
         return ()
     return tuple(ipaddress.ip_network(part.strip()) for part in text.split(","))

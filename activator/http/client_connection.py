@@ -1,6 +1,5 @@
-"""A client's connection: the sockets, what they have taken, whether the client is there, and how long it may idle.
-
-Puts itself into the scope as the extension `kelvin.connection`. HTTP/1.1 is `edge_http`'s.
+"""A client's connection: its sockets, what they have accepted, whether the client is connected, and the idle timeout.
+The connection is in the ASGI scope as the extension `kelvin.connection`. `http1_protocol.py` adds HTTP/1.1.
 """
 
 import asyncio
@@ -20,10 +19,10 @@ EXTENSION: Final = "kelvin.connection"
 
 
 class ClientConnection(asyncio.Protocol):
-    """From the end of its TLS handshake on. A base and no part, so that no frame is on the way of each write."""
+    """A client connection after its TLS handshake. HTTP inherits from it: a delegate would cost a call per write."""
 
-    raw: asyncio.Transport  # below TLS; set by the edge, as the next
-    source: str | None  # whom the connection counts for; None: one of our own
+    raw: asyncio.Transport  # below TLS; `transports.py` sets it, and `source`
+    source: str | None  # what the address limits count; None: a trusted address
 
     def __init__(
         self, listener_state: ListenerState, config: Config, server_state: ServerState, loop: asyncio.AbstractEventLoop
@@ -37,7 +36,7 @@ class ClientConnection(asyncio.Protocol):
         self._limits = listener_state.limits
         self._is_open = False
         self.is_full = False
-        self._taken = asyncio.Event()  # set each time that something left, and when the client goes
+        self._taken = asyncio.Event()  # set when data was sent, or the client left
         self._gone: Callable[[], None] | None = None
         self._idle_s = listener_state.limits.idle_s
         self._idle_since_s: float | None = None
@@ -45,26 +44,26 @@ class ClientConnection(asyncio.Protocol):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """The server ends: finish what is under way."""
+        """Close after the running request has finished, because the server ends."""
 
     @abstractmethod
     def _on_idle(self) -> None:
-        """Nothing was asked for as long as may be."""
+        """Handle a connection that sent no request within the idle timeout."""
 
     def unaccepted(self) -> int:
-        """Bytes of what was sent that the client-side socket has not taken."""
+        """Return the sent bytes that the client-side socket has not accepted yet."""
         return self.raw.get_write_buffer_size() + self._transport.get_write_buffer_size()
 
     def is_connected(self) -> bool:
-        """Whether the client can be told anything more."""
+        """Return whether the client can still receive data."""
         return self._is_open and not self._transport.is_closing()
 
     def is_accepted(self) -> bool:
-        """Whether the socket has taken all of the answer so far, and the client is there."""
+        """Return whether the socket has accepted the whole response so far, and the client is still connected."""
         return self.unaccepted() == 0 and self.is_connected()
 
     async def accepted(self) -> bool:
-        """Wait until it has; False where the client has gone."""
+        """Wait until the socket has accepted everything. Return False if the client left."""
         while self.is_connected():
             if self.is_accepted():
                 return True
@@ -73,24 +72,24 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` once if the client goes before the answer is complete, or has gone already."""
+        """Call `gone` once if the client leaves before its response is complete, or has left already."""
         self._gone = gone
         if not self._is_open:
             self._loop.call_soon(lambda: self._client_left(is_answered=False))
 
     def unwatch(self, gone: Callable[[], None] | None = None) -> None:
-        """The request is over, or nobody needs to be told; with `gone` that one, and not who watches by now."""
+        """Stop watching. With `gone`, do nothing if another callback has replaced it."""
         if gone is None or gone == self._gone:
             self._gone = None
 
     def _client_left(self, *, is_answered: bool) -> None:
-        """The client has gone; who watches is told unless it had all."""
+        """Call the watcher, unless the client has its whole response."""
         gone, self._gone = self._gone, None
         if gone is not None and not is_answered:
             gone()
 
     def _serve(self, cycle: RequestResponseCycle) -> None:
-        """Have the request served as soon as it may begin."""
+        """Serve the request as soon as the request starter allows it."""
         self._listener_state.request_starter.enter(_PendingRequest(self, cycle))
 
     def begin(self, cycle: RequestResponseCycle) -> None:
@@ -98,18 +97,18 @@ class ClientConnection(asyncio.Protocol):
         self._server.tasks.add(self._loop.create_task(cycle.run(self._app)))
 
     def refuse(self, cycle: RequestResponseCycle) -> None:
-        """Answer what nothing behind the edge has seen: the drain's time is over."""
+        """Answer 503 here: the drain is over, so the application does not see this request."""
         over = Unavailable("this activator")
         self._listener_state.metrics.refused(over)
         cycle.refuse(over)
 
     def task_ended(self) -> None:
-        """The task that served a request ends."""
+        """Forget the current task. It calls this itself when its request is served."""
         task = asyncio.current_task(self._loop)
         assert task is not None
         self._server.tasks.discard(task)
 
-    # What the transports tell.
+    # Called by the transports.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -135,27 +134,27 @@ class ClientConnection(asyncio.Protocol):
         self.raw_drained()
 
     def raw_drained(self) -> None:
-        """The raw socket took what it had."""
+        """Wake the tasks that wait for delivery if TLS and the raw socket have sent everything."""
         if self._is_open and self.unaccepted() == 0:
             self._taken.set()
 
-    # How long it may be idle.
+    # Idle timeout.
 
     def _idle_from_now(self) -> None:
-        """Until something is asked; that only notes that it came."""
+        """Start the idle timeout. A new request only clears `_idle_since_s`; the timer keeps running."""
         self._idle_since_s = self._loop.time()
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(self._idle_s, self._judge_idle)
 
     def _lame_duck(self) -> None:
-        """From now on it may be idle for less."""
+        """Shorten the idle timeout, because another process has taken over the listener."""
         self._idle_s = self._limits.lame_duck_s
         if self._idle_since_s is not None:
             self._stop_idle_timer()
             self._idle_from_now()
 
     def _judge_idle(self) -> None:
-        """One timer goes on for as long as the connection lives."""
+        """Report an idle connection, or rearm the timer. A connection has one timer for all its requests."""
         self._idle_timer = None
         if self._idle_since_s is None or self._transport.is_closing():
             return
@@ -172,7 +171,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 class _PendingRequest:
-    """A request before its task; see gate.PendingRequest."""
+    """A request whose task has not started. Implements `listener_state.PendingRequest`."""
 
     __slots__ = ("_connection", "_cycle")
 
@@ -199,10 +198,10 @@ class _PendingRequest:
 
 
 class BodyRateMonitor:
-    """How the bodies of one connection come: how they are framed, and whether slower than a body may while nobody but
-    its sender holds it up. What is slow or padded is `address_limits_policy`'s to say.
+    """Watch how the bodies of one connection arrive: their framing, and whether they are too slow.
 
-    `is_held`: whether we, and not the client, hold it up just now; `is_late` is called once a window was too slow.
+    `address_limits_policy.py` defines "slow" and "padded". `is_held` returns whether we hold up the body ourselves;
+    such a window does not count as slow. `is_late` is called after a window that was too slow.
     """
 
     def __init__(
@@ -216,42 +215,42 @@ class BodyRateMonitor:
         self._loop = loop
         self._is_held = is_held
         self._is_late = is_late
-        self._raw_bytes = 0  # with what frames it
+        self._raw_bytes = 0  # including the framing
         self._bytes = 0
-        self._before = 0  # of these, before the window that is timed
+        self._before = 0  # `_bytes` at the start of the current window
         self._was_held = False
         self._timer: asyncio.TimerHandle | None = None
 
     def read(self, nbytes: int) -> None:
-        """So much was read behind the head."""
+        """Count bytes read after the head, framing included."""
         self._raw_bytes += nbytes
 
     def record_body_bytes(self, nbytes: int) -> None:
-        """So much of it was the body."""
+        """Count bytes of the body itself."""
         self._bytes += nbytes
         self._was_held = self._was_held or self._is_held()
 
     @property
     def is_padded(self) -> bool:
-        """Whether its frames are out of all proportion to it."""
+        """Whether the framing is out of proportion to the body."""
         return is_padded(self._raw_bytes, self._bytes, self._limits.head_bytes)
 
     def watch(self) -> None:
-        """It is not whole yet: from now on windows are timed."""
+        """Start a timed window if none is running. The body is not complete yet."""
         if self._timer is None:
             self._before = self._bytes
             self._was_held = self._is_held()
             self._timer = self._loop.call_later(self._limits.head_s, self._judge)
 
     def stop(self) -> None:
-        """It is whole, or nobody waits for it: the next one begins anew."""
+        """Reset for the next body: this one is complete, or it is not needed any more."""
         self._raw_bytes = self._bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _judge(self) -> None:
-        """A window has passed."""
+        """Check the window that has just ended."""
         self._timer = None
         if self._was_held or not is_slow(self._bytes - self._before, self._limits.head_s, self._limits.body_rate):
             self.watch()

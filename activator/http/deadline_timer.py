@@ -1,6 +1,7 @@
-"""The time of a request, of one after another on a connection: a timer that goes on, and looks whether it is time.
+"""One deadline timer per connection, reused by its requests.
 
-A timer of each request's own would be made and ended some thousand times a second, and hardly ever ring.
+Requests arrive thousands of times per second and their deadlines hardly ever pass. A timer per request would be created
+and cancelled each time. This timer keeps running and checks the current deadline when it fires.
 """
 
 import asyncio
@@ -8,13 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-TICK_S: Final = 0.001  # what a loop's timers count in: one that is rounded down would ring too early
+TICK_S: Final = 0.001  # a loop timer's resolution: a timer that is rounded down would fire early
 
 
 class DeadlineTimer:
-    """Rings once for each `set`, never early; late by two ticks at the most, and by what the loop is late itself.
-
-    With `is_persistent` its timer outlives what it was set for, until it rings or `close`.
+    """Calls back once for each `set`, never early, and at most two ticks late plus the delay of the event loop. With
+    `is_persistent` the loop timer outlives its deadline, until it fires or `close` is called.
     """
 
     __slots__ = ("_at_s", "_call", "_due_s", "_is_persistent", "_timer")
@@ -29,17 +29,17 @@ class DeadlineTimer:
         return f"<DeadlineTimer set={self._call is not None} timed={self._timer is not None}>"
 
     def set(self, at_s: float, call: Callable[[], None]) -> None:
-        """Call it then (monotonic), unless it is cleared before, or set for another time."""
+        """Call `call` at `at_s` (monotonic seconds), unless it is cleared or replaced before."""
         self._at_s, self._call = at_s, call
         if self._timer is None or at_s < self._due_s:
             self._schedule()
 
     def extend_to(self, at_s: float) -> None:
-        """What it is set for, if anything, is called no sooner than then."""
+        """Move the deadline to `at_s` at the earliest."""
         self._at_s = max(self._at_s, at_s)
 
     def clear(self, call: Callable[[], None]) -> None:
-        """It is not called. Nothing where it is set for another by now: the next request, as this one's task ends."""
+        """Drop the callback. Do nothing if the next request has already set another one."""
         if self._call != call:
             return
         self._call = None
@@ -47,7 +47,7 @@ class DeadlineTimer:
             self._stop()
 
     def close(self) -> None:
-        """What it is set for now is the last."""
+        """Accept no deadline after the current one."""
         self._is_persistent = False
         if self._call is None:
             self._stop()

@@ -1,4 +1,4 @@
-"""How a refusal looks to a caller: the form belongs to the path. Sent through an exchange, or as bare HTTP/1.1."""
+"""Render a failure for a caller. The path decides the format. Failures go through an exchange, or as bare HTTP/1.1."""
 
 from http import HTTPStatus
 from typing import Final
@@ -26,23 +26,28 @@ _MALFORMED: Final = (
 
 
 def render_error(failure: Failure, path: bytes, request_id: str) -> tuple[int, bytes, bytes, Headers]:
-    """Status, content type, body and further headers, but for the one that names the request.
+    """Return status, content type, body and headers of a failure, without the header that names the request.
 
-    Problem details below the inner APIs, the Open Inference Protocol's form below its own, also where there is no such
-    route; OpenAI's shape for everything else.
+    1. `/admin/` and `/push/`: problem details.
+    2. Paths of the Open Inference Protocol, also unknown ones: the protocol's own format.
+    3. Everything else: OpenAI's format.
     """
     status = failure.status
     headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    # (1)
     if path.startswith((b"/admin/", b"/push/")):
         return status, PROBLEM_CONTENT_TYPE.encode(), problem_details(failure), headers
+    # (2) (3)
     form = open_inference_error if speaks_open_inference(path) else openai_error
     return status, OPENAI_CONTENT_TYPE.encode(), form(failure, request_id), headers
 
 
 def closing_response(failure: Failure, path: bytes, request_id: str) -> bytes:
-    """The whole answer to a request that nothing behind the edge has seen; the connection ends with it."""
+    """Return a complete HTTP/1.1 error response that closes the connection, for a request refused before the
+    application.
+    """
     status, kind, body, headers = render_error(failure, path, request_id)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(),
@@ -56,10 +61,10 @@ def closing_response(failure: Failure, path: bytes, request_id: str) -> bytes:
 
 
 def head_too_large_response(request_id: str) -> bytes:
-    """As `closing_response`, of a head that is not looked at."""
+    """Return a complete 431 response that closes the connection. The head was not parsed."""
     return _TOO_LARGE % request_id.encode()
 
 
 def malformed(why: bytes, request_id: str) -> bytes:
-    """As `closing_response`, of what is no request."""
+    """Return a complete 400 response that closes the connection, for bytes that are no valid request."""
     return _MALFORMED % (request_id.encode(), len(why), why)

@@ -1,4 +1,4 @@
-"""One request as it arrived, and the way of its response to the client's socket. Other modules decide what it says."""
+"""One request as it arrived, and its response on the way to the client's socket. `api/` decides the content."""
 
 import asyncio
 import copy
@@ -24,40 +24,40 @@ from kelvin.contracts.traffic_errors import DeadlineExceeded
 Headers = list[tuple[bytes, bytes]]
 
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
-_PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]  # the library's base32 is a slow loop
-_OF_BYTE: Final = (_DIGITS * 8).encode()  # what `translate` makes of a byte: a digit of five bits of it
-_LAST: Final = (_DIGITS[::4] * 32).encode()  # of three
-_CHANCE: Final = 15  # digits before the last
-ARRIVED: Final = "kelvin.arrived"  # of a scope: when its head was whole, by both clocks
-NAMED: Final = "kelvin.request_id"  # of a scope: the request's id in its response
+_PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]  # base64.b32hexencode is a slow loop
+_OF_BYTE: Final = (_DIGITS * 8).encode()  # `translate` table: a byte to a digit of five of its bits
+_LAST: Final = (_DIGITS[::4] * 32).encode()  # the same for three bits
+_CHANCE: Final = 15  # random digits before the last one
+ARRIVED: Final = "kelvin.arrived"  # scope key: arrival time of the complete head, by both clocks
+NAMED: Final = "kelvin.request_id"  # scope key: the request id
 # We read one value of each of these, as of every `x-kelvin-` header. Another reader might choose the other value.
 _ONCE_ONLY: Final = frozenset((b"authorization", b"content-encoding", b"content-length", b"content-type"))
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class ClientGone(Exception):
-    """The client left, or took nothing for too long."""
+    """The client disconnected, or accepted no data for too long."""
 
 
 class Connection(Protocol):
-    """The client's connection, as the edge puts it into the scope."""
+    """The client's connection, as the HTTP protocol puts it into the scope."""
 
-    alarm: DeadlineTimer  # of the request that is under way
+    alarm: DeadlineTimer  # deadline of the running request
 
     def unaccepted(self) -> int:
-        """Bytes that the socket has not taken."""
+        """Return the sent bytes that the socket has not accepted."""
         ...
 
     def is_accepted(self) -> bool:
-        """Whether the socket has taken everything, and the client is there."""
+        """Return whether the socket has accepted everything, and the client is still connected."""
         ...
 
     async def accepted(self) -> bool:
-        """Wait until it has; False where the client has gone."""
+        """Wait until the socket has accepted everything. Return False if the client left."""
         ...
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call `gone` once if the client goes, or has gone already; never before this returns."""
+        """Call `gone` once if the client leaves, or has left already; never before this returns."""
         ...
 
     def try_body(self) -> bytes | None:
@@ -65,7 +65,7 @@ class Connection(Protocol):
         ...
 
     def body_is_read(self) -> None:
-        """Notice at once from now on if the client disconnects."""
+        """Detect a disconnect at once from now on."""
         ...
 
     def unwatch(self, gone: Callable[[], None] | None = None) -> None:
@@ -73,22 +73,24 @@ class Connection(Protocol):
         ...
 
     def abort(self) -> None:
-        """End the connection now. Data that waits to be sent is lost."""
+        """Close the connection now. Unsent data is lost."""
         ...
 
 
 def now_us() -> int:
-    """Return monotonic microseconds."""
+    """Return the monotonic time in microseconds."""
     return time.monotonic_ns() // 1000
 
 
 def arrival() -> tuple[int, int]:
-    """Return the current time in microseconds: monotonic, and of the wall clock."""
+    """Return the current time in microseconds: monotonic, and wall clock."""
     return time.monotonic_ns() // 1000, time.time_ns() // 1000
 
 
 def _draw() -> Iterator[str]:
-    """Yield 78 random bits at a time, read from the system 256 times ahead. Not thread-safe, nor safe to fork."""
+    """Yield 16 base32 digits of 78 random bits, read from the system 256 at a time. Not thread-safe, nor safe after
+    fork.
+    """
     while True:
         drawn, last = os.urandom(256 * _CHANCE).translate(_OF_BYTE).decode(), os.urandom(256).translate(_LAST).decode()
         for at, digit in enumerate(last):
@@ -99,7 +101,9 @@ _chances: Final = _draw()
 
 
 def new_request_id() -> str:
-    """`req_` and 26 characters that sort by time: 48 bits of milliseconds, 78 of chance (RFC 4648 base32hex)."""
+    """Return `req_` and 26 base32hex characters (RFC 4648) that sort by time: 48 bits of milliseconds, 78
+    random bits.
+    """
     high, pairs = time.time_ns() // 1_000_000 << 2, _PAIRS
     return (
         f"req_{pairs[high >> 40]}{pairs[high >> 30 & 1023]}{pairs[high >> 20 & 1023]}{pairs[high >> 10 & 1023]}"
@@ -109,20 +113,20 @@ def new_request_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may cost: bytes of its body, seconds of its parts, and how many run at once."""
+    """Limits of one request: bytes of its body, seconds of its phases, and concurrent requests."""
 
     body_bytes: int
-    body_bytes_in_all: int  # of all requests inside
-    upload_bytes: int  # of /admin and /push, streamed through
+    body_bytes_in_all: int  # of all running requests together
+    upload_bytes: int  # for /admin and /push, which are streamed through
     body_s: float
     deadline_s: float
-    stall_s: float  # a client that takes nothing for so long is cut; beyond 30 s its replica cuts it first
+    stall_s: float  # a client that accepts no data for so long is cut; above 30 s the replica cuts it first
     requests: int
-    hold_s: float = 1.0  # how long a failure may still have its true status
+    hold_s: float = 1.0  # the response head is held back so long, so that a failure can have its own status
 
 
 class Exchange:
-    """One request and its response, used by one task. Each write returns when the client's socket has taken it."""
+    """One request and its response, used by one task. Each write returns when the client's socket has accepted it."""
 
     __slots__ = (
         "_more",
@@ -150,7 +154,7 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, connection: Connection, stall_s: float) -> None:
-        self.arrived_us, self.arrived_at_us = scope[ARRIVED]  # the latter by the wall clock
+        self.arrived_us, self.arrived_at_us = scope[ARRIVED]  # monotonic, wall clock
         self._receive = receive
         self._send = send
         self._stall_s = stall_s
@@ -165,13 +169,13 @@ class Exchange:
         self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
         host = first.get(b"host")
         self.hosts = [] if host is None else [host]
-        if self._repeats:  # else no loop over all headers
+        if self._repeats:  # otherwise skip the loop over all headers
             self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id: str = scope[NAMED]
-        self.base_headers: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
+        self.base_headers: Headers = [(b"x-request-id", self.request_id.encode())]  # in every response
         self.rates: Headers = []  # the tenant's limits per minute, and what `tap_response` adds
         own = first.get(b"x-request-id")
-        self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's name for it
+        self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's own id of the request
         if self.own_id is not None:
             self.base_headers.append((b"x-client-request-id", self.own_id))
         self.started = False
@@ -179,16 +183,15 @@ class Exchange:
         if b"traceparent" in first:
             given = [value for name, value in self.headers if name == b"traceparent"]
             self.caller = parse(given[0]) if len(given) == 1 else None  # several count as none
-        self.peer: str = (scope.get("client") or ("",))[0]  # the socket's: what headers claim is not looked at
-        self.closes_connection = False  # whether the connection ends with this answer
+        self.peer: str = (scope.get("client") or ("",))[0]  # the socket's address; forwarding headers are ignored
+        self.closes_connection = False  # whether the connection closes after this response
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.method} {self.path[:60]!r}>"
 
     def with_destination(self, send: Send, connection: Connection) -> "Exchange":
-        """Return the same request with another destination for its response. Its body must have been read.
-
-        The destination adds the headers that name the caller.
+        """Return the same request with another destination for its response. Its body must have been read. The
+        destination adds the headers that belong to one caller.
         """
         other = copy.copy(self)
         other._send, other.connection = send, connection
@@ -196,7 +199,7 @@ class Exchange:
         return other
 
     def check_headers(self) -> None:
-        """Refuse what could be read in two ways, and end the connection. Raises Refused(InvalidRequest)."""
+        """Refuse headers that can be read in two ways, and close the connection. Raises Refused(InvalidRequest)."""
         failure = None
         coding = self.header(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
@@ -211,7 +214,6 @@ class Exchange:
 
     def deadline(self, seconds: float) -> Deadline:
         """Return the earlier of the client's deadline (`x-kelvin-deadline-ms`) and `seconds` after the request arrived.
-
         Raises Refused(InvalidRequest).
         """
         raw = self.header(b"x-kelvin-deadline-ms")
@@ -222,7 +224,7 @@ class Exchange:
         return Deadline.after(seconds, self.arrived_us / 1e6)
 
     def tap_response(self, ear: Callable[[Message], None], marks: Headers) -> None:
-        """Call `ear` with each message before it is sent. Add `marks` to the headers of the response."""
+        """Call `ear` with each message before it is sent, and add the headers `marks` to the response."""
         send = self._send
         self.rates = [*(line for line in self.rates if line not in marks), *marks]
 
@@ -234,8 +236,7 @@ class Exchange:
 
     async def read_body(self, limit_bytes: int, within_s: float, unread: SharedCapacity, tenant: str) -> bytes:
         """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread` meanwhile.
-
-        Raises Refused: BodyTooLarge, DeadlineExceeded, Overloaded; ClientGone.
+        Raises Refused(BodyTooLarge | DeadlineExceeded | Overloaded), ClientGone.
         """
         body = self.connection.try_body() if self._more else b""
         if body is None:
@@ -246,7 +247,7 @@ class Exchange:
                         return await self._parts(limit_bytes)
                 except TimeoutError:
                     raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
-        self._more = False  # nothing was waited for
+        self._more = False
         if len(body) > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
         return body
@@ -276,7 +277,7 @@ class Exchange:
         return body
 
     def body_bound(self, limit_bytes: int) -> int:
-        """Return the most bytes that the body can have. Raises as `check_length`."""
+        """Return an upper bound of the body's length in bytes. Raises as `check_length`."""
         self.check_length(limit_bytes)
         length = self.header(b"content-length")
         return (limit_bytes if self._more else 0) if length is None else int(length)
@@ -287,7 +288,7 @@ class Exchange:
         return self._more
 
     def check_length(self, limit_bytes: int) -> None:
-        """Refuse a body by its Content-Length. Raises Refused: BodyTooLarge, InvalidRequest."""
+        """Refuse a body by its Content-Length. Raises Refused(BodyTooLarge | InvalidRequest)."""
         length = self.header(b"content-length")
         if length is None:
             return
@@ -297,19 +298,20 @@ class Exchange:
             raise Refused(BodyTooLarge(limit_bytes))
 
     def shield_from_disconnect(self, within_s: float) -> None:
-        """Finish the request even if the client leaves. It gets at least `within_s` more seconds."""
+        """Finish the request even if the client leaves. Extend its deadline to at least `within_s` from now."""
         self.connection.unwatch()
         self.connection.alarm.extend_to(time.monotonic() + within_s)
 
     def cancel_on_disconnect(self, within_s: float | None = None) -> "ClientCancelScope":
-        """Return a context manager that cancels its block if the client leaves or the time is over.
-
-        The block raises ClientGone or TimeoutError then.
+        """Return a context manager that cancels its block when the client leaves or the time is over. The block then
+        raises ClientGone or TimeoutError.
         """
         return ClientCancelScope(self.connection, within_s)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Awaitable[None]:
-        """Send the head of the response. The connection closes after it if a part of the body was not read."""
+        """Send the head of the response. The connection closes after the response if the request's body was not read to
+        its end.
+        """
         self.started = True
         closing: Headers = [(b"connection", b"close")] if self._more or self.closes_connection else []
         return self._send(
@@ -321,7 +323,7 @@ class Exchange:
         )
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of the body. Returns once the socket has taken it. Raises ClientGone."""
+        """Send a piece of the body. Returns once the socket has accepted it. Raises ClientGone."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         await self.delivered()
 
@@ -330,7 +332,9 @@ class Exchange:
         return self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def delivered(self) -> None:
-        """Wait until the socket has taken everything. Raises ClientGone, also if the client reads nothing for long."""
+        """Wait until the socket has accepted everything. Raises ClientGone, also if the client reads nothing for
+        `stall_s`.
+        """
         if self.connection.is_accepted():
             return
         try:
@@ -349,9 +353,8 @@ class Exchange:
 
 
 class ClientCancelScope:
-    """A block that ends when the client leaves or its time is over: one watcher and one timer, whatever it waits for.
-
-    Both cancel its task, as `asyncio.timeout` does. A cancellation from elsewhere passes through.
+    """A block that is cancelled when the client leaves or its time is over. It needs one watcher and one timer in
+    total. Both cancel the task as `asyncio.timeout` does. A cancellation from elsewhere passes through.
     """
 
     __slots__ = ("_asked", "_before", "_connection", "_is_left", "_task", "_within_s")
@@ -359,7 +362,7 @@ class ClientCancelScope:
     def __init__(self, connection: Connection, within_s: float | None) -> None:
         self._connection = connection
         self._within_s = within_s
-        self._asked = 0  # cancellations that are ours
+        self._asked = 0  # cancellations requested by this scope
         self._is_left = False
 
     def __enter__(self) -> asyncio.Task[object]:

@@ -1,8 +1,8 @@
-"""What a key that is not good costs the one who shows it. A good key is never asked about: see design note 9.
+"""Slow down a source that shows bad keys. Requests with a good key are never delayed: see design note 9.
 
-Per source a token bucket: up to `burst` in a row cost nothing (somebody pasted the wrong key); each
-one beyond is held back before it is answered, twice as long as the one before, up to `longest_s`. Sources are bounded
-in number: the one that was quiet for longest is forgotten, which only makes it cheaper for that one.
+Each source has a token bucket. Up to `burst` failures in a row cost nothing, since users paste wrong keys. Each further
+failure is answered late, and each delay is twice the one before, up to `longest_s`. The number of sources is bounded.
+The source with the oldest failure is forgotten first, which only gives it a fresh bucket.
 """
 
 import ipaddress
@@ -14,33 +14,33 @@ from kelvin.contracts.token_bucket import TokenBucket
 
 @dataclass(frozen=True, slots=True)
 class FailedAuthLimits:
-    """Failures and seconds."""
+    """Limits for failed authentication. Counts are failures, times are seconds."""
 
     burst: int = 20
-    leak_s: float = 3.0  # for one failure to be forgotten
+    leak_s: float = 3.0  # until one failure is forgotten
     first_s: float = 0.1
     longest_s: float = 5.0
-    beyond: int = 20  # failures over the burst that are counted at most: after a flood the source recovers
+    beyond: int = 20  # bound on counted failures above the burst, so that a source recovers after a flood
     sources: int = 4096
-    held: int = 1024  # answers held back at once, of all sources
+    held: int = 1024  # responses delayed at once, all sources
     held_of_one: int = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Hold the answer for `hold_s`, and say that another failure is free after `retry_after_s`."""
+    """Delay the response by `hold_s`, and report that another failure is free after `retry_after_s`."""
 
     hold_s: float
     retry_after_s: float
-    is_first: bool  # the source has just used up its burst
+    is_first: bool  # this failure is the first above the burst
 
 
 class FailedAuthLimiter:
-    """All sources' buckets. Times are seconds of one clock that never steps back."""
+    """Failure buckets of all sources. Times are seconds of one monotonic clock."""
 
     def __init__(self, limits: FailedAuthLimits | None = None) -> None:
         self.limits = limits or FailedAuthLimits()
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that failed last comes last
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # oldest failure first
         self._held: dict[str, int] = {}
         self.total_held = 0
 
@@ -48,7 +48,7 @@ class FailedAuthLimiter:
         return f"<FailedAuthLimiter sources={len(self._buckets)} held={self.total_held}>"
 
     def failed(self, source: str, now_s: float) -> Penalty | None:
-        """Count a failure. None within the burst."""
+        """Count a failure. Return None within the burst."""
         limits = self.limits
         bucket = self._buckets.pop(source, None) or TokenBucket()
         before = bucket.missing(limits.leak_s, now_s)
@@ -63,7 +63,7 @@ class FailedAuthLimiter:
         return Penalty(hold_s, (over + 1) * limits.leak_s, before <= limits.burst)
 
     def try_hold(self, source: str) -> bool:
-        """Take a place for an answer that is held back; False where all are taken."""
+        """Take a place for a delayed response. Return False if the source or all sources together have too many."""
         of_one = self._held.get(source, 0)
         if of_one >= self.limits.held_of_one or self.total_held >= self.limits.held:
             return False
@@ -72,21 +72,21 @@ class FailedAuthLimiter:
         return True
 
     def release_hold(self, source: str) -> None:
-        """Give the place back."""
+        """Release the place of a delayed response."""
         left = self._held.pop(source) - 1
         if left:
             self._held[source] = left
         self.total_held -= 1
 
     def check_integrity(self) -> None:
-        """Bounds hold, and the places that are taken add up."""
+        """Assert the bounds, and that the counts of delayed responses add up."""
         assert len(self._buckets) <= self.limits.sources
         assert sum(self._held.values()) == self.total_held <= self.limits.held
         assert all(0 < count <= self.limits.held_of_one for count in self._held.values())
 
 
 def source_of(address: str) -> str:
-    """Who counts as one: an IPv4 address, or the /64 that one IPv6 subscriber has for itself (RFC 6177)."""
+    """Return the source that an address counts for: an IPv4 address, or the /64 of an IPv6 subscriber (RFC 6177)."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

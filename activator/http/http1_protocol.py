@@ -1,5 +1,4 @@
-"""Serve HTTP/1.1 to the public: bounds on the head, no pipelining, known delivery. uvicorn's server owns the listener.
-
+"""Serve HTTP/1.1 to the public: limits on the head, no pipelining, known delivery. uvicorn's server owns the listener.
 `request_response_cycle.py` handles one request and its response, `client_connection.py` the sockets.
 """
 
@@ -27,7 +26,7 @@ _REQUEST_LINE: Final = re.compile(rb"(?:\r\n)?(?!CONNECT )[!-~]+ [!\"$-~]+ HTTP/
 
 
 class Http1Protocol(ClientConnection):
-    """One connection, from the end of its TLS handshake on."""
+    """An HTTP/1.1 connection, after its TLS handshake."""
 
     def __init__(
         self,
@@ -47,10 +46,10 @@ class Http1Protocol(ClientConnection):
         self._in_head = True
         self._head_read = 0
         self._request_line = b""  # the head read so far, until its first line is complete
-        self._may_begin = False  # whether the next message begins with the data that is read now
+        self._may_begin = False  # whether a message may begin in the data being read now
         self._head_timer: asyncio.TimerHandle | None = None
         self._pace = BodyRateMonitor(listener_state.limits, self._loop, self._is_body_held, self._body_is_late)
-        self._body_bytes = 0  # that came with the last read, of a body that is not whole
+        self._body_bytes = 0  # of an incomplete body, in the last read
         self._ignoring = False
         self.alarm = DeadlineTimer(is_persistent=True)
         self._extensions = {EXTENSION: self}
@@ -61,11 +60,11 @@ class Http1Protocol(ClientConnection):
         return None if self._cycle is None else self._cycle.try_body()
 
     def body_is_read(self) -> None:
-        """A large body paused the socket, and a paused socket hides a disconnect."""
+        """Resume reading: a large body paused the socket, and a paused socket hides a disconnect."""
         self.resume_body()
 
     def abort(self) -> None:
-        """End the connection now, whatever waits to be sent."""
+        """Close the connection now. Unsent data is lost."""
         self.raw.abort()
 
     # Called by the cycle.
@@ -87,8 +86,8 @@ class Http1Protocol(ClientConnection):
             self._transport.resume_reading()
 
     async def wait_until_drained(self) -> None:
-        """Wait until the client has taken the responses so far. One that takes nothing is cut: it would hold its next
-        request inside for ever.
+        """Wait until the client has accepted the responses so far. Cut a client that accepts nothing for `stall_s`.
+        Otherwise its next request would stay inside for ever.
         """
         try:
             async with asyncio.timeout(self._limits.stall_s):
@@ -110,7 +109,7 @@ class Http1Protocol(ClientConnection):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._is_open:  # lost within the handshake
+        if not self._is_open:  # lost during the handshake
             return
         super().connection_lost(exc)
         self._stop_head_timer()
@@ -139,13 +138,12 @@ class Http1Protocol(ClientConnection):
                 self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse_malformed(MALFORMED)
-        if self._head_read or not self._in_head:  # a request that was read whole is not looked at again
+        if self._head_read or not self._in_head:  # skip the check if this read completed the request
             self._judge_read()
 
     def _parse_without_upgrade(self, behind_head: bytes) -> None:
-        """Parse the request again without its Upgrade header, which we ignore (RFC 9110, 7.8).
-
-        The parser can't ignore it: it ends such a message after the head, and would read the body as the next request.
+        """Parse the request again without its Upgrade header, which we ignore (RFC 9110, 7.8). The parser can't ignore
+        it. It ends such a message after the head, and would read the body as the next request.
         """
         kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers if name != b"upgrade"]
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
@@ -167,7 +165,7 @@ class Http1Protocol(ClientConnection):
         return parser
 
     def _judge_read(self) -> None:
-        """Check what was parsed so far: the size of the head, and the pace of the body."""
+        """Check the parsed part: the size of the head, or the framing and pace of the body."""
         if self._ignoring or self._transport.is_closing():
             return
         if self._in_head:
@@ -187,10 +185,10 @@ class Http1Protocol(ClientConnection):
             self._pace.watch()
 
     def shutdown(self) -> None:
-        """End the connection because the server ends. A lame duck announces it first (RFC 9112, 9.6).
+        """Close the connection because the server ends. A lame duck announces it first (RFC 9112, 9.6).
 
-        A lame duck does not close an idle connection at once, since a request may be on its way. If a response has
-        begun, the next one carries the announcement.
+        A lame duck keeps an idle connection open for a while, since a request may be on its way. If the current
+        response has begun, the next response carries the announcement.
         """
         busy = self._busy()
         if self._listener_state.is_replaced:
@@ -206,11 +204,12 @@ class Http1Protocol(ClientConnection):
 
     def on_message_begin(self) -> None:
         if (busy := self._busy()) is not None:
-            # Pipelining: answer the first, then close (RFC 9112, 9.3.2). It would hide a disconnect from the first.
+            # Pipelining: answer the first request, then close (RFC 9112, 9.3.2). Otherwise the second request would
+            # hide a disconnect from the first.
             self._ignoring = True
             busy.keep_alive = False
         elif not self._may_begin:
-            # Pipelined after the end of a body whose request was answered already.
+            # Pipelined after a body whose request was already answered.
             self._ignoring = True
             self._transport.close()
         else:
@@ -222,7 +221,7 @@ class Http1Protocol(ClientConnection):
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and not self._ignoring:  # trailers are no headers (RFC 9110, 6.5.1)
+        if self._in_head and not self._ignoring:  # trailer fields are ignored (RFC 9110, 6.5.1)
             name = name.lower()
             if name == b"transfer-encoding":
                 self._codings.append(value)  # not stripped: the parser does not recognise "chunked" before a tab
@@ -247,7 +246,7 @@ class Http1Protocol(ClientConnection):
         ):
             self._refuse(closing_response(busy, url, self._request_id()), None)
             return
-        if self._is_head_too_large():  # a read may hold more than both
+        if self._is_head_too_large():  # one read may contain more than the limit
             self._refuse(head_too_large_response(self._request_id()), 431)
             return
         if not url.startswith(b"/") and self._names_another_host():
@@ -273,11 +272,11 @@ class Http1Protocol(ClientConnection):
         method = parser.get_method().decode("ascii")
         request_id, own = new_request_id(), self._own_address
         scope = scope_of(version, method, self._url, headers, own, self._peer, self._extensions, request_id)
-        is_old = version < "1.1"  # neither stays nor is invited (RFC 9110, 10.1.1)
+        is_old = version < "1.1"  # HTTP/1.0: no keep-alive, and no `100 Continue` (RFC 9110, 10.1.1)
         expected: list[bytes] = []
-        if not is_old and b"expect" in dict(headers):  # few requests have one: faster than a loop over all headers
+        if not is_old and b"expect" in dict(headers):  # rare, and faster than a loop over all headers
             expected = [value.lower() for name, value in headers if name == b"expect"]
-        # The answer of a connection that may not stay says so.
+        # Without keep-alive, the response says `connection: close`.
         may_stay = not is_old and parser.should_keep_alive() and not self._listener_state.is_replaced
         self._cycle = RequestResponseCycle(
             self, scope, keep_alive=may_stay, expects_continue=b"100-continue" in expected
@@ -295,7 +294,7 @@ class Http1Protocol(ClientConnection):
             self._body_bytes = 0
             self._pace.stop()
             self._cycle.body_ended()
-            if not self._parser.should_keep_alive():  # a trailer may say so, too; the parser ignores what follows
+            if not self._parser.should_keep_alive():  # a trailer may say so, too; the parser ignores data after it
                 self._cycle.keep_alive = False
                 if self._cycle.response_complete:
                     self._transport.close()
@@ -306,7 +305,7 @@ class Http1Protocol(ClientConnection):
         return None if cycle is None or cycle.response_complete else cycle
 
     def _request_id(self) -> str:
-        """Return the id of the running request, else a new one for a request that is refused here."""
+        """Return the id of the running request, or a new id for a request that is refused here."""
         busy = self._busy()
         named: str = new_request_id() if busy is None else busy.scope[NAMED]
         return named
@@ -315,7 +314,7 @@ class Http1Protocol(ClientConnection):
         return self._busy() is None
 
     def _refuse_malformed(self, why: bytes) -> None:
-        """Refuse what the parser rejects. After a complete request it counts as pipelined, and gets no response."""
+        """Refuse data that the parser rejects. After a complete request it counts as pipelined and gets no response."""
         busy = self._busy()
         if busy is not None and not busy.more_body:
             self._ignoring = True

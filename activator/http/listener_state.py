@@ -1,4 +1,4 @@
-"""What all connections of one listener share: certificates, limits, who is connected, what is counted."""
+"""State that all connections of one listener share: TLS context, limits, counters, and the start queue of requests."""
 
 import asyncio
 import ssl
@@ -12,43 +12,45 @@ from kelvin.contracts.traffic_errors import AddressBusy
 
 K = TypeVar("K")
 V = TypeVar("V")
-STARTS_PER_TICK: Final = 8  # a millisecond or so of them
+STARTS_PER_TICK: Final = 8  # about a millisecond of work
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a client may cost before it is known: bytes and seconds of a connection."""
+    """Limits of a client before it has authenticated: bytes and seconds of a connection."""
 
     head_bytes: int
     head_s: float
     handshake_s: float
     idle_s: int
-    lame_duck_s: int  # the same, once another process has taken over
+    lame_duck_s: int  # idle timeout once another process has taken over
     connections: int
     headers: int
     body_rate: float  # bytes/s, over each `head_s`
     address: AddressLimits
-    stall_s: float = 20.0  # a client that takes nothing for so long is cut
+    stall_s: float = 20.0  # a client that accepts no data for so long is cut
 
 
 class PendingRequest(Protocol):
-    """A request. Nothing of it is asked where it need not wait."""
+    """A request that may have to wait for its start. Only `try_begin` is called on a request that need not wait."""
 
     @property
     def source(self) -> str | None:
-        """Whom it counts for by its address; None: one of our own."""
+        """The source of its address, or None for a trusted address."""
         ...
 
     def credential(self) -> bytes:
-        """As it came, good or not."""
+        """Return the credential as it arrived. It has not been checked."""
         ...
 
     def try_begin(self) -> bool:
-        """Have it served; False of one whose client has left, which takes nobody's place. Called once, or `refuse`."""
+        """Start serving. Return False if the client has left; such a request uses no start. Call this or `refuse`,
+        once.
+        """
         ...
 
     def refuse(self) -> None:
-        """Answer it here: it is served no more."""
+        """Refuse the request, because the drain is over."""
         ...
 
 
@@ -64,7 +66,7 @@ class RequestStarter:
 
     def __init__(self, most: int = STARTS_PER_TICK) -> None:
         self._most = most
-        self._left = most  # of this round
+        self._left = most  # left in this iteration
         self._queues: OrderedDict[str | None, OrderedDict[bytes, deque[PendingRequest]]] = OrderedDict()
         self._count = 0
         self._is_closed = False
@@ -73,7 +75,7 @@ class RequestStarter:
         return f"<RequestStarter waiting={self._count}{' closed' if self._is_closed else ''}>"
 
     def enter(self, pending_request: PendingRequest) -> None:
-        """Begin it now, or in one of the next rounds."""
+        """Start the request now, or in a later iteration."""
         if self._is_closed:
             pending_request.refuse()
             return
@@ -88,7 +90,7 @@ class RequestStarter:
             self._count += 1
 
     def close(self) -> None:
-        """The time to serve anybody is over: who waits is refused, and so is whoever comes."""
+        """Refuse all waiting requests and all later ones, because the drain is over."""
         self._is_closed = True
         while self._count:
             self._next().refuse()
@@ -112,7 +114,7 @@ class RequestStarter:
 
 @dataclass(slots=True)
 class ListenerState:
-    """Used from one event loop."""
+    """State of one listener. Not thread-safe: use from one event loop."""
 
     context: ssl.SSLContext
     limits: ConnectionLimits
@@ -120,14 +122,14 @@ class ListenerState:
     addresses: AddressLimiter = field(init=False)
     request_starter: RequestStarter = field(default_factory=RequestStarter)
     open: int = 0
-    handshakes: int = 0  # of these, within their handshake
-    is_replaced: bool = False  # another process accepts from now on: we end as a lame duck
+    handshakes: int = 0  # of `open`, those still in their handshake
+    is_replaced: bool = False  # another process has taken over: drain as a lame duck
 
     def __post_init__(self) -> None:
         self.addresses = AddressLimiter(self.limits.address)
 
     def try_enter(self, address: str, now_s: float) -> tuple[bool, str | None]:
-        """Whether a connection may come in, and the source that it counts for; None for one of our own."""
+        """Return whether a new connection is accepted, and its source. The source of a trusted address is None."""
         source = self.addresses.source(address)
         if self.open >= self.limits.connections:
             self.metrics.cut("all")
@@ -140,7 +142,9 @@ class ListenerState:
         return True, source
 
     def check_request_rate(self, source: str, now_s: float) -> AddressBusy | None:
-        """Count a request of a source; why it may not pass, and that is counted here too."""
+        """Count a request of a source. Return a failure, which is counted in the metrics, if the source is above its
+        rate.
+        """
         wait_s = self.addresses.check_request_rate(source, now_s)
         if wait_s is None:
             return None
@@ -149,18 +153,18 @@ class ListenerState:
         return busy
 
     def handshake_ended(self) -> None:
-        """A handshake has ended, one way or the other."""
+        """Record the end of a handshake, successful or not."""
         self.handshakes -= 1
 
     def connection_closed(self, source: str | None) -> None:
-        """A connection that was let in is over."""
+        """Release the place of an accepted connection."""
         self.open -= 1
         if source is not None:
             self.addresses.closed(source)
 
 
 def _rotate(lines: OrderedDict[K, V], whose: K, *, is_empty: bool) -> None:
-    """It was their turn: they are the last now, where they have more."""
+    """Move the group that was just served to the end, or remove it if it is empty."""
     if is_empty:
         del lines[whose]
     else:

@@ -1,7 +1,7 @@
-"""One request on a connection: what comes of its body, as ASGI's `receive`, and how its answer is written, as `send`.
+"""One request on a connection: its body as ASGI's `receive`, and its response as ASGI's `send`.
 
-HTTP/1.1 (RFC 9112): head and first bytes leave together, one record, one call. What a connection may cost is the
-connection's.
+Implements HTTP/1.1 (RFC 9112). The head and the first bytes of the body are written together: one TLS record, one
+system call. The limits of a connection are in `http1_protocol.py`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from kelvin.contracts.errors import Failure
 
 log = logging.getLogger(__name__)
 
-READ_AHEAD: Final = 64 << 10  # bytes of a body that wait here; more are left to the socket
+READ_AHEAD: Final = 64 << 10  # bytes of a body buffered here; above that, reading pauses
 _STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 _WITHOUT_BODY: Final = (204, 304)
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
@@ -31,51 +31,49 @@ _FAILED: Final = (
 
 
 class ConnectionWriter(Protocol):
-    """The connection, as its cycle uses it: one request's at a time."""
+    """The connection, as seen by the request that it currently serves."""
 
     @property
     def is_full(self) -> bool:
-        """Whether what was written has not left."""
+        """Whether written data still waits for the socket."""
         ...
 
     def pause_body(self) -> None:
-        """Read no more of the body for now."""
+        """Stop reading the body for now."""
         ...
 
     def resume_body(self) -> None:
-        """Go on."""
+        """Continue to read the body."""
         ...
 
     async def wait_until_drained(self) -> None:
-        """Until it is not full, or the client has gone."""
+        """Wait until the connection is not full, or the client has left."""
         ...
 
     def task_ended(self) -> None:
-        """Called by the task that served the request, as the last that it does."""
+        """Called by the task that served the request, as its last step."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Now, or as soon as the socket takes it."""
+        """Send the data now, or as soon as the socket accepts it."""
         ...
 
     def end(self) -> None:
-        """Close, once what was written is sent."""
+        """Close after all written data is sent."""
         ...
 
     def abort(self) -> None:
-        """End now, whatever waits to be sent."""
+        """Close now. Unsent data is lost."""
         ...
 
     def response_completed(self) -> None:
-        """The answer is complete."""
+        """Record that the response is complete."""
         ...
 
 
 class RequestResponseCycle:
-    """Used by the one task that serves the request, and told by the connection what came of its body.
-
-    The body of an answer has the length that was promised, or is chunked; in HTTP/1.0 it ends with its connection
-    instead.
+    """A request and its response. One task serves it; the connection feeds its body. The response body has its
+    announced length, or is chunked. In HTTP/1.0, which has no chunks, closing the connection ends it.
     """
 
     __slots__ = (
@@ -85,7 +83,7 @@ class RequestResponseCycle:
     )  # fmt: skip
 
     def __init__(self, writer: ConnectionWriter, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
-        """`expects_continue`: the client waits to be asked for the body (RFC 9110, 10.1.1)."""
+        """`expects_continue`: the client waits for `100 Continue` before it sends the body (RFC 9110, 10.1.1)."""
         self.scope = scope
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
@@ -95,17 +93,17 @@ class RequestResponseCycle:
         self.response_complete = False
         self._writer = writer
         self._parts: list[bytes] = []
-        self._size = 0  # of these
-        self._is_end_news = False  # that it was all is to be told yet
+        self._size = 0  # of `_parts`
+        self._is_end_news = False  # the end of the body has not been delivered to `receive`
         self._waiter: asyncio.Future[None] | None = None
-        self._head: bytes | None = None  # until there is something to send with it
+        self._head: bytes | None = None  # waits for the first bytes of the body
         self._chunked = False
-        self._unsent = 0  # of the length that was promised
+        self._unsent = 0  # bytes left of the announced Content-Length
         self._bodiless = False
         self._is_unframed = False
 
     async def run(self, app: ASGIApp) -> None:
-        """Serve it. A failure of the application is a 500, or a cut where the answer has begun."""
+        """Run the application. Its failure becomes a 500, or closes the connection if the response has begun."""
         try:
             await app(self.scope, self.receive, self.send)
         except BaseException as error:
@@ -115,7 +113,7 @@ class RequestResponseCycle:
         self._writer.task_ended()
 
     def refuse(self, failure: Failure) -> None:
-        """In the place of `run`: answered here, and the connection ends with it."""
+        """Answer with a failure instead of calling `run`. The connection closes afterwards."""
         request_id: str = self.scope[NAMED]
         status, kind, body, more = render_error(failure, self.scope["raw_path"], request_id)
         named, length = (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))
@@ -123,10 +121,10 @@ class RequestResponseCycle:
         self.response_started, self.expects_continue = True, False
         self._send_body(body, more_body=False)
 
-    # What the connection tells.
+    # Called by the connection.
 
     def add_body(self, body: bytes) -> None:
-        """Bytes of the body."""
+        """Add a part of the request body."""
         if self.response_complete:
             return
         self._parts.append(body)
@@ -137,21 +135,23 @@ class RequestResponseCycle:
             self._wake()
 
     def body_ended(self) -> None:
-        """All of it has come."""
+        """Record that the request body is complete."""
         self.more_body, self._is_end_news = False, True
         if self._waiter is not None:
             self._wake()
 
     def mark_disconnected(self) -> None:
-        """The client has gone."""
+        """Record that the client has left."""
         self.disconnected = not self.response_complete
         if self._waiter is not None:
             self._wake()
 
-    # What the application uses.
+    # Called by the application.
 
     def try_body(self) -> bytes | None:
-        """What has come of the body since the last time, where that is the rest of it, and no word is owed before."""
+        """Return the rest of the body if all of it has arrived, else None. Also None if `100 Continue` must be sent
+        first.
+        """
         if (
             self.more_body
             or not self._is_end_news
@@ -163,7 +163,7 @@ class RequestResponseCycle:
         return self._take_body()
 
     async def receive(self) -> Message:
-        """What has come of the body since the last time, as soon as there is something to tell."""
+        """Wait for more of the body, its end, or a disconnect. Sends `100 Continue` if the client expects it."""
         if self.expects_continue:
             self.expects_continue = False
             self._writer.write(_CONTINUE)
@@ -178,7 +178,7 @@ class RequestResponseCycle:
         return {"type": "http.request", "body": self._take_body(), "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
-        """The head, then the body in pieces. Says nothing of a client that has gone."""
+        """Send the head or a piece of the body. Does nothing if the client has left."""
         if self._writer.is_full and not self.disconnected:
             await self._writer.wait_until_drained()
         if self.disconnected:
@@ -193,18 +193,18 @@ class RequestResponseCycle:
             self._send_body(message["body"], message["more_body"])
 
     def _fail(self) -> None:
-        """The application ended before its answer: a 500, or a cut where some of it was sent."""
+        """End a response that the application left incomplete: a 500, or a cut if some of it was sent."""
         if not self.response_started or self._head is not None:  # nothing was sent
             self.response_started = True
             self._writer.write(_FAILED % self.scope[NAMED].encode())
         elif self._is_unframed:
-            self._writer.abort()  # an end in good order would be that of the body
+            self._writer.abort()  # a clean close would look like the end of the body
             return
         self._writer.end()
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head is known. Raises ValueError of one that can't be sent."""
-        named = dict(headers)  # of each name the last value
+        """Build the head and keep it for the first write. Raises ValueError if a header contains a line break."""
+        named = dict(headers)  # last value of each name
         length, says_closing = named.get(b"content-length"), named.get(b"connection") == b"close"
         self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
         self._chunked = b"transfer-encoding" in named
@@ -216,7 +216,7 @@ class RequestResponseCycle:
         elif not self.keep_alive:
             lines.append(b"connection: close")
         if length is None and not self._chunked and not self._bodiless:
-            self._is_unframed = self.scope["http_version"] < "1.1"  # which knows no chunks (RFC 9112, 6.1)
+            self._is_unframed = self.scope["http_version"] < "1.1"  # HTTP/1.0 has no chunks (RFC 9112, 6.1)
             self._chunked = not self._is_unframed
             if self._chunked:
                 lines.append(b"transfer-encoding: chunked")
@@ -226,7 +226,7 @@ class RequestResponseCycle:
         self._head = head + b"\r\n\r\n"
 
     def _send_body(self, body: bytes, more_body: bool) -> None:
-        """A piece of the body. Raises ValueError where it is not as long as was promised."""
+        """Write a piece of the body. Raises ValueError if the body differs from its announced length."""
         head, self._head = self._head or b"", None
         if self._bodiless:
             data = head
@@ -252,7 +252,7 @@ class RequestResponseCycle:
             self._writer.response_completed()
 
     def _take_body(self) -> bytes:
-        """What has come, which is taken with that."""
+        """Return and remove the buffered part of the body."""
         parts, self._parts, self._size = self._parts, [], 0
         self._is_end_news = False
         self._writer.resume_body()
@@ -274,8 +274,8 @@ def scope_of(
     extensions: dict[str, Any],
     request_id: str,
 ) -> Scope:
-    """ASGI's scope, that it came just now, and how it is named. `target` is in ASCII and was parsed once. Raises
-    httptools' error of one that is no target.
+    """Return the ASGI scope, with the current time as arrival and the request id. `target` is ASCII and was parsed
+    once. Raises httptools' parser error for an invalid target.
     """
     parsed = httptools.parse_url(target)
     path = parsed.path.decode("ascii")

@@ -1,6 +1,5 @@
-"""Listen, and serve an ASGI application until told to stop, over TLS or plainly.
-
-A drain ends in order, and the process exits 0. What can't be listened on is a bad setting.
+"""Listen and serve an ASGI application until told to stop, with TLS or without. After an orderly drain the process
+exits 0. An address that can't be bound raises BadSetting.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from kelvin.ipc.tcp_listener import listen
 from kelvin.process.service_lifecycle import Stop
 
 ABORT_S: Final = 5.0
-SHAKING_S: Final = 0.02  # between two looks
+SHAKING_S: Final = 0.02  # polling interval for handshakes
 ORPHAN_DRAIN_S: Final = 1  # less than the lifeline's grace
 
 
@@ -53,7 +52,9 @@ def listen_plain(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the service: uvicorn would raise them again after its shutdown, and end the process by them."""
+    """A uvicorn server that leaves signals to the service. uvicorn would raise them again after shutdown and so kill
+    us.
+    """
 
     def __init__(self, config: uvicorn.Config, listener_state: ListenerState) -> None:
         super().__init__(config)
@@ -65,10 +66,11 @@ class _Server(uvicorn.Server):
 
     async def _wait_tasks_to_complete(self) -> None:
         try:
-            while self._listener_state.handshakes:  # noqa: ASYNC110 -- accepted, and not yet among those that uvicorn polls likewise
+            while self._listener_state.handshakes:  # noqa: ASYNC110 -- uvicorn does not know these connections yet
                 await asyncio.sleep(SHAKING_S)
             await super()._wait_tasks_to_complete()
-        except asyncio.CancelledError:  # the time is over, for every front: tasks are cancelled next, none may be new
+        # the drain is over on every listener: uvicorn cancels all tasks next, so none may start
+        except asyncio.CancelledError:
             self._listener_state.request_starter.close()
             raise
 
@@ -76,11 +78,11 @@ class _Server(uvicorn.Server):
 async def serve_tls(
     app: ASGIApp, listener_state: ListenerState, listener: socket.socket, stop: Stop, drain_s: int
 ) -> None:
-    """Accept until `stop`, then finish requests for at most `drain_s` seconds. Then cancel the rest; what has not
-    started is refused.
+    """Accept until `stop`, then finish requests for at most `drain_s` seconds. Then cancel running requests and refuse
+    those that have not started.
 
-    A process whose supervisor died (`stop.orphaned`) drains for ORPHAN_DRAIN_S only. With `listener_state.is_replaced`
-    set before `stop`, another process accepts from the same socket, and clients are told before their connection ends.
+    If the supervisor died (`stop.orphaned`), the drain lasts ORPHAN_DRAIN_S. If `listener_state.is_replaced` is set
+    before `stop`, another process accepts from the same socket, and clients are told before their connection closes.
     """
     await _serve(app, tls_protocol_factory(listener_state), listener_state, listener, stop, drain_s)
 
@@ -88,7 +90,7 @@ async def serve_tls(
 async def serve_plain(
     app: ASGIApp, listener_state: ListenerState, listener: socket.socket, stop: Stop, drain_s: int
 ) -> None:
-    """As `serve_tls`, without TLS."""
+    """Serve as `serve_tls` does, without TLS."""
     await _serve(app, plain_protocol_factory(listener_state), listener_state, listener, stop, drain_s)
 
 
@@ -108,7 +110,7 @@ async def _serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # who calls is told by keys, from where by the socket
+        proxy_headers=False,  # keys identify callers, and the socket gives their address
         date_header=False,
         timeout_keep_alive=listener_state.limits.idle_s,
         timeout_graceful_shutdown=drain_s,
@@ -125,5 +127,5 @@ async def _serve(
         ender = tasks.create_task(end_with_stop())
         await server.serve(sockets=[listener])
         ender.cancel()
-    if late := set(server.server_state.tasks):  # cancelled a moment ago; each still writes its record
+    if late := set(server.server_state.tasks):  # just cancelled; each still writes its usage record
         await asyncio.wait(late, timeout=ABORT_S)

@@ -1,7 +1,7 @@
-"""Raw connections, with TLS or without: of both it is known which bytes the client-side socket has taken.
+"""Raw connections, with TLS or without, that report which bytes the client-side socket has accepted.
 
-With TLS both transports are in hand. Sits between the listening socket and `edge_http`. Why it is written this way:
-docs/design/0001-http-server.md.
+With TLS, the connection holds both transports: the TLS one and the raw one below it. This module sits between the
+listening socket and `http1_protocol.py`. `docs/design/0001-http-server.md` explains the design.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from activator.http.listener_state import ListenerState
 
 
 def tls_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol]:
-    """What uvicorn takes for its protocol class; it only ever calls it."""
+    """Return a function in place of uvicorn's protocol class. uvicorn only ever calls it."""
 
     def make(
         config: Config,
@@ -33,7 +33,7 @@ def tls_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol
 
 
 class TlsHandshakeProtocol(asyncio.Protocol):
-    """One connection until its handshake has ended; afterwards only its count is kept here."""
+    """A connection until its handshake has ended. Afterwards it only releases the connection's place."""
 
     def __init__(self, listener_state: ListenerState, http: Http1Protocol) -> None:
         self._listener_state = listener_state
@@ -50,7 +50,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
         self._http.source = self._source
         raw.set_write_buffer_limits(high=0)
         self._http.raw = self._raw = raw
-        # The first step of start_tls must run now: as a task it would run after the first read, and lose it.
+        # The first step of start_tls must run now: as a task it would run after the first read, and lose that data.
         self._handshake = cast(
             Any,
             self._loop.start_tls(
@@ -67,7 +67,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
         waiter.add_done_callback(self._finish)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Only of a connection that was refused: TLS has taken the others over."""
+        """Do nothing. Only a refused connection arrives here: TLS has taken over the others."""
 
     def data_received(self, data: bytes) -> None:
         if not self._raw_is_refused():
@@ -77,7 +77,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
         return not hasattr(self, "_raw")
 
     def _finish(self, _: object) -> None:
-        """The handshake has ended; this runs before the first request is decrypted."""
+        """Hand the connection to HTTP after the handshake. Runs before the first request is decrypted."""
         self._listener_state.handshake_ended()
         try:
             self._handshake.send(None)
@@ -101,11 +101,11 @@ class TlsHandshakeProtocol(asyncio.Protocol):
 
 
 class _DrainObserver(asyncio.BufferedProtocol):
-    """Between the socket and uvloop's TLS: passes everything on, and tells when the socket took the last byte."""
+    """A protocol between the socket and uvloop's TLS that reports when the socket accepted the last byte."""
 
     def __init__(self, inner: Any, http: Http1Protocol, closed: Callable[[], None]) -> None:
         for passed_on in ("get_buffer", "buffer_updated", "eof_received", "pause_writing"):
-            setattr(self, passed_on, getattr(inner, passed_on))  # no frame of ours on the way of each read
+            setattr(self, passed_on, getattr(inner, passed_on))  # no Python call of ours per read
         self._inner = inner
         self._http = http
         self._on_closed = closed
@@ -120,13 +120,13 @@ class _DrainObserver(asyncio.BufferedProtocol):
 
 
 def plain_protocol_factory(listener_state: ListenerState) -> type[asyncio.Protocol]:
-    """What uvicorn takes for its protocol class; it only ever calls it."""
+    """Return a function in place of uvicorn's protocol class. uvicorn only ever calls it."""
     return cast(type[asyncio.Protocol], partial(PlainHttp1Protocol, listener_state))
 
 
 class PlainHttp1Protocol(Http1Protocol):
-    """One connection without TLS, for a port that only a cluster's inside reaches: the same bounds, the same known
-    delivery. The socket itself is what `edge_http` writes to.
+    """An HTTP/1.1 connection without TLS, for a port that only the cluster can reach. It has the same limits and the
+    same known delivery. Its transport is the socket itself.
     """
 
     _may_enter = False
@@ -138,7 +138,7 @@ class PlainHttp1Protocol(Http1Protocol):
         if not self._may_enter:
             raw.abort()
             return
-        self._listener_state.handshake_ended()  # there is no handshake
+        self._listener_state.handshake_ended()  # without TLS there is no handshake
         self.raw = raw
         super().connection_made(raw)
         raw.set_write_buffer_limits(high=1, low=0)  # as behind TLS

@@ -1,9 +1,10 @@
-"""Breakers of versions and of replicas. `queue/policy/circuit_breaker.py` decides when one opens and when it is
-half-open.
+"""Circuit breakers of versions and of replicas. `queue/policy/circuit_breaker.py` decides when one opens and closes.
 
-A version whose starts fail, or of which replica after replica is lost: callers are told so instead of waiting. Failures
-that another replica can make up for are not counted there. A replica that a request failed at rests, then one
-request at a time finds out whether it answers again. Each activator has breakers of its own.
+A version's breaker opens when its starts fail, or when one replica after another is lost. Callers then get an error
+instead of waiting for a start. Failures that another replica can make up for do not count against the version.
+
+A replica's breaker opens when a request fails there. After a pause, one request at a time tests whether it answers
+again. Each activator has its own breakers.
 """
 
 import asyncio
@@ -36,19 +37,19 @@ INTEGRITY: Final = frozenset(
         VersionUnverified,
     )
 )  # fmt: skip
-_NOT_ITS_FAULT: Final = frozenset({Overloaded.code})  # the machine is full
+_NOT_ITS_FAULT: Final = frozenset({Overloaded.code})  # the machine is full, the version is fine
 
 Version = tuple[str, str]  # tenant, version
 
 
 class VersionBreakers:
-    """Of versions that failed since they last answered; nothing is kept of any other."""
+    """Breakers of the versions that have failed since their last answer. Other versions use no memory."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._limits = BreakerLimits(FAILURES, longest_s=longest_s)
         # Breaker, code of the last failure, and whether a retry may help against that failure.
         self._failing: dict[Version, tuple[CircuitBreaker, str, bool]] = {}
-        self.openings: Counter[str] = Counter()  # by that code
+        self.openings: Counter[str] = Counter()  # by code of the failure
 
     def __repr__(self) -> str:
         return f"<VersionBreakers failing={len(self._failing)}>"
@@ -60,9 +61,8 @@ class VersionBreakers:
         return (key.tenant, key.version) in self._failing
 
     def failed(self, tenant: str, version: str, code: str, now_s: float, *, retryable: bool) -> None:
-        """Count a failed start, a lost replica or an integrity failure of the version.
-
-        `code` is the failure's code. `retryable` says whether a retry may help against it.
+        """Count a failed start, a lost replica or an integrity failure of the version. `code` is the failure's code.
+        `retryable` tells whether a retry may help against it.
         """
         if code in _NOT_ITS_FAULT:
             return
@@ -73,11 +73,11 @@ class VersionBreakers:
             self.openings[code] += 1
 
     def forget(self, key: VersionKey) -> None:
-        """It has answered, or is no more."""
+        """Drop the breaker of a version that has answered or was deleted."""
         self._failing.pop((key.tenant, key.version), None)
 
     def retain(self, versions: Set[Version]) -> None:
-        """Forget what is not among these."""
+        """Drop the breakers of all other versions."""
         for version in self._failing.keys() - versions:
             del self._failing[version]
 
@@ -89,7 +89,7 @@ class VersionBreakers:
             raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why, retryable))
 
     def enter(self, key: VersionKey, request: object, now_s: float) -> None:
-        """Record that a request waits for a start, as the trial if the breaker is half-open. Raises
+        """Record that a request waits for a start. If the breaker is half-open, this request is the trial. Raises
         Refused(BreakerOpen).
         """
         self.check(key, now_s)
@@ -103,8 +103,8 @@ class VersionBreakers:
 
 
 class ReplicaBreakers:
-    """Of all replicas. A breaker lies with its replica from the first failure until an answer begins. `reopened` is
-    called when one may be tried.
+    """Breakers of all replicas. `Replica.breaker` holds the breaker from the first failure until an answer begins.
+    `reopened` is called when the replica may get a request again.
     """
 
     def __init__(self, longest_s: float, clock: Callable[[], float], reopened: Callable[[Replica], None]) -> None:
@@ -117,28 +117,30 @@ class ReplicaBreakers:
         return f"<ReplicaBreakers openings={self.openings.total()}>"
 
     def failed(self, replica: Replica, code: str) -> bool:
-        """Give it nothing for a while. False where that was known, or it is gone."""
+        """Stop sending requests to the replica for a while. Return False if its breaker was open already, or it is
+        gone.
+        """
         if replica.gone:
             return False
         replica.breaker = replica.breaker or CircuitBreaker(self._limits)
         if not replica.breaker.failed(self._clock()):
             return False
         self.openings[code] += 1
-        self._look(replica)
+        self._schedule_reopening(replica)
         return True
 
     def answered(self, replica: Replica) -> None:
-        """It works."""
+        """Drop the breaker of a replica that has begun an answer."""
         if replica.breaker is not None:
             replica.breaker = None
             self._reopened(replica)
 
-    def _look(self, replica: Replica) -> None:
-        """Now, and once it has rested."""
+    def _schedule_reopening(self, replica: Replica) -> None:
+        """Call `reopened` when the breaker becomes half-open."""
         breaker, now = replica.breaker, self._clock()
         if replica.gone or breaker is None:
             return
         if breaker.state(now) is BreakerState.OPEN:
-            asyncio.get_running_loop().call_later(breaker.remaining_s(now), self._look, replica)
+            asyncio.get_running_loop().call_later(breaker.remaining_s(now), self._schedule_reopening, replica)
         else:
             self._reopened(replica)

@@ -1,5 +1,5 @@
-"""Refuse and count queued requests that are shed. `queue/policy/shed_decision.py` chooses them,
-`slot_allocator.py` the moment.
+"""Refuse and count queued requests that are shed. `queue/policy/shed_decision.py` chooses the requests,
+`slot_allocator.py` decides when to shed.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from activator.queue.version_queue import VersionQueue, Waiter, next_waiter
 from kelvin.contracts.errors import Failure
 from kelvin.contracts.traffic_errors import DeadlineTooShort, ShedByFairShare, ShedByPriority
 
-SWEEP_S: Final = 0.5  # between two sweeps over the queue of a version, at least
-SWEEP_EACH_S: Final = 0.00025  # and for each queued request: a look at one takes a microsecond or two
+SWEEP_S: Final = 0.5  # shortest interval between two sweeps of one version's queue
+SWEEP_EACH_S: Final = 0.00025  # added per queued request, since checking one takes 1 to 2 us
 LONGEST_RETRY_S: Final = 60.0
-# Refusals in one iteration of the loop: each ends a request, and replicas' responses wait meanwhile.
+# Refusals per event-loop iteration: each ends a request, and replicas' responses wait meanwhile.
 REFUSALS_PER_TICK: Final = 8
 
 
 class LoadShedder:
-    """Sheds requests of all versions. `counts` has their number by reason and rank."""
+    """Sheds requests of all versions. `counts` holds their number by reason and priority class."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self.counts: Counter[tuple[Reason, PriorityClass]] = Counter()
-        # They have left the queue, and are refused soon.
+        # Removed from their queue, but not refused yet.
         self._late: deque[tuple[Waiter, QueuedRequest, Failure]] = deque()
 
     def __repr__(self) -> str:
@@ -41,12 +41,12 @@ class LoadShedder:
         self.counts[reason, queued_request.priority_class] += 1
 
     def try_enter(self, version_queue: VersionQueue, waiter: Waiter, queued_request: QueuedRequest) -> bool:
-        """Enter a full queue in the place of lower requests, which are refused before this returns. False if there are
-        none.
+        """Enter a full queue by shedding lower requests, which are refused before this returns. Return False if no
+        request is lower.
         """
         after_s = _seconds_until_empty(
             version_queue
-        )  # before any request leaves: nothing may fail between its leaving and its refusal
+        )  # Computed first: nothing may fail between the removal of a request and its refusal.
         out = try_enter(version_queue.waiting, waiter, queued_request, waiter.until_s, self._limits)
         if out is None:
             self.refused(Reason.FULL, queued_request)
@@ -64,9 +64,8 @@ class LoadShedder:
         return True
 
     def sweep(self, version_queue: VersionQueue, now: float) -> None:
-        """Refuse the requests that can't be in time any more, if the last sweep was long enough ago.
-
-        A request that is being given a slot needs two iterations of the loop to go on, so the refusals come after them.
+        """Refuse requests that can't finish in time, unless the last sweep was too recent. A request that was just
+        given a slot needs two event-loop iterations to continue. The refusals come after those.
         """
         if now < version_queue.swept_s + max(SWEEP_S, len(version_queue.waiting) * SWEEP_EACH_S):
             return
@@ -76,17 +75,19 @@ class LoadShedder:
             loop.call_soon(loop.call_soon, self._clear, version_queue.waiting, found)
 
     def _clear(self, queue: FairQueue[Waiter], found: Sequence[LateRequest[Waiter]]) -> None:
-        """Refuse them in their order, some in each iteration of the loop: of a thousand there may be hundreds."""
-        is_telling = bool(self._late)
+        """Remove late requests and refuse them in order, a few per event-loop iteration. There may be hundreds."""
+        is_refusing = bool(self._late)
         for late in found:
             if queue.discard(late.place.entry):
                 failure = DeadlineTooShort(late.expected_s, max(0.0, late.remaining_s), False)
                 self._late.append((late.place.entry, late.place.queued_request, failure))
-        if not is_telling:
+        if not is_refusing:
             self._refuse_late()
 
     def next_in_time(self, version_queue: VersionQueue, now: float) -> tuple[Waiter, QueuedRequest] | None:
-        """Return the next request. One that could not end in time is refused while another one may have the slot."""
+        """Return the next request for a slot. Refuse one that could not finish in time, if another request may take the
+        slot.
+        """
         slots, free, running = version_queue.slots, version_queue.free, version_queue.throughput.running
 
         def may_take(tenant: str) -> bool:
@@ -112,13 +113,13 @@ class LoadShedder:
             waiter.assignment.get_loop().call_soon(self._refuse_late)
 
     def _refuse_waiter(self, waiter: Waiter, queued_request: QueuedRequest, reason: Reason, failure: Failure) -> None:
-        if not waiter.assignment.done():  # else the request is about to leave by itself
+        if not waiter.assignment.done():  # otherwise the request is already leaving
             waiter.assignment.set_result(failure)
             self.counts[reason, queued_request.priority_class] += 1
 
 
 def _seconds_until_empty(version_queue: VersionQueue) -> float:
-    """Return when a retry is worth it: after the time that the queue takes at its pace, within bounds."""
+    """Return when a retry makes sense: the time to serve the queue at its current throughput, within bounds."""
     expected_s = wait_s(
         version_queue.waiting.queue_usage.tokens, version_queue.throughput.tokens_per_s(version_queue.slots)
     )

@@ -1,4 +1,6 @@
-"""Which replicas serve which version, and what has failed, as the feed tells it: who waits is woken, or refused."""
+"""Apply the feed to the queues: which replicas serve which version, and which starts failed. Waiting requests get a
+slot or a refusal.
+"""
 
 from collections.abc import Callable, Iterable
 from math import inf
@@ -14,7 +16,7 @@ from kelvin.contracts.serving.control_messages import Feed, ReplicaRow, RestoreF
 
 
 class ReplicaTracker:
-    """Of all versions. `clock` is monotonic seconds."""
+    """Tracks the replicas of all versions. `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -30,13 +32,13 @@ class ReplicaTracker:
         self._breakers = breakers
         self._waker = waker
         self._clock = clock
-        self._version_of: dict[str, VersionKey] = {}  # runtime_id -> its line
+        self._version_of: dict[str, VersionKey] = {}  # by runtime_id
 
     def __repr__(self) -> str:
         return f"<ReplicaTracker replicas={len(self._version_of)}>"
 
     def apply(self, feed: Feed) -> None:
-        """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
+        """Apply a feed message. Waiting requests are notified before this returns."""
         present = {row.runtime_id for row in feed.replicas}
         for runtime_id in [known for known in self._version_of if known not in present] if feed.full else ():
             self.remove(runtime_id)
@@ -64,7 +66,7 @@ class ReplicaTracker:
             self._forget(key)
 
     def check_integrity(self) -> None:
-        """Every replica is where it is said to be."""
+        """Assert that every replica is in the queue of its version."""
         found = {
             runtime_id: key
             for key, version_queue in self._version_queues.items()
@@ -104,12 +106,12 @@ class ReplicaTracker:
         version_queue = self._version_queues[key]
         gone = version_queue.replicas.pop(runtime_id)
         version_queue.ring.remove(runtime_id)
-        gone.gone = True  # its requests end by their own connections
+        gone.gone = True  # its running requests end with their connections
         version_queue.throughput.record_lost_slots(self._clock(), gone.running)
         version_queue.shares.owner_running -= gone.owner_running
         if self._slots.is_wanted(key):
             self._waker.start_wake(key)
-        self._slots.grant(key, version_queue)  # shares of fewer slots are other ones
+        self._slots.grant(key, version_queue)  # with fewer slots, the shares change
 
     def _fail(self, failed: RestoreFailure) -> None:
         failure: Failure = RemoteFailure(
@@ -124,7 +126,7 @@ class ReplicaTracker:
                 self._refuse(key, version_queue, failure)
 
     def _forget(self, key: VersionKey) -> None:
-        """The version was deleted: nobody waits for it any more."""
+        """Forget a deleted version, and refuse the requests that wait for it."""
         self._starts.clear_version(key)
         self._breakers.forget(key)
         self._waker.stop_timed_wakes(key.tenant, key.version)

@@ -1,7 +1,7 @@
-"""Slots at replicas: who has which, who waits, and who is next.
+"""Slots at replicas: which request holds which slot, which requests wait, and which is next.
 
-`queue/policy/tenant_fair_queue.py` decides whose turn it is, `load_shedding.py` who leaves a full queue. Whether a
-request may wait is the throttler's to decide.
+`queue/policy/tenant_fair_queue.py` decides the order, `load_shedding.py` sheds from a full queue. The throttler decides
+whether a request may wait.
 """
 
 import asyncio
@@ -24,20 +24,19 @@ from activator.routing.policy.version_key import VersionKey, key_of
 
 @dataclass(frozen=True, slots=True)
 class ActivatorPeers:
-    """The activators that share the replicas, by their names."""
+    """The names of the activators that share the replicas."""
 
     own_name: str = ""
-    names: Callable[[], tuple[str, ...]] = tuple  # of all, this one included, in order; () where nobody knows
-    prefer: bool = True  # whether each prefers some of the replicas
+    names: Callable[[], tuple[str, ...]] = tuple  # sorted, including this one; () if unknown
+    prefer: bool = True  # whether each activator prefers some of the replicas
 
 
 ALONE: Final = ActivatorPeers()
 
 
 class SlotAllocator:
-    """Slots of all versions, and who waits for them. `clock` returns monotonic seconds, `draw(n)` a number below `n`.
-
-    Each step runs on one event loop without an await in between. Slots are taken and given back here alone.
+    """Slots and waiting requests of all versions. `clock` returns monotonic seconds, `draw(n)` a random number below
+    `n`. Use from one event loop; no method awaits. Only this class takes and gives back slots.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class SlotAllocator:
         return version_queue is not None and len(version_queue.waiting) > 0 and version_queue.is_asleep
 
     def take_slot(self, version_queue: VersionQueue, queued_request: QueuedRequest, now: float) -> Replica:
-        """Take a free slot; there must be one. Prefer the replica that the request belongs to, else the less loaded of
-        two that are drawn among the free ones, preferred ones first.
+        """Take a free slot; there must be one. Prefer the replica of the request's affinity. Otherwise draw two free
+        replicas, preferred ones first, and take the less loaded.
         """
         replica = _take_slot_of(
             version_queue, _choose(version_queue, queued_request, self._draw), queued_request.tenant
@@ -87,7 +86,7 @@ class SlotAllocator:
     def try_take_elsewhere(
         self, key: VersionKey, queued_request: QueuedRequest, excluded_replica: Replica
     ) -> Replica | None:
-        """Take a slot of another replica than `excluded_replica` if one without failures is free now."""
+        """Take a slot of another replica than `excluded_replica`, if one without failures is free now."""
         version_queue = self.version_queues.get(key)
         if version_queue is None:
             return None
@@ -104,7 +103,7 @@ class SlotAllocator:
 
     def release(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, tokens: int | None) -> None:
         """Give back the slot of `queued_request`, which took `tokens` (None: as estimated). The next waiting request
-        has it on return.
+        has the slot when this returns.
         """
         version_queue = self.version_queues.get(key)
         if version_queue is not None and tokens is not None:
@@ -112,8 +111,8 @@ class SlotAllocator:
         self.give_back(key, replica, queued_request, cost(queued_request.tokens) if tokens is None else tokens)
 
     def give_back(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, took: int) -> None:
-        """Give back the slot without settling in the queue: that is done already, or another slot of the request does
-        it.
+        """Give back the slot without settling in the queue: it is settled already, or another slot of the request
+        settles it.
         """
         assert replica.running > 0
         replica.running -= 1
@@ -130,11 +129,11 @@ class SlotAllocator:
                 self.grant(key, version_queue)
 
     def count_request(self, key: VersionKey, version_queue: VersionQueue, queued_request: QueuedRequest) -> None:
-        """Count a request that wants a slot, or one more, in the slot shares. Give out the slots that this frees for
+        """Count a request that needs a slot, or one more, in the slot shares. Grant the slots that this frees for
         others.
         """
         if self._clock() >= version_queue.shares.ends_s:
-            self.grant(key, version_queue)  # begins the next window first: it would forget the request
+            self.grant(key, version_queue)  # begin the next window first; it would drop this request's count
         if version_queue.shares.record_request(
             queued_request.tenant, queued_request.weight, version_queue.waiting.waiting_of(queued_request.tenant)
         ):
@@ -159,8 +158,8 @@ class SlotAllocator:
         self.drop_if_empty(key, version_queue)
 
     def grant_later(self, key: VersionKey, version_queue: VersionQueue) -> None:
-        """Grant again when requests that wait may have a slot without any other event: in the next window of the
-        shares, where a slot is free that is reserved for the owner, and when a replica may have more from here.
+        """Schedule a grant for when waiting requests may get a slot without any other event. That is the next window of
+        the shares, if a free slot is reserved for the owner, and the next change of a replica's credit.
         """
         if not len(version_queue.waiting):
             return
@@ -190,7 +189,7 @@ class SlotAllocator:
             and not len(version_queue.waiting)
             and self.version_queues.get(key) is version_queue
         ):
-            del self.version_queues[key]  # whoever leaves late may hold an older line of the same version
+            del self.version_queues[key]  # a late caller may hold an older queue of the same version
 
     def ensure_version_queue(self, key: VersionKey) -> VersionQueue:
         """Return the version's queue. Creates it if needed."""
@@ -201,7 +200,7 @@ class SlotAllocator:
         return version_queue
 
     def preferences(self) -> dict[bool, int]:
-        """Return the number of replicas that this activator prefers, and of the others; {} without other activators."""
+        """Return the number of replicas by whether this activator prefers them; {} without other activators."""
         if self._members < 2:
             return {}
         every = [
@@ -216,7 +215,7 @@ class SlotAllocator:
         return max(1, len(self._peers.names()))
 
     def review(self, replica: Replica, running: int, now: float) -> None:
-        """Decide how many requests the replica may have, because it told a credit."""
+        """Decide how many requests the replica may have, after it reported a credit."""
         again_s = replica.review(self._members, running, now)
         if (version_queue := self.version_queues.get(key_of(replica.row))) is not None:
             version_queue.review_s = min(version_queue.review_s, again_s)
@@ -238,7 +237,7 @@ class SlotAllocator:
                 replica.is_preferred = name in near
 
     def check_integrity(self) -> None:
-        """No line has both a free slot and a waiter who may have it; loads add up."""
+        """Assert that no request waits for a slot that is free for it, and that usage adds up."""
         total = 0
         for key, version_queue in self.version_queues.items():
             version_queue.waiting.check_integrity()
@@ -257,9 +256,7 @@ class SlotAllocator:
 
 
 def _take_other(version_queue: VersionQueue, excluded_replica: Replica, tenant: str) -> Replica | None:
-    """Take a free slot of another replica than `excluded_replica`: the least loaded one without failures. Return None
-    if there is none.
-    """
+    """Take a free slot of the least loaded other replica that has no failures. Return None if there is none."""
     others = [
         each
         for each in version_queue.replicas.values()
@@ -299,7 +296,9 @@ def _choose(version_queue: VersionQueue, queued_request: QueuedRequest, draw: Ca
 
 
 def _open_occupancies(version_queue: VersionQueue) -> dict[str, Occupancy]:
-    """By all slots of each, ours or not: two activators with equal requests prefer the same one."""
+    """Return the load of open replicas relative to all their slots, so that activators with equal requests choose
+    alike.
+    """
     return {
         name: Occupancy(replica.running, replica.row.max_streams)
         for name, replica in version_queue.replicas.items()
@@ -312,6 +311,6 @@ def _occupancy(replica: Replica) -> Occupancy:
 
 
 def _record_dispatch(version_queue: VersionQueue, replica: Replica, now: float) -> None:
-    """Record that a request goes to the replica, and how many it is told that this activator wants there."""
+    """Record that a request goes to the replica, and how many slots this activator wants there. The replica is told."""
     replica.credit.record_sent(now)
     replica.wanted_slots = replica.running + -(-len(version_queue.waiting) // len(version_queue.replicas))

@@ -1,8 +1,8 @@
-"""Give each request a slot at a replica of its version: at once, after a wait, or refuse it.
+"""Give each request a slot at a replica of its version, at once or after a wait, or refuse it.
 
-Decisions are made elsewhere: `queue/policy/admission.py` whether a request may wait, `slot_allocator.py` who is next
-and which replica it gets, `replica_tracker.py` which replicas serve, `waker.py` when the decider is told,
-`queue/policy/wait_estimate.py` when a slot is expected.
+Decisions are elsewhere. `queue/policy/admission.py` decides whether a request may wait, `slot_allocator.py` which
+request is next and which replica it gets, `replica_tracker.py` which replicas serve, `waker.py` when to wake a version,
+and `queue/policy/wait_estimate.py` when a slot is expected.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from kelvin.contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort, 
 
 
 class NoSlotInTime(Exception):
-    """No slot came until it had to, and no start is what is waited for."""
+    """No slot was free in time for a retry, and the request does not wait for a start."""
 
 
 class Slot:
-    """One request's place at a replica. `tokens`: what it has taken, for its holder to say; None: as estimated."""
+    """One request's slot at a replica. The holder sets `tokens` to what it took; None means as estimated."""
 
     __slots__ = (
         "_again_by_s",
@@ -74,7 +74,7 @@ class Slot:
 
     @property
     def replica(self) -> Replica:
-        """Whose slot it is, while it is held."""
+        """The replica, while the slot is held."""
         assert self._replica is not None
         return self._replica
 
@@ -86,8 +86,8 @@ class Slot:
         self.release()
 
     async def requeue(self) -> None:
-        """Give this slot back, because its full replica refused the request, and wait for another one at the request's
-        former place in the queue. Raises as entering.
+        """Give this slot back after its full replica refused the request, and wait for another slot. The request
+        returns to its former place in the queue. Raises as entering does.
         """
         replica, self._replica, self.tokens = self.replica, None, None
         self._replica = await self._throttler.take_again(
@@ -101,8 +101,8 @@ class Slot:
             self._throttler.slots.release(self._key, replica, self._queued_request, self.tokens)
 
     def release_after(self, told: "asyncio.Task[None] | None") -> None:
-        """Give the slot back once `told` is done (None: now), without settling: another slot of the same request
-        answers.
+        """Give the slot back once `told` is done (None: now), without settling: another slot of the same request does
+        that.
         """
         replica, self._replica = self._replica, None
         if replica is None:
@@ -116,7 +116,7 @@ class Slot:
 
 
 class Throttler:
-    """Slots of all versions. `clock` returns monotonic seconds."""
+    """Grants slots of all versions. `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Throttler:
         self._version_queues = self.slots.version_queues
         self.loads = self.slots.loads
         self.refusals = 0  # requests that full replicas refused
-        self._roster = ReplicaTracker(self.slots, self._starts, self.breakers, waker, clock)
+        self._tracker = ReplicaTracker(self.slots, self._starts, self.breakers, waker, clock)
 
     def __repr__(self) -> str:
         return f"<Throttler {self.slots!r}>"
@@ -147,30 +147,30 @@ class Throttler:
     def slot(
         self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
     ) -> Slot:
-        """Return a block that holds a slot of some replica.
+        """Return an `async with` block that holds a slot of some replica.
 
-        Entering waits for it. Raises Refused: Overloaded, DeadlineExceeded, or why the start failed. Raises
-        NoSlotInTime if no slot came until `again_by_s` (monotonic), unless the request waits for a start. Cancelling a
-        wait leaves nothing behind.
+        Entering waits for the slot. Raises Refused(Overloaded | DeadlineExceeded | DeadlineTooShort), or with the
+        reason why the start failed. Raises NoSlotInTime if there was no slot by `again_by_s` (monotonic), unless the
+        request waits for a start. Safe to cancel.
         """
         return Slot(self, key, queued_request, deadline, self._clock(), again_by_s)
 
     def try_take_slot_elsewhere(
         self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, excluded_replica: Replica
     ) -> Slot | None:
-        """Return a slot of another replica than `excluded_replica` if one is free now, else None. The replica has no
-        failures. The caller must end the slot.
+        """Return a slot of another replica than `excluded_replica`, if one without failures is free now, else None. The
+        caller must release the slot.
         """
         replica = self.slots.try_take_elsewhere(key, queued_request, excluded_replica)
         return None if replica is None else Slot(self, key, queued_request, deadline, self._clock(), held=replica)
 
     def has_several(self, key: VersionKey) -> bool:
-        """Whether the version has more than one replica."""
+        """Return whether the version has more than one replica."""
         version_queue = self._version_queues.get(key)
         return version_queue is not None and len(version_queue.replicas) > 1
 
     def is_asleep(self, key: VersionKey) -> bool:
-        """Whether no replica of the version takes requests."""
+        """Return whether no replica of the version takes requests."""
         version_queue = self._version_queues.get(key)
         return version_queue is None or version_queue.is_asleep
 
@@ -179,12 +179,12 @@ class Throttler:
         version_queue = self._version_queues.get(key)
         if version_queue is None or version_queue.is_asleep:
             return Availability.ASLEEP
-        if self._clock() >= version_queue.review_s:  # a credit may have ended since the last request
+        if self._clock() >= version_queue.review_s:  # a credit may have expired since the last request
             self.slots.grant(key, version_queue)
         return Availability.ROOM if version_queue.free and not len(version_queue.waiting) else Availability.FULL
 
     def wait_estimate(self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline) -> WaitEstimate:
-        """Return what a request that waits for a slot is told."""
+        """Return the estimate for a request that waits for a slot."""
         version_queue = self._version_queues.get(key)
         if version_queue is None or version_queue.is_asleep:
             return self._starts.wait_estimate(key, self._clock())
@@ -196,11 +196,10 @@ class Throttler:
         )
 
     def estimate_wait(self, key: VersionKey, tenant: str, priority_class: PriorityClass) -> tuple[float | None, bool]:
-        """Return `(seconds or None, is_cold)`: how long a new request of the tenant would wait, and whether for a
-        start.
+        """Return `(seconds or None, is_cold)`: how long a new request would wait, and whether for a replica to start.
 
-        None means unknown. So is the wait for a start of a version that failed since its last answer: some request has
-        to find out whether starts still fail.
+        None means unknown. The wait for a start is unknown if the version has failed since its last answer: some
+        request has to find out whether starts still fail.
         """
         version_queue = self._version_queues.get(key)
         if version_queue is None or version_queue.is_asleep:
@@ -209,22 +208,22 @@ class Throttler:
         return wait_s(tokens, version_queue.throughput.tokens_per_s(version_queue.slots)), False
 
     def wake_for(self, key: VersionKey, for_s: float) -> None:
-        """Have a version at zero started although no request waits: tell the decider for `for_s` seconds."""
+        """Wake a version at zero for `for_s` seconds although no request waits."""
         if self.is_asleep(key):
             self._waker.start_wake_for(key, for_s)
 
     def queued(self, key: VersionKey) -> int:
-        """Requests that wait for the version."""
+        """Return the number of requests that wait for the version."""
         version_queue = self._version_queues.get(key)
         return 0 if version_queue is None else len(version_queue.waiting)
 
     def throughput(self, key: VersionKey) -> Throughput | None:
-        """How fast its slots come free, while there is anything of it."""
+        """Return how fast the version's slots come free, or None if the version has no queue here."""
         version_queue = self._version_queues.get(key)
         return None if version_queue is None else version_queue.throughput
 
     def addresses(self) -> set[str]:
-        """The sockets of all replicas."""
+        """Return the sockets of all replicas."""
         return {
             replica.row.address
             for version_queue in self._version_queues.values()
@@ -232,33 +231,33 @@ class Throttler:
         }
 
     def apply(self, feed: Feed) -> None:
-        """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
-        self._roster.apply(feed)
+        """Apply a feed message. Waiting requests are notified before this returns."""
+        self._tracker.apply(feed)
 
     def report_failed(self, replica: Replica, code: str = Unavailable.code) -> None:
-        """Record that a request at this replica failed. The replica gets no requests for a moment; the feed says
-        whether it is gone.
+        """Record that a request at this replica failed. The replica gets no requests for a moment.
 
-        A code of a version's fault counts against the version too: after several in a row no request waits for a start.
+        The feed reports whether the replica is gone. A code that is the version's fault counts against the version,
+        too: after several in a row, no request waits for a start.
         """
         opened = self.replica_breakers.failed(replica, code)
         if code in INTEGRITY or (opened and code == ReplicaLost.code):
             row, retryable = replica.row, code not in INTEGRITY
             self.breakers.failed(row.tenant, row.version, code, self._clock(), retryable=retryable)
         if opened and (version_queue := self._version_queues.get(key := key_of(replica.row))) is not None:
-            self.slots.grant(key, version_queue)  # shares of fewer slots are other ones
+            self.slots.grant(key, version_queue)  # with fewer slots, the shares change
             if self.slots.is_wanted(key):
                 self._waker.start_wake(key)
 
     def report_ended(self, replica: Replica) -> None:
-        """Forget a replica whose process has ended, before the feed says so. If it was the last one, requests wait for
-        a start. The feed may have another replica of that name by now.
+        """Forget a replica whose process has ended, before the feed reports it. Without replicas, requests wait for a
+        start. The feed may already have another replica of that name, which stays.
         """
         if not replica.gone:
-            self._roster.remove(replica.row.runtime_id)
+            self._tracker.remove(replica.row.runtime_id)
 
     def report_began(self, replica: Replica, credit: int | None) -> None:
-        """Record that the replica began an answer, so it takes requests, and the credit that it told with it."""
+        """Record that the replica began a response, so that it takes requests, and the credit that it reported."""
         if replica.breaker is not None:
             self.replica_breakers.answered(replica)
         now = self._clock()
@@ -270,15 +269,15 @@ class Throttler:
                 self.slots.grant(key, version_queue)
 
     def report_full(self, replica: Replica, credit: int) -> None:
-        """Record that the replica refused a request, whose slot is not given back yet, because it is full."""
+        """Record that a full replica refused a request. The request's slot is not given back yet."""
         self.refusals += 1
         now = self._clock()
         replica.credit.record_refusal(credit, now)
         self.slots.review(replica, replica.running - 1, now)
 
     def report_answered(self, replica: Replica) -> None:
-        """Record that the replica answered. That clears its version too, because a faulty one fails before its first
-        token.
+        """Record that the replica answered. This also clears the version's breaker: a faulty version fails before a
+        first token.
         """
         if self.breakers:
             self.breakers.forget(key_of(replica.row))
@@ -286,7 +285,7 @@ class Throttler:
     async def acquire(
         self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
     ) -> Replica:
-        """Wait for a slot, and return its replica. Raises as entering `slot`. The caller gives it back by
+        """Wait for a slot and return its replica. Raises as entering `slot`. The caller gives it back by
         `slots.release`.
         """
         now = self._clock()
@@ -295,7 +294,7 @@ class Throttler:
         version_queue = self.slots.ensure_version_queue(key)
         if now >= version_queue.review_s:
             if version_queue.waiting:
-                self.slots.grant(key, version_queue)  # a slot that is free now is theirs
+                self.slots.grant(key, version_queue)  # waiting requests come first
             else:
                 self.slots.review_all(version_queue, now)
         if version_queue.waiting:
@@ -304,7 +303,7 @@ class Throttler:
             if now >= version_queue.shares.ends_s:
                 version_queue.shares.refresh(now, 0)
             version_queue.shares.record_request(queued_request.tenant, queued_request.weight, 0)
-        # Nobody waits who may have a free slot: where this tenant may, it has nobody before it.
+        # No waiting request may take a free slot. So if this tenant may take one, no request is before it.
         is_free = version_queue.may_take(queued_request.tenant, queued_request.weight)
         facts = AdmissionFacts(
             is_free, queued_request, version_queue.waiting.queue_usage, self.loads, self._limits, deadline
@@ -336,10 +335,8 @@ class Throttler:
         enqueued_at_s: float,
         again_by_s: float | None,
     ) -> Replica:
-        """Give a slot back whose replica refused the request, and wait for another one. Raises as `acquire`.
-
-        The request came at `enqueued_at_s`. It returns to its former place in the queue, also if the queue is full by
-        now.
+        """Give back a slot whose replica refused the request, and wait for another one. Raises as `acquire`. The
+        request arrived at `enqueued_at_s`. It returns to its former place, even if the queue is full now.
         """
         version_queue, until_s = (
             self.slots.ensure_version_queue(key),
@@ -348,24 +345,24 @@ class Throttler:
         waiter = _waiter(enqueued_at_s, until_s)
         version_queue.waiting.put_first(waiter, queued_request, until_s)
         self.slots.give_back(key, replica, queued_request, 0)
-        # The line may be new, so its shares have not counted this request, which waits or has a slot by now.
+        # A new queue has not counted this request, which waits or has a slot by now.
         version_queue.shares.record_request(
             queued_request.tenant, queued_request.weight, version_queue.waiting.waiting_of(queued_request.tenant) - 1
         )
         return await self._wait(key, version_queue, queued_request, waiter, again_by_s)
 
     def check_integrity(self) -> None:
-        """No line has both a free slot and a waiter who may have it; loads add up; every replica is where it is said to
-        be.
+        """Assert that no request waits for a slot that is free for it, that usage adds up, and that replicas are
+        tracked.
         """
         self.slots.check_integrity()
-        self._roster.check_integrity()
+        self._tracker.check_integrity()
 
     def _check_time(
         self, key: VersionKey, version_queue: VersionQueue, queued_request: QueuedRequest, until_s: float, now: float
     ) -> None:
-        """Raise Refused(DeadlineTooShort) if no slot is expected in time. A version at zero is woken all the same: else
-        one whose callers have little time would sleep for ever.
+        """Raise Refused(DeadlineTooShort) if no slot is expected in time. A version at zero is woken anyway. Otherwise
+        it would sleep for ever if all its callers have little time.
         """
         left_s = until_s - now
         if asleep := version_queue.is_asleep:
@@ -393,7 +390,7 @@ class Throttler:
         waiter: Waiter,
         again_by_s: float | None,
     ) -> Replica:
-        """Wait for the slot of a request that is in the queue. Whatever fails here takes it out."""
+        """Wait for the slot of a queued request. Any failure removes the request from the queue."""
         try:
             self.slots.grant_later(key, version_queue)
             if version_queue.is_asleep:
@@ -422,16 +419,14 @@ class Throttler:
             self.breakers.leave(key, waiter)
 
     def _why(self, key: VersionKey, queued_request: QueuedRequest) -> str:
-        """Return why the version does not start, "" where that is unknown."""
+        """Return why the version does not start, or "" if that is unknown."""
         problem = self._starts.problem(key)
         return "" if problem is None else redact_for_caller(problem, queued_request.tenant == key.tenant).message
 
     def _leave(
         self, key: VersionKey, version_queue: VersionQueue, waiter: Waiter, queued_request: QueuedRequest
     ) -> None:
-        """Remove a waiting request that ends without its slot: from the queue, or by giving back the slot that it just
-        got.
-        """
+        """Remove a request that ends without using its slot: from the queue, or by giving back the slot it just got."""
         assignment = waiter.assignment
         if version_queue.waiting.discard(waiter):
             assignment.cancel()

@@ -1,7 +1,5 @@
-"""One version's replicas as the door sees them, and who waits for a slot of them.
-
-Written by the parts of the throttler on one event loop: `slot_allocator.py`, `replica_tracker.py`, `load_shedding.py`,
-`circuit_breakers.py`.
+"""One version's replicas, and the requests that wait for their slots. `slot_allocator.py`, `replica_tracker.py`,
+`load_shedding.py` and `circuit_breakers.py` write it, on one event loop.
 """
 
 import asyncio
@@ -23,24 +21,26 @@ from kelvin.contracts.serving.control_messages import ReplicaRow
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A replica as the door sees it. Monotonic: `appeared_us`: its row came; `wake_sent_us`: it was asked for."""
+    """A replica as this activator knows it. `appeared_us` is when its feed row arrived, `wake_sent_us` when its version
+    was woken, both monotonic microseconds.
+    """
 
     row: ReplicaRow
     appeared_us: int
     wake_sent_us: int | None
     running: int = 0
-    owner_running: int = 0  # of these, requests of the version's owner
-    breaker: CircuitBreaker | None = None  # since a request failed there, until an answer begins
+    owner_running: int = 0  # of `running`, requests of the version's owner
+    breaker: CircuitBreaker | None = None  # from a failure until the next answer begins
     credit: ReplicaCredit = field(default_factory=ReplicaCredit)
-    slots_share: int | None = None  # streams of the replica that are for this activator; None: all
-    max_requests: int | None = None  # requests that this activator may have there now; None: all that the replica takes
-    wanted_slots: int = 1  # requests that this activator would have there; the replica is told with the next one
+    slots_share: int | None = None  # streams for this activator; None: all
+    max_requests: int | None = None  # requests allowed there now; None: no limit besides its streams
+    wanted_slots: int = 1  # requests this activator would send; the next request tells the replica
     is_preferred: bool = True  # see `queue/policy/replica_subsets.py`
     gone: bool = False
 
     @property
     def slots(self) -> int:
-        """Streams that are for this activator, also while the replica is full and is asked one request at a time."""
+        """Streams for this activator. A full replica that gets one request at a time keeps this number."""
         return self.row.max_streams if self.slots_share is None else self.slots_share
 
     @property
@@ -53,8 +53,8 @@ class Replica:
         return free if self.breaker is None else min(free, 1) if self.is_open else 0
 
     def review(self, members: int, running: int, now_s: float) -> float:
-        """Decide `slots_share` and `most` by the replica's credit. This activator is one of `members` and has `running`
-        requests there. Return when to decide again.
+        """Set `slots_share` and `max_requests` by the replica's credit. Return when to review again. This activator is
+        one of `members` and has `running` requests there.
         """
         streams = self.row.max_streams
         slots_share, limit = (
@@ -68,48 +68,48 @@ class Replica:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes a request, but for those that it has."""
+        """Whether it takes a request if it has a free slot."""
         return not (self.is_closed or (self.breaker is not None and self.breaker.is_trying))
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no new requests, busy or not."""
+        """Whether it takes no new requests, even with free slots."""
         return self.gone or self.row.draining or (self.breaker is not None and self.breaker.is_open)
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    # A failure is a result, too: as an exception it would hold the frames that wait for it, and they it.
+    # A failure is set as a result. As an exception it would keep the waiting frames alive, in a reference cycle.
     assignment: "asyncio.Future[Replica | Failure]"
     enqueued_at_s: float
-    until_s: float  # it waits no longer
+    until_s: float  # end of its wait, monotonic
 
 
 @dataclass(slots=True)
 class VersionQueue:
-    """One version: its replicas and who waits for them."""
+    """One version: its replicas and its waiting requests."""
 
     waiting: FairQueue[Waiter]
-    shares: SlotShares  # slots that are reserved for its owner
+    shares: SlotShares  # slots reserved for its owner
     replicas: dict[str, Replica] = field(default_factory=dict)
-    ring: HashRing = field(default_factory=HashRing)  # of all of them
+    ring: HashRing = field(default_factory=HashRing)  # of all replicas
     throughput: Throughput = field(default_factory=Throughput)
-    due_s: float = inf  # for when a grant is scheduled: a window of `shares` begins, a credit changes
+    due_s: float = inf  # when a grant is scheduled: a new window of `shares`, a change of a credit
     due: asyncio.TimerHandle | None = None
-    swept_s: float = 0.0  # when it was last looked for those who are late
+    swept_s: float = 0.0  # time of the last sweep for late requests
     subset: ReplicaSubset = field(default_factory=ReplicaSubset)
-    review_s: float = -inf  # when to look again how many requests each replica may have
+    review_s: float = -inf  # when to review the limits of its replicas
 
     @property
     def free(self) -> int:
-        free = 0  # plain loops: each request comes by here some times
+        free = 0  # a plain loop, because each request calls this several times
         for replica in self.replicas.values():
             free += replica.free
         return free
 
     @property
     def slots(self) -> int:
-        """Of replicas that take requests, taken or free."""
+        """Slots of replicas that take requests, taken or free."""
         return sum(0 if replica.is_closed else replica.slots for replica in self.replicas.values())
 
     @property
@@ -121,7 +121,7 @@ class VersionQueue:
 
     @property
     def awaits_start(self) -> bool:
-        """Whether none of its replicas will take a request again, rested or not."""
+        """Whether no replica will take requests again, even after its breaker closes."""
         return all(replica.gone or replica.row.draining for replica in self.replicas.values())
 
     def may_take(self, tenant: str, weight: int) -> bool:
@@ -135,9 +135,8 @@ class VersionQueue:
 def next_waiter(
     version_queue: VersionQueue, may_take: Callable[[str], bool] | None = None
 ) -> tuple[Waiter, QueuedRequest] | None:
-    """Return the next waiter of a tenant that may have a slot, or None.
-
-    Skips cancelled waiters: their futures end at once, but they leave the queue a moment later.
+    """Return the next waiter of a tenant that may have a slot, or None. Skips cancelled waiters: their futures end at
+    once, but they leave the queue a moment later.
     """
     while (
         found := version_queue.waiting.take() if may_take is None else version_queue.waiting.take(may_take)

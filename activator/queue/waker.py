@@ -1,4 +1,6 @@
-"""Tell the decider that a version at zero is wanted: once for all who wait, at once, and again while they wait."""
+"""Wake versions at zero: tell the autoscaler at once that a version is needed, and again while requests wait. There is
+one wake per version, however many requests wait.
+"""
 
 import asyncio
 import logging
@@ -16,12 +18,12 @@ AGAIN_S: Final = 2.0
 RETRY_S: Final = 0.1
 
 
-# Tells the decider that the version is wanted. Returns whether the decider took it.
+# Tells the autoscaler that the version is needed. Returns whether the autoscaler accepted it.
 WakeCall = Callable[[VersionKey], Awaitable[bool]]
 
 
 class Waker:
-    """One task for each version that is being woken, by who waits or by who could not; the throttler calls."""
+    """Runs one task per version that is being woken. The throttler calls it."""
 
     def __init__(self, send_wake: WakeCall, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._send_wake = send_wake
@@ -29,29 +31,29 @@ class Waker:
         self._loops = Loops()
         self._tasks: dict[VersionKey, asyncio.Task[None]] = {}
         self._timed_wakes: dict[VersionKey, asyncio.Task[None]] = {}
-        self._poked_us: dict[VersionKey, int] = {}
+        self._wake_sent_us: dict[VersionKey, int] = {}
 
     def __repr__(self) -> str:
         return f"<Waker waking={len(self._tasks)} nudging={len(self._timed_wakes)}>"
 
     def start_wake(self, key: VersionKey) -> None:
-        """Start poking, unless that goes on already."""
+        """Start sending wake calls, if that is not running yet."""
         if key not in self._tasks:
-            # Stamped before the post: whatever the decider stamps then lies behind it.
-            self._poked_us[key] = int(self._clock() * 1e6)
+            # Taken before the call, so that the autoscaler's own time of it is later.
+            self._wake_sent_us[key] = int(self._clock() * 1e6)
             body = partial(self._send_until_cancelled, key)
             self._tasks[key] = self._loops.start("wake", body, about=key, takes_readiness=False)
 
     def stop_wake(self, key: VersionKey) -> None:
-        """Stop poking: a replica is there, the start failed, or nobody waits."""
-        self._poked_us.pop(key, None)
+        """Stop the wake calls: a replica has appeared, the start failed, or no request waits."""
+        self._wake_sent_us.pop(key, None)
         task = self._tasks.pop(key, None)
         if task is not None:
             task.cancel()
 
     def start_wake_for(self, key: VersionKey, for_s: float) -> None:
-        """Poke for `for_s` seconds although no request waits, because some would have. Does nothing while the version
-        is poked already.
+        """Send wake calls for `for_s` seconds although no request waits, because a request would have waited. Does
+        nothing if the version is being woken already.
         """
         if key not in self._timed_wakes and key not in self._tasks:
             body = partial(self._send_until, key, self._clock() + for_s)
@@ -59,16 +61,16 @@ class Waker:
             task.add_done_callback(partial(self._forget_timed_wake, key))
 
     def stop_timed_wakes(self, tenant: str, version: str) -> None:
-        """Stop nudging: the version has a replica, its start failed, or it was deleted."""
+        """Stop timed wakes: the version has a replica, its start failed, or it was deleted."""
         for key in [key for key in self._timed_wakes if (key.tenant, key.version) == (tenant, version)]:
             self._timed_wakes.pop(key).cancel()
 
     def wake_sent_us(self, key: VersionKey) -> int | None:
-        """Return when poking began (monotonic microseconds), or None if it does not go on."""
-        return self._poked_us.get(key)
+        """Return when the wake began (monotonic microseconds), or None if none is running."""
+        return self._wake_sent_us.get(key)
 
     async def close(self) -> None:
-        """End all tasks."""
+        """Cancel all tasks and wait for them."""
         self._tasks.clear()
         self._timed_wakes.clear()
         await self._loops.close()

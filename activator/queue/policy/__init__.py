@@ -1,5 +1,3 @@
-"""Decide who may wait, who is next, who is shed, and when a wait or a failure is too long. Pure.
-
-Waiting, waking and refusing are one folder up.
-Begin with `admission.py` and `tenant_fair_queue.py`.
+"""Decide which requests may wait, which is next, which are shed, and when a wait or a failure is too long. Pure.
+Waiting, waking and refusing are in the parent folder. Begin with `admission.py` and `tenant_fair_queue.py`.
 """

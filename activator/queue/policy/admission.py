@@ -1,4 +1,4 @@
-"""Decide whether a request may go to a replica now, may wait, or is refused. Waiting is the throttler's work."""
+"""Decide whether a request may go to a replica now, may wait, or is refused. The throttler does the waiting."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How many requests, how many bytes and tokens of them, and for how long each, may wait."""
+    """How much may wait (requests, bytes, tokens) per version, per tenant and in total, and for how long."""
 
     per_version: QueueLimit
     per_tenant: QueueLimit
@@ -25,11 +25,11 @@ class QueueLimits:
 
 
 class AdmissionFacts(msgspec.Struct, frozen=True):
-    """What is known when a request arrives."""
+    """The state of queues and slots when a request arrives."""
 
     has_slot: bool  # a slot is free that this tenant may have
     queued_request: QueuedRequest
-    queued: QueueUsage  # for its version
+    queued: QueueUsage  # in the queue of its version
     loads: QueueUsageByTenant
     limits: QueueLimits
     deadline: Deadline
@@ -42,7 +42,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait, no longer than until then (monotonic). Where a queue is `full`: in the place of who is lower, or not."""
+    """Wait until `until_s` (monotonic) at most. If `full` is set, first shed lower requests, or refuse with `full`."""
 
     until_s: float
     full: Failure | None = None
@@ -50,7 +50,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """Refuse, with this."""
+    """Refuse with this failure."""
 
     failure: Failure
 
@@ -60,13 +60,22 @@ ADMIT: Final = Admit()
 
 
 def decide(facts: AdmissionFacts, now: float) -> Admission:
-    """Return the first that applies: a missed deadline, a free slot (no waiter may have it), a full queue."""
+    """Return the first decision that applies.
+
+    1. The deadline has passed: shed.
+    2. A slot is free, which no waiting request may take: admit.
+    3. A queue is full: hold, if lower requests can be shed.
+    4. Otherwise hold.
+    """
+    # (1)
     if facts.deadline.passed(now):
         return Shed(DeadlineExceeded(0.0, "admitting"))
+    # (2)
     if facts.has_slot:
         return ADMIT
     queued_request, limits = facts.queued_request, facts.limits
     until_s = min(facts.deadline.at_s, now + limits.wait_s)
+    # (3)
     for queue, load, bound in (
         ("the queue of this model", facts.queued, limits.per_version),
         ("the queue of your tenant", facts.loads.of(queued_request.tenant), limits.per_tenant),
@@ -74,4 +83,5 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
     ):
         if (full := load.exceeded_limit(queued_request, bound)) is not None:
             return Hold(until_s, Overloaded(queue, full.limit, RETRY_AFTER_S, full.unit))
+    # (4)
     return Hold(until_s)

@@ -1,8 +1,9 @@
-"""When to stop asking what fails, and how to find out that it no longer does.
+"""A circuit breaker: when to stop sending requests to a failing target, and how to find out that it works again.
 
-Closed, all pass. After so many failures in a row, or one that says enough, it opens: nobody passes for a while. Then it
-is half open: one at a time may try. A failure opens it for twice as long, up to a bound. After a success its owner
-drops it. Who leaves without having found out makes room for the next who tries.
+1. Closed: all requests pass. It opens after `failures` failures in a row, or after one that is proof enough.
+2. Open: no request passes for a while.
+3. Half-open: one request at a time passes, as a trial. A failure opens the breaker for twice as long, up to a bound.
+   After a success its owner drops the breaker. A trial request that leaves without a result makes room for the next.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """Whether requests pass."""
+    """The state of a breaker: whether requests pass."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -19,7 +20,7 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """How many failures in a row open it, and for how long it is open at first and at the most."""
+    """How many failures in a row open the breaker, and its first and longest open time in seconds."""
 
     failures: int
     first_s: float = 1.0
@@ -27,7 +28,7 @@ class BreakerLimits:
 
 
 class CircuitBreaker:
-    """Of one thing that may fail. Times are seconds of one clock that never steps back."""
+    """The breaker of one target. Times are seconds of one monotonic clock."""
 
     __slots__ = ("_failures", "_limits", "_prober", "_rest_s", "_state", "_until_s")
 
@@ -43,42 +44,42 @@ class CircuitBreaker:
         return f"<CircuitBreaker {self._state} failures={self._failures} rest={self._rest_s:g}>"
 
     def state(self, now_s: float) -> BreakerState:
-        """As it is now: what was open long enough is half open."""
+        """Return the current state. An open breaker becomes half-open when its time is over."""
         if self._state is BreakerState.OPEN and now_s >= self._until_s:
             self._state = BreakerState.HALF_OPEN
         return self._state
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody passes, as it was when it was last looked at."""
+        """Whether no request passes, as of the last call of `state`."""
         return self._state is BreakerState.OPEN
 
     @property
     def is_trying(self) -> bool:
-        """Whether somebody is finding out."""
+        """Whether a trial request is running."""
         return self._prober is not None
 
     def takes(self, now_s: float) -> bool:
-        """Whether one more may pass."""
+        """Return whether one more request may pass."""
         return self.state(now_s) is not BreakerState.OPEN and not self.is_trying
 
     def remaining_s(self, now_s: float) -> float:
-        """Until somebody may try; 0 where one may, or does."""
+        """Return the seconds until a trial may pass; 0 if one may pass now, or is running."""
         return max(0.0, self._until_s - now_s) if self.state(now_s) is BreakerState.OPEN else 0.0
 
     def enter(self, request: object, now_s: float) -> None:
-        """One passes, whom it `takes`: while it is half open, to try."""
+        """Let a request pass, which is the trial if the breaker is half-open. `takes` must be true."""
         assert self.takes(now_s), f"{self!r} takes nobody"
         if self._state is BreakerState.HALF_OPEN:
             self._prober = request
 
     def leave(self, request: object) -> None:
-        """Who entered is gone, whether or not it found out. Nothing happens to one that was not trying."""
+        """End the trial if this request was it, with or without a result."""
         if self._prober is request:
             self._prober = None
 
     def failed(self, now_s: float, *, at_once: bool = False) -> bool:
-        """It failed; `at_once`: in a way that one time is enough of. Whether that opened it."""
+        """Record a failure and return whether it opened the breaker. `at_once`: this one failure is enough."""
         match self.state(now_s):
             case BreakerState.OPEN:
                 return False

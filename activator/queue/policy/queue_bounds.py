@@ -1,6 +1,5 @@
-"""How much may wait: requests, bytes of their bodies and tokens; for one version, of one tenant and in all. Pure state.
-
-Tokens are `body`'s estimate.
+"""How much may wait, in requests, bytes of their bodies and estimated tokens: per version, per tenant and in total.
+Pure state. `routing/policy/request_body.py` estimates tokens.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from activator.queue.policy.queued_request import QueuedRequest
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """How much may wait."""
+    """The most that may wait in a queue."""
 
     entries: int
     nbytes: int
@@ -23,7 +22,7 @@ UNBOUNDED: Final = QueueLimit(1 << 60, 1 << 60, 1 << 60)
 
 @dataclass(frozen=True, slots=True)
 class ExceededLimit:
-    """What there would be too much of, and how much of it may wait."""
+    """The unit of a limit that one more request would exceed, and the limit."""
 
     unit: str
     limit: int
@@ -31,14 +30,14 @@ class ExceededLimit:
 
 @dataclass(slots=True)
 class QueueUsage:
-    """How much waits."""
+    """How much waits in a queue."""
 
     entries: int = 0
     nbytes: int = 0
     tokens: int = 0
 
     def exceeded_limit(self, queued_request: QueuedRequest, bound: QueueLimit) -> ExceededLimit | None:
-        """Why one more may not wait; None where it may."""
+        """Return the limit that one more request would exceed, or None."""
         if self.entries >= bound.entries:
             return ExceededLimit("requests", bound.entries)
         if self.nbytes + queued_request.nbytes > bound.nbytes:
@@ -48,17 +47,17 @@ class QueueUsage:
         return None
 
     def is_over(self, bound: QueueLimit) -> bool:
-        """Whether more waits than may."""
+        """Return whether more waits than `bound` allows."""
         return self.entries > bound.entries or self.nbytes > bound.nbytes or self.tokens > bound.tokens
 
     def add(self, queued_request: QueuedRequest) -> None:
-        """It waits."""
+        """Count a request that begins to wait."""
         self.entries += 1
         self.nbytes += queued_request.nbytes
         self.tokens += queued_request.tokens
 
     def remove(self, queued_request: QueuedRequest) -> None:
-        """It waits no more."""
+        """Subtract a request that no longer waits."""
         self.entries -= 1
         self.nbytes -= queued_request.nbytes
         self.tokens -= queued_request.tokens
@@ -66,22 +65,22 @@ class QueueUsage:
 
 @dataclass(slots=True)
 class QueueUsageByTenant:
-    """What waits in all queues together, and what each tenant has of it. Holds no tenant of whom nobody waits."""
+    """Usage of all queues together, in total and per tenant. Tenants without waiting requests use no memory."""
 
     in_all: QueueUsage = field(default_factory=QueueUsage)
     _tenants: dict[str, QueueUsage] = field(default_factory=dict)
 
     def of(self, tenant: str) -> QueueUsage:
-        """A tenant's; to be read, not kept."""
+        """Return the usage of a tenant. Read it at once; it changes later."""
         return self._tenants.get(tenant) or QueueUsage()
 
     def add(self, queued_request: QueuedRequest) -> None:
-        """It waits."""
+        """Count a request that begins to wait."""
         self.in_all.add(queued_request)
         self._tenants.setdefault(queued_request.tenant, QueueUsage()).add(queued_request)
 
     def remove(self, queued_request: QueuedRequest) -> None:
-        """It waits no more."""
+        """Subtract a request that no longer waits."""
         self.in_all.remove(queued_request)
         own = self._tenants[queued_request.tenant]
         own.remove(queued_request)
@@ -89,7 +88,7 @@ class QueueUsageByTenant:
             del self._tenants[queued_request.tenant]
 
     def check_integrity(self) -> None:
-        """The tenants' add up to all; none is empty."""
+        """Assert that tenants add up to the total, and that no entry is empty."""
         loads = self._tenants.values()
         assert self.in_all.entries == sum(load.entries for load in loads)
         assert self.in_all.nbytes == sum(load.nbytes for load in loads)

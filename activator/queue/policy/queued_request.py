@@ -1,4 +1,4 @@
-"""Who asks for a slot, how urgently, and what it takes."""
+"""A request for a slot: its tenant, its priority class and its size."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -12,16 +12,14 @@ from kelvin.contracts.serving.control_messages import Priority
 
 
 class PriorityClass(IntEnum):
-    """How urgent a request is. Each says so of itself, and none can say more than its tenant's highest, which is the
-    default.
-    """
+    """How urgent a request is. The request states it. The tenant's highest class is the default and the upper bound."""
 
     BATCH = 0
     STANDARD = 1
     INTERACTIVE = 2
 
 
-# What a rank is given of the slots while others wait, too; of a full queue a lower one keeps as much (`crowd`).
+# Shares of the slots while all classes wait. Lower classes keep the same shares of a full queue (`shed_order.py`).
 WEIGHTS: Final[Mapping[PriorityClass, int]] = {
     PriorityClass.INTERACTIVE: 16,
     PriorityClass.STANDARD: 4,
@@ -33,18 +31,20 @@ _NAMED: Final[Mapping[str, PriorityClass]] = {
 
 
 class QueuedRequest(msgspec.Struct, frozen=True, gc=False):
-    """What is asked for."""
+    """A request that needs a slot."""
 
-    tenant: str  # the caller's
-    nbytes: int  # of the body
-    tokens: int  # as they are estimated
+    tenant: str  # of the caller
+    nbytes: int  # size of the body
+    tokens: int  # estimated
     priority_class: PriorityClass = PriorityClass.INTERACTIVE
-    affinity: Affinity | None = None  # to a replica
-    weight: int = 1  # the tenant's
+    affinity: Affinity | None = None  # key of the replica that it belongs to
+    weight: int = 1  # weight of the tenant
 
 
 def read_priority_class(priority: bytes | None, highest: Priority | None = None) -> PriorityClass:
-    """Of the header `x-kelvin-priority`, as far as the tenant may have it. Raises Refused(InvalidRequest)."""
+    """Return the class in the header `x-kelvin-priority`, at most the tenant's highest. Raises
+    Refused(InvalidRequest).
+    """
     most = PriorityClass.INTERACTIVE if highest is None else _NAMED[highest]
     if priority is None:
         return most

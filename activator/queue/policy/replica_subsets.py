@@ -1,9 +1,9 @@
-"""Which replicas of a version an activator prefers, where many activators share them. Pure.
+"""Choose which replicas of a version an activator prefers, when many activators share them. Pure.
 
 If each of many activators used every replica now and then, each would keep a connection to every replica, and each
-replica would divide its streams among all activators. So an activator with fewer requests at once than there are
-replicas prefers some of them, as long as those have a free slot. A request that belongs to a replica goes there all the
-same. Each replica is preferred by a few activators, and all activators prefer equally many replicas.
+replica would divide its streams among all activators. So an activator that has fewer concurrent requests than there are
+replicas prefers some replicas while those have a free slot. A request with an affinity still goes to its own replica.
+Each replica is preferred by a few activators, and all activators prefer equally many replicas.
 """
 
 from collections import Counter
@@ -13,17 +13,17 @@ from hashlib import blake2b
 from math import inf
 from typing import Final
 
-REVIEW_S: Final = 1.0  # between two looks at how much an activator uses
-MIN_REPLICAS: Final = 2  # replicas of one activator: of two the less loaded is chosen
-MAX_ACTIVATORS: Final = 4  # activators of one replica: of more the connections cost more than they even out
-SHARE: Final = 4  # parts of a replica's slots, one of which those that use little may need: one slot each
+REVIEW_S: Final = 1.0  # interval between reviews of how much an activator uses
+MIN_REPLICAS: Final = 2  # per activator: with two, the less loaded can be chosen
+MAX_ACTIVATORS: Final = 4  # per replica: above that, connections cost more than a better balance saves
+SHARE: Final = 4  # a quarter of a replica's slots, one per activator, must be enough for activators with little load
 
 
 @dataclass(slots=True)
 class ReplicaSubset:
-    """The replicas of one version that one activator prefers, as activators and replicas come and go."""
+    """The replicas of one version that this activator prefers, as activators and replicas come and go."""
 
-    most: int = 0  # requests that it had at once, of late
+    most: int = 0  # highest recent number of concurrent requests
     _is_busy: bool = False
     _judged_s: float = -inf
     _of: tuple[tuple[str, ...], Mapping[str, int], bool] | None = None
@@ -31,8 +31,8 @@ class ReplicaSubset:
     def choose(
         self, activators: tuple[str, ...], slots: Mapping[str, int], own_name: str, running: int, now_s: float
     ) -> Set[str] | None:
-        """Return which replicas the activator `own_name` prefers; None if nothing has changed. `slots` has
-        each replica's.
+        """Return the replicas that the activator `own_name` prefers, or None if nothing has changed. `slots` maps each
+        replica to its slots.
         """
         if now_s - self._judged_s >= REVIEW_S:
             self._judged_s, self._is_busy = now_s, uses_all(self.most, len(slots))
@@ -49,7 +49,7 @@ class ReplicaSubset:
 
 
 def sharers(slots: int) -> int:
-    """Activators that prefer a replica with so many slots."""
+    """Return how many activators prefer a replica with `slots` slots."""
     return min(MAX_ACTIVATORS, max(1, slots // SHARE))
 
 
@@ -58,32 +58,35 @@ def preferred_replicas(
 ) -> frozenset[str]:
     """Return the replicas that the activator `own_name` prefers: all if there are few activators or few replicas.
 
-    Each pair of activator and replica has a weight, a hash of both names (rendezvous hashing: Thaler and Ravishankar,
-    "Using name-based mappings to increase hit rates", 1998), so few pairs change when one comes or goes. Pairs are
-    taken by weight, highest first: until each replica has one activator, then until each activator has its number, as
-    evenly as that goes.
+    Uses rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998). Each pair
+    of activator and replica has a weight, a hash of both names, so few pairs change when one of them comes or goes.
+    Pairs are taken by descending weight: first until each replica has one activator, then until each activator has its
+    number of replicas, as evenly as possible.
     """
     many = sharers(slots)
     number = max(MIN_REPLICAS, -(-len(replicas) * many // max(1, len(activators))))
     if own_name not in activators or len(activators) <= many or number >= len(replicas):
         return frozenset(replicas)
     pairs = sorted(
-        ((_weight(door, replica), door, replica) for door in activators for replica in replicas), reverse=True
+        ((_weight(activator, replica), activator, replica) for activator in activators for replica in replicas),
+        reverse=True,
     )
-    chosen: dict[str, set[str]] = {door: set() for door in activators}
+    chosen: dict[str, set[str]] = {activator: set() for activator in activators}
     having: Counter[str] = Counter()
     for most in (1, -(-number * len(activators) // len(replicas)), len(activators)):
-        for _, door, replica in pairs:
-            if having[replica] < most and len(chosen[door]) < number and replica not in chosen[door]:
-                chosen[door].add(replica)
+        for _, activator, replica in pairs:
+            if having[replica] < most and len(chosen[activator]) < number and replica not in chosen[activator]:
+                chosen[activator].add(replica)
                 having[replica] += 1
     return frozenset(chosen[own_name])
 
 
 def uses_all(at_once: int, replicas: int) -> bool:
-    """Whether an activator with so many requests at once goes to all replicas: each has one of them then."""
+    """Return whether an activator with `at_once` concurrent requests uses all replicas: at least one request
+    for each.
+    """
     return at_once >= replicas
 
 
-def _weight(door: str, replica: str) -> bytes:
-    return blake2b(f"{door}/{replica}".encode(), digest_size=8).digest()
+def _weight(activator: str, replica: str) -> bytes:
+    return blake2b(f"{activator}/{replica}".encode(), digest_size=8).digest()

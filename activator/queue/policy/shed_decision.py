@@ -1,6 +1,5 @@
-"""Who is shed: those who are lowest in the order of `shed_order` where a queue is full, and those who can't be in time.
-
-Pure; `load_shedding.py` refuses them. A request that has a slot waits no more, so that none is ever shed here.
+"""Choose the requests to shed: the lowest in `shed_order.py` if a queue is full, and those that can't finish in time.
+Pure; `load_shedding.py` refuses them. Only waiting requests are shed, never one that has a slot.
 """
 
 from collections.abc import Iterator
@@ -14,33 +13,34 @@ from activator.queue.policy.shed_order import ShedClass
 from activator.queue.policy.tenant_fair_queue import FairQueue, QueueEntry, cost
 from activator.queue.policy.wait_estimate import Throughput, is_too_late, wait_s
 
-MARGIN: Final = 4.0  # answers vary: of those that last as long as chance has it one in fifty takes longer
-MAX_DISPLACED: Final = 16  # that make way for one: a request that is as large as more of them is refused
+MARGIN: Final = 4.0  # response times vary: with an exponential distribution, 1 in 50 takes longer
+MAX_DISPLACED: Final = 16  # most requests shed for one; a larger newcomer is refused
 
 T = TypeVar("T")
 
 
 class Reason(StrEnum):
-    """Why a request got no slot although it had time."""
+    """Why a request got no slot although its deadline had not passed."""
 
-    FULL = "full"  # it came to a full queue, and was the lowest itself
+    FULL = "full"  # the queue was full, and the newcomer was the lowest
     DISPLACED = "displaced"
-    OVER_SHARE = "over_share"  # displaced, too
-    LATE = "late"  # it could not be in time any more, or not from the start
+    OVER_SHARE = "over_share"  # displaced, because its tenant was over its share
+    LATE = "late"  # it could not finish in time
 
 
 def try_enter(
     queue: FairQueue[T], entry: T, queued_request: QueuedRequest, deadline_s: float, limits: QueueLimits
 ) -> list[tuple[ShedClass, QueueEntry[T]]] | None:
-    """Wait beside the others, as far as there is room; until there is, the lowest of the queue that is too full leaves
-    it. Returns who left, of which each was lower than the newcomer and than all who stayed in that queue, but for what
-    lower ranks keep of it. Returns None where the newcomer is the lowest itself, does not fit alone, or needs the room
-    of more than MOST: then nobody leaves, and those that were tried count as the newest of their tenants.
+    """Add a request to the queue, and remove the lowest requests until everything fits. Return the removed ones.
+
+    Each removed request is lower than the newcomer and than all that stay in that queue, except for the reserved shares
+    of lower classes. Return None if the newcomer does not fit alone, is the lowest itself, or would displace more than
+    MAX_DISPLACED. Then no request leaves, but the candidates count as the newest of their tenants.
     """
     bounds = (limits.per_version, limits.per_tenant, limits.in_all)
     if any(
         queued_request.nbytes > bound.nbytes or queued_request.tokens > bound.tokens for bound in bounds
-    ):  # it would not fit alone
+    ):  # too large even for an empty queue
         return None
     queue.put(entry, queued_request, deadline_s)
     out: list[tuple[ShedClass, QueueEntry[T]]] = []
@@ -59,7 +59,7 @@ def try_enter(
 def _lowest(
     queue: FairQueue[T], queued_request: QueuedRequest, limits: QueueLimits
 ) -> tuple[ShedClass, QueueEntry[T]] | None:
-    """Of the first queue that is too full."""
+    """Return the request to shed from the first queue that is too full, or None."""
     if queue.queue_usage.is_over(limits.per_version):
         return queue.shed_order.next_to_shed(queued_request.tenant)
     everyone = queue.shared_shed_order
@@ -72,7 +72,7 @@ def _lowest(
 
 @dataclass(frozen=True, slots=True)
 class LateRequest(Generic[T]):
-    """One who can't be in time: an answer would have ended so many seconds from now at the earliest."""
+    """A request that can't finish in time. `expected_s`: seconds until its answer would end, at the earliest."""
 
     place: QueueEntry[T]
     expected_s: float
@@ -80,8 +80,8 @@ class LateRequest(Generic[T]):
 
 
 def completion_time_s(before: int, queued_request: QueuedRequest, throughput: Throughput, slots: int) -> float | None:
-    """Until its answer has ended at the earliest, with so many tokens that are served first; None where nobody knows.
-    Nothing is known of one that is next: what runs before it is not counted.
+    """Return the seconds until the request's answer ends at the earliest, with `before` tokens served first. None if
+    unknown. It is always unknown for the next request in line, since running requests are not counted.
     """
     begins_s = wait_s(before, throughput.tokens_per_s(slots)) if before else None
     return None if begins_s is None else begins_s + throughput.answer_s(cost(queued_request.tokens))
@@ -90,17 +90,19 @@ def completion_time_s(before: int, queued_request: QueuedRequest, throughput: Th
 def required_time_s(
     throughput: Throughput, queued_request: QueuedRequest, waited_s: float, remaining_s: float
 ) -> float:
-    """The time that must be left for a slot to be of use to it, where another one could have it. Who has waited for
-    longer than is left needs some more than its answer takes: else each would have its slot in the last moment in which
-    it may do, and many of them in vain. Who came with little time is not held to that.
+    """Return the time that must be left for a slot to be useful, if another request could use the slot.
+
+    A request that has waited longer than its remaining time needs MARGIN times its answer time. Otherwise each request
+    would get its slot at the last possible moment, and many would still be late. A request that arrived with little
+    time is exempt.
     """
     takes_s = throughput.answer_s(cost(queued_request.tokens))
     return takes_s * MARGIN if waited_s > remaining_s else takes_s
 
 
 def find_late_requests(queue: FairQueue[T], throughput: Throughput, slots: int, now: float) -> Iterator[LateRequest[T]]:
-    """Who waits behind so much of its own tenant that it can't be in time, and so only takes a place. The first of
-    each is never among them: what else would its turn be for? Takes time linear in who waits.
+    """Yield requests that wait behind so much work of their own tenant that they can't finish in time. The first
+    request of a tenant and class is never among them: it is next. Takes time linear in the waiting requests.
     """
     for places in queue.entries_by_backlog():
         before = 0

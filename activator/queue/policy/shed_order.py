@@ -1,14 +1,18 @@
-"""Who waits in a queue, and who of them is shed first where it is full. Pure state; `shed` says when.
+"""The order in which a full queue sheds its requests. Pure state; `shed_decision.py` decides when to shed.
 
-The order, of which the first goes first: batch; what a tenant has over its share of the queue; standard; interactive
-of tenants within their share. Among equals it is the newest of the tenant that holds most (longest queue drop: Suter et
-al., INFOCOM 1998). What a tenant holds is its dominant share (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011):
-of requests, bytes and tokens that of which it fills most, over its weight.
+1. Batch requests.
+2. Other requests of a tenant that is over its share of the queue.
+3. Standard requests.
+4. Interactive requests of tenants within their share.
 
-Batch and standard keep a part of the queue, as large as their part of the slots (`RESERVED_SHARES`): what waits of them
-within that is passed over, and who is next in the order goes. So whatever comes, some of them wait, and `fair` serves
-who waits: none of a rank starves because of the others. The part of a queue is of whole requests: one of few places
-keeps none for them.
+Among equals, the newest request of the tenant that holds most is first (longest queue drop: Suter et al., INFOCOM
+1998). A tenant's holding is its dominant share (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011): the largest of
+its fractions of requests, bytes and tokens, divided by its weight.
+
+Batch and standard requests each have a reserved share of the queue, equal to their share of the slots
+(`RESERVED_SHARES`). Requests within it are skipped, and the next class in the order is shed. So some of them always
+wait, and `tenant_fair_queue.py` serves them: no class starves because of the others. The reserve counts whole requests,
+so a queue with few places reserves none.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +24,14 @@ from typing import Final, Generic, Protocol, TypeVar
 from activator.queue.policy.queue_bounds import QueueLimit, QueueUsage, QueueUsageByTenant
 from activator.queue.policy.queued_request import WEIGHTS, PriorityClass, QueuedRequest
 
-GRACE: Final = 1.25  # times its share are not over it: else equal tenants would take turns at being over
+GRACE: Final = 1.25  # a tenant may exceed its share by a quarter; otherwise equal tenants would alternate
 
 
 _ALL: Final = sum(WEIGHTS.values())
 
 
 class ShedClass(IntEnum):
-    """The order. A tenant that is over its share is so with all that it has but batch."""
+    """The shed order, first to last. A tenant over its share is over with all its requests except batch."""
 
     BATCH = 0
     OVER = 1
@@ -35,25 +39,23 @@ class ShedClass(IntEnum):
     INTERACTIVE = 3
 
 
-_TIERS: Final = tuple(ShedClass)  # to walk over the enumeration itself takes some times as long
-RESERVED_SHARES: Final[Mapping[ShedClass, float]] = {  # of the bound; interactive has what is left
+_TIERS: Final = tuple(ShedClass)  # iterating the enum itself is several times slower
+RESERVED_SHARES: Final[Mapping[ShedClass, float]] = {  # fraction of the limit; interactive gets the rest
     ShedClass.BATCH: WEIGHTS[PriorityClass.BATCH] / _ALL,
     ShedClass.STANDARD: WEIGHTS[PriorityClass.STANDARD] / _ALL,
 }
 
 
-class _Asked(Protocol):
-    """One who waits."""
-
+class _Queued(Protocol):
     @property
     def queued_request(self) -> QueuedRequest: ...
 
 
-P = TypeVar("P", bound=_Asked)
+P = TypeVar("P", bound=_Queued)
 
 
 def shed_class_of(queued_request: QueuedRequest) -> ShedClass:
-    """Of one whose tenant is within its share."""
+    """Return the class of a request whose tenant is within its share."""
     match queued_request.priority_class:
         case PriorityClass.BATCH:
             return ShedClass.BATCH
@@ -65,15 +67,15 @@ def shed_class_of(queued_request: QueuedRequest) -> ShedClass:
 
 @dataclass(slots=True)
 class LazyMaxHeap:
-    """Tenants by height, of whom the tallest is found in logarithmic time: who has shrunk is put right when it is on
-    top, so that only growing beyond what was said before costs anything.
+    """Max-heap of tenants by height, with lazy decrease. A decrease is applied when the tenant reaches the top, so only
+    increases cost anything. Every operation is O(log n).
     """
 
-    _heap: list[tuple[float, str]] = field(default_factory=list)  # negative heights, some of the past
-    _upper_bounds: dict[str, float] = field(default_factory=dict)  # never less than it is
+    _heap: list[tuple[float, str]] = field(default_factory=list)  # negative heights, some outdated
+    _upper_bounds: dict[str, float] = field(default_factory=dict)  # never below the current height
 
     def raise_to(self, tenant: str, height: float) -> None:
-        """It is so tall now, or was already."""
+        """Record that the tenant's height is at least `height`."""
         if height > self._upper_bounds.get(tenant, -1.0):
             self._upper_bounds[tenant] = height
             heappush(self._heap, (-height, tenant))
@@ -82,13 +84,13 @@ class LazyMaxHeap:
                 heapify(self._heap)
 
     def drop(self, tenant: str) -> None:
-        """It is not here any more."""
+        """Remove a tenant that has no more requests."""
         del self._upper_bounds[tenant]
         if not self._upper_bounds:
             self._heap.clear()
 
     def top(self, height_of: Callable[[str], float]) -> str | None:
-        """The first by name of the tallest; None where nobody is."""
+        """Return the highest tenant, the first by name among equals, or None if the heap is empty."""
         while self._heap:
             below, tenant = self._heap[0]
             if self._upper_bounds.get(tenant) != -below:
@@ -103,7 +105,7 @@ class LazyMaxHeap:
 
 @dataclass(slots=True)
 class _Tenant(Generic[P]):
-    """What waits of one, by tier; the newest is the last."""
+    """One tenant's waiting requests by shed class, newest last."""
 
     weight: int
     tiers: dict[ShedClass, dict[P, None]] = field(default_factory=dict)
@@ -114,12 +116,14 @@ class _Tenant(Generic[P]):
 
 @dataclass(slots=True)
 class ShedOrder(Generic[P]):
-    """Those who wait in a queue of that bound. All but `check_integrity` takes logarithmic time."""
+    """Waiting requests in the order in which a full queue sheds them. Operations are O(log n), except
+    `check_integrity`.
+    """
 
     bound: QueueLimit
     loads: QueueUsageByTenant = field(default_factory=QueueUsageByTenant)
     _tenants: dict[str, _Tenant[P]] = field(default_factory=dict)
-    _weights: int = 0  # of them all
+    _weights: int = 0  # sum of all tenants' weights
     _heaps: dict[ShedClass, LazyMaxHeap] = field(
         default_factory=lambda: {shed_class: LazyMaxHeap() for shed_class in ShedClass}
     )
@@ -128,14 +132,14 @@ class ShedOrder(Generic[P]):
     )
 
     def add(self, place: P) -> None:
-        """It waits, and is the newest."""
+        """Add a request as the newest."""
         queued_request = place.queued_request
         self.loads.add(queued_request)
         tenant = self._tenants.get(queued_request.tenant)
         if tenant is None:
             tenant = self._tenants[queued_request.tenant] = _Tenant(queued_request.weight)
             self._weights += queued_request.weight
-        elif tenant.weight != queued_request.weight:  # it was changed meanwhile
+        elif tenant.weight != queued_request.weight:  # the weight has changed meanwhile
             self._weights += queued_request.weight - tenant.weight
             tenant.weight = queued_request.weight
         shed_class = shed_class_of(queued_request)
@@ -148,7 +152,7 @@ class ShedOrder(Generic[P]):
             self._heaps[each].raise_to(queued_request.tenant, share)
 
     def remove(self, place: P) -> None:
-        """It waits no more."""
+        """Remove a request that no longer waits."""
         queued_request, shed_class = place.queued_request, shed_class_of(place.queued_request)
         self.loads.remove(queued_request)
         tenant = self._tenants[queued_request.tenant]
@@ -164,7 +168,9 @@ class ShedOrder(Generic[P]):
             self._weights -= tenant.weight
 
     def next_to_shed(self, came_last: str) -> tuple[ShedClass, P]:
-        """Who is shed first, and why; of tenants that hold the same the one that came last. There is somebody."""
+        """Return the request to shed first, and its class. The queue must not be empty. Among tenants with equal
+        holdings, `came_last` is first.
+        """
         kept = _kept(self._tiers, self.bound)
         tops = {
             shed_class: top for shed_class in _TIERS if (top := self._heaps[shed_class].top(self._share)) is not None
@@ -185,14 +191,16 @@ class ShedOrder(Generic[P]):
         return first, _newest(self._tenants[tenant].tiers[first])
 
     def next_to_shed_of_tenant(self, tenant: str, bound: QueueLimit) -> tuple[ShedClass, P]:
-        """Who of the tenant's is shed first, where only its own count, in a queue of that bound."""
+        """Return which of the tenant's requests to shed first. `bound` limits this tenant alone."""
         own = self._tenants[tenant]
         kept = _kept(own.loads, bound)
         shed_class = min([shed_class for shed_class in own.tiers if shed_class not in kept] or own.tiers)
         return shed_class, _newest(own.tiers[shed_class])
 
     def check_integrity(self) -> None:
-        """Loads are who waits; nothing is empty; nobody is taller than was said."""
+        """Assert that usage matches the waiting requests, that nothing is empty, and that heap heights are upper
+        bounds.
+        """
         self.loads.check_integrity()
         assert self._weights == sum(tenant.weight for tenant in self._tenants.values())
         for shed_class, load in self._tiers.items():
@@ -212,31 +220,33 @@ class ShedOrder(Generic[P]):
         return other if other in self._tenants and self._share(other) == self._share(tenant) else tenant
 
     def _share(self, tenant: str) -> float:
-        """What it holds of the queue, for its weight."""
+        """Return what the tenant holds of the queue, divided by its weight."""
         return _filled(self.loads.of(tenant), self.bound) / self._tenants[tenant].weight
 
 
 def _filled(load: QueueUsage, bound: QueueLimit) -> float:
-    """The part of the bound that is taken, of what most is taken of."""
+    """Return the largest used fraction of requests, bytes and tokens."""
     return max(load.entries / bound.entries, load.nbytes / bound.nbytes, load.tokens / bound.tokens)
 
 
 def _kept(tiers: Mapping[ShedClass, QueueUsage], bound: QueueLimit) -> list[ShedClass]:
-    """Those of whom no more waits than may stay whatever comes."""
+    """Return the classes that use no more than their reserved share."""
     return [shed_class for shed_class, part in RESERVED_SHARES.items() if _filled(tiers[shed_class], bound) <= part]
 
 
 def _sum(places: Iterable[Iterable[P]]) -> QueueUsage:
-    asks = [place.queued_request for each in places for place in each]
+    requests = [place.queued_request for each in places for place in each]
     return QueueUsage(
-        len(asks),
-        sum(queued_request.nbytes for queued_request in asks),
-        sum(queued_request.tokens for queued_request in asks),
+        len(requests),
+        sum(queued_request.nbytes for queued_request in requests),
+        sum(queued_request.tokens for queued_request in requests),
     )
 
 
 def _newest(places: dict[P, None]) -> P:
-    """The last one. Taken and put back: a look at the end of a dictionary walks over all that were deleted there."""
+    """Return the last key. Popped and put back, because looking at a dict's end walks over all entries deleted
+    there.
+    """
     place, _ = places.popitem()
     places[place] = None
     return place

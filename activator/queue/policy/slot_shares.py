@@ -10,8 +10,8 @@ All other slots are open to everyone, and the fair queue decides between guests.
 from dataclasses import dataclass
 from typing import Final
 
-WINDOW_S: Final = 10.0  # the owner's need is remembered for one to two windows
-MANY: Final = 16  # slots of a version from which on one is reserved while its owner pauses
+WINDOW_S: Final = 10.0  # the owner's demand is remembered for one to two windows
+MANY: Final = 16  # slots of a version above which one stays reserved while its owner pauses
 PAUSE_S: Final = 60.0  # how long that one is reserved, from the end of the window in which the owner needed a slot
 
 
@@ -20,17 +20,16 @@ class SlotShares:
     """Slot shares of one version. Times are seconds of one clock."""
 
     owner: str
-    owner_running: int = 0  # slots that the owner has, counted by whoever gives them out
+    owner_running: int = 0  # slots that the owner has; the slot allocator counts them
     ends_s: float = 0.0  # when this window ends
-    _weight: int = 1  # the owner's
+    _weight: int = 1  # of the owner
     _peak: int = 0  # most requests of the owner at once in this window, queued ones included
-    _peak_before: int = 0  # in the window before
+    _peak_before: int = 0  # `_peak` of the previous window
     _paused_s: float = float("-inf")  # when the last window ended in which the owner needed a slot
 
     def record_request(self, tenant: str, weight: int, waiting: int) -> bool:
-        """Record a new request of the tenant, which has `waiting` others in the queue.
-
-        Return whether shares have changed, so that queued requests may get slots.
+        """Record a new request of the tenant, which has `waiting` others in the queue. Return whether shares have
+        changed, so that queued requests may get slots.
         """
         if tenant != self.owner:
             return False
@@ -54,24 +53,23 @@ class SlotShares:
         return max(0.0, self.ends_s - now_s)
 
     def may_take(self, tenant: str, weight: int, slots: int, free: int, running: int) -> bool:
-        """Return whether the tenant of that weight may have one of the `free` slots, of `slots` in all.
-
-        `running` is how many slots are taken, the owner's included.
+        """Return whether the tenant of that weight may have one of the `free` slots, of `slots` in all. `running` is
+        how many slots are taken, the owner's included.
         """
         if free <= 0 or tenant == self.owner:
             return free > 0
         reserved = self._reserved(weight, slots)
-        # The two conditions differ beside a replica that drains (only its running requests count) or that is on trial
-        # (all its slots count, and only one is free). A guest may have a slot where either one holds.
+        # The two conditions differ if a replica drains (only its running requests count) or is on trial (all its slots
+        # count, and only one is free). A guest may have a slot if either one holds.
         return running - self.owner_running < slots - reserved or free > reserved - self.owner_running
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a count or bound is wrong."""
+        """Assert that counts and peaks are consistent."""
         assert self.owner_running >= 0
         assert max(self._peak, self._peak_before) >= self.owner_running
 
     def _reserved(self, guest_weight: int, slots: int) -> int:
-        """Return how many slots a guest of that weight leaves to the owner, those included that the owner has."""
+        """Return how many slots a guest of that weight leaves to the owner, including those that the owner has."""
         need = max(self._peak, self._peak_before)
         if not need and slots >= MANY and self.ends_s < self._paused_s + PAUSE_S + WINDOW_S:
             need = 1

@@ -1,12 +1,14 @@
-"""Who waits for a version, and who of them is next: fair in tokens over ranks, and within a rank over tenants; of a
-tenant the one whose deadline is the earliest. Pure state.
+"""The fair queue of a version's waiting requests, in tokens. Pure state.
 
-Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024) on two levels: who was
-given the least is next. The estimate is given with the slot, and corrected when the slot comes back. Who returns has
-no more to claim than who waits: it begins where the last that was served began, as in start-time fair queueing (Goyal
-et al., SIGCOMM 1996). So of two tenants that both wait, neither is more than two of their largest requests ahead; a
-rank that waits gets at least its weight's share, which is what keeps a lower one from starving. A tenant of twice the
-weight is given twice as much.
+Slots are shared fairly between priority classes, and within a class between tenants. For each tenant, the request with
+the earliest deadline is next.
+
+Implements virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024) on two levels:
+the one that was charged least is next. The estimate is charged with the slot, and corrected when the slot comes back. A
+tenant that returns gains no advantage over waiting ones: its counter starts where the last served one began, as in
+start-time fair queueing (Goyal et al., SIGCOMM 1996). So of two tenants that both wait, neither is more than two of
+their largest requests ahead. A waiting class gets at least its weight's share, so lower classes do not starve. A tenant
+of twice the weight gets twice as much.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +23,9 @@ from activator.queue.policy.shed_order import ShedOrder
 T = TypeVar("T")
 K = TypeVar("K")
 
-FINEST: Final = 16  # a second has so many; who has the same sixteenth is not before
-LEVELS: Final = 4  # the coarsest is 256 s, of which there are few: a deadline is not days away
-MAX_COUNTERS: Final = 4096  # tenants whose counters outlast their requests: who leaves and comes back sheds no debt
+FINEST: Final = 16  # buckets per second; deadlines in the same bucket do not count as earlier
+LEVELS: Final = 4  # the coarsest bucket is 256 s; deadlines are not days away, so there are few of those
+MAX_COUNTERS: Final = 4096  # bound on counters, which outlast requests so that leaving and returning sheds no debt
 
 
 def _levels() -> tuple[dict[int, int], ...]:
@@ -32,16 +34,16 @@ def _levels() -> tuple[dict[int, int], ...]:
 
 @dataclass(slots=True)
 class DeadlineIndex:
-    """Tokens by the deadline of who asks for them: how many have less time than one, without a look at each.
+    """Tokens by deadline: how many tokens have an earlier deadline than a given one, without looking at each request.
 
-    A tree of sixteen branches: sums by the sixteenth of a second, the second, sixteen seconds, and so on. Deadlines are
-    seconds on any clock. Adding and asking take the same time however much waits.
+    A 16-ary tree: sums per 1/16 s, 1 s, 16 s and 256 s. Deadlines are seconds on any clock. The time of adding and
+    reading does not depend on how many requests wait.
     """
 
     _sums: tuple[dict[int, int], ...] = field(default_factory=_levels)
 
     def add(self, deadline_s: float, tokens: int) -> None:
-        """So many more; fewer where that is below 0."""
+        """Add tokens at a deadline; negative `tokens` subtract."""
         index = int(deadline_s * FINEST)
         for sums in self._sums:
             left = sums.get(index, 0) + tokens
@@ -52,7 +54,7 @@ class DeadlineIndex:
             index >>= 4
 
     def before(self, deadline_s: float) -> int:
-        """Tokens of those with less time, never more than there are."""
+        """Return the tokens with an earlier deadline. May be too low by one bucket, never too high."""
         index, found = int(deadline_s * FINEST), 0
         for sums in self._sums[:-1]:
             for each in range(index & ~15, index) if sums else ():
@@ -61,7 +63,7 @@ class DeadlineIndex:
         return found + sum(tokens for each, tokens in self._sums[-1].items() if each < index)
 
     def total(self) -> int:
-        """Tokens of all."""
+        """Return the sum of all tokens."""
         return sum(self._sums[-1].values())
 
 
@@ -71,23 +73,23 @@ def _admit_all(_: str) -> bool:
 
 @dataclass(slots=True)
 class VirtualCounters(Generic[K]):
-    """What each was given."""
+    """Virtual token counters: what each key has been charged."""
 
-    _given: dict[K, float] = field(default_factory=dict)  # who joined last is last
-    _floor: float = 0.0  # where the last that was served began
+    _given: dict[K, float] = field(default_factory=dict)  # most recently joined last
+    _floor: float = 0.0  # counter of the last served key, before its charge
 
     def of(self, key: K) -> float:
-        """Return what was given to `key` so far."""
+        """Return the counter of `key`."""
         return self._given.get(key, self._floor)
 
     def join(self, key: K) -> None:
-        """It begins to wait."""
+        """Raise the counter of a key that begins to wait to the floor."""
         self._given[key] = max(self._given.pop(key, 0.0), self._floor)
         if len(self._given) > MAX_COUNTERS:
             del self._given[next(iter(self._given))]
 
     def charge_immediate(self, key: K, amount: float) -> None:
-        """It is served without having waited: `join` and `give`, in one step."""
+        """Charge a key that is served without waiting: `join` and `give` in one step."""
         began = self._given.pop(key, 0.0)
         if began > self._floor:
             self._floor = began
@@ -98,20 +100,20 @@ class VirtualCounters(Generic[K]):
             del self._given[next(iter(self._given))]
 
     def give(self, key: K, amount: float) -> None:
-        """It is served."""
+        """Charge a key that is served."""
         began = self.of(key)
         self._floor = max(self._floor, began)
         self._given[key] = began + amount
 
     def correct(self, key: K, amount: float) -> None:
-        """It took so much more than it was given."""
+        """Add the difference between actual and estimated cost."""
         if key in self._given:
             self._given[key] += amount
 
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
-    """Where one waits. `arrival` is its number in that queue."""
+    """The place of a waiting request. `arrival` is its number in that queue."""
 
     entry: T
     queued_request: QueuedRequest
@@ -123,11 +125,11 @@ class QueueEntry(Generic[T]):
 
 @dataclass(slots=True)
 class _Backlog(Generic[T]):
-    """What waits of one tenant in one rank; who left is skipped when its turn comes."""
+    """Waiting requests of one tenant in one priority class. Entries that have left are skipped when popped."""
 
     heap: list[tuple[float, int, int, QueueEntry[T]]] = field(default_factory=list)  # by deadline, then by arrival
     waiting: int = 0
-    pushed: int = 0  # tells an entry that was put back from the item that it left in the heap
+    pushed: int = 0  # tells a re-added entry from its old item in the heap
     tally: DeadlineIndex = field(default_factory=DeadlineIndex)
 
     def push(self, place: QueueEntry[T]) -> None:
@@ -143,7 +145,6 @@ class _Backlog(Generic[T]):
         return place
 
     def forget(self, place: QueueEntry[T]) -> None:
-        """It has left."""
         place.left = True
         self._subtract(place)
         if len(self.heap) > 2 * self.waiting + 16:
@@ -157,17 +158,16 @@ class _Backlog(Generic[T]):
 
 @dataclass(slots=True)
 class _PriorityLane(Generic[T]):
-    """One rank: its tenants, and what they were given in it."""
+    """One priority class: its waiting tenants and their counters."""
 
-    tenants: dict[str, _Backlog[T]] = field(default_factory=dict)  # those that wait
+    tenants: dict[str, _Backlog[T]] = field(default_factory=dict)  # waiting tenants
     given: VirtualCounters[str] = field(default_factory=VirtualCounters)
 
 
 @dataclass(slots=True)
 class FairQueue(Generic[T]):
-    """Entries that wait, each with its ask; whether one fits is `admission`'s to say.
-
-    `put` and `discard` take logarithmic time, `take` also time linear in the tenants that wait for this version.
+    """A fair queue of entries with their requests. `admission.py` and `shed_decision.py` decide whether one fits. `put`
+    and `discard` take logarithmic time. `take` also takes time linear in the tenants waiting for this version.
     """
 
     shared_shed_order: ShedOrder[QueueEntry[T]]  # of all queues together
@@ -187,18 +187,18 @@ class FairQueue(Generic[T]):
 
     @property
     def queue_usage(self) -> QueueUsage:
-        """What waits here; to be read, not kept."""
+        """Usage of this queue. Read it at once; it changes later."""
         return self.shed_order.loads.in_all
 
     def put(self, entry: T, queued_request: QueuedRequest, deadline_s: float) -> None:
-        """An entry waits at most once."""
+        """Add an entry. It must not be waiting already."""
         assert entry not in self._places
         self._arrivals += 1
         self._insert(QueueEntry(entry, queued_request, deadline_s, self._arrivals, self))
 
     def put_first(self, entry: T, queued_request: QueuedRequest, deadline_s: float) -> None:
-        """Put an entry back that `take` gave out and that was not served, and undo its charge. It comes before all
-        others of its tenant, rank and deadline.
+        """Put back an entry that `take` returned and that was not served, and undo its charge. It comes before all
+        others of its tenant, class and deadline.
         """
         assert entry not in self._places
         self._given.correct(
@@ -214,8 +214,8 @@ class FairQueue(Generic[T]):
         self._insert(QueueEntry(place.entry, place.queued_request, place.deadline_s, place.arrival, self))
 
     def take(self, may_take: Callable[[str], bool] = _admit_all) -> tuple[T, QueuedRequest] | None:
-        """Take out the next entry of a tenant that `may_take` admits, and charge its tenant and rank. Return None if no
-        such tenant waits.
+        """Remove and return the next entry of a tenant that `may_take` admits, and charge its tenant and class. Return
+        None if no such tenant waits.
         """
         open_to = {
             priority_class: [name for name in lane.tenants if may_take(name)]
@@ -247,21 +247,20 @@ class FairQueue(Generic[T]):
         return {tenant for lane in self._priority_lanes.values() for tenant in lane.tenants}
 
     def tokens_before(self, queued_request: QueuedRequest, deadline_s: float) -> int:
-        """Return the tokens that are certainly served first: those of its tenant and rank with an earlier deadline.
-
-        This is the least: requests of other tenants are served in between.
+        """Return the tokens that are certainly served first: those of its tenant and class with an earlier deadline.
+        This is a lower bound: requests of other tenants are served in between.
         """
         backlog = self._priority_lanes[queued_request.priority_class].tenants.get(queued_request.tenant)
         return 0 if backlog is None else backlog.tally.before(deadline_s)
 
     def entries_by_backlog(self) -> Iterator[list[QueueEntry[T]]]:
-        """Yield the places of each tenant and rank, in the order of their deadlines."""
+        """Yield the entries of each tenant and class, in the order of their deadlines."""
         for lane in self._priority_lanes.values():
             for backlog in lane.tenants.values():
                 yield [place for *_, place in sorted(backlog.heap) if not place.left]
 
     def tokens_of(self, tenant: str, priority_class: PriorityClass) -> int:
-        """Return the queued tokens of a tenant at this rank or a more urgent one."""
+        """Return the queued tokens of a tenant in this class and more urgent ones."""
         backlogs = (lane.tenants.get(tenant) for each, lane in self._priority_lanes.items() if each >= priority_class)
         return sum(backlog.tally.total() for backlog in backlogs if backlog is not None)
 
@@ -274,7 +273,7 @@ class FairQueue(Generic[T]):
         )
 
     def settle(self, queued_request: QueuedRequest, tokens: int) -> None:
-        """Correct the charge of a served request: it took `tokens`, not what was estimated."""
+        """Correct the charge of a served request: it took `tokens` instead of its estimate."""
         more = cost(tokens) - cost(queued_request.tokens)
         self._given.correct(queued_request.priority_class, more / WEIGHTS[queued_request.priority_class])
         self._priority_lanes[queued_request.priority_class].given.correct(
@@ -282,7 +281,7 @@ class FairQueue(Generic[T]):
         )
 
     def discard(self, entry: T) -> bool:
-        """Take it out wherever it stands; whether it was waiting."""
+        """Remove an entry. Return whether it was waiting."""
         place = self._places.get(entry)
         if place is None:
             return False
@@ -291,7 +290,7 @@ class FairQueue(Generic[T]):
         return True
 
     def check_integrity(self) -> None:
-        """Loads are what waits; each entry stands in one backlog; no backlog is empty."""
+        """Assert that usage matches the entries, that each entry is in one backlog, and that no backlog is empty."""
         assert len(self._places) == self.queue_usage.entries
         backlogs = [backlog for lane in self._priority_lanes.values() for backlog in lane.tenants.values()]
         standing = [item[-1].entry for backlog in backlogs for item in backlog.heap if not item[-1].left]
@@ -336,5 +335,5 @@ class FairQueue(Generic[T]):
 
 
 def cost(tokens: int) -> int:
-    """What has no tokens, a prediction, counts as one."""
+    """Return the tokens to charge. A request without tokens, such as a prediction, counts as one."""
     return tokens if tokens > 0 else 1

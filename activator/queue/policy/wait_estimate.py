@@ -1,9 +1,8 @@
-"""When a request that has no slot now is expected to have one, as far as that is known. Pure state; refusing is its
-caller's.
+"""Estimate when a request without a slot will get one. Pure state; callers decide what to refuse.
 
-What is known of a version at zero is the control plane's forecast; of one that serves, how fast its slots came free
-of late, in tokens as they are estimated, since what waits is known no better. A wait that is not known is None, and no
-request is ever refused for it.
+For a version at zero, the estimate is the control plane's start forecast. For a serving version, it is the recent rate
+at which slots came free, in estimated tokens, because only estimates are known for waiting requests. An unknown wait is
+None, and no request is refused because of an unknown wait.
 """
 
 from collections.abc import Set
@@ -14,13 +13,13 @@ from activator.routing.policy.version_key import VersionKey
 from kelvin.contracts.serving.control_messages import StartProblem
 from kelvin.contracts.serving.start_forecast import Forecast, StartRow
 
-MIN_ANSWERS: Final = 8  # answers, before a pace is known
-HALVING_ANSWERS: Final = 64  # answers, after which those before count for half
-OVERDUE_S: Final = 30.0  # after which a start that should be over is one of which nothing is known
+MIN_ANSWERS: Final = 8  # answers until the throughput is known
+HALVING_ANSWERS: Final = 64  # answers after which the older ones count half
+OVERDUE_S: Final = 30.0  # a start that is overdue for so long is unknown
 
 
 class MeasuredThroughput(NamedTuple):
-    """Of answers: tokens that a slot computed in a second, and how many for each that was estimated. Both over 0."""
+    """Tokens per second that one slot computed, and actual tokens per estimated token. Both are above 0."""
 
     tokens_per_s: float
     share: float
@@ -32,18 +31,20 @@ class Throughput:
 
     running: int = 0
     _at_s: float = 0.0
-    _held_s: float = 0.0  # of all slots together
-    _tokens: float = 0.0  # of those that came back, as they were estimated
-    _took: float = 0.0  # as they were
+    _held_s: float = 0.0  # slot-seconds of all slots
+    _tokens: float = 0.0  # estimated tokens of finished requests
+    _took: float = 0.0  # actual tokens
     _answers: int = 0
 
     def record_grant(self, now: float) -> None:
-        """A slot was given out."""
+        """Record that a slot was granted."""
         self._advance(now)
         self.running += 1
 
     def record_release(self, now: float, tokens: int, took: int) -> None:
-        """A slot is free again, of a request of so many estimated tokens, which took so many; 0 without an answer."""
+        """Record that a slot is free again. `tokens` was the estimate, `took` the actual number; 0 without an
+        answer.
+        """
         self._advance(now)
         self.running -= 1
         if not took:
@@ -56,28 +57,27 @@ class Throughput:
             self._answers //= 2
 
     def record_lost_slots(self, now: float, slots: int) -> None:
-        """So many slots that were taken are no more."""
+        """Record that `slots` taken slots no longer exist."""
         self._advance(now)
         self.running -= slots
 
     def tokens_per_s(self, slots: int) -> float | None:
-        """Return the throughput of this many slots while all are taken; never 0. None if it is unknown: there were too
-        few answers, or there is no slot because every replica drains or rests.
+        """Return the throughput of `slots` slots while all are taken; never 0. None if it is unknown. It is unknown
+        after too few answers, or without slots because every replica drains or has an open breaker.
         """
         if slots <= 0 or self._answers < MIN_ANSWERS or self._held_s <= 0:
             return None
         return self._tokens / self._held_s * slots
 
     def measured(self) -> MeasuredThroughput | None:
-        """None while no pace is known."""
+        """Return the measured throughput per slot, or None if it is unknown."""
         if self._answers < MIN_ANSWERS or self._held_s <= 0:
             return None
         return MeasuredThroughput(self._took / self._held_s, self._took / self._tokens)
 
     def answer_s(self, tokens: int) -> float:
-        """Return how long an answer of so many estimated tokens takes; 0 while the throughput is unknown.
-
-        The estimate is the most that the answer may have. So the result is at most twice the mean of all answers.
+        """Return how long an answer of `tokens` estimated tokens takes; 0 while the throughput is unknown. The estimate
+        is an upper bound of the answer's length. So the result is at most twice the mean of all answers.
         """
         if self._answers < MIN_ANSWERS or self._held_s <= 0:
             return 0.0
@@ -90,9 +90,8 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class WaitEstimate:
-    """What a waiting client is told; None if unknown.
-
-    `bytes_to_bring` are still to be loaded, the slowest of them from `tier`. `problem` is why no replica starts.
+    """The wait estimate sent to a waiting client. None means unknown. `bytes_to_bring` bytes must still be loaded, the
+    slowest from `tier`. `problem` says why no replica starts.
     """
 
     remaining_s: float | None = None
@@ -114,8 +113,8 @@ UNKNOWN: Final = WaitEstimate()
 class StartForecasts:
     """When versions at zero are expected to serve, as the control plane forecasts it. Times are monotonic seconds."""
 
-    _at_zero_s: dict[VersionKey, float] = field(default_factory=dict)  # how long a start would take
-    _under_way: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # when it is over, as was said
+    _at_zero_s: dict[VersionKey, float] = field(default_factory=dict)  # duration of a start
+    _under_way: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # forecast end of the start
     _problems: dict[VersionKey, StartProblem] = field(default_factory=dict)  # why a version does not start
 
     def set_start_duration(self, key: VersionKey, row: StartRow) -> None:
@@ -153,12 +152,14 @@ class StartForecasts:
         return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
 
     def clear(self) -> None:
-        """Forget what the snapshot that follows repeats. Starts under way stay, as a snapshot does not name them."""
+        """Forget everything that the following snapshot repeats. Running starts stay, since a snapshot does not contain
+        them.
+        """
         self._at_zero_s.clear()
         self._problems.clear()
 
     def wait_estimate(self, key: VersionKey, now: float) -> WaitEstimate:
-        """Return what a request that waits for the first replica is told."""
+        """Return the estimate for a request that waits for the first replica."""
         problem = self._problems.get(key)
         if (start := self._under_way.get(key)) is not None:
             ready_at_s, said = start
@@ -174,7 +175,7 @@ def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
 
 
 def is_too_late(wait_s: float | None, remaining_s: float) -> bool:
-    """Whether it is known that the wait lasts longer than there is time."""
+    """Return whether the wait is known to be longer than the remaining time."""
     return wait_s is not None and wait_s > remaining_s
 
 
