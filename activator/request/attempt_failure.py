@@ -1,4 +1,4 @@
-"""What a failed attempt says: of its request, whether another replica may answer; of its replica, whether it rests."""
+"""Classify a failed attempt: may another replica answer, and is the replica at fault?"""
 
 from typing import Final
 
@@ -13,14 +13,15 @@ from kelvin.contracts.serving.stream_frames import Frame
 from kelvin.contracts.traffic_errors import ReplicaLost
 from kelvin.contracts.wire import BadJson, decoder
 
-RETRYABLE_CODES: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
+# failures after which another replica may answer
+RETRYABLE_CODES: Final = frozenset({Unavailable.code, WeightsDamaged.code})
 
 
 def report_replica_failure(
     throttler: Throttler, replica: Replica, failed: Refused | UpstreamLost | UpstreamRejected
 ) -> None:
-    """Report a failed attempt to the throttler if it says something of the replica: that it has ended, is full, is lost
-    or drains, or that its weights or the version's files are damaged. Other refusals are no fault of the replica's.
+    """Report a failed attempt to the throttler if the replica is at fault. That is the case if it has ended, is full,
+    was lost or drains, or if its weights or the version's files are damaged.
     """
     if isinstance(failed, UpstreamLost) and failed.has_ended:
         throttler.report_ended(replica)
@@ -34,7 +35,7 @@ def report_replica_failure(
 
 
 def decode_failure(frame: Frame) -> Failure:
-    """Return the failure that a FAILED frame names."""
+    """Return the failure in a FAILED frame, or Internal if it can't be decoded."""
     try:
         return from_wire(decoder(WireFailure).decode(frame.payload))
     except BadJson:

@@ -1,7 +1,7 @@
-"""Attempts at one completion: take a slot, send the request to that replica, and relay its frames to the client.
+"""Make attempts at one completion: take a slot, send the request to its replica, and relay the frames to the client.
 
-`request/retry_policy.py` decides whether and when a failed attempt is repeated, `hedged_request.py` whether a late one
-gets a second replica.
+`retry_policy.py` decides whether and when a failed attempt is repeated, `hedged_request.py` whether a late one gets a
+second replica.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _ENDS: Final = decoder(StreamEnd)
 
 
 class Attempts:
-    """Makes attempts at replicas of any version. Without `hedges` no attempt gets a second replica; `draw` returns a
+    """Makes attempts at replicas of any version. Without `hedges`, no attempt gets a second replica. `draw` returns a
     random number in [0, 1).
     """
 
@@ -65,9 +65,10 @@ class Attempts:
     ) -> None:
         """Send a complete answer to the client, retrying on other replicas.
 
-        A retry is safe if the replica was lost before its first byte, or withdrew its answer (`weights_damaged`) before
-        the client had any of it. Raises Refused with the last attempt's failure; Refused(ModelNotFound) before an
-        attempt if `is_current` returns False, because the request no longer goes to this version.
+        A retry is safe in two cases: the replica was lost before its first byte, or it withdrew its answer
+        (`weights_damaged`) before the client had any of it. Raises Refused with the last attempt's failure. Raises
+        Refused(ModelNotFound) before an attempt if `is_current` returns False, because the request no longer goes to
+        this version.
         """
         self._budgets.asked((queued_request.tenant, key), time.monotonic())
         tried = _UNTRIED
@@ -79,7 +80,7 @@ class Attempts:
                 await self._attempt(key, queued_request, inference_request, client_response, tried.until_s, is_current)
                 return
             except NoSlotInTime:
-                assert failure is not None, "only who is sent again has so little time"
+                assert failure is not None, "NoSlotInTime is raised for retries only"
                 self._count(queued_request, inference_request, failure, Withheld.TIME)
                 raise Refused(failure) from None
             except UpstreamLost as lost:
@@ -103,7 +104,7 @@ class Attempts:
         self, key: VersionKey, queued_request: QueuedRequest, inference_request: InferenceRequest, client_response:
         ClientResponse, again_by_s: float | None, is_current: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Make one attempt. Raises Refused and NoSlotInTime; UpstreamLost and UpstreamRejected, after which the
+        """Make one attempt. Raises Refused, NoSlotInTime, UpstreamLost, UpstreamRejected. After the last two, the
         account names no replica.
         """
         waits_since_us = self._begin_wait(key, inference_request)
@@ -134,7 +135,7 @@ class Attempts:
                 await slot.requeue()
 
     def _begin_wait(self, key: VersionKey, inference_request: InferenceRequest) -> int:
-        """Show the request as waiting for a slot. Return the time (monotonic microseconds)."""
+        """Mark the request as waiting for a slot, and return the current monotonic microseconds."""
         inference_request.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
         return now_us()
 
@@ -146,13 +147,14 @@ class Attempts:
         upstream: UpstreamRequest,
         hedged_request: HedgedRequest | None = None,
     ) -> None:
-        """Relay the whole answer of this slot's replica. Raises Refused, UpstreamLost, UpstreamRejected."""
+        """Relay the whole response of this slot's replica. Raises Refused, UpstreamLost, UpstreamRejected."""
         replica = slot.replica
         try:
             # From now on a cancellation must reach this replica, also before the head.
             inference_request.upstream = upstream
             async with upstream:
-                if upstream.runtime_id is not None:  # a pod has one name, and each of its lives another
+                # A pod keeps its name across container restarts, so use the id that the runtime reports.
+                if upstream.runtime_id is not None:
                     inference_request.account.runtime_id = upstream.runtime_id
                 self._throttler.report_began(replica, upstream.credit)
                 await _relay(
@@ -163,7 +165,9 @@ class Attempts:
             self._record_failure(replica, inference_request, slot, failed)
             if (
                 hedged_request is None and upstream.cancel_task is not None
-            ):  # it may be sent there again, once that is forgotten
+                # Wait until the replica has dropped this request id. It would refuse a retry with the same id as a
+                # duplicate.
+            ):
                 await asyncio.wait((upstream.cancel_task,))
             raise
         finally:
@@ -178,9 +182,8 @@ class Attempts:
         slot: Slot,
         upstream: UpstreamRequest,
     ) -> None:
-        """Relay the answer of this slot's replica, or of a second one if that begins sooner or the first attempt fails.
-
-        The first slot is free once its replica knows that its answer is not wanted. Raises as `_relay_from`.
+        """Relay the response of this slot's replica, or of a second one if that begins earlier or the first attempt
+        fails. The first slot is released after its replica has been told to cancel. Raises as `_relay_from`.
         """
         try:
             try:
@@ -198,7 +201,7 @@ class Attempts:
             await self._relay_hedge(inference_request, client_response, second)
         except (UpstreamLost, UpstreamRejected) as failed:
             hedged_request.end()
-            if _may_follow(failed):  # it may be sent again, to one that must have forgotten it by then
+            if _may_follow(failed):  # a retry may go to the same replica, which must have dropped the request by then
                 await hedged_request.wait_settled()
             raise
         finally:
@@ -209,7 +212,7 @@ class Attempts:
     async def _relay_hedge(
         self, inference_request: InferenceRequest, client_response: ClientResponse, second: HedgeAttempt
     ) -> None:
-        """Relay the answer of the second attempt, which has begun. Raises as `_relay_from`."""
+        """Relay the response of the second attempt, which has begun. Raises as `_relay_from`."""
         replica, frames = second.slot.replica, second.frames
         assert frames is not None
         try:
@@ -233,7 +236,8 @@ class Attempts:
     ) -> None:
         report_replica_failure(self._throttler, replica, failed)
         if isinstance(failed, UpstreamRejected) or (isinstance(failed, UpstreamLost) and failed.before_response):
-            inference_request.account.runtime_id = inference_request.upstream = None  # it served nothing of this
+            # the replica served nothing of this request
+            inference_request.account.runtime_id = inference_request.upstream = None
             slot.tokens = 0
         if isinstance(failed, UpstreamRejected):
             inference_request.rejected_prompt_tokens = failed.encoded_tokens
@@ -263,9 +267,8 @@ class Attempts:
 
 
 def _record_dispatch(inference_request: InferenceRequest, replica: Replica, waits_since_us: int) -> None:
-    """Record the stages of the wait. A request is cold if its replica appeared after the wait began.
-
-    The control plane reports the stages of a restore. A Knative pod has none: it is ready when its row arrives.
+    """Record the stages of the wait. A request is cold if its replica appeared after the wait began. The control plane
+    reports the stages of a restore. A Knative pod has none: it is ready when its row arrives.
     """
     now, account = now_us(), inference_request.account
     account.queued_us += now - waits_since_us
@@ -273,7 +276,7 @@ def _record_dispatch(inference_request: InferenceRequest, replica: Replica, wait
     if replica.appeared_us > waits_since_us:
         account.cold = True
         longest_us = max((span.after_us for span in replica.row.restore), default=0)
-        # The row may have come again since the poke. The replica was ready when its row first came, at the latest.
+        # The row may have been updated since the wake. The replica was ready when its row first arrived, at the latest.
         zero_us = min(replica.wake_sent_us or replica.appeared_us, replica.appeared_us - longest_us)
         account.timeline.stamp(Stage.POKED, max(zero_us, account.timeline.began_us))
         late = [span for span in replica.row.restore if zero_us + span.after_us >= account.timeline.began_us]
@@ -286,7 +289,7 @@ def _record_dispatch(inference_request: InferenceRequest, replica: Replica, wait
 
 
 def _record_cost(inference_request: InferenceRequest, slot: Slot, upstream: UpstreamRequest, cost: Counts) -> None:
-    """Record the cost of a cancelled answer, as the replica reported it."""
+    """Record the cost of a cancelled response, as the replica reported it."""
     inference_request.account.seen = cost
     inference_request.account.runtime_id = upstream.runtime_id or inference_request.account.runtime_id
     slot.tokens = cost.prompt_tokens + cost.completion_tokens
@@ -309,8 +312,8 @@ async def _relay(
     frames: list[Frame],
     hedged_request: HedgedRequest | None = None,
 ) -> None:
-    """Relay these frames and all that follow, no faster than the client reads. Raises Refused for the replica's
-    failure, UpstreamRejected if another replica may still answer.
+    """Relay these frames and all later ones, no faster than the client reads. Raises Refused with the replica's
+    failure, or UpstreamRejected if another replica may still answer.
     """
     account, acknowledged = inference_request.account, 0
     while frames:
@@ -331,11 +334,11 @@ async def _relay(
         if last.kind is FrameKind.FAILED:
             failure = decode_failure(last)
             if failure.code == WeightsDamaged.code and client_response.try_forget():
-                upstream.abandon()  # it has counted the request, and another one's record will stand for it
+                upstream.abandon()  # the replica has counted the request, but another replica's record will count
                 raise UpstreamRejected(failure)
             raise Refused(failure)
         if last.kind is FrameKind.END:
-            if account.delivered_tokens > acknowledged:  # if we die before the record is durable, it is charged
+            if account.delivered_tokens > acknowledged:  # it is charged even if we die before the record is durable
                 upstream.acknowledge(account.delivered_tokens)
             end = _decode_end(last)
             account.unfiltered = end.unfiltered
@@ -345,7 +348,7 @@ async def _relay(
 
 
 def _visible_frames(frames: list[Frame]) -> list[Frame]:
-    """Return the frames without a final failure after which another replica may answer. The client never sees it."""
+    """Return the frames without a final failure that another replica can make up for. The client never sees it."""
     last = frames[-1]
     is_declined = last.kind is FrameKind.FAILED and decode_failure(last).code == WeightsDamaged.code
     return frames[:-1] if is_declined else frames

@@ -1,7 +1,7 @@
-"""The answer to one completion: a head held back for a moment, then 200 and heartbeats until the first byte.
+"""The response to one completion: the head is held back briefly, then 200 and heartbeats until the first byte.
 
-The account is settled, durably, before the last byte is handed to the socket. `attempts.py` relays the bytes of a
-replica, `idempotency.py` and `response_cache.py` have those that are given again.
+The usage record is durable before the last byte is handed to the socket. `attempts.py` relays a replica's bytes;
+`idempotency.py` and `response_cache.py` replay kept answers.
 """
 
 import asyncio
@@ -25,16 +25,17 @@ from kelvin.contracts.wire import encode
 log = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
-# Whole answers that end so were cut for their caller: what was computed until then is charged. What fails is not.
+# A non-streamed response with one of these failures was ended for its caller, so the computed tokens are charged. After
+# any other failure they are not.
 CUT: Final = frozenset({Cancelled.code, DeadlineExceeded.code})
-AT_ONCE: Final = 64 << 10  # a whole answer up to that leaves in one write, behind its record
+AT_ONCE: Final = 64 << 10  # a non-streamed response up to this size is one write, after its record
 _SSE: Final = b"text/event-stream; charset=utf-8"
 _JSON: Final = OPENAI_CONTENT_TYPE.encode()
 DONE: Final = b"data: [DONE]\n\n"
 
 
 class ClientResponse:
-    """Used by one task, but for the heartbeats, which end before anything else is written."""
+    """The response to one request. Use from one task. Its heartbeat task ends before anything else is written."""
 
     def __init__(
         self,
@@ -55,17 +56,19 @@ class ClientResponse:
         self._outlook = wait_estimate
         self._timer: asyncio.TimerHandle | None = None
         self._heartbeat_task: asyncio.Task[None] | None = None
-        self._has_started = False  # the client has some of it
-        self._buffered = b""  # the whole answer, where it doesn't stream; else its last event
-        self._is_charged = False  # for all of it; or it may be, as the disk has not said
+        self._has_started = False  # the client has received some of the body
+        self._buffered = b""  # the whole body if it doesn't stream, else its last event
+        self._is_charged = False  # the whole response is charged, or may be: the write is not confirmed
 
     def defer_head(self) -> None:
-        """Begin to hold the head back: for `hold_s` a failure is answered with its own status. Idempotent."""
+        """Hold the head back for `hold_s`, during which a failure still gets its own status. Idempotent."""
         if self._account.stream and self._timer is None and self._heartbeat_task is None:
             self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._start_heartbeats)
 
     async def relay_data(self, data: bytes, completion_tokens: int) -> None:
-        """Send bytes of the replica. On return the client's socket has them, and the tokens count as delivered."""
+        """Send bytes of the replica. On return the client's socket has accepted them, and the tokens count as
+        delivered.
+        """
         if not self._account.stream:
             self._buffered += data
             return
@@ -82,8 +85,8 @@ class ClientResponse:
         self._account.delivered_tokens = completion_tokens
 
     def try_forget(self) -> bool:
-        """Drop what a replica sent, so that another one can answer from the beginning. Return False if the client has
-        some of it.
+        """Drop the replica's bytes so that another replica can answer from the beginning. Return False if the client
+        has received some of them.
         """
         if self._has_started:
             return False
@@ -92,7 +95,7 @@ class ClientResponse:
         return True
 
     async def complete(self) -> None:
-        """The replica has said all. Raises Refused where the record can't be made durable, ClientGone."""
+        """Settle and end the response. Raises Refused if the record can't be made durable, ClientGone."""
         account, exchange = self._account, self._exchange
         if account.stream:
             await self._ensure_head_sent()
@@ -107,7 +110,7 @@ class ClientResponse:
             await exchange.write(late[:-1])
             late = late[-1:]
         else:
-            await exchange.delivered()  # nothing was sent: only a client that has gone is no longer there
+            await exchange.delivered()  # nothing was sent yet, so this only checks that the client is connected
         account.delivered_tokens = account.seen.completion_tokens
         await self._settle()
         if not exchange.started:
@@ -115,14 +118,14 @@ class ClientResponse:
         await exchange.finish(late)
 
     async def settle_replay(self, outcome: str, status: int) -> None:
-        """Another request's answer goes out here, to its last byte but one: settle, at no charge. Raises Refused."""
+        """Settle a replayed answer without a charge, before its last piece is sent. Raises Refused."""
         self._exchange.shield_from_disconnect(dependencies.SPOOL.timeout_s)
         self._account.timeline.stamp(Stage.DONE, now_us())
         self._account.outcome = outcome
         await self._usage.settle(self._account, status=status)
 
     async def _settle(self) -> None:
-        """From here on the record stands, whether or not the client stays for the rest, and its time is over."""
+        """Write the final record, which counts even if the client leaves now. The deadline no longer applies."""
         self._exchange.shield_from_disconnect(dependencies.SPOOL.timeout_s)
         self._account.timeline.stamp(Stage.DONE, now_us())
         self._is_charged = True
@@ -130,20 +133,22 @@ class ClientResponse:
             await self._usage.settle(self._account)
         except Exception:  # nothing was recorded
             self._is_charged = False
-            if not self._account.stream:  # its last byte is not sent
+            if not self._account.stream:  # its last byte was not sent
                 self._account.delivered_tokens = 0
             raise
 
     async def fail(self, failure: Failure) -> None:
-        """End the answer with a failure: with its status while the head is held, else as the stream's last event."""
+        """End the response with a failure: with its own status while the head is held, else as the stream's
+        last event.
+        """
         await self.stop_heartbeats()
         self._exchange.connection.unwatch()
-        if self._is_charged:  # who is told of a failure asks again, and pays again
+        if self._is_charged:  # a client that sees a failure would repeat the request and pay twice
             log.error("an answer is cut whose record may stand", extra={"request_id": self._account.request_id})
             self._exchange.connection.abort()
             return
         await self._settle_failed(failure, None if not self._exchange.started else 200)
-        if self._exchange.connection.unaccepted():  # it reads nothing: no last word would reach it
+        if self._exchange.connection.unaccepted():  # the client reads nothing, so a failure would not reach it
             self._exchange.connection.abort()
         elif not self._exchange.started:
             headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
@@ -152,7 +157,7 @@ class ClientResponse:
             await self._exchange.respond(failure.status, _JSON, body, headers)
         elif self._account.stream:
             await self._exchange.finish(self._timeline() + sse_error(failure, self._account.request_id))
-        else:  # a length was promised: only a broken connection tells the truth
+        else:  # a Content-Length was sent, so only a broken connection can signal the failure
             self._exchange.connection.abort()
 
     async def settle_disconnected(self, failure: Failure) -> None:
@@ -171,11 +176,12 @@ class ClientResponse:
                 return
             async with asyncio.timeout(dependencies.SPOOL.timeout_s):
                 await self._usage.settle(account, failure, status)
-        except (Refused, TimeoutError) as error:  # it failed already; that it goes unrecorded is all there is to say
+        # the request has failed already, so only log that its record is missing
+        except (Refused, TimeoutError) as error:
             log.error("no usage record", extra={"request_id": account.request_id, "error": repr(error)})
 
     async def _ensure_head_sent(self) -> None:
-        """The first bytes of the replica: no more heartbeats, and the head if it is still held."""
+        """Stop the heartbeats, and send the head if it is still held back."""
         self._account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
         await self.stop_heartbeats()
         if not self._exchange.started:
@@ -201,7 +207,7 @@ class ClientResponse:
         self._heartbeat_task = asyncio.create_task(self._send_heartbeats())
 
     async def _send_heartbeats(self) -> None:
-        """Commit 200, then say every second that we live, until told to be still."""
+        """Send the head with 200, then a heartbeat every BEAT_S, until cancelled."""
         try:
             await self._exchange.start(200, self._head(_SSE))
             while True:
@@ -210,10 +216,10 @@ class ClientResponse:
                 await self._exchange.write(beat.encode())
                 await asyncio.sleep(BEAT_S)
         except ClientGone:
-            return  # the request's own task is told by the connection
+            return  # the connection notifies the request's own task
 
     async def stop_heartbeats(self) -> None:
-        """No heartbeat is written once this returns; a write is never cut in two."""
+        """Stop the heartbeats. None is written after this returns, and none is cut short."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -226,6 +232,6 @@ class ClientResponse:
 
 
 def log_internal_error(error: BaseException, request_id: str) -> Failure:
-    """A defect of ours: logged under the request's id, told as no more than that."""
+    """Log a defect of ours under the request's id, and return Internal for the client."""
     log.error("unforeseen failure", exc_info=error, extra={"request_id": request_id})
     return Internal()

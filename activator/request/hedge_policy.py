@@ -1,8 +1,8 @@
-"""When a first frame is late enough to ask a second replica for it: past the 95th percentile of what they took lately.
+"""Decide when a first frame is late enough for a hedged request: after the 95th percentile of recent first frames.
 
-By that very measure one in twenty is asked twice, so a second request costs little of what it saves (Dean and Barroso,
-"The tail at scale", 2013). The percentile is exact, over a window of the latest; of what a second replica answered the
-whole wait counts, or each hedge would make the next one earlier.
+By definition one request in twenty is that late, so hedging costs little for what it saves (Dean and Barroso, "The tail
+at scale", 2013). The percentile is exact over a sliding window. For a hedged request, the whole wait counts, also if
+the second replica answered. Otherwise each hedge would make the next one earlier.
 """
 
 from collections import OrderedDict
@@ -15,13 +15,13 @@ from kelvin.contracts.sliding_quantile import SlidingQuantile
 
 @dataclass(frozen=True, slots=True)
 class HedgeLimits:
-    """How much has to be known, and is kept."""
+    """How many samples are needed and kept."""
 
-    samples: int = 100  # before anything is late
+    samples: int = 100  # needed before any request counts as late
     window: int = 256
-    share: float = 0.95  # of first frames that are not late
-    least_s: float = 0.01  # what is quicker than that is never late
-    versions: int = 512  # that are kept; the one that was used longest ago is forgotten
+    share: float = 0.95  # fraction of first frames that are not late
+    least_s: float = 0.01  # a faster first frame is never late
+    versions: int = 512  # windows kept; the least recently used is dropped
 
 
 LIMITS: Final = HedgeLimits()
@@ -31,7 +31,7 @@ Of = TypeVar("Of", bound=Hashable)
 
 
 class FirstFrameLatencies(Generic[Of]):
-    """How long warm requests waited for their first frame once they were sent, for each kind of them."""
+    """Seconds from dispatch to first frame of warm requests, in one sliding window per kind."""
 
     def __init__(self, limits: HedgeLimits = LIMITS) -> None:
         self._limits = limits
@@ -41,7 +41,7 @@ class FirstFrameLatencies(Generic[Of]):
         return f"<FirstFrameLatencies kinds={len(self._windows)}>"
 
     def record_first_frame(self, kind: Of, seconds: float) -> None:
-        """One has come."""
+        """Add one measurement to the window of its kind."""
         window = self._windows.get(kind)
         if window is None:
             if len(self._windows) >= self._limits.versions:
@@ -52,14 +52,14 @@ class FirstFrameLatencies(Generic[Of]):
         window.add(seconds)
 
     def late_after_s(self, kind: Of) -> float | None:
-        """From when on one is late; None while too little is known."""
+        """Return the seconds after which a first frame is late, or None without enough samples."""
         window, limits = self._windows.get(kind), self._limits
         if window is None or len(window) < limits.samples:
             return None
         return max(limits.least_s, window.of(limits.share))
 
     def check_integrity(self) -> None:
-        """Every window is sound; all is bounded."""
+        """Assert that every window is consistent, and that their number is bounded."""
         assert len(self._windows) <= self._limits.versions
         for window in self._windows.values():
             window.check_integrity()
@@ -67,8 +67,8 @@ class FirstFrameLatencies(Generic[Of]):
 
 
 def hedge_after_s(late_after_s: float | None, remaining_s: float, *, is_cold: bool) -> float | None:
-    """How long after it was sent a second replica is asked; None: never. What waited for a start is slow for reasons
-    that another replica has as well; an answer after the deadline is worth nothing.
+    """Return the seconds after dispatch at which to start the second attempt, or None for never. A cold request is slow
+    for reasons that another replica shares. A response after the deadline is useless.
     """
     if late_after_s is None or is_cold or late_after_s >= remaining_s:
         return None

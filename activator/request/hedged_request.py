@@ -1,8 +1,9 @@
-"""A second replica for a request whose first frame is late: the answer that begins first is passed on, the other one
-ends before a byte of it was. When a frame is late is `hedge_policy`'s.
+"""Hedged requests: send a request to a second replica if its first frame is late, and use the response that begins
+first.
 
-The first attempt runs in its request's own task, as if there were no other one, and costs a timer. A replica that had
-begun and is not passed on is told so, and records its work itself: nobody is charged for it.
+The other attempt ends before the client gets a byte of it. `hedge_policy.py` decides when a frame is late. The first
+attempt runs in the request's own task, as without hedging, and costs one timer. A replica whose response is not used is
+told so and records its work itself, without a charge to anyone.
 """
 
 import asyncio
@@ -30,16 +31,16 @@ log = logging.getLogger(__name__)
 FIRST: Final = "first"
 SECOND: Final = "second"
 NEITHER: Final = "neither"
-WITHHELD: Final = "withheld"  # the budget is spent
+WITHHELD: Final = "withheld"  # the retry budget is spent
 
 
 class HedgeWon(Exception):
-    """The second replica began the answer."""
+    """The second replica began its response first."""
 
 
 class HedgeAttempt:
-    """The second attempt at a request, in a task of its own, which keeps slot and connection for as long as the request
-    needs them. Starts at once. `on_begun` is called with its first frame, unless it was ended before.
+    """The second attempt at a request, in a task of its own. It starts at once. The task keeps slot and connection as
+    long as the request needs them. `on_begun` is called with the first frame, unless the attempt has ended before.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class HedgeAttempt:
         self.slot = slot
         self.upstream = upstream
         self.sent_us = now_us()
-        self.frames: list[Frame] | None = None  # the first ones
-        self.is_winner = False  # its answer is passed on
+        self.frames: list[Frame] | None = None  # the first frames
+        self.is_winner = False  # its response goes to the client
         self._throttler = throttler
         self._on_begun = on_begun
         loop = asyncio.get_running_loop()
@@ -62,11 +63,11 @@ class HedgeAttempt:
         return f"<HedgeAttempt begun={self.frames is not None} lead={self.is_winner} over={self._task.done()}>"
 
     async def wait_outcome(self) -> None:
-        """Until it has begun an answer, or has come to nothing."""
+        """Wait until it has begun a response, or has failed."""
         await self._outcome_known.wait()
 
     def end(self) -> None:
-        """Its answer was passed on, or won't be: then its replica is told that. Returns at once. Idempotent."""
+        """End the attempt, after its response was relayed or because it is not used. Does not wait. Idempotent."""
         if self.is_winner:
             if not self._released.done():
                 self._released.set_result(None)
@@ -75,7 +76,7 @@ class HedgeAttempt:
             self._task.cancel()
 
     async def wait_ended(self) -> None:
-        """Until nothing is left of it."""
+        """Wait until the task and the cancellation at the replica have ended."""
         await asyncio.wait((self._task,))
         if self.upstream.cancel_task is not None:
             await asyncio.wait((self.upstream.cancel_task,))
@@ -88,7 +89,7 @@ class HedgeAttempt:
                 frames = await self.upstream.read_frames()
                 while not has_begun_answer(frames):
                     frames = await self.upstream.read_frames()
-                if frames[-1].kind is FrameKind.FAILED:  # the first replica may do better
+                if frames[-1].kind is FrameKind.FAILED:  # the first replica may still succeed
                     self.upstream.abandon()
                     raise UpstreamRejected(decode_failure(frames[-1]))
                 self.frames = frames
@@ -99,7 +100,7 @@ class HedgeAttempt:
             report_replica_failure(self._throttler, replica, failed)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """By itself or not, also where it was ended before its first step."""
+        """Release the slot. Runs when the task ends, even if it was cancelled before its first step."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("unforeseen failure", exc_info=error)
         self._outcome_known.set()
@@ -110,13 +111,15 @@ class HedgeAttempt:
 
 
 def has_begun_answer(frames: Sequence[Frame]) -> bool:
-    """Whether an answer has begun: more than a beat, or one that counts a token (of an answer that doesn't stream)."""
+    """Return whether a response has begun: a frame other than a heartbeat, or one that counts a token (if not
+    streamed).
+    """
     return any(frame.kind is not FrameKind.HEARTBEAT or frame.counts.completion_tokens for frame in frames)
 
 
 class Hedges:
-    """Of all requests of versions with several replicas. What is measured is kept of streams and of whole answers
-    apart: a whole one says nothing until it is there, or for a second.
+    """Hedging of all requests whose version has several replicas. Streams and whole responses are measured separately:
+    a whole one sends no frame until it is complete, or for a second.
     """
 
     def __init__(
@@ -144,7 +147,9 @@ class Hedges:
         replica: Replica,
         first: UpstreamRequest,
     ) -> "HedgedRequest | None":
-        """For an attempt that is about to be sent; None where there is no other replica that could be asked."""
+        """Return a HedgedRequest for an attempt that is about to be sent, or None if the version has no other
+        replica.
+        """
         return (
             HedgedRequest(self, key, queued_request, inference_request, replica, first)
             if self._throttler.has_several(key)
@@ -152,7 +157,7 @@ class Hedges:
         )
 
     def after_s(self, key: VersionKey, inference_request: InferenceRequest) -> float | None:
-        """When to ask a second replica."""
+        """Return the seconds after dispatch at which to start the second attempt, or None for never."""
         late_after_s = self._frames.late_after_s((key, inference_request.account.stream))
         return hedge_after_s(late_after_s, inference_request.remaining_s(), is_cold=inference_request.account.cold)
 
@@ -164,7 +169,9 @@ class Hedges:
         inference_request: InferenceRequest,
         excluded_replica: Replica,
     ) -> HedgeAttempt | None:
-        """Under way, where a slot is free and the budget has one."""
+        """Start the second attempt if another replica has a free slot and the retry budget allows it, else
+        return None.
+        """
         slot = self._throttler.try_take_slot_elsewhere(
             key, queued_request, inference_request.deadline, excluded_replica
         )
@@ -182,19 +189,19 @@ class Hedges:
         )
 
     def record_first_frame(self, key: VersionKey, inference_request: InferenceRequest, since_us: int) -> None:
-        """The first frame of a request that was sent then."""
+        """Record the first frame of a request that was sent at `since_us`, unless it was cold."""
         if not inference_request.account.cold:
             self._frames.record_first_frame((key, inference_request.account.stream), (now_us() - since_us) / 1e6)
 
     def record_outcome(self, queued_request: QueuedRequest, inference_request: InferenceRequest, first: str) -> None:
-        """What a late request came to."""
+        """Record which attempt answered a late request."""
         inference_request.account.hedged = first
         self._metrics.hedged((queued_request.tenant, inference_request.account.model), first)
 
 
 class HedgedRequest:
-    """One attempt, and the second one that it may get. `with` it around the first one: raises HedgeWon where the second
-    one was sooner. `end` it in any case.
+    """A request with an optional second attempt. Use it as a context manager around the first attempt. It raises
+    HedgeWon there if the second attempt's response begins earlier. Always call `end`.
     """
 
     __slots__ = (
@@ -251,16 +258,17 @@ class HedgedRequest:
         if not self._has_won:
             return
         self._task.uncancel()
-        if kind is not asyncio.CancelledError or self._task.cancelling() <= self._before:  # else others ended it, too
+        # otherwise the task was cancelled from elsewhere, too
+        if kind is not asyncio.CancelledError or self._task.cancelling() <= self._before:
             raise HedgeWon from None
 
     def on_first_byte(self) -> None:
-        """The first attempt's answer begins, and is passed on."""
+        """Use the first attempt, whose response begins now."""
         self._hedges.record_first_frame(self._key, self._inference_request, self._since_us)
         self.end(FIRST)
 
     def on_second_begun(self) -> None:
-        """It is passed on, unless the first attempt is over: then it waits to be asked for."""
+        """Use the second attempt, unless the first one is over. In that case it waits for `second`."""
         if self._is_inside and not self._first.is_closed:
             self._promote()
             self._first.abandon()
@@ -268,7 +276,9 @@ class HedgedRequest:
             self._task.cancel()
 
     async def second(self) -> HedgeAttempt | None:
-        """For a first attempt that is over without an answer: the second one, where there is one and it begins."""
+        """Return the second attempt once it has begun, after the first one failed. Return None if there is none or it
+        fails.
+        """
         second = self._second
         if second is None:
             return None
@@ -277,11 +287,11 @@ class HedgedRequest:
             if second.frames is None:
                 return None
             self._promote()
-        self._attribute_to(second)  # whatever became of the first one meanwhile
+        self._attribute_to(second)  # the first attempt may have changed the account meanwhile
         return second
 
     def end(self, first: str = NEITHER) -> None:
-        """No second attempt from now on; one that is not passed on ends, one that is is over. Idempotent."""
+        """Allow no second attempt from now on, and end a running one. Idempotent."""
         self._cancel_timer()
         second = self._second
         if second is None:
@@ -291,7 +301,7 @@ class HedgedRequest:
         second.end()
 
     async def wait_settled(self) -> None:
-        """Once nothing is left of a second attempt, and a replica that was outrun knows it."""
+        """Wait until the second attempt has ended, and an unused first replica has been told to cancel."""
         if self._second is not None:
             await self._second.wait_ended()
         if self._first.cancel_task is not None:
@@ -313,7 +323,7 @@ class HedgedRequest:
         self._count(SECOND)
 
     def _attribute_to(self, second: HedgeAttempt) -> None:
-        """In the record, and to whom it is told that this is durable."""
+        """Name this attempt's replica in the record, and acknowledge deliveries to it."""
         inference_request = self._inference_request
         inference_request.upstream = second.upstream
         inference_request.account.runtime_id = second.upstream.runtime_id or second.slot.replica.row.runtime_id

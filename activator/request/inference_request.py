@@ -1,4 +1,4 @@
-"""One completion under way: what is asked, of which model, and its deadline. An invalid request leaves no record."""
+"""One running inference request: its content, its model and its deadline. An invalid request leaves no record."""
 
 import time
 from typing import Final
@@ -29,31 +29,33 @@ WAITING: Final = frozenset({"restoring", "queued"})  # stages without a slot
 
 
 class InferenceRequest(msgspec.Struct):
-    """What was asked, and how far it has come."""
+    """A parsed request and its progress."""
 
     exchange: Exchange
     path: str
     body: bytes
-    parsed_body: RequestBody  # what is read of it
+    parsed_body: RequestBody  # the fields that are read of `body`
     priority_class: PriorityClass
     affinity: Affinity | None
     reference: ModelReference
     entry: ModelEntry
     account: Account
     deadline: Deadline
-    tenant_limits: TenantLimits  # its tenant's
-    schemas: tuple[str, ...] = ()  # hashes that the caller expects
+    tenant_limits: TenantLimits  # of its tenant
+    schemas: tuple[str, ...] = ()  # schema hashes that the caller expects
     stage: str = "admitting"
-    key: VersionKey | None = None  # once it is known which version answers
-    queued_request: QueuedRequest | None = None  # once it is known what it takes
+    key: VersionKey | None = None  # set once the version is chosen
+    queued_request: QueuedRequest | None = None  # set once its size is estimated
     dispatched_us: int = 0
-    ceiling: TokenLimits = NO_TOKEN_LIMITS  # what its tenant may use of what the version allows
-    token_reservation: TokenReservation | None = None  # of its tenant's tokens for this minute
-    upstream: UpstreamRequest | None = None  # at the replica that the record will name
-    rejected_prompt_tokens: int = 0  # tokens of the prompt, by the last replica that refused it
+    ceiling: TokenLimits = NO_TOKEN_LIMITS  # token limits of its tenant
+    token_reservation: TokenReservation | None = None  # part of its tenant's tokens per minute
+    upstream: UpstreamRequest | None = None  # at the replica that the record names
+    rejected_prompt_tokens: int = 0  # prompt tokens, counted by the last replica that refused it
 
     def split_key(self, entry: ModelEntry) -> str | None:
-        """By whom a version is chosen where several share a model: its session's name, else its key. None: only one."""
+        """Return the key for traffic splits: the session's name, else the API key's id. None if the model has
+        no split.
+        """
         if not entry.split:
             return None
         session = self.exchange.header(b"x-kelvin-session")
@@ -61,11 +63,11 @@ class InferenceRequest(msgspec.Struct):
 
     @property
     def computed_tokens(self) -> int:
-        """Of prompt and answer so far, as the replica said."""
+        """Tokens of prompt and output so far, as reported by the replica."""
         return self.account.seen.prompt_tokens + self.account.seen.completion_tokens
 
     def remaining_s(self) -> float:
-        """Seconds until its deadline."""
+        """Return the seconds until its deadline."""
         return self.deadline.remaining_s(time.monotonic())
 
 
@@ -78,8 +80,7 @@ def parse_inference_request(
     table: RoutingTable,
     deadline_s: float,
 ) -> InferenceRequest:
-    """Of a request whose body was read. Raises Refused: InvalidRequest; ModelNotFound for what the caller may not call.
-
+    """Parse a request whose body was read. Raises Refused(InvalidRequest), or Refused(ModelNotFound) if not callable.
     `tenant_limits` is the tenant's, `deadline_s` the installation's.
     """
     body, most_s = read_body(raw, request_route.path), tenant_limits.deadline_max_s
@@ -115,7 +116,7 @@ def parse_inference_request(
 
 
 def _schemas(exchange: Exchange, request_route: RunInference, body: RequestBody) -> tuple[str, ...]:
-    """Of a prediction, the hashes of schemas that header and parameters name: each must hold."""
+    """Return the schema hashes that a prediction names in its header and parameters. Each must match."""
     if request_route.named is None:
         return ()
     header = exchange.header(b"x-kelvin-schema-hash")
@@ -124,7 +125,7 @@ def _schemas(exchange: Exchange, request_route: RunInference, body: RequestBody)
 
 
 class UpstreamRequestFactory:
-    """Send a request to one replica of its version; `source` is the spool that owes the records."""
+    """Sends requests to replicas. `source` is the spool that will hold their records."""
 
     def __init__(self, replica_sessions: ReplicaSessions, source: str) -> None:
         self._upstreams = replica_sessions
@@ -134,7 +135,7 @@ class UpstreamRequestFactory:
         return f"<UpstreamRequestFactory {self._source}>"
 
     def send(self, key: VersionKey, inference_request: InferenceRequest, replica: Replica) -> UpstreamRequest:
-        """`async with` it."""
+        """Return the request to one replica. Use it as an async context manager, which sends it."""
         account = inference_request.account
         caller = account.principal
         remaining_ms = inference_request.deadline.remaining_ms(time.monotonic())

@@ -1,14 +1,14 @@
-"""Decide whether a request that failed before its client had a byte is tried again, after which pause, and who pays.
+"""Decide whether a request that failed before its client received a byte is retried, and after which pause.
 
-A budget of a tenant and version is a bucket of retries. Each of their requests adds a tenth of a retry, and every
-second adds a whole one. What nobody uses fades, so a bucket holds what `memory_s` brought. So retries never double the
-load of an outage, and a quiet model is retried all the same (Finagle's RetryBudget, with a bucket that leaks instead of
-its window). This is no `kelvin.contracts.token_bucket`: requests fill it, too, and it loses a share of its level, not a
-fixed rate. Pauses are drawn from the whole of their range ("full jitter", Brooker, "Exponential backoff and jitter",
-2015): those who failed together do not come back together.
+Each tenant and version has a retry budget, a bucket. Each request adds a tenth of a retry, and each second adds one.
+Unused retries decay, so a bucket holds what `memory_s` brought. So retries never double the load of an outage, and a
+quiet model still gets retries (Finagle's RetryBudget, with a leaking bucket instead of its window).
+`kelvin.contracts.token_bucket` does not fit: requests fill this bucket, too, and it loses a share of its level instead
+of a fixed rate.
 
-One time bounds the pauses and the waits for another replica, resting ones included: what fails for longer than a moment
-is told, not waited for. A start is: it takes what it takes.
+Pauses have full jitter (Brooker, "Exponential backoff and jitter", 2015): requests that failed together do not return
+together. One time limit, `within_s`, bounds the pauses and the waits for another replica, including replicas with an
+open breaker. A longer outage is reported to the client. Only the wait for a start may take longer.
 """
 
 from collections import OrderedDict
@@ -23,17 +23,17 @@ from kelvin.contracts.backoff import ExponentialBackoff
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How much more work than was asked for may be made."""
+    """Bounds on the extra work of retries."""
 
-    share: float = 0.1  # of requests
-    per_s: float = 1.0  # however few there are
-    memory_s: float = 10.0  # for which what was not used is kept
+    share: float = 0.1  # retries per request
+    per_s: float = 1.0  # retries per second, without any request
+    memory_s: float = 10.0  # decay time of unused retries
     first_s: float = 0.025
     longest_s: float = 1.0
-    lost: int = 3  # replicas that one request may be lost with: it may be what ends them
-    tries: int = 8  # in all
-    within_s: float = 5.0  # of its first failure it is sent again, or never, but for who waits for a start
-    budgets: int = 4096  # that are kept; the one that was used longest ago is forgotten
+    lost: int = 3  # lost replicas per request: the request may be what kills them
+    tries: int = 8  # attempts in total
+    within_s: float = 5.0  # a retry must be sent within this time of the first failure, except after a start
+    budgets: int = 4096  # buckets kept; the least recently used is dropped
 
 
 LIMITS: Final = RetryLimits()
@@ -42,23 +42,23 @@ LIMITS: Final = RetryLimits()
 class Withheld(StrEnum):
     """Why a request is not tried again."""
 
-    TRIES = "tries"  # often enough already
-    DEADLINE = "deadline"  # the pause outlasts it
+    TRIES = "tries"  # enough attempts were made
+    DEADLINE = "deadline"  # the pause would outlast it
     BUDGET = "budget"
-    TIME = "time"  # since its first failure is over
+    TIME = "time"  # `within_s` is over
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """After so long."""
+    """Retry after a pause."""
 
     pause_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """What has become of a request so far: replicas that were lost with it, and those that took nothing of it; until
-    when it may be sent again (monotonic seconds), once one of both has happened.
+    """The failures of a request so far: lost replicas, and replicas that refused it. `until_s` is when the time for
+    retries ends (monotonic seconds), after a first failure.
     """
 
     lost: int = 0
@@ -67,10 +67,10 @@ class RetryState:
 
 
 def failed(tried: RetryState, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> RetryState:
-    """Count one more failure of a request that was sent at `sent_s`, and return the sum.
+    """Count one more failure of a request that was sent at `sent_s`, and return the new state.
 
     A request that was sent after `until_s` had waited for a start. Earlier failures say nothing about that, so its time
-    begins anew.
+    for retries starts again.
     """
     until_s = tried.until_s
     if until_s is None or sent_s > until_s:
@@ -79,7 +79,9 @@ def failed(tried: RetryState, *, lost: bool, sent_s: float, now_s: float, limits
 
 
 def decide(tried: RetryState, now_s: float, remaining_s: float, draw: float, limits: RetryLimits) -> Retry | Withheld:
-    """For a request that was just lost or refused; `draw` is of [0, 1). The budget is still to be asked."""
+    """Decide about a request that was just lost or refused. `draw` is in [0, 1). The caller checks the budget
+    afterwards.
+    """
     count = tried.lost + tried.refused
     if count >= limits.tries or tried.lost >= limits.lost:
         return Withheld.TRIES
@@ -100,7 +102,7 @@ class _Bucket:
 
 
 class RetryBudgets(Generic[Of]):
-    """One budget for each tenant and version. Times are seconds of one clock that never steps back."""
+    """One budget per tenant and version. Times are seconds of one monotonic clock."""
 
     def __init__(self, limits: RetryLimits) -> None:
         self._limits = limits
@@ -110,11 +112,11 @@ class RetryBudgets(Generic[Of]):
         return f"<RetryBudgets known={len(self._buckets)}>"
 
     def asked(self, whose: Of, now_s: float) -> None:
-        """A request came: not a retry."""
+        """Add to the budget for a new request, not a retry."""
         self._settled(whose, now_s).retries += self._limits.share
 
     def try_spend(self, whose: Of, now_s: float) -> bool:
-        """Take one retry out; False where there is none."""
+        """Take one retry. Return False if there is none."""
         bucket = self._settled(whose, now_s)
         if bucket.retries < 1.0:
             return False
@@ -122,12 +124,12 @@ class RetryBudgets(Generic[Of]):
         return True
 
     def check_integrity(self) -> None:
-        """No bucket owes anything, none is kept beyond the bound."""
+        """Assert that no bucket is negative, and that their number is bounded."""
         assert all(bucket.retries >= 0.0 for bucket in self._buckets.values())
         assert len(self._buckets) <= self._limits.budgets
 
     def _settled(self, whose: Of, now_s: float) -> _Bucket:
-        """As it is now: between two events it goes towards what `per_s` alone keeps in it."""
+        """Return the bucket as of now. Between events it decays towards the level that `per_s` alone would keep."""
         limits = self._limits
         quiet = limits.per_s * limits.memory_s
         bucket = self._buckets.get(whose)

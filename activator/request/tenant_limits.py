@@ -1,5 +1,5 @@
-"""Limits of a tenant (requests at once, per minute, budget per month), asked for one request: on its entry, once its
-body is known, and at its end. A tenant without such limits costs a test for None each.
+"""Check a tenant's limits for one request: concurrent requests, rates per minute, budget per month. Limits are checked
+on entry, once the body is known, and at the end. An unset limit costs one test for None.
 """
 
 from collections.abc import Awaitable
@@ -14,7 +14,7 @@ from kelvin.contracts.serving.control_messages import TenantLimits
 
 
 class TenantLimiter:
-    """The limits of all tenants: requests at once, rates and budgets."""
+    """The limits of all tenants: concurrent requests, rates and budgets."""
 
     def __init__(self, concurrency_limiter: ConcurrencyLimiter, rates: RateLimits, budgets: TenantBudgets) -> None:
         self._entrance = concurrency_limiter
@@ -25,21 +25,21 @@ class TenantLimiter:
         return f"<TenantLimiter {self._rates!r} {self._budgets!r}>"
 
     def acquire_permit(self, tenant: str, tenant_limits: TenantLimits) -> Awaitable[Permit]:
-        """Return a block that counts one more request of the tenant. Raises Refused(TenantBusy)."""
+        """Return a block that counts one more concurrent request of the tenant. Entering raises Refused(TenantBusy)."""
         return self._entrance.enter(tenant, tenant_limits.requests)
 
     async def enter(self, exchange: Exchange, tenant: str, tenant_limits: TenantLimits) -> None:
-        """Check limits before the body is read. Raises Refused: BudgetSpent, RateLimited."""
+        """Check limits before the body is read. Raises Refused(BudgetSpent | RateLimited)."""
         if tenant_limits.budget_micros is not None:
             self._budgets.check(tenant, tenant_limits.budget_micros)
         if tenant_limits.rpm is not None or tenant_limits.tpm is not None:
             await self._rates.enter(exchange.rates, tenant, tenant_limits)
 
     async def reserve(self, inference_request: InferenceRequest, most: Estimate) -> None:
-        """Reserve what the request may take, in place of what it held before. Call `settle` at its end.
+        """Reserve what the request may use, replacing its earlier reservation. Call `settle` at its end.
 
-        A limit per minute catches up with a prompt that was longer than estimated; a budget can't. Raises as `enter`,
-        and TooLargeForRate, BudgetAway.
+        If the prompt is longer than estimated, a limit per minute catches up later; a budget can't, so it reserves the
+        longest possible prompt. Raises as `enter`, and Refused(TooLargeForRate | BudgetUnavailable).
         """
         tenant, tenant_limits = inference_request.account.principal.tenant, inference_request.tenant_limits
         if tenant_limits.budget_micros is not None:
@@ -58,9 +58,9 @@ class TenantLimiter:
     def settle(self, inference_request: InferenceRequest) -> None:
         """Settle a request that has ended. Its record is durable, or it has none."""
         if inference_request.account.budget_reservation is not None:
-            inference_request.account.budget_reservation.release()  # nothing, where there is a record
+            inference_request.account.budget_reservation.release()  # does nothing if there is a record
         if inference_request.token_reservation is not None:
-            # A replica finds out that a prompt is too long by encoding it: that work counts.
+            # A replica encodes a prompt to find out that it is too long. That work counts.
             inference_request.token_reservation.settle(
                 inference_request.computed_tokens or inference_request.rejected_prompt_tokens
             )

@@ -1,4 +1,6 @@
-"""Follow the control plane's feed. While it is away, its last word stands, for as long as `last_feed.py` allows."""
+"""Follow the control plane's feed. While it is away, the last known state is used for as long as `last_feed.py`
+allows.
+"""
 
 import asyncio
 import logging
@@ -22,18 +24,18 @@ log = logging.getLogger(__name__)
 PATH: Final = "/internal/v1/feed"
 SILENCE_S: Final = dependencies.FEED.timeout_s  # three heartbeats
 MAX_LINE: Final = 256 << 20
-PATIENCE_S: Final = 1.0  # with the control plane, at the start
+PATIENCE_S: Final = 1.0  # wait for the control plane at the start
 LAST_BACKOFF_S: Final = 1.0
 BACKOFF: Final = ExponentialBackoff(0.05, LAST_BACKOFF_S)
 
 
 class BrokenFeed(Exception):
-    """The feed ended, fell silent, or said what no control plane of ours says."""
+    """The feed ended, fell silent, or sent invalid data."""
 
 
 class FeedClient:
-    """Calls `apply` with every line, in order, on the event loop. `synced` is set by the first snapshot, or by what was
-    kept of an earlier one. By `name`, which is this process's alone, the control plane knows one that comes back.
+    """Calls `apply` with every feed message, in order, on the event loop. `synced` is set by the first snapshot, or by
+    a kept earlier one. `name` is unique to this process, so the control plane recognises a reader that reconnects.
     """
 
     def __init__(self, control: ServiceClient, apply: Callable[[Feed], None], name: str) -> None:
@@ -47,8 +49,8 @@ class FeedClient:
         return f"<FeedClient {'connected' if self.connected else 'AWAY'} synced={self.synced.is_set()}>"
 
     async def run(self) -> None:
-        """Run until cancelled."""
-        failures = 0  # since it was connected
+        """Follow the feed until cancelled; reconnect with exponential back-off."""
+        failures = 0  # since the last connection
         while True:
             try:
                 await self._follow()
@@ -61,7 +63,9 @@ class FeedClient:
             await asyncio.sleep(BACKOFF.after(failures + 1, random.random()))  # noqa: S311 (spreads load, keeps no secret)
 
     async def start_from_last_feed(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
-        """Go on from what `load` finds, where the control plane says nothing for a moment. Its own word replaces it."""
+        """Apply the feed that `load` finds, if the control plane is silent for PATIENCE_S. Its own snapshot replaces it
+        later.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.synced.wait()
@@ -93,21 +97,21 @@ class FeedClient:
 
 
 def with_remote_addresses(line: Feed) -> Feed:
-    """Return the line for an activator on another host: only replicas that other hosts can reach, at that address."""
+    """Return the message for an activator on another host, with the replicas that other hosts can reach, by URL."""
     reached = (msgspec.structs.replace(row, address=row.url) for row in line.replicas if row.url)
     return msgspec.structs.replace(line, replicas=tuple(reached))
 
 
 def with_pod_addresses(line: Feed) -> Feed:
-    """Return the line for an activator on the control plane's host: a replica without a socket there is a pod, reached
-    by its URL.
+    """Return the message for an activator on the control plane's host. A replica without a local socket is a pod. A pod
+    is reached by its URL.
     """
     reached = (row if row.address else msgspec.structs.replace(row, address=row.url) for row in line.replicas)
     return msgspec.structs.replace(line, replicas=tuple(reached))
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines without their newline. Raises BrokenFeed where it breaks, or is silent for SILENCE_S."""
+    """Yield lines without their newline. Raises BrokenFeed if the stream breaks or is silent for SILENCE_S."""
     rest = bytearray()
     while True:
         try:

@@ -1,9 +1,10 @@
-"""The feed as it was last heard, on disk: an activator that starts while no control plane answers goes on from it.
+"""Keep the last feed on disk, so that an activator can start while the control plane is away.
 
-Digests of keys, no key. Written whole, mode 0600, on a change at most each `EVERY_S`, and else each `AGAIN_S` while the
-control plane is heard, since it tells when that was. Older than `max_age_s`, on disk or in memory, it counts for
-nothing: that bounds for how long an activator that is cut off takes a key that was revoked meanwhile. The age of a file
-of this boot is measured by the monotonic clock, so a step of the wall clock neither ages nor renews it.
+The file contains digests of API keys, no keys. It is written atomically with mode 0600: after a change at most every
+`EVERY_S`, otherwise every `AGAIN_S` while the control plane is connected, because the file records when that was. A
+feed older than `max_age_s`, on disk or in memory, is not used. That bounds how long a cut-off activator accepts a
+revoked key. Within one boot, the file's age is measured by the monotonic clock, so a step of the wall clock does not
+change it.
 """
 
 import asyncio
@@ -30,21 +31,23 @@ NAME: Final = "feed"
 FORMAT: Final = 1
 EVERY_S: Final = 2.0
 AGAIN_S: Final = 30.0
-AHEAD_S: Final = 60.0  # that a clock may have been set back between two boots
+AHEAD_S: Final = 60.0  # tolerated backward step of the wall clock between two boots
 
 
 class _Kept(Wire, frozen=True):
-    """What the file holds."""
+    """The content of the file."""
 
     format: int
-    heard_at_s: Annotated[float, Meta(ge=0)]  # of 1970
+    heard_at_s: Annotated[float, Meta(ge=0)]  # seconds since 1970
     feed: Feed
     boot: str = ""  # id of the boot in which it was heard; "" if unknown
     heard_monotonic_s: float | None = None  # all processes of one boot share the monotonic clock
 
 
 class LastFeed:
-    """Told of every line that is heard, after the table took it. Used on one event loop."""
+    """Receives each feed message after the routing table has applied it, and writes the file. Use from one
+    event loop.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class LastFeed:
         self._clock = clock
         self._wall_s = wall_s
         self._boot = boot_id()
-        self._heard_s: float | None = None  # of the clock
+        self._heard_s: float | None = None  # on `clock`
         self._replicas: dict[str, ReplicaRow] = {}
         self._written_s = float("-inf")
         self._due = asyncio.Event()
@@ -72,28 +75,30 @@ class LastFeed:
         return f"<LastFeed age={self.age_s():.1f} s of {self._max_age_s:g}>"
 
     def age_s(self) -> float:
-        """Seconds since the control plane was last heard, by this process or the one before it; infinite before."""
+        """Return the seconds since the control plane was last heard, by this process or its predecessor; inf if
+        never.
+        """
         return float("inf") if self._heard_s is None else max(0.0, self._clock() - self._heard_s)
 
     def is_fresh(self) -> bool:
-        """Whether what was heard is young enough to let anybody in."""
+        """Return whether the feed is recent enough to admit requests."""
         return self._heard_s is not None and self._clock() - self._heard_s <= self._max_age_s
 
     def record_heard_line(self, line: Feed) -> None:
-        """The control plane said this now; a line without rows says that nothing changed."""
+        """Record a message from the control plane. A message without rows confirms that nothing has changed."""
         self._heard_s = self._clock()
         self._follow(line)
         if line != Feed(revision=line.revision) or self._heard_s - self._written_s >= AGAIN_S:
             self._due.set()
 
     def record_own_line(self, line: Feed) -> None:
-        """This is so, though the control plane did not say it: what is known is no younger for it."""
+        """Record a change that this activator found out itself. It does not make the feed fresher."""
         self._follow(line)
         self._due.set()
 
     def try_load(self) -> Feed | None:
-        """What the activator before this one heard, as a snapshot; replicas that listen no more are left out. None
-        where there is none that counts. Reads the disk, and connects to each local replica.
+        """Return the predecessor's last feed as a snapshot, without local replicas that no longer listen. Return None
+        if there is none, or it is too old. Reads the disk and connects to each local replica.
         """
         try:
             kept = decoder(_Kept).decode(self._path.read_bytes())
@@ -114,7 +119,7 @@ class LastFeed:
         return line
 
     async def run(self) -> None:
-        """Write what is due, until cancelled."""
+        """Write pending changes until cancelled."""
         await asyncio.to_thread(remove_pending_files, self._path.parent, NAME)
         while True:
             await self._due.wait()
@@ -122,12 +127,12 @@ class LastFeed:
             try:
                 await self._write()
             except Exception:
-                self._due.set()  # what is due stays so, whatever prevented it
+                self._due.set()  # try again later, whatever failed
                 raise
             await asyncio.sleep(EVERY_S)
 
     async def _write(self) -> None:
-        """Off the loop but for the gathering: the disk may be slow, and nobody waits for it."""
+        """Write the file in a thread, because the disk may be slow. Only the rows are collected on the event loop."""
         feed = msgspec.structs.replace(self._table.rows(), replicas=tuple(self._replicas.values()))
         self._written_s = self._clock()
         kept = _Kept(FORMAT, self._wall_s() - self.age_s(), feed, self._boot, self._heard_s)
@@ -144,7 +149,7 @@ class LastFeed:
     def _age_on_disk_s(self, kept: _Kept) -> float:
         if self._boot and kept.boot == self._boot and kept.heard_monotonic_s is not None:
             age_s = self._clock() - kept.heard_monotonic_s
-            if age_s >= 0:  # else another clock: containers may have a monotonic clock of their own
+            if age_s >= 0:  # otherwise another clock: a container may have its own monotonic clock
                 return age_s
         return self._wall_s() - kept.heard_at_s
 
@@ -157,7 +162,7 @@ class LastFeed:
 
     def _listens(self, row: ReplicaRow) -> bool:
         if is_remote(row.address):
-            return True  # hosts may be silent: the first attempt finds out, with others meanwhile
+            return True  # a remote host may not answer: leave it to the first attempt, which can use other replicas
         try:
             self._directory.connect(row.address, timeout_s=dependencies.REPLICA.timeout_s).close()
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a method, a path and a host ask for. Whether the caller may have it is decided where it is served."""
+"""Match method, path and host to a route. Whether the caller may use it is decided where the route is served."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _MISPLACED: Final = re.compile(rf"(?:/[^/]+){{0,3}}?(?:/v1)*({'|'.join((*COMPLET
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
 _REQUEST: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
-_ANY_MODEL: Final = re.compile(r"/models/((?:[A-Za-z0-9-]{1,63}/)?[A-Za-z0-9@-]{1,160})")  # OWNER/M, too
+_ANY_MODEL: Final = re.compile(r"/models/((?:[A-Za-z0-9-]{1,63}/)?[A-Za-z0-9@-]{1,160})")  # also OWNER/M
 # The Open Inference Protocol's paths, below /v2.
 _OPEN_INFERENCE: Final = re.compile(rb"(/[^/]*/[^/]*)?/v2(/|$)")
 _ABOUT: Final = ("/v2", "/v2/")
@@ -28,13 +28,13 @@ _OF_MODEL: Final[tuple[tuple[re.Pattern[str], Verb], ...]] = (
     (re.compile(r"/models/([A-Za-z0-9@-]{1,160})/versions/([A-Za-z0-9-]{1,64})/ready"), "ready"),
     (re.compile(r"/models/([A-Za-z0-9@-]{1,160})/versions/([A-Za-z0-9-]{1,64})/infer"), "infer"),
 )
-# A path that a client library downstream might read in another way than we did is refused as unknown.
+# Other paths are refused as unknown: a library downstream might read them in another way than we did.
 _PLAIN: Final = re.compile(rb"(/[A-Za-z0-9@._~!$&'()*+,;=:-]*)+")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which tenant and model the URL names, where it names them."""
+    """The tenant and model that the URL names, if any."""
 
     tenant: str | None = None
     model: str | None = None
@@ -42,8 +42,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RunInference:
-    """A completion, chat, embeddings or prediction, as `path` of the runtime. A prediction's model is `named` by the
-    rest of the path."""
+    """A completion, chat, embeddings or prediction, for `path` of the runtime. A prediction's path names its model:
+    `named`.
+    """
 
     path: str
     target: Target
@@ -52,7 +53,7 @@ class RunInference:
 
 @dataclass(frozen=True, slots=True)
 class ListModels:
-    """The tenant's models, or one of them."""
+    """List the tenant's models, or show one of them."""
 
     target: Target
     model: str | None = None
@@ -60,7 +61,7 @@ class ListModels:
 
 @dataclass(frozen=True, slots=True)
 class ShowTimeline:
-    """How a request went."""
+    """Show the timeline of a request."""
 
     request_id: str
     target: Target
@@ -68,7 +69,7 @@ class ShowTimeline:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """A request is to end: one of that id, or those that their caller gave that name."""
+    """Cancel the request with this id, or all requests to which their caller gave this name."""
 
     name: str
     target: Target
@@ -76,7 +77,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShowServer:
-    """The Open Inference Protocol's server: who it is, or whether it lives and is ready."""
+    """Show the Open Inference Protocol's server: its metadata, or whether it is live or ready."""
 
     target: Target
     health: Literal["live", "ready"] | None = None
@@ -84,7 +85,7 @@ class ShowServer:
 
 @dataclass(frozen=True, slots=True)
 class ShowPredictor:
-    """What a model that predicts takes and gives, or whether it is ready."""
+    """Show a predictor's inputs and outputs, or whether it is ready."""
 
     target: Target
     named: str
@@ -93,14 +94,14 @@ class ShowPredictor:
 
 @dataclass(frozen=True, slots=True)
 class PassthroughRoute:
-    """Something of a process behind us, passed through: `admin` or `push`."""
+    """A request for an internal service, `admin` or `push`, that is passed through."""
 
     service: str
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoute:
-    """Nothing that there is."""
+    """No such route, with the failure to answer."""
 
     failure: Failure
 
@@ -111,13 +112,13 @@ RequestRoute = (
 
 
 def speaks_open_inference(path: bytes) -> bool:
-    """Whether errors of a path, also of one that there is not, are in that protocol's form."""
+    """Return whether errors of this path, known or not, have the Open Inference Protocol's form."""
     return _OPEN_INFERENCE.match(path) is not None
 
 
 def route(method: str, path: bytes, host: str, domain: str) -> RequestRoute:
-    """`path` is as sent, without the query; `host` is `host_of`'s."""
-    path = path.replace(b"%40", b"@")  # what client libraries escape of a name, and of OWNER/M
+    """Return the route of a request. `path` is as sent, without the query; `host` is the result of `host_of`."""
+    path = path.replace(b"%40", b"@")  # client libraries escape these in a name and in OWNER/M
     if path.startswith(b"/v1/models/"):
         path = path.replace(b"%2F", b"/", 1)
     if _PLAIN.fullmatch(path) is None or any(part in (b".", b"..") for part in path.split(b"/")):
@@ -137,7 +138,7 @@ def route(method: str, path: bytes, host: str, domain: str) -> RequestRoute:
 
 
 def host_of(values: list[bytes]) -> str | Failure:
-    """The one Host (RFC 9112, 3.2: none or several are an error), lower case, without its port."""
+    """Return the only Host header in lower case, without its port. None or several are an error (RFC 9112, 3.2)."""
     if len(values) != 1:
         return InvalidRequest("host", f"({len(values)} headers)", "send exactly one Host header")
     host = values[0].decode("latin-1").strip().lower()
@@ -147,14 +148,14 @@ def host_of(values: list[bytes]) -> str | Failure:
 
 
 def _by_host(host: str, domain: str) -> Target | None:
-    """MODEL.TENANT.DOMAIN, or None where the host says nothing."""
+    """Return the target in MODEL.TENANT.DOMAIN, or None for any other host."""
     inner = host.removesuffix("." + domain)
     labels = inner.split(".")
     return Target(labels[1], labels[0]) if inner != host and len(labels) == 2 else None
 
 
 def _by_path(path: str) -> tuple[Target, str]:
-    """/TENANT/MODEL/v1/…, or /v1/… without a target; likewise /v2."""
+    """Split /TENANT/MODEL/v1/... into target and rest. /v1/... has an empty target. The same holds for /v2."""
     parts = path.split("/", 3)
     if len(parts) == 4 and parts[1] not in ("v1", "v2") and (parts[3] == "v2" or parts[3].startswith(("v1/", "v2/"))):
         return Target(parts[1], parts[2]), "/" + parts[3]
@@ -162,7 +163,7 @@ def _by_path(path: str) -> tuple[Target, str]:
 
 
 def _no_route(path: str) -> NoRoute:
-    """Return the error of an unknown path. A path that a client of another provider asks for has a hint."""
+    """Return the error for an unknown path, with a hint if clients of other providers use that path."""
     found = _MISPLACED.fullmatch(path)
     hint = ""
     if path.endswith("/responses"):
@@ -208,5 +209,5 @@ def _route_open_inference(method: str, path: str, target: Target) -> RequestRout
 
 
 def _route_predictor(target: Target, named: str, verb: Verb) -> RequestRoute:
-    """`named` is M, M@ALIAS or M@VERSION; a name with an alias and a version as well is no reference."""
+    """Return a predictor's route. `named` is M, M@ALIAS or M@VERSION; a name with both is rejected later."""
     return RunInference(INFER_PATH, target, named) if verb == "infer" else ShowPredictor(target, named, verb == "ready")

@@ -1,34 +1,34 @@
-"""Which of Knative's Revisions is which version, as the feed tells it. The table is its one writer."""
+"""Which Knative Revision runs which version, according to the feed. Only the routing table writes it."""
 
 from activator.routing.policy.version_key import VersionKey, key_of
 from kelvin.contracts.serving.control_messages import Feed, PoolRow, RevisionRow
 
 
 class Revisions:
-    """Found both ways in O(1)."""
+    """A two-way map of Revisions and versions. Look-ups take O(1)."""
 
     def __init__(self) -> None:
         self._rows: dict[VersionKey, RevisionRow] = {}
-        self._named: dict[tuple[str, str], VersionKey] = {}  # namespace and name
-        self.pools: tuple[PoolRow, ...] = ()  # of pods that wait for versions
+        self._named: dict[tuple[str, str], VersionKey] = {}  # by namespace and name
+        self.pools: tuple[PoolRow, ...] = ()  # pools of pods without a version
 
     def __repr__(self) -> str:
         return f"<Revisions {len(self._rows)}>"
 
     def of(self, key: VersionKey) -> RevisionRow | None:
-        """Where Knative's autoscaler hears of this version, if it does."""
+        """Return the Revision of this version, or None."""
         return self._rows.get(key)
 
     def version(self, namespace: str, name: str) -> VersionKey | None:
-        """Which one it runs, if it is one of ours."""
+        """Return the version that a Revision runs, or None if the Revision is not ours."""
         return self._named.get((namespace, name))
 
     def rows(self) -> tuple[RevisionRow, ...]:
-        """All."""
+        """Return the rows of all Revisions."""
         return tuple(self._rows.values())
 
     def apply(self, line: Feed) -> None:
-        """Take one line over."""
+        """Apply a feed message."""
         if line.full:
             self._rows, self._named, self.pools = {}, {}, ()
         self.pools = line.pools or self.pools
@@ -41,7 +41,7 @@ class Revisions:
             self._drop(VersionKey(*gone))
 
     def check_integrity(self) -> None:
-        """Both maps tell the same."""
+        """Assert that both maps agree."""
         for place, key in self._named.items():
             row = self._rows[key]
             assert place == (row.namespace, row.name)

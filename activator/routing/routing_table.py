@@ -1,4 +1,4 @@
-"""What the activator knows of tenants, keys and models: rows of the feed, found in O(1). The feed is its one writer."""
+"""Tenants, API keys and models from the feed, found in O(1). Only the feed writes the table."""
 
 import hashlib
 from collections.abc import Iterable
@@ -28,37 +28,39 @@ NO_LIMITS: Final = TenantLimits()
 
 
 class _Holder(NamedTuple):
-    """A principal, and when its key expires."""
+    """A principal, and the expiry of its key."""
 
     principal: Principal
     expires_at_s: float
 
 
 class RoutingTable:
-    """Replaced by a full line, changed by the others. `LastFeed.is_fresh` says whether it is young enough to use."""
+    """A snapshot replaces the table, other feed messages update it. `LastFeed.is_fresh` tells whether it is recent
+    enough.
+    """
 
     def __init__(self) -> None:
         self.revision = 0
-        self.machine: Machine | None = None  # what starts have of it
+        self.machine: Machine | None = None  # the machine's resources for starts
         self._is_loaded = False
         self._tenants: dict[str, TenantRow] = {}
         self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
         self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
-        self._list_cache: dict[str, tuple[ModelEntry, ...]] = {}  # of who asked, until any may change
-        self._spending: dict[str, SpendingRow] = {}  # kept for who comes after; `budgets` acts on it
+        self._list_cache: dict[str, tuple[ModelEntry, ...]] = {}  # by caller, until any entry may change
+        self._spending: dict[str, SpendingRow] = {}  # kept for snapshots; `TenantBudgets` uses it
         self.revisions = Revisions()
-        self._row_cache: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None  # until one of them changes
+        # until a model or version changes
+        self._row_cache: tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]] | None = None
 
     def __repr__(self) -> str:
         models = sum(map(len, self._models.values()))
         return f"<RoutingTable revision={self.revision} keys={len(self._holders)} models={models}>"
 
     def principal(self, key: str, now_s: float) -> Principal | None:
-        """Who holds this key, which has not expired. The look-up is by digest: its timing tells nothing of a secret.
-
-        Raises `Refused(Unavailable)` before the feed's first line: a door that has just opened knows nobody.
+        """Return the holder of an unexpired key, or None. Looked up by digest, so timing reveals nothing about secrets.
+        Raises Refused(Unavailable) before the first feed message, when no key is known yet.
         """
         if not self._is_loaded:
             raise Refused(Unavailable("the list of keys"))
@@ -66,38 +68,40 @@ class RoutingTable:
         return None if holder is None or holder.expires_at_s <= now_s else holder.principal
 
     def is_suspended(self, tenant: str) -> bool:
-        """Whether the tenant's good keys are refused."""
+        """Return whether the tenant is suspended, so that its valid keys are refused."""
         row = self._tenants.get(tenant)
         return row is not None and row.suspended
 
     def has_tenant(self, tenant: str) -> bool:
-        """Whether there is one of that name, suspended or not."""
+        """Return whether the tenant exists, suspended or not."""
         return tenant in self._tenants
 
     def limits(self, tenant: str) -> TenantLimits:
-        """What it may use, where that is not the installation's setting."""
+        """Return the tenant's own limits. Unset limits are the installation's."""
         row = self._tenants.get(tenant)
         return NO_LIMITS if row is None else row.limits
 
     def model(self, tenant: str, model: str) -> ModelEntry | None:
-        """The tenant's model of that name."""
+        """Return the tenant's model of that name, or None."""
         return self._models.get(tenant, {}).get(model)
 
     def backlog_s(self, key: VersionKey) -> float:
-        """By how much the version's model scales by tokens; 0: not at all."""
+        """Return the backlog target in seconds by which the version's model scales; 0 if it does not scale by
+        tokens.
+        """
         entry = self.model(key.tenant, key.model)
         return 0.0 if entry is None else entry.backlog_s
 
     def find_callable_model(self, caller: str, owner: str, model: str) -> ModelEntry | None:
-        """The model where the caller's tenant may call it: its own, or one that was granted by a tenant in force."""
+        """Return the model if the caller may call it: its own, or one granted by a tenant that is not suspended."""
         entry = self._models.get(owner, {}).get(model)
         if entry is None or owner == caller or (caller in entry.grantees and not self.is_suspended(owner)):
             return entry
         return None
 
     def models(self, tenant: str) -> tuple[ModelEntry, ...]:
-        """All of the tenant's models, by name; then those that others let it call, by tenant and name. The same object
-        as long as nothing changes.
+        """Return the tenant's own models by name, then models granted to it by tenant and name. Returns the same object
+        until something changes.
         """
         listed = self._list_cache.get(tenant)
         if listed is None:
@@ -105,11 +109,11 @@ class RoutingTable:
         return listed
 
     def tenants(self) -> AbstractSet[str]:
-        """All there are, suspended ones included, as they are while the table stays."""
+        """Return a live view of all tenants, including suspended ones."""
         return self._tenants.keys()
 
     def rows(self) -> Feed:
-        """All that is known here, as a snapshot of it would say."""
+        """Return the whole table as a snapshot."""
         models, versions = self._row_cache = self._row_cache or self._build_rows()
         return Feed(
             revision=self.revision,
@@ -125,7 +129,7 @@ class RoutingTable:
         )
 
     def apply(self, line: Feed) -> None:
-        """Take one line over; replicas and failures are the throttler's."""
+        """Apply a feed message. The throttler applies its replicas and failures."""
         if line.full:
             self._is_loaded = True
             self._tenants, self._holders, self._sha_of_key, self._models, self._granted = {}, {}, {}, {}, {}
@@ -134,7 +138,7 @@ class RoutingTable:
         if line.full or line.models or line.versions or line.removed_models or line.removed_versions:
             self._row_cache = None
             self._list_cache = {}
-        elif line.tenants or line.removed_tenants:  # an owner may be suspended, or in force again
+        elif line.tenants or line.removed_tenants:  # an owner may have been suspended or resumed
             self._list_cache = {}
         self._tenants.update((row.tenant, row) for row in line.tenants)
         self._spending.update((row.tenant, row) for row in line.spending)
@@ -156,7 +160,7 @@ class RoutingTable:
         self.revisions.apply(line)
 
     def check_integrity(self) -> None:
-        """Both key maps tell the same, and so do both of grants; versions are sorted and belong where they are."""
+        """Assert that both key maps agree, that both grant maps agree, and that versions are sorted and in place."""
         assert {holder.principal.key_id: sha for sha, holder in self._holders.items()} == self._sha_of_key
         for tenant, models in self._models.items():
             for name, entry in models.items():
@@ -181,7 +185,7 @@ class RoutingTable:
         return (*(found[name] for name in sorted(found)), *(entry for entry in granted if entry is not None))
 
     def _build_rows(self) -> tuple[tuple[ModelRow, ...], tuple[VersionRow, ...]]:
-        """Rows of all models and versions: of ten thousand 15 ms, in which nobody is served."""
+        """Return the rows of all models and versions. Blocks the event loop for 15 ms with 10,000 rows."""
         entries = [entry for models in self._models.values() for entry in models.values()]
         rows = tuple(
             ModelRow(
@@ -223,7 +227,7 @@ class RoutingTable:
         self._index(entry if before is None else before, grantees)
 
     def _index(self, before: ModelEntry, grantees: frozenset[str]) -> None:
-        """From now on these may call the model, and no others."""
+        """Replace the tenants that may call the model."""
         name = (before.tenant, before.model)
         for grantee in before.grantees - grantees:
             self._granted[grantee].discard(name)
@@ -263,12 +267,11 @@ def _row(sha: str, holder: _Holder) -> KeyRow:
 def authorize_model(
     table: RoutingTable, caller: Principal, in_url: str | None, reference: ModelReference
 ) -> ModelEntry:
-    """Return the model that a caller means: its own, or another tenant's that was granted.
+    """Return the model that a caller means: its own, or one that another tenant granted to it.
 
-    `in_url` is the tenant that path or host names. Which version answers is `traffic_split`'s to say.
-
-    Raises Refused: ModelNotFound alike for what is not there, not granted, granted no more, or not the key's;
-    InvalidRequest where URL and reference name different tenants.
+    `in_url` is the tenant in path or host. `traffic_split.py` decides which version answers. Raises
+    Refused(ModelNotFound) for a model that does not exist, is not granted, or is not among the key's models, always in
+    the same way. Raises Refused(InvalidRequest) if URL and reference name different tenants.
     """
     if in_url is not None and reference.owner not in (None, in_url):
         raise Refused(InvalidRequest("model", f"'{reference}'", f"the URL names the tenant '{in_url[:63]}'"))

@@ -1,12 +1,12 @@
-"""Which replica a request should go to: the less loaded of two, or the one where it meets what it left there.
+"""Choose a replica for a request: the less loaded of two, or the one that holds the request's earlier state.
 
-Two are drawn outside (Mitzenmacher, "The power of two choices", 2001).
+Without affinity, the caller draws two replicas at random (Mitzenmacher, "The power of two choices", 2001).
 
-The other way is consistent hashing with bounded load. Each replica has points on a ring, a request goes to the first
-replica behind its own point, and on to the next one where that has more than its share (Mirrokni, Thorup and
-Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018). A replica that comes or goes moves the requests of
-its own arcs alone. A session moves on only from a replica without a free slot: it has state to lose, and few requests
-at once.
+With affinity, this is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing
+with Bounded Loads", SODA 2018). Each replica has points on a ring. A request goes to the first replica behind its own
+point, and on to the next one if that has more than its share. A replica that comes or goes moves only the requests of
+its own arcs. A session moves on only if its replica has no free slot, because a session has state to lose and few
+requests at once.
 """
 
 from bisect import bisect_left, insort
@@ -18,28 +18,28 @@ from typing import Final
 
 from kelvin.contracts.errors import InvalidRequest, Refused
 
-POINTS: Final = 32  # of one replica: the bound evens out what so few leave uneven
-SHARE: Final = 1.25  # of the mean occupancy, at most
-PREFIX_BYTES: Final = 1024  # of a prompt; what is shorter is computed anew at little cost
+POINTS: Final = 32  # per replica; few points are uneven, which the load bound corrects
+SHARE: Final = 1.25  # most load of a replica, relative to the mean
+PREFIX_BYTES: Final = 1024  # of a prompt; recomputing a shorter prefix costs little
 LONGEST_SESSION: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Streams running on a replica, of how many it takes."""
+    """Streams that run on a replica, and its capacity."""
 
     running: int
     capacity: int
 
 
 def less_loaded(first: Occupancy, second: Occupancy) -> bool:
-    """Whether the second is the better choice: a smaller share of it is taken. Ties stay with the first."""
+    """Return whether the second replica has a smaller fraction in use. A tie returns False."""
     return second.running * first.capacity < first.running * second.capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """What requests have in common that should meet. `key` is the tenant's own: two tenants never share one."""
+    """The key that related requests share. It contains the tenant, so two tenants never share one."""
 
     key: bytes
     is_session: bool
@@ -47,21 +47,21 @@ class Affinity:
 
 @dataclass(slots=True)
 class HashRing:
-    """Replicas by their ids."""
+    """Consistent-hash ring of replica ids."""
 
     _points: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, name: str) -> None:
-        """It was not there."""
+        """Add the points of a new replica."""
         for number in range(POINTS):
             insort(self._points, (_point(f"{name}/{number}".encode()), name))
 
     def remove(self, name: str) -> None:
-        """It was."""
+        """Remove all points of a replica."""
         self._points = [each for each in self._points if each[1] != name]
 
     def from_key(self, key: bytes) -> Iterator[str]:
-        """Each replica once, in the order in which the key prefers them."""
+        """Yield each replica once, in the key's order of preference."""
         points, seen = self._points, set[str]()
         start = bisect_left(points, (_point(key), ""))
         for at in chain(range(start, len(points)), range(start)):
@@ -73,8 +73,8 @@ class HashRing:
 def choose(
     affinity: Affinity, ring: HashRing, open_ones: Mapping[str, Occupancy], free: Container[str] | None = None
 ) -> str | None:
-    """The replica, with a free slot, of those that take requests; None where none has one. `free`: those that have one
-    which may be taken now, where that is not all of them.
+    """Return the open replica with a free slot that the affinity prefers, or None if there is no free slot. `free`
+    names the replicas whose slot may be taken now; None means all.
     """
     running = sum(each.running for each in open_ones.values())
     capacity = sum(each.capacity for each in open_ones.values())
@@ -90,14 +90,16 @@ def choose(
 
 
 def read_affinity(tenant: str, session: bytes | None, prefix: bytes | None) -> Affinity | None:
-    """By the header `x-kelvin-session`, else by the prompt's beginning. Raises Refused(InvalidRequest)."""
+    """Return the affinity by the header `x-kelvin-session`, else by the prompt's prefix. Raises
+    Refused(InvalidRequest).
+    """
     if session is not None:
         return Affinity(f"session {tenant} {read_session(session)}".encode(), True)
     return None if prefix is None else Affinity(f"prefix {tenant} ".encode() + prefix, False)
 
 
 def read_session(session: bytes) -> str:
-    """A session's name. Raises Refused(InvalidRequest)."""
+    """Return the session name from the header. Raises Refused(InvalidRequest)."""
     text = session.decode("latin-1")
     if not 1 <= len(text) <= LONGEST_SESSION or not text.isascii() or not text.isprintable():
         rule = f"must be 1 to {LONGEST_SESSION} printable characters of ASCII"

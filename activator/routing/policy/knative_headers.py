@@ -1,19 +1,19 @@
-"""Which Revision a request on Knative's data path is for, and what its probes are answered. Who serves is others'.
+"""Read which Revision a request on Knative's data path is for, and answer Knative's probes.
 
 Source: knative/serving, pkg/activator/handler/context_handler.go, probe_handler.go, healthz_handler.go; networking,
-pkg/http/probe (98e5ef9).
+pkg/http/probe (98e5ef9). Serving the request is in `api/knative_data_path.py`.
 """
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-ACTIVATOR: Final = b"activator"  # what an autoscaler and a network's prober ask for, and read back
+ACTIVATOR: Final = b"activator"  # the autoscaler's and the network prober's probe value, and our answer to it
 _PROBE: Final = b"k-network-probe"
 _HASH: Final = b"k-network-hash"
 
 
 class ProbeResponse(NamedTuple):
-    """The answer to a probe."""
+    """The response to a probe."""
 
     status: int
     body: bytes = b""
@@ -21,7 +21,9 @@ class ProbeResponse(NamedTuple):
 
 
 def parse_revision(headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
-    """Namespace and name, by the headers that a gateway adds, else by a host REVISION.NAMESPACE.svc.DOMAIN."""
+    """Return namespace and name of the Revision, from the ingress's headers, else from a host
+    REVISION.NAMESPACE.svc.DOMAIN. Return None if neither names one.
+    """
     namespace, name = headers.get(b"knative-serving-namespace"), headers.get(b"knative-serving-revision")
     if namespace and name:
         return namespace.decode("latin-1"), name.decode("latin-1")
@@ -30,7 +32,7 @@ def parse_revision(headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
 
 
 def answer_to_probe(headers: Mapping[bytes, bytes], *, is_ready: bool) -> ProbeResponse | None:
-    """Of a kubelet, of an autoscaler, of a gateway's prober; None to what is no probe."""
+    """Return the response to a probe of the kubelet, the autoscaler or the network prober. None if it is no probe."""
     if headers.get(b"user-agent", b"").startswith(b"kube-probe/") or headers.get(b"k-kubelet-probe"):
         return ProbeResponse(200) if is_ready else ProbeResponse(500, b"not ready")
     asked = headers.get(_PROBE)

@@ -1,8 +1,7 @@
-"""What the door reads of a request's body. `read_body` decodes it once, and checks what it reads; the rest passes as it
-came.
+"""The fields of a request body that the activator reads. `read_body` decodes and checks them in one scan.
 
-The scan is what a large body costs, however few fields are kept of it. Only a request that may be answered out of a
-cache is scanned again, by `is_greedy`. Nothing edits a body.
+A scan costs time in proportion to the body, however few fields are kept. Only a request that allows a cached answer is
+scanned again, by `is_greedy`. The body itself is passed on unchanged.
 """
 
 from typing import Final
@@ -17,23 +16,23 @@ from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TENANT_PHRASE
 from kelvin.contracts.wire import decode
 
 NOTHING: Final = msgspec.Raw()
-BYTES_PER_TOKEN: Final = 4  # of English text in a vocabulary of 100,000 or so, nearly
+BYTES_PER_TOKEN: Final = 4  # approximately, for English text and a vocabulary of about 100,000
 _COMPLETIONS: Final = "/v1/completions"
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True):
-    """What is read of a request for embeddings."""
+    """The fields that are read of a request for embeddings."""
 
     model: str | None = None
     stream: bool | None = None
 
 
 class CompletionBody(EmbeddingBody, frozen=True):
-    """What is read of a completion or a chat."""
+    """The fields that are read of a completion or chat."""
 
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    messages: msgspec.Raw = NOTHING  # as they came, not looked into
+    messages: msgspec.Raw = NOTHING  # raw JSON, not decoded
     prompt: msgspec.Raw = NOTHING
 
 
@@ -42,29 +41,29 @@ class _Temperature(msgspec.Struct, frozen=True):
 
 
 class PredictionParameters(msgspec.Struct, frozen=True):
-    """Of the parameters that the Open Inference Protocol leaves to the server."""
+    """The field that is read of the Open Inference Protocol's server-defined parameters."""
 
     schema_hash: str | None = None
 
 
 class PredictionBody(msgspec.Struct, frozen=True):
-    """What is read of a prediction, whose model is in the path."""
+    """The fields that are read of a prediction. Its model is in the path."""
 
     parameters: PredictionParameters | None = None
 
 
 class RequestBody(msgspec.Struct, frozen=True, gc=False):
-    """What a body asks for; None where it doesn't say."""
+    """The fields of a body in one form for all kinds; None for a missing field."""
 
     model: str | None = None
     stream: bool = False
-    output_tokens: int | None = None  # at most; as it was said, be it negative
-    schema_hash: str | None = None  # of the schema that the caller was made for
-    prefix: bytes | None = None  # the prompt's beginning, as it came, of a prompt that is longer than that
+    output_tokens: int | None = None  # the requested maximum, not validated: may be negative
+    schema_hash: str | None = None  # hash of the schema that the caller expects
+    prefix: bytes | None = None  # raw first PREFIX_BYTES of a longer prompt
 
 
 def read_body(raw: bytes, path: str) -> RequestBody:
-    """One decode of the JSON that came for `path` of a replica. Raises Refused(InvalidRequest), naming the rule."""
+    """Decode the body of a request for the runtime's `path`. Raises Refused(InvalidRequest), naming the rule."""
     if path == INFER_PATH:
         parameters = decode(raw, PredictionBody).parameters
         return RequestBody(schema_hash=None if parameters is None else parameters.schema_hash)
@@ -73,7 +72,7 @@ def read_body(raw: bytes, path: str) -> RequestBody:
         return RequestBody(embedding.model, embedding.stream is True)
     found = decode(raw, CompletionBody)
     most = found.max_tokens
-    # A replica takes this field of a chat only. Of a completion it would hold back less than the answer may cost.
+    # Replicas read this field for chats only. For a completion, it would reserve less than the answer may cost.
     if found.max_completion_tokens is not None and path != _COMPLETIONS:
         most = found.max_completion_tokens
     prompt = memoryview(found.messages or found.prompt)
@@ -82,20 +81,18 @@ def read_body(raw: bytes, path: str) -> RequestBody:
 
 
 def is_greedy(raw: bytes, path: str) -> bool:
-    """Whether a completion or chat says that its temperature is 0: what the version's own is nobody knows here. A scan
-    of its own, for those who ask for the cache.
-    """
+    """Return whether a completion or chat sets its temperature to 0. The version's default is not known here."""
     if path == INFER_PATH or path in ROUTES_BY_KIND["embed"]:
         return False
     try:
         return decode(raw, _Temperature).temperature == 0
     except Refused:
-        return False  # for the replica to refuse
+        return False  # the replica refuses it
 
 
 def ceiling_of(body: RequestBody, tenant_limits: TenantLimits) -> TokenLimits:
-    """What the tenant may use of what a version allows. Raises Refused(LimitExceeded) for what can't be within it,
-    whatever the prompt: its tokens are counted by the replica, which is told the ceiling.
+    """Return the tenant's token limits. Raises Refused(LimitExceeded) if the request can't be within them for any
+    prompt. The replica counts the prompt's tokens and applies these limits.
     """
     if tenant_limits.output_tokens is None and tenant_limits.context_tokens is None:
         return NO_TOKEN_LIMITS
@@ -109,31 +106,32 @@ def ceiling_of(body: RequestBody, tenant_limits: TenantLimits) -> TokenLimits:
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that a request may take, as far as that can be known from its bytes."""
+    """Estimated tokens of a request, as far as its bytes show."""
 
-    prompt: int  # likely
-    output: int  # at most
-    longest: int  # that the prompt can be, whatever it is made of
+    prompt: int  # expected prompt tokens
+    output: int  # upper bound of output tokens
+    longest: int  # upper bound of prompt tokens
 
     @property
     def tokens(self) -> int:
-        """Likely, of a prompt with the longest answer."""
+        """Expected prompt tokens plus the longest output."""
         return self.prompt + self.output
 
 
 def estimate(body: RequestBody, nbytes: int, row: VersionRow, ceiling: TokenLimits = NO_TOKEN_LIMITS) -> Estimate:
-    """What the version may have to compute for a body of `nbytes`: at most what its limits and the caller's allow.
+    """Return the tokens that the version may have to compute for a body of `nbytes`, within its limits and the
+    caller's.
 
-    Of a prompt the bytes are known, its tokens only to the replica; of an answer the most that was asked for. A token
-    takes a byte of the body or more, be it text or a number, and so does a prediction's row, which is charged as one;
-    what a template puts around messages is less than the JSON around them, as a rule.
+    The prompt's bytes are known, but only the replica knows its tokens. For the answer, the requested maximum is used.
+    A token, text or number, takes at least one byte of the body. So does a prediction's row, which is charged as one
+    token. A template usually adds less around messages than their JSON does.
     """
     longest = min(nbytes, row.limits.max_input_tokens)
     if row.kind == "predict":
         return Estimate(0, 0, longest)
     prompt = min(-(-nbytes // BYTES_PER_TOKEN), row.limits.max_input_tokens)
     if row.kind == "embed":
-        return Estimate(prompt, 0, nbytes)  # of several texts each may have as many as the version takes
+        return Estimate(prompt, 0, nbytes)  # each of several texts may reach the version's limit
     most = ceiling.output(row.limits.max_output_tokens)
     output = ceiling.apply_cap(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
     return Estimate(prompt, output, longest)

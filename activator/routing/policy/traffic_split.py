@@ -1,4 +1,4 @@
-"""Decide which version a request means. Who may ask is authentication's matter, waiting is the throttler's."""
+"""Decide which version a request means. Authentication is in `auth/`, waiting is in `queue/`."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _RANGE: Final = 1 << 64
 
 
 class Availability(IntEnum):
-    """How soon a version could take one more, the sooner the higher."""
+    """How soon a version could take one more request; higher is sooner."""
 
     ASLEEP = 0  # no replica takes requests
     FULL = 1
@@ -26,33 +26,32 @@ class Availability(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model as it may be addressed: its aliases, and its versions in order of their digests."""
+    """A model with its aliases, and its versions sorted by digest."""
 
     tenant: str
     model: str
     aliases: dict[str, str]
     created_at_s: int
     versions: tuple[VersionRow, ...]
-    grantees: frozenset[str] = frozenset()  # other tenants that may call it
+    grantees: frozenset[str] = frozenset()  # tenants other than the owner that may call it
     split: Mapping[str, int] = field(default_factory=dict)  # as in `ModelRow`
     ladder: tuple[DegradationStep, ...] = ()  # as in `ModelRow`
-    plan_ladders: Mapping[str, tuple[DegradationStep, ...]] = field(default_factory=dict)  # likewise
-    backlog_s: float = 0.0  # likewise
-    meanwhile: Mapping[str, str] = field(default_factory=dict)  # likewise
+    plan_ladders: Mapping[str, tuple[DegradationStep, ...]] = field(default_factory=dict)  # as in `ModelRow`
+    backlog_s: float = 0.0  # as in `ModelRow`
+    meanwhile: Mapping[str, str] = field(default_factory=dict)  # as in `ModelRow`
 
     def name_for(self, caller: str) -> str:
-        """What the tenant calls it by; keys, records and lists have it under this name."""
+        """Return the name that the caller uses for it. API keys, records and lists use this name."""
         return qualified_model_name(caller, self.tenant, self.model)
 
     def ladder_for(self, plan: str | None) -> tuple[DegradationStep, ...]:
-        """What it gives up for a tenant of that plan."""
+        """Return the degradation steps for a tenant of that plan."""
         return self.ladder if plan is None else self.plan_ladders.get(plan, self.ladder)
 
 
 def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
-    """The reference that URL and body agree on; the one that names alias or version stands over the bare one.
-
-    Raises Refused(InvalidRequest) where they disagree, where neither names a model, or for a malformed name.
+    """Return the reference on which URL and body agree. One that names an alias or version wins over the bare model.
+    Raises Refused(InvalidRequest) if they disagree, if neither names a model, or for a malformed name.
     """
     if in_url is None and in_body is None:
         raise Refused(InvalidRequest("model", "(missing)", "name a model"))
@@ -60,7 +59,7 @@ def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
         return parse_address(in_body if in_url is None else in_url)  # type: ignore[arg-type]
     url, body = parse_address(in_url), parse_address(in_body)
     if url.model == body.model:
-        named = replace(url, owner=body.owner)  # of a URL the tenant stands before the model
+        named = replace(url, owner=body.owner)  # the URL has the tenant in its path, not in the name
         if "@" not in in_url or named == body:
             return body
         if "@" not in in_body:
@@ -69,8 +68,8 @@ def which_model(in_url: str | None, in_body: str | None) -> ModelReference:
 
 
 def resolve(reference: ModelReference, entry: ModelEntry, split_key: str | None = None) -> VersionRow:
-    """The version, where `split_key` asks. Raises Refused: ModelNotFound; InvalidRequest for a prefix that
-    fits several.
+    """Return the version that the reference means for `split_key`. Raises Refused(ModelNotFound), or
+    Refused(InvalidRequest) for a prefix that fits several versions.
     """
     if reference.alias is not None:
         if entry.split and split_key is not None and reference.alias == DEFAULT_ALIAS:
@@ -89,8 +88,8 @@ def resolve(reference: ModelReference, entry: ModelEntry, split_key: str | None 
 def choose_version(
     row: VersionRow, entry: ModelEntry, availability: Callable[[VersionRow], Availability]
 ) -> VersionRow:
-    """Who answers what is meant for that version: the one before it, where that stands better in these first minutes.
-    Both being as full the newer one has those who wait, so that it is scaled for them.
+    """Return the version that answers: the previous one, if it is more available during the first minutes of the new
+    one. If both are equally full, the new one gets the request, so that it is scaled for the demand.
     """
     before = entry.meanwhile.get(row.version)
     other = None if before is None else find_version(entry, before)
@@ -98,7 +97,7 @@ def choose_version(
 
 
 def find_version(entry: ModelEntry, version: str) -> VersionRow | None:
-    """The version of exactly this digest."""
+    """Return the version with exactly this digest, or None."""
     at = bisect_left(entry.versions, version, key=lambda row: row.version)
     if at < len(entry.versions) and entry.versions[at].version == version:
         return entry.versions[at]
@@ -115,12 +114,12 @@ def _by_prefix(entry: ModelEntry, reference: ModelReference) -> VersionRow | Non
 
 
 def assign_version(weights: Mapping[str, int], split_key: str) -> str:
-    """Return which of the versions that share a model's requests has one: always the same for whoever asks.
+    """Return the version that a split assigns to `split_key`. The same key always gets the same version.
 
-    Weighted rendezvous hashing (Thaler and Ravishankar, 1996; weights by Schindelhauer and Schomaker, 2005): who asks
-    goes to the version with the highest score. A version whose weight grows takes from the others and gives nothing up,
-    so that a split that is shifted step by step moves nobody back and forth. Weights are 1 or more, of one version at
-    least; ties, which nobody will see, are by name.
+    Weighted rendezvous hashing (Thaler and Ravishankar, 1996; weights by Schindelhauer and Schomaker, 2005): the key
+    goes to the version with the highest score. A version whose weight grows takes keys from the others and loses none.
+    So a split that is shifted step by step moves no key back and forth. There is at least one version, and weights are
+    at least 1. Ties are broken by name.
     """
     return max(weights, key=lambda version: (_score(version, weights[version], split_key), version))
 

@@ -1,4 +1,4 @@
-"""The name under which a version is throttled, reported and woken."""
+"""The key of a version in queues, reports and wake calls."""
 
 from typing import NamedTuple, Protocol
 
