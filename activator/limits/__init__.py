@@ -1,5 +1,3 @@
-"""Count what tenants use: concurrent requests, requests and tokens per minute, monthly budgets; here or in a Redis.
-
-How a request asks for them is in `request/tenant_limits.py`; bounds of queues are in `queue/`.
-Begin with `limit_counters.py`.
+"""Count what tenants use, in this process or in Redis: concurrent requests, rates per minute, monthly budgets.
+`request/tenant_limits.py` checks a request against them; queue limits are in `queue/`. Begin with `limit_counters.py`.
 """

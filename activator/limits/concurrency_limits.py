@@ -1,6 +1,5 @@
-"""What requests hold of what all share, for as long as they are inside: places of their tenant, room for their bodies.
-
-Used on one event loop. Blocks are classes: a generator for each would cost a request as much as all that is done in it.
+"""Limit what requests hold while they run: permits of their tenant, and shared capacity such as bytes of bodies. Use
+from one event loop. The blocks are classes, because a generator would cost a request as much as the block's work.
 """
 
 from typing import Final, Protocol
@@ -12,15 +11,17 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class ConcurrencyLimiter(Protocol):
-    """Counts requests by tenant: here, or with other activators."""
+    """Counts concurrent requests per tenant, in this process or together with other activators."""
 
     async def enter(self, tenant: str, limit: int | None) -> "Permit":
-        """`with await` it: one more while the block lasts. Raises `Refused(TenantBusy)` where `limit` are inside."""
+        """Return a block that counts one more request. Raises Refused(TenantBusy), here or on entering, if `limit` are
+        running.
+        """
         ...
 
 
 class LocalConcurrencyLimiter:
-    """`ConcurrencyLimiter` of one activator; keeps nothing of tenants that have none."""
+    """A `ConcurrencyLimiter` for a single activator. Tenants without requests use no memory."""
 
     def __init__(self) -> None:
         self._inside: dict[str, int] = {}
@@ -29,12 +30,12 @@ class LocalConcurrencyLimiter:
         return f"<LocalConcurrencyLimiter tenants={len(self._inside)} inside={sum(self._inside.values())}>"
 
     async def enter(self, tenant: str, limit: int | None) -> "Permit":
-        """See `ConcurrencyLimiter`; returns at once."""
+        """Return a block that counts one more request. Does not wait."""
         return Permit(self._inside, tenant, limit)
 
 
 class Permit:
-    """One request of a tenant."""
+    """One concurrent request of a tenant, as a block."""
 
     __slots__ = ("_inside", "_limit", "_tenant")
 
@@ -54,15 +55,15 @@ class Permit:
 
 
 class SharedCapacity:
-    """A bound on what the requests of all tenants hold of one thing: bytes of bodies, or places for unread bodies.
+    """A limit on what all tenants' requests hold of one resource: bytes of bodies, or places for unread bodies.
 
-    A tenant's first request only has to fit. A further one must leave as much free to others as the tenant held before
-    it (dynamic thresholds: Choudhury and Hahne, 1998). So slow bodies of one tenant, each of which holds the most that
-    it might need, shut nobody else out.
+    A tenant's first request only has to fit. Each further request must leave free as much as the tenant already holds
+    (dynamic thresholds: Choudhury and Hahne, 1998). So slow bodies of one tenant, each of which reserves the most that
+    it might need, do not shut out other tenants.
     """
 
     def __init__(self, limit: int, what: str, unit: str = "") -> None:
-        """A refusal says that `what` is full, and gives the limit in `unit`."""
+        """`what` and `unit` name the resource in a refusal."""
         self._limit = limit
         self._what = what
         self._unit = unit
@@ -73,8 +74,8 @@ class SharedCapacity:
         return f"<SharedCapacity taken={self._taken}/{self._limit} of {self._what}>"
 
     def take(self, tenant: str, amount: int) -> "CapacityPermit":
-        """Return a block that holds `amount`: enter it before the body is read, leave it at the request's end. Entering
-        raises Refused(Overloaded). See `CapacityPermit.shrink` for what the body did not need.
+        """Return a block that holds `amount` from before the body is read to the end of the request. Entering raises
+        Refused(Overloaded). `CapacityPermit.shrink` gives back what the body did not need.
         """
         return CapacityPermit(self, tenant, amount)
 
@@ -96,7 +97,7 @@ class SharedCapacity:
 
 
 class CapacityPermit:
-    """What one request holds of a `SharedCapacity`."""
+    """A block that holds one request's part of a `SharedCapacity`."""
 
     __slots__ = ("_amount", "_room", "_tenant")
 
@@ -111,7 +112,7 @@ class CapacityPermit:
         self._room.add(self._tenant, -self._amount)
 
     def shrink(self, amount: int) -> None:
-        """Hold `amount` from now on, because the body was read and is that long. A body of unknown length held the most
+        """Reduce the held amount to `amount`, once the body is read. A body of unknown length held the maximum
         before.
         """
         if amount != self._amount:

@@ -1,7 +1,7 @@
-"""Quotas of tenants over a store that several activators share: requests at once, and budgets of a month.
+"""Tenants' quotas that several activators share in Redis: concurrent requests, and monthly budgets.
 
-Parts are leased from the store, so few requests ask it. It is asked once for all of a tenant who wait, in a task of its
-own. While the store is away nobody waits for it.
+An activator leases parts of a quota, so few requests need Redis. One query serves all waiting requests of a tenant
+(single-flight), in a task of its own. No request waits for Redis while it is away.
 """
 
 import time
@@ -33,16 +33,16 @@ if TYPE_CHECKING:  # the library is imported only where there is a Redis
 
 AFTER_S: Final = 1.0
 
-# Of each member what it leases, and until when, and under '' what is known to be used at most. A lease that is over is
-# deleted. One that seems to last longer than a new one was given before Redis's clock stepped back, and is cut. In: our
-# name, what is known to be used, what stays leased whatever the limit, what is wanted, the limit, a lease's seconds.
-# Out: our lease now.
+# KEYS[1] maps each activator to its lease and the lease's end, and '' to the largest known use. An expired lease is
+# deleted. A lease that seems to last longer than a new one was granted before Redis's clock stepped back, and is cut.
+# Input: our name, the known use, what stays leased whatever the limit, what is wanted, the limit, a lease's seconds.
+# Output: our lease now.
 LEASE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 local known = math.max(tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[1], '') or '0'))
 local free = ARGV[5] - known
-redis.call('HDEL', KEYS[1], ARGV[1]) -- takes no memory, so that a full Redis goes on
+redis.call('HDEL', KEYS[1], ARGV[1]) -- needs no memory, so a full Redis runs it
 local all = redis.call('HGETALL', KEYS[1])
 for at = 1, #all, 2 do
   if all[at] ~= '' then
@@ -75,13 +75,13 @@ class Coverage(Enum):
     """Whether a tenant's quota covers a request."""
 
     COVERED = auto()
-    SPENT = auto()  # all of the limit is used, or others have what is left
-    AWAY = auto()  # only the store could say more
+    SPENT = auto()  # the limit is used up, or other activators hold the rest
+    AWAY = auto()  # unknown without the store
 
 
 @dataclass(slots=True)
 class _Kept(Generic[A]):
-    """What is known of a tenant, as it was last asked for."""
+    """A tenant's held quota, with the account and limit of the last request."""
 
     account: A
     limit: int
@@ -89,7 +89,7 @@ class _Kept(Generic[A]):
 
 
 class LeasedQuotas(ABC, Generic[A]):
-    """One kind of quota, of all tenants. `clock` is monotonic seconds."""
+    """One kind of quota for all tenants. `clock` returns monotonic seconds."""
 
     def __init__(self, store: "RedisStore", kind: str, terms: LeaseTerms, clock: Callable[[], float]) -> None:
         self._store = store
@@ -104,11 +104,11 @@ class LeasedQuotas(ABC, Generic[A]):
 
     @abstractmethod
     def _use(self, tenant: str, account: A) -> QuotaUsage:
-        """Return what the tenant uses."""
+        """Return what the tenant uses of its quota."""
 
     async def _cover(self, tenant: str, account: A, limit: int, units: int) -> Coverage:
-        """Return in the moment in which it is so: who uses the units does so without waiting. Waits for the store at
-        most as long as it may take to answer, and not while it is away. Cancelling leaves nothing behind.
+        """Return whether the quota covers `units` more. The caller must use them without awaiting first. Waits for the
+        store at most for its time limit, and not while it is away. Safe to cancel.
         """
         has_waited = False
 
@@ -116,8 +116,8 @@ class LeasedQuotas(ABC, Generic[A]):
             nonlocal has_waited
             kept = self._kept.get(tenant)
             if has_waited and (kept is None or kept.account is not account):
-                # The tenant was removed, and may be back with another account. Nobody tells this one any more what is
-                # known of its use, and two that take turns would ask for ever.
+                # The tenant was removed, and may exist again with another account. This account gets no more updates of
+                # its use, and two accounts that take turns would query for ever.
                 return Coverage.AWAY
             has_waited = True
             return self._decide(tenant, account, limit, units, is_asking)
@@ -129,21 +129,21 @@ class LeasedQuotas(ABC, Generic[A]):
         return await self._asking.ask_until_decided(tenant, units, decide, ask)
 
     async def run(self) -> None:
-        """Renew what is used and give back what is not, until cancelled."""
+        """Renew used quotas and give back unused ones, until cancelled."""
         await run_every(RENEW_S, self.tend)
 
     async def tend(self) -> None:
-        """Renew once."""
+        """Renew or give back the quotas of all tenants once."""
         await self._asking.tend(self._kept, self._renew)
 
     async def close(self) -> None:
-        """Give back what is not used, as far as that is quick, and wait for what is asked, which ends by itself."""
+        """Give back unused quotas within CLOSE_S, then wait for running queries, which end by themselves."""
         for kept in self._kept.values():
             kept.quota.most = 0
         await self._asking.close(self.tend())
 
     def _decide(self, tenant: str, account: A, limit: int, units: int, is_asking: bool) -> Coverage | None:
-        """Return None if the store is to be asked, or being asked."""
+        """Return the coverage, or None if the store must be queried or is being queried."""
         use, now_s = self._use(tenant, account), self._clock()
         if use.known + use.own + units > limit:
             return Coverage.SPENT
@@ -158,7 +158,7 @@ class LeasedQuotas(ABC, Generic[A]):
         return Coverage.SPENT if now_s < quota.quiet_until_s else None
 
     def _renew(self, tenant: str) -> Coroutine[Any, Any, None] | None:
-        kept = self._kept.get(tenant)  # None: it was forgotten while another tenant's lease was renewed
+        kept = self._kept.get(tenant)  # None: dropped while another tenant's lease was renewed
         if kept is None or not self._store.is_up:
             return None
         use = self._use(tenant, kept.account)
@@ -177,7 +177,7 @@ class LeasedQuotas(ABC, Generic[A]):
             )  # fmt: skip
             kept.quota.record_grant(question, int(granted), self._clock())
         except StoreUnavailable:
-            pass  # what was leased is good until its time is over
+            pass  # the lease stays valid until it expires
 
     def _of(self, tenant: str, account: A, limit: int) -> _Kept[A]:
         kept = self._kept.get(tenant)
@@ -188,7 +188,7 @@ class LeasedQuotas(ABC, Generic[A]):
 
 
 class SharedConcurrencyLimiter(LeasedQuotas[None]):
-    """`shares.ConcurrencyLimiter` of several activators."""
+    """A `ConcurrencyLimiter` for several activators."""
 
     def __init__(
         self, store: "RedisStore", clock: Callable[[], float] = time.monotonic, terms: LeaseTerms = PLACES
@@ -200,7 +200,7 @@ class SharedConcurrencyLimiter(LeasedQuotas[None]):
         return f"<SharedConcurrencyLimiter tenants={len(self._kept)} inside={self._inside.total()} {self._store!r}>"
 
     async def enter(self, tenant: str, limit: int | None) -> Permit:
-        """See `shares.ConcurrencyLimiter`."""
+        """Return a block that counts one more request. Raises Refused(TenantBusy). May wait for the store."""
         if limit is not None and await self._cover(tenant, None, limit, 1) is not Coverage.COVERED:
             raise Refused(TenantBusy(limit, RETRY_AFTER_S))
         return Permit(self._inside, tenant, None)
@@ -210,8 +210,8 @@ class SharedConcurrencyLimiter(LeasedQuotas[None]):
 
 
 class SharedBudgetLeases(LeasedQuotas[TenantSpending]):
-    """`budgets.BudgetLeases`. `wall_s` is seconds since 1970. What is leased is used up while the store is away, or its
-    time is over; then the tenant is refused, as others may spend what is left.
+    """The `BudgetLeases` of several activators. `wall_s` returns seconds since 1970. While the store is away, a lease
+    can be used until it expires. After that the tenant is refused, since other activators may spend the rest.
     """
 
     def __init__(
@@ -224,7 +224,9 @@ class SharedBudgetLeases(LeasedQuotas[TenantSpending]):
         self._wall_s = wall_s
 
     async def cover(self, tenant: str, spent: TenantSpending, budget_micros: int, micros: int) -> None:
-        """See `budgets.BudgetLeases`. A budget that is used up lets nobody in, not even for what is free."""
+        """Wait until the leased budget covers a request that may cost `micros`. Raises Refused(BudgetUnavailable |
+        BudgetSpent). A budget that is used up admits no request, not even a free one.
+        """
         cover = await self._cover(tenant, spent, budget_micros, max(1, micros))
         if cover is Coverage.AWAY:
             raise Refused(BudgetUnavailable(AFTER_S))
@@ -232,7 +234,7 @@ class SharedBudgetLeases(LeasedQuotas[TenantSpending]):
             raise Refused(BudgetSpent(budget_micros, micros))
 
     def forget(self, tenant: str) -> None:
-        """See `budgets.BudgetLeases`."""
+        """Stop renewing the tenant's lease."""
         self._kept.pop(tenant, None)
 
     def _use(self, _: str, spent: TenantSpending) -> QuotaUsage:

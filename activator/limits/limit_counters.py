@@ -1,4 +1,4 @@
-"""Where limits of tenants are counted: in this process, or in a Redis that several activators share."""
+"""Choose where tenants' limits are counted: in this process, or in a Redis that several activators share."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LimitCounters:
-    """The limits, and what must run for them."""
+    """The counters of limits, and the loops that must run for them."""
 
     rates: RateLimits
     concurrency_limiter: ConcurrencyLimiter
@@ -32,13 +32,15 @@ class LimitCounters:
         return () if self.store is None else self.store.names
 
     def activator_count(self) -> int | None:
-        """How many activators share the store, this one included; None where nobody can say it now."""
+        """Return how many activators share the store, this one included, or None if that is unknown now."""
         return self.store.members if self.store is not None and self.store.is_up else None
 
 
 @asynccontextmanager
 async def open_limit_counters(url: str | None, name: str, page: MetricsPage) -> AsyncIterator[LimitCounters]:
-    """As the settings say. Raises BadSetting. The library is imported only where there is a Redis."""
+    """Open the counters that the settings ask for. Raises BadSetting. Imports the Redis library only if it is
+    needed.
+    """
     if url is None:
         yield LimitCounters(RateLimits(), LocalConcurrencyLimiter())
         return

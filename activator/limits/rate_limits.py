@@ -1,6 +1,5 @@
-"""Requests and tokens per minute of each tenant: what may enter, what callers are told of it, what it took in the end.
-
-Where the count is kept is `RateCounter`'s matter: in this process, or in one that several activators share.
+"""Requests and tokens per minute of each tenant: admission, rate-limit headers, and the final charge. A `RateCounter`
+does the counting, in this process or in a store that several activators share.
 """
 
 import time
@@ -19,23 +18,23 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class RateCounter(Protocol):
-    """One kind of limit, of all tenants. `limit` is a minute's."""
+    """Counts one kind of limit for all tenants. `limit` is per minute."""
 
     async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
-        """Hold so many, unless the standing that is returned says how long to wait. Cancelling leaves nothing held."""
+        """Hold `units`, unless the returned status says how long to wait. Safe to cancel: then nothing is held."""
         ...
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
-        """What was held took so much. Owed once for each `hold` that was granted."""
+        """Charge `used` in place of `held`. Call it once for each granted `hold`."""
         ...
 
     def rate_status(self, tenant: str, limit: int) -> RateStatus:
-        """As it is known here. Never waits."""
+        """Return the state that is known here. Never waits."""
         ...
 
 
 class LocalRateCounter:
-    """`RateCounter` of one activator."""
+    """A `RateCounter` for a single activator."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._buckets = Buckets()
@@ -45,23 +44,23 @@ class LocalRateCounter:
         return f"<LocalRateCounter {self._buckets!r}>"
 
     async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
-        """See `RateCounter`; returns at once."""
+        """Hold `units` if there is room. Does not wait."""
         now_s = self._clock()
         return self._buckets.of(tenant, now_s).hold(limit, units, now_s)
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
-        """See `RateCounter`."""
+        """Charge `used` in place of `held`."""
         now_s = self._clock()
         self._buckets.of(tenant, now_s).settle(limit, held, used, now_s)
 
     def rate_status(self, tenant: str, limit: int) -> RateStatus:
-        """See `RateCounter`."""
+        """Return the state of the tenant's bucket."""
         now_s = self._clock()
         return self._buckets.of(tenant, now_s).rate_status(limit, now_s)
 
 
 class TokenReservation:
-    """Tokens that a request holds until it is settled, which happens once."""
+    """Tokens that a request holds until it is settled."""
 
     __slots__ = ("_counting", "_held", "_limit", "_tenant")
 
@@ -72,14 +71,14 @@ class TokenReservation:
         self._held: int | None = held
 
     def settle(self, used: int) -> None:
-        """So many it was; 0 gives all of them back. A second call does nothing."""
+        """Charge `used` tokens; 0 gives all back. A second call does nothing."""
         held, self._held = self._held, None
         if held is not None:
             self._counting.settle(self._tenant, self._limit, held, used)
 
 
 class RateLimits:
-    """Of all tenants that have such limits."""
+    """Request and token rates of all tenants that have such limits."""
 
     def __init__(self, requests: RateCounter | None = None, tokens: RateCounter | None = None) -> None:
         self._requests = requests or LocalRateCounter()
@@ -89,7 +88,7 @@ class RateLimits:
         return f"<RateLimits requests={self._requests!r} tokens={self._tokens!r}>"
 
     async def enter(self, told: Headers, tenant: str, tenant_limits: TenantLimits) -> None:
-        """Count a request. `told`, headers of its answer, say where its tenant stands. Raises Refused(RateLimited)."""
+        """Count a request, and put its tenant's limits into the headers `told`. Raises Refused(RateLimited)."""
         if tenant_limits.tpm is not None:
             told[:] = _told(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))
         if tenant_limits.rpm is None:
@@ -101,8 +100,8 @@ class RateLimits:
         self._requests.settle(tenant, tenant_limits.rpm, 1, 1)
 
     async def reserve(self, told: Headers, tenant: str, limit: int, tokens: int) -> TokenReservation:
-        """Hold the tokens that a request may take; `told` as in `enter`. Raises Refused: RateLimited; TooLargeForRate,
-        for which no waiting helps.
+        """Hold the tokens that a request may use, and update the headers `told`. Raises Refused(RateLimited |
+        TooLargeForRate). Waiting does not help against the latter.
         """
         if tokens > limit:
             raise Refused(TooLargeForRate(tokens, limit))
@@ -115,7 +114,7 @@ class RateLimits:
 
 
 def _told(kind: str, rate_status: RateStatus) -> Headers:
-    """OpenAI's three headers."""
+    """Return OpenAI's three rate-limit headers of this kind."""
     facts = (
         ("limit", rate_status.limit),
         ("remaining", rate_status.remaining),

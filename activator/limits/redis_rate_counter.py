@@ -1,6 +1,7 @@
-"""`rates.RateCounter` over a store that several activators share: blocks of it are used here, so few requests ask it.
+"""A `RateCounter` in Redis for several activators. Each takes blocks of a bucket, so few requests need Redis.
 
-A block is asked for once for all who wait for it, in a task of its own. While the store is away nobody waits for it.
+One query serves all requests that wait for a block (single-flight), in a task of its own. No request waits for Redis
+while it is away.
 """
 
 import time
@@ -17,12 +18,12 @@ from activator.limits.single_flight import SingleFlight, StoreUnavailable, run_e
 if TYPE_CHECKING:  # the library is imported only where there is a Redis
     from activator.limits.redis_store import RedisStore
 
-TEND_S: Final = 0.5  # between two looks at blocks whose time is over
+TEND_S: Final = 0.5  # interval between checks for expired blocks
 
 
-# A bucket (GCRA) stores the seconds that it lacks to be full, and when that was. A full bucket has no key. If Redis's
-# clock steps back, no time has passed, so no tenant loses anything. In: a minute's limit, what is given back (below 0:
-# owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
+# A bucket (GCRA) stores how many seconds it needs to be full, and the time of that value. A full bucket has no key. If
+# Redis's clock steps back, no time has passed, so no tenant loses anything. Input: limit per minute, what is given back
+# (below 0: owed), what is needed, what is wanted. Output: what is granted, seconds until the bucket is full.
 TAKE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
@@ -36,7 +37,7 @@ if tonumber(ARGV[4]) > 0 and room >= tonumber(ARGV[3]) then
   granted = math.max(0, math.min(room, tonumber(ARGV[4])))
 end
 lacks = lacks + granted * per
-redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
+redis.call('DEL', KEYS[1]) -- needs no memory, so a full Redis runs it
 if lacks > 0 then
   redis.call('SET', KEYS[1], string.format('%.6f %.6f', lacks, now), 'PX', math.ceil(lacks * 1000))
 end
@@ -45,24 +46,22 @@ return {granted, string.format('%.6f', lacks)}
 
 
 class RedisRateCounter:
-    """One kind of limit, of all tenants. `clock` is monotonic seconds."""
+    """Counts one kind of limit for all tenants. `clock` returns monotonic seconds."""
 
     def __init__(self, store: "RedisStore", kind: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._kind = kind
         self._clock = clock
         self._blocks: dict[str, TokenBlock] = {}
-        self._limits: dict[str, int] = {}  # as they were last asked with
+        self._limits: dict[str, int] = {}  # each tenant's limit at its last request
         self._asking = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<RedisRateCounter {self._kind} tenants={len(self._blocks)} asking={len(self._asking)} {self._store!r}>"
 
     async def hold(self, tenant: str, limit: int, units: int) -> RateStatus:
-        """See `rates.RateCounter`. Waits for the store at most as long as it may take to answer, and not while it is
-        away.
-
-        It ends with a block that is used, or with none that is to be had, or with a store that is away.
+        """Hold `units`, unless the returned status says how long to wait. Safe to cancel. Waits for Redis at most for
+        its time limit, and not while it is away.
         """
 
         def ask(waiting: int) -> Coroutine[Any, Any, None]:
@@ -72,27 +71,27 @@ class RedisRateCounter:
         return await self._asking.ask_until_decided(tenant, units, partial(self._decide, tenant, limit, units), ask)
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
-        """See `rates.RateCounter`."""
+        """Charge `used` in place of `held`."""
         self._of(tenant, limit).settle(held, used, self._clock())
 
     def rate_status(self, tenant: str, limit: int) -> RateStatus:
-        """See `rates.RateCounter`: as the store said last."""
+        """Return the state as Redis last reported it, plus the block here."""
         return self._of(tenant, limit).rate_status(limit, self._clock())
 
     async def run(self) -> None:
-        """Give back blocks whose time is over, and tell what is owed, until cancelled."""
+        """Give back expired blocks and pay debts, until cancelled."""
         await run_every(TEND_S, self.tend)
 
     async def tend(self, ahead_s: float = 0.0) -> None:
-        """Once, for blocks that end within so many seconds. Tenants that ask for nothing are forgotten."""
+        """Give back blocks that expire within `ahead_s`, and drop idle tenants."""
         await self._asking.tend(self._blocks, partial(self._give_back, ahead_s))
 
     async def close(self) -> None:
-        """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
+        """Give back all blocks within CLOSE_S, then wait for running queries, which end by themselves."""
         await self._asking.close(self.tend(inf))
 
     def _decide(self, tenant: str, limit: int, units: int, is_asking: bool) -> RateStatus | None:
-        """Return None if the store is to be asked, or being asked."""
+        """Return the status, or None if Redis must be queried or is being queried."""
         block, now_s = self._of(tenant, limit), self._clock()
         if block.try_hold(units, now_s):
             return block.rate_status(limit, now_s)

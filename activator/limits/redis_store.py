@@ -1,7 +1,8 @@
-"""Redis, as far as several activators share it: scripts, run by their digests, and who is alive.
+"""The Redis that several activators share: run scripts by their digests, and know which activators are alive.
 
-A command is never cancelled, since the answer of one that was would be the next one's: it runs in a task of its own,
-with a deadline, after which its connection is dropped. None is repeated: it may have been heard. Time is Redis's own.
+A command is never cancelled, because the next command would read its answer. It runs in a task of its own with a
+deadline, after which its connection is dropped. No command is repeated, since it may have been executed. Time is
+Redis's own.
 """
 
 import asyncio
@@ -26,17 +27,17 @@ log = logging.getLogger(__name__)
 
 ANSWER_S: Final = dependencies.REDIS.timeout_s
 BEAT_S: Final = 1.0
-SILENT_S: Final = 5.0  # after which a member counts no more
+SILENT_S: Final = 5.0  # a member that is silent for so long no longer counts
 CONNECTIONS: Final = 16
-BULK_PART: Final = 0.75  # of Redis's `maxmemory` may hold kept answers; the rest is for limits
+BULK_PART: Final = 0.75  # part of Redis's `maxmemory` for kept answers; the rest is for limits
 MEMBERS: Final = "kelvin:members"
 REFUSED_WRITE: Final = re.compile(r"\b(OOM|MISCONF|READONLY)\b")
 
-# Control scripts must work in a Redis that is full. It refuses a script only if its first write may take memory, so the
-# first write of each of them is one that takes none (DEL, HDEL, PEXPIRE). Scripts that store much: see `keep`.
+# Control scripts must work in a full Redis. Redis refuses a script only if its first write may need memory, so their
+# first write needs none (DEL, HDEL, PEXPIRE). For scripts that store much, see `keep`.
 
-# In: our name, seconds of silence. Out: the members' names. A beat later than now is from before Redis's clock stepped
-# back, and counts as one of now.
+# Input: our name, SILENT_S. Output: the members' names. A beat in the future is from before Redis's clock stepped back,
+# and is moved to now.
 BEAT: Final = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
@@ -50,7 +51,7 @@ return redis.call('ZRANGE', KEYS[1], 0, -1)
 
 
 class RedisStore:
-    """One Redis. `name` is this activator's among the members; who asks waits for `answer_s` at most."""
+    """A connection to one Redis. `name` is this activator's name as a member. An answer takes at most `answer_s`."""
 
     def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S) -> None:
         self._redis = redis
@@ -59,18 +60,18 @@ class RedisStore:
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
         self._is_outage_logged = False
-        self.write_refusal: str | None = None  # why it refuses writes, though it answers
+        self.write_refusal: str | None = None  # why Redis refuses writes although it answers
         self.members = 1
         self.names: tuple[str, ...] = (name,)
         self.commands = 0
         self._is_memory_unknown = False
-        self._bulk_room = 0.0  # bytes of answers that this activator may still write before the next beat
+        self._bulk_room = 0.0  # bytes of answers that this activator may write until the next beat
 
     def __repr__(self) -> str:
         return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.members} commands={self.commands}>"
 
     async def beat(self) -> None:
-        """Say that we live, and look whether it answers."""
+        """Record that this activator is alive, and find out whether Redis answers."""
         try:
             told: list[bytes] = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
             free_bytes: float = await self._answer(self._bulk_bytes())
@@ -84,25 +85,24 @@ class RedisStore:
         self.is_up, self._is_outage_logged, self.write_refusal = True, False, None
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Beat every BEAT_S until cancelled."""
         while True:
             await self.beat()
             await asyncio.sleep(BEAT_S)
 
     async def close(self) -> None:
-        """Wait for what is under way, which ends by itself, then end the connections."""
+        """Wait for running commands, which end by themselves, then close the connections."""
         while self._running:
             await asyncio.wait(self._running)
         await self._redis.aclose(close_connection_pool=True)
 
     async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """What the script answers. Cancelling gives up the wait, not the command. Raises Away."""
+        """Return the script's result. Cancelling ends the wait, not the command. Raises StoreUnavailable."""
         return await self._answer(self._command(script, keys, *arguments))
 
     async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
-        """As `ask`, for a script that stores `nbytes`.
-
-        Raises Full if that would leave too little for limits, leases and budgets in the same Redis.
+        """Run a script that stores `nbytes`. Raises as `ask`. Raises StoreFull if that would leave too little memory
+        for limits, leases and budgets in the same Redis.
         """
         if nbytes > self._bulk_room:
             raise StoreFull
@@ -126,14 +126,16 @@ class RedisStore:
         raise StoreUnavailable from error
 
     async def _command(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """Each step of it has a deadline (`open_store`). Nothing ran where the script is unknown: a new Redis."""
+        """Run a script. Each step has a deadline (`open_store`). A new Redis does not know the script, so it is sent
+        again.
+        """
         try:
             return await self._redis.evalsha(_digest(script), len(keys), *keys, *arguments)
         except NoScriptError:
             return await self._redis.eval(script, len(keys), *keys, *arguments)
 
     async def _bulk_bytes(self) -> float:
-        """Return how many bytes may still be kept there: 0 where Redis does not tell, as to an account without INFO."""
+        """Return how many bytes of answers still fit; 0 if Redis does not tell, e.g. for an account without INFO."""
         try:
             memory: dict[str, int] = await self._redis.info("memory")
             return max(0.0, BULK_PART * (memory["maxmemory"] or inf) - memory["used_memory"])
@@ -146,25 +148,24 @@ class RedisStore:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # who waited for it was told
+            task.exception()  # retrieved: the caller has already been notified
 
 
 @asynccontextmanager
 async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIterator[RedisStore]:
-    """Open the Redis at `url`, which may be away. `answer_s` bounds each step of a command.
-
-    Raises BadSetting for a URL that the library can't read. It shows the scheme only, since a URL may hold a password.
+    """Open the Redis at `url`, which may be away. `answer_s` bounds each step of a command. Raises BadSetting for an
+    invalid URL. The message shows only the scheme, since a URL may contain a password.
     """
     try:
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS,
-            timeout=answer_s,  # for a connection that is free
+            timeout=answer_s,  # for a free connection
             socket_connect_timeout=answer_s,
             socket_timeout=answer_s,
             retry=Retry(NoBackoff(), 0),
         )
-        pool.connection_class(**pool.connection_kwargs)  # refuses an unknown option here, not at each attempt
+        pool.connection_class(**pool.connection_kwargs)  # refuse an unknown option here instead of at each attempt
     except (TypeError, ValueError):
         shown = url.partition("://")[0] + "://..."
         raise BadSetting("KELVIN_REDIS", shown, "has an option or a place that can't be read") from None
@@ -177,8 +178,10 @@ async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIt
 
 
 def _write_refusal(error: BaseException) -> str | None:
-    """Return `OOM`, `MISCONF` or `READONLY` if Redis refused a write. Redis 6 tells a script's error as text."""
-    if isinstance(error, OutOfMemoryError):  # redis-py cuts off the codes that it knows
+    """Return `OOM`, `MISCONF` or `READONLY` if Redis refused a write, else None. Redis 6 reports script errors
+    as text.
+    """
+    if isinstance(error, OutOfMemoryError):  # redis-py removes the codes that it knows
         return "OOM"
     if isinstance(error, ReadOnlyError):
         return "READONLY"

@@ -1,6 +1,5 @@
-"""Ask a store that several activators share: one question at a time for each name, in a task of its own.
-
-A caller that stops waiting does not end its question. Each question ends by itself: the store answers or is away.
+"""Query a shared store with one query at a time per name (single-flight), each in a task of its own. A caller that
+stops waiting does not cancel its query. Each query ends by itself: the store answers or is away.
 """
 
 import asyncio
@@ -13,19 +12,20 @@ T = TypeVar("T")
 StoreQuery = Coroutine[Any, Any, None]
 
 CLOSE_S: Final = 1.0
-AT_ONCE: Final = 8  # renewals: they must not take as long as a lease lasts, and others need connections, too
+# concurrent renewals: enough to finish within a lease's time, and few enough to leave connections for others
+AT_ONCE: Final = 8
 
 
 class StoreUnavailable(Exception):
-    """No answer in time, or an error; whether the command was heard, nobody knows."""
+    """The store failed or did not answer in time. The command may have been executed."""
 
 
 class StoreFull(StoreUnavailable):
-    """The store answers, and has no room for what was to be kept. The command was not sent."""
+    """The store answers but has no room for the answer to keep. The command was not sent."""
 
 
 class SingleFlight:
-    """Questions under way, by name. `waiting` counts for each name the units that its waiting callers want."""
+    """Running queries by name. `waiting` counts per name the units that waiting callers want."""
 
     def __init__(self) -> None:
         self.waiting: Counter[str] = Counter()
@@ -43,10 +43,10 @@ class SingleFlight:
     async def ask_until_decided(
         self, name: str, units: int, decide: Callable[[bool], T | None], ask: Callable[[int], StoreQuery]
     ) -> T:
-        """Return what `decide` says once that is not None, and ask the store before it decides again.
+        """Return the first result of `decide` that is not None, and query the store before each further call.
 
-        `decide` is told whether a question for that name is under way. All wait for that one; if there is none, `ask`
-        makes one, for the units that are waited for in all. Cancelling ends the wait, not the question.
+        `decide` gets whether a query for that name is running. All callers wait for that query. If there is none, `ask`
+        makes one for the units of all waiting callers. Cancelling ends the wait, not the query.
         """
         while (found := decide(name in self._tasks)) is None:
             task = self._tasks.get(name) or self._start(name, ask(self.waiting[name] + units))
@@ -60,9 +60,7 @@ class SingleFlight:
         return found
 
     async def tend(self, names: Iterable[str], due: Callable[[str], StoreQuery | None]) -> None:
-        """Ask what is due for each name, AT_ONCE at a time, as nobody waits for it. A name with a question under way is
-        left out.
-        """
+        """Run the due query of each name, AT_ONCE at a time. Names with a running query are skipped."""
         left = list(names)
         while left:
             some, left = left[:AT_ONCE], left[AT_ONCE:]
@@ -71,7 +69,7 @@ class SingleFlight:
                 await asyncio.wait(tasks)
 
     async def close(self, give_back: Awaitable[None]) -> None:
-        """Await `give_back` for at most CLOSE_S, then wait for the questions under way."""
+        """Await `give_back` for at most CLOSE_S, then wait for the running queries."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await give_back
@@ -90,7 +88,7 @@ class SingleFlight:
 
 
 async def run_every(every_s: float, tend: Callable[[], Awaitable[None]]) -> None:
-    """Call `tend` every `every_s` seconds, until cancelled."""
+    """Call `tend` every `every_s` seconds until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await tend()

@@ -1,4 +1,6 @@
-"""Monthly budgets of tenants: what one does not cover is refused, what is spent followed. The ledger is the truth."""
+"""Monthly budgets of tenants: refuse requests that a budget does not cover, and track what is spent. The ledger has the
+authoritative sums.
+"""
 
 import time
 from collections.abc import Callable
@@ -20,21 +22,21 @@ def is_charged(outcome: str | None, completion_tokens: int) -> bool:
 
 
 class BudgetLeases(Protocol):
-    """What this one of several activators may spend."""
+    """Leases this activator's part of budgets that several activators share."""
 
     async def cover(self, tenant: str, spent: TenantSpending, budget_micros: int, micros: int) -> None:
-        """Returns in the moment in which what is leased covers a request that may cost so much: who holds it does so
-        without waiting. Raises Refused: BudgetSpent, BudgetAway. Cancelling leaves nothing behind.
+        """Wait until the leased budget covers a request that may cost `micros`. The caller must hold it without
+        awaiting first. Raises Refused(BudgetSpent | BudgetUnavailable). Safe to cancel.
         """
         ...
 
     def forget(self, tenant: str) -> None:
-        """Renew nothing for the tenant: nobody tells any more which of its records the ledger has."""
+        """Stop renewing the tenant's lease: without feed rows, nothing tells which records the ledger has."""
         ...
 
 
 class BudgetReservation:
-    """What a request may cost, until its record says what it did, or there will be none. One of both, once."""
+    """The most that a request may cost. End it once: by `settle` with its record, or by `release` without one."""
 
     __slots__ = ("_held_micros", "_prices", "_spent")
 
@@ -44,7 +46,7 @@ class BudgetReservation:
         self._held_micros: int | None = held_micros
 
     def settle(self, record: RequestRecord, sequence: int) -> None:
-        """It is durable, under that sequence."""
+        """Charge the request's record, which is durable under that sequence."""
         held, self._held_micros = self._held_micros, None
         if held is None:
             return
@@ -54,15 +56,15 @@ class BudgetReservation:
         self._spent.settle(held, micros, sequence, record.ended_at_us)
 
     def release(self) -> None:
-        """Give it back. Nothing, once it was settled."""
+        """Give the reservation back. Does nothing after `settle`."""
         held, self._held_micros = self._held_micros, None
         if held is not None:
             self._spent.release(held)
 
 
 class TenantBudgets:
-    """Of all tenants of which the feed tells that they have one. `source` is our spool's name; `leases`: where other
-    activators spend of the same budgets.
+    """Budgets of all tenants that have one according to the feed. `source` is our spool's name. `leases` is set if
+    other activators spend from the same budgets.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class TenantBudgets:
         return f"<TenantBudgets tenants={len(self._spent)}>"
 
     def apply(self, line: Feed) -> None:
-        """Take over what the ledger says; requests under way stay held."""
+        """Apply the ledger's sums from a feed message. Reservations of running requests stay."""
         before = set(self._spent) if line.full else set(line.removed_tenants)
         if line.full:
             told = {row.tenant for row in line.spending}
@@ -91,14 +93,14 @@ class TenantBudgets:
                 self._leases.forget(tenant)
 
     def check(self, tenant: str, budget_micros: int) -> None:
-        """Raises Refused(BudgetSpent) where nothing is left."""
+        """Refuse if the budget is used up. Raises Refused(BudgetSpent)."""
         if not self._of(tenant).try_hold(budget_micros, 0, self._now_us()):
             raise Refused(BudgetSpent(budget_micros))
 
     async def hold(
         self, tenant: str, budget_micros: int, prompt_tokens: int, completion_tokens: int
     ) -> BudgetReservation:
-        """Hold the most that a request may cost. Raises as `check`, and BudgetAway. Cancelling leaves nothing held."""
+        """Hold the most that a request may cost. Raises as `check`, and Refused(BudgetUnavailable). Safe to cancel."""
         spent = self._of(tenant)
         prices = _FREE if spent.row is None else spent.row.prices
         micros = prices.cost_micros(prompt_tokens, 0, completion_tokens)
@@ -118,4 +120,4 @@ class TenantBudgets:
         return int(self._wall_s() * 1e6)
 
 
-_FREE = TokenPrices(per_tokens=1, prompt=0, cached=0, completion=0, request=0)  # before the ledger said anything
+_FREE = TokenPrices(per_tokens=1, prompt=0, cached=0, completion=0, request=0)  # until the first row of the ledger

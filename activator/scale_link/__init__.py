@@ -1,5 +1,3 @@
-"""Tell the autoscaler what is asked for, and start versions while no control plane answers.
-
-Knative's autoscaler and Kelvin's own get the same reports. How many replicas there are is decided by them, not here.
-Begin with `load_reporter.py`.
+"""Report load to the autoscaler, and start versions while no control plane answers. Knative's autoscaler and Kelvin's
+own get the same reports, and decide how many replicas there are. Begin with `load_reporter.py`.
 """

@@ -1,7 +1,8 @@
-"""One connection to Knative's autoscaler, told over it what is asked for. It hears, or is away; it says nothing.
+"""A WebSocket to Knative's autoscaler, over which load reports are sent. The autoscaler sends nothing back.
 
-Source: knative/serving, pkg/autoscaler/statserver, pkg/websocket (98e5ef9). Whatever it can't read, or knows no
-Revision for, it drops without a word: so what is sent has to be right, and it was taken where there is a connection.
+Source: knative/serving, pkg/autoscaler/statserver, pkg/websocket (98e5ef9). The autoscaler silently drops reports that
+it can't read or whose Revision it does not know. So a report must be correct, and counts as delivered if the connection
+is open.
 """
 
 import asyncio
@@ -24,20 +25,21 @@ from kelvin.ipc.connector import HostConnector
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = dependencies.AUTOSCALER.timeout_s  # of the handshake, of sending, of leaving
-SILENCE_S: Final = 10.0  # it answers pings, or it is away; as Knative's own activator has it
+TIMEOUT_S: Final = dependencies.AUTOSCALER.timeout_s  # for the handshake, for sending, for closing
+SILENCE_S: Final = 10.0  # without a pong for so long it is away; as in Knative's own activator
 FIRST_BACKOFF_S: Final = 0.1
 LAST_BACKOFF_S: Final = 2.0
 BACKOFF_FACTOR: Final = 1.3
-AT_ONCE: Final = 1000  # stats of one message
+AT_ONCE: Final = 1000  # stats per message
 _CONNECTION_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class AutoscalerLink:
-    """A reporter's sink. `revision_of` says where a version is heard of; what it knows none for is told to nobody.
+    """A report sink for Knative's autoscaler. `revision_of` returns a version's Revision; versions without one are
+    skipped.
 
-    What could not be sent is not sent late, but that a version has nothing any more: else its last figure would count
-    until the autoscaler's window is over.
+    Unsent reports are not repeated later, except that a version has become idle. Otherwise its last value would count
+    until the end of the autoscaler's window.
     """
 
     def __init__(self, url: str, pod: str, revision_of: Callable[[VersionKey], RevisionRow | None]) -> None:
@@ -45,26 +47,26 @@ class AutoscalerLink:
         self._pod = pod
         self._revision_of = revision_of
         self._open: _Connection | None = None
-        self.was_open = False  # ever
-        self._unsent_zeros: dict[VersionKey, ConcurrencyStat] = {}  # nothing, that could not be told
-        self._without_revision: set[VersionKey] = set()  # asked for, without a Revision
-        message_class()  # read now, off nobody's way
+        self.was_open = False  # whether it was ever open
+        self._unsent_zeros: dict[VersionKey, ConcurrencyStat] = {}  # unsent reports of idle versions
+        self._without_revision: set[VersionKey] = set()  # requested versions without a Revision
+        message_class()  # load the message class now instead of during a request
 
     def __repr__(self) -> str:
         return f"<AutoscalerLink {self._url} {'connected' if self.is_open else 'AWAY'} owed={len(self._unsent_zeros)}>"
 
     @property
     def is_open(self) -> bool:
-        """Whether the autoscaler hears us."""
+        """Whether the autoscaler is connected."""
         return self._open is not None and not self._open.stream.closed
 
     @property
     def session(self) -> object | None:
-        """See reporter.ReportSink."""
+        """The open connection, or None."""
         return None if self._open is None or self._open.stream.closed else self._open.stream
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """See reporter.ReportSink; of a version that no Revision is known for, False."""
+        """Send reports. Return False if one of them was not sent, or its version has no known Revision."""
         if not self.is_open:
             self._keep_zeros(stats)
             return False
@@ -78,7 +80,7 @@ class AutoscalerLink:
         return is_sent and len(told) == len(stats)
 
     async def send_revision_stats(self, told: Iterable[RevisionStat]) -> bool:
-        """Whether it was taken. Nothing of it is kept, where nobody hears."""
+        """Send reports of Revisions. Return whether they were sent. Unsent ones are dropped."""
         connection, left = self._open, iter(told)
         if connection is None or connection.stream.closed:
             return False
@@ -110,14 +112,14 @@ class AutoscalerLink:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
 
     async def _follow(self, session: aiohttp.ClientSession, lines: list[socket.socket]) -> bool:
-        """Until the connection ends. Raises where there is none. `lines`: where its socket comes to be, with those of
-        other addresses, which are closed by then.
+        """Connect, and return when the connection ends. Raises if it can't connect. `lines` receives the sockets of the
+        attempts. All but the connected one are closed then.
         """
         lines.clear()
         async with asyncio.timeout(TIMEOUT_S):
             heard = await session.ws_connect(
                 self._url,
-                heartbeat=SILENCE_S * 2 / 3,  # and half of that for the answer
+                heartbeat=SILENCE_S * 2 / 3,  # plus half of that for the pong
                 timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
             )
         connection = self._open = _Connection(heard, tuple(lines))
@@ -128,7 +130,7 @@ class AutoscalerLink:
             if owed:
                 await self.send(owed)
             async for _ in heard:
-                pass  # it has nothing to say
+                pass  # the autoscaler sends nothing
         finally:
             self._open = None
             await connection.leave()
@@ -136,7 +138,7 @@ class AutoscalerLink:
         return True
 
     def _keep_zeros(self, stats: tuple[ConcurrencyStat, ...]) -> None:
-        """They were not told, or maybe not."""
+        """Keep reports of idle versions that were possibly not delivered."""
         for stat in stats:
             key = key_of(stat)
             if stat.concurrency or stat.requests:
@@ -153,26 +155,26 @@ class AutoscalerLink:
                 yield RevisionStat(row.namespace, row.name, stat.concurrency, stat.requests)
             elif not stat.concurrency:
                 self._without_revision.discard(key)
-            elif key not in self._without_revision:  # said once, however often who waits has it told
+            elif key not in self._without_revision:  # log once, however often the version is reported
                 self._without_revision.add(key)
                 log.warning("a version is asked for that has no Revision", extra={"version": str(key)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Connection:
-    """One that can be ended. The library only closes: what was not sent then waits, for ever, for who reads nothing."""
+    """A connection that can be aborted. aiohttp only closes, and then waits for ever if the peer does not read."""
 
     stream: aiohttp.ClientWebSocketResponse
     lines: tuple[socket.socket, ...]
 
     def abort(self) -> None:
-        """At once, whatever waits to be sent: to send it fails, and the library lets go of it. Idempotent."""
+        """Close the sockets now. Unsent data is lost. Idempotent."""
         for line in self.lines:
-            with suppress(OSError):  # it is closed, or was never connected
+            with suppress(OSError):  # closed already, or never connected
                 line.shutdown(socket.SHUT_RDWR)
 
     async def leave(self) -> None:
-        """In order within its time, else not; nothing of it stays open, also where this is cancelled."""
+        """Close in order within TIMEOUT_S, else abort. Leaves nothing open, also if cancelled."""
         try:
             with suppress(*_CONNECTION_ERRORS):
                 async with asyncio.timeout(TIMEOUT_S):

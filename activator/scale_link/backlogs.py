@@ -1,5 +1,5 @@
-"""What is inside for each version, waiting or running, and how fast it was computed of late: by that concurrency is
-weighed where a model scales by tokens. How is `concurrency_policy`'s to say.
+"""The requests inside, waiting or running, of each version, and its recent throughput. `concurrency_policy.py` uses
+both to weigh the reported concurrency of models that scale by tokens.
 """
 
 from collections import OrderedDict
@@ -12,11 +12,11 @@ from activator.queue.policy.wait_estimate import MeasuredThroughput, Throughput
 from activator.routing.policy.version_key import VersionKey
 from activator.scale_link.concurrency_policy import RequestProgress, weighed
 
-MAX_REMEMBERED_VERSIONS: Final = 4096  # versions whose pace is remembered while they are at zero
+MAX_REMEMBERED_VERSIONS: Final = 4096  # bound on versions whose throughput is kept while they are at zero
 
 
 class RunningRequest(Protocol):
-    """A request. Its `queued_request` is known while it is inside."""
+    """A request inside. `queued_request` is set while it waits or runs."""
 
     queued_request: QueuedRequest | None
 
@@ -27,7 +27,9 @@ class RunningRequest(Protocol):
 
 
 class Backlogs:
-    """Of all versions. `backlog_s`: by how much a version's model scales by tokens, 0: not at all."""
+    """The backlogs of all versions. `backlog_s` returns a version's backlog target in seconds; 0 means no scaling by
+    tokens.
+    """
 
     def __init__(
         self,
@@ -39,24 +41,24 @@ class Backlogs:
         self._queued = queued
         self._pace = throughput
         self._inside: dict[VersionKey, dict[int, RunningRequest]] = {}
-        self._measured: OrderedDict[VersionKey, MeasuredThroughput] = OrderedDict()  # who was measured last is last
+        self._measured: OrderedDict[VersionKey, MeasuredThroughput] = OrderedDict()  # least recently measured first
 
     def __repr__(self) -> str:
         return f"<Backlogs inside={sum(map(len, self._inside.values()))} measured={len(self._measured)}>"
 
     def enter(self, key: VersionKey, work: RunningRequest) -> None:
-        """It waits for the version, or runs at it, until it leaves."""
+        """Add a request that waits for the version or runs there."""
         self._inside.setdefault(key, {})[id(work)] = work
 
     def leave(self, key: VersionKey, work: RunningRequest) -> None:
-        """It has ended, one way or another."""
+        """Remove a request that has ended."""
         inside = self._inside[key]
         del inside[id(work)]
         if not inside:
             del self._inside[key]
 
     def weigh(self, key: VersionKey, concurrency: float) -> float:
-        """What to report of the version now."""
+        """Return the concurrency to report for the version."""
         backlog_s = self._backlog_s(key)
         if backlog_s <= 0:
             return concurrency
@@ -68,12 +70,12 @@ class Backlogs:
         return weighed(concurrency, inside, self._queued(key), self._measure(key), backlog_s)
 
     def check_integrity(self) -> None:
-        """No version is kept of which nothing is inside; what is remembered is bounded."""
+        """Assert that no version is kept without requests, and that kept throughputs are bounded."""
         assert all(self._inside.values())
         assert len(self._measured) <= MAX_REMEMBERED_VERSIONS
 
     def _measure(self, key: VersionKey) -> MeasuredThroughput | None:
-        """As it is now; else as it was when it was known last, as of a version that comes from zero."""
+        """Return the current throughput, or the last known one, e.g. for a version that comes from zero."""
         throughput = self._pace(key)
         measured = None if throughput is None else throughput.measured()
         if measured is None:

@@ -1,14 +1,14 @@
-"""The concurrency that is reported of one version, weighted by time, and by tokens if its model scales by them.
+"""The reported concurrency of one version: a time-weighted average, weighed by tokens if its model scales by them.
 
-Source: knative/serving, pkg/activator/handler/concurrency_reporter.go and pkg/http/stats. What was announced at once
-(one request, concurrency 1) is taken off the next report: reports of one second add at the decider.
+Source: knative/serving, pkg/activator/handler/concurrency_reporter.go and pkg/http/stats. An announced request
+(concurrency 1) is subtracted from the next report, because the autoscaler adds the reports of one second.
 
-By tokens a version is reported as many requests at once as what is inside amounts to. The decider wants so many
-replicas as `reported / (0.7 x target)`, whatever a request takes. One of which `n` tokens are left holds its slot for
-`n / p` seconds, where `p` is what a slot was measured to compute in a second; it counts as `n / (p x backlog_s)`. So a
-replica at its target, `target` slots that compute `target x p` a second, has `backlog_s` seconds before it, and what is
-inside that would take it longer asks for more of them, in proportion. It is never less than the requests themselves:
-they hold slots, of which a replica has so many, however little they are.
+Scaling by tokens reports the concurrency to which the requests inside amount. The autoscaler wants `reported / (0.7 x
+target)` replicas, whatever a request takes. A request with `n` tokens left holds its slot for `n / p` seconds, where
+`p` is the measured tokens per second of a slot. It counts as `n / (p x backlog_s)`. So a replica at its target, with
+`target` slots that compute `target x p` tokens per second, has `backlog_s` seconds of work. A longer backlog asks for
+proportionally more replicas. The reported value is never below the number of requests, since each holds a slot, however
+small it is.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from activator.queue.policy.wait_estimate import MeasuredThroughput
 
-MAX_CONCURRENCY: Final = 1e6  # requests at once: no fleet serves more, and what is reported is a number
+MAX_CONCURRENCY: Final = 1e6  # upper bound of a report: no fleet serves more
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class ConcurrencyReport:
     requests: int
 
 
-# A poke says that somebody waits, each time anew. Were the request counted the first time only, a decider that was
-# restarted in between could not tell a request that waits from one that an earlier replica still serves.
+# Each wake report says that a request waits. If only the first one counted the request, a restarted autoscaler could
+# not tell a waiting request from one that an earlier replica still serves.
 ANNOUNCEMENT: Final = ConcurrencyReport(1.0, 1)
 
 
@@ -46,32 +46,32 @@ class ConcurrencyMeter:
 
     @classmethod
     def starting(cls, now: float) -> "ConcurrencyMeter":
-        """Nothing ran before `now`."""
+        """Return a meter that starts idle at `now`."""
         return cls(since_s=now, changed_s=now)
 
     def begin(self, now: float) -> None:
-        """A request arrived."""
+        """Count a request that arrived."""
         self._advance(now)
         self.running += 1
         self._requests += 1
 
     def end(self, now: float) -> None:
-        """A request left."""
+        """Count a request that left."""
         assert self.running > 0
         self._advance(now)
         self.running -= 1
 
     def announce(self) -> None:
-        """Take one ANNOUNCEMENT off the next report."""
+        """Subtract one ANNOUNCEMENT from the next report."""
         self._announced += 1
 
     def withdraw(self) -> None:
-        """Forget an announcement that reached nobody: the next report is not less by it."""
+        """Undo an `announce` whose report was not delivered."""
         self._announced = max(0, self._announced - 1)
 
     def report(self, now: float, weigh: Callable[[float], float] = lambda average: average) -> ConcurrencyReport:
-        """What happened since the last report, without what was announced (never below nothing). `weigh`: what the
-        average of the requests is reported as.
+        """Return the concurrency and requests since the last report, minus what was announced; never below 0. `weigh`
+        maps the average concurrency to the reported one.
         """
         self._advance(now)
         seconds = now - self.since_s
@@ -82,7 +82,7 @@ class ConcurrencyMeter:
         return seen
 
     def idle_since_report(self) -> bool:
-        """Whether nothing runs and nothing has run since the last report."""
+        """Return whether nothing runs and nothing has run since the last report."""
         return self.running == 0 and self._requests == 0 and self._integral == 0.0
 
     def _advance(self, now: float) -> None:
@@ -91,14 +91,14 @@ class ConcurrencyMeter:
 
 
 class RequestProgress(NamedTuple):
-    """A request that waits or runs: tokens as they were estimated, and those that were computed so far."""
+    """A request inside: its estimated tokens, and those computed so far."""
 
     estimated: int
     computed: int
 
 
 def left(each: RequestProgress, share: float) -> float:
-    """Tokens that are still to be computed, where answers take `share` of what is estimated; never below 0."""
+    """Return the tokens still to compute if answers take `share` of their estimate; never below 0."""
     return max(0.0, each.estimated * share - each.computed)
 
 
@@ -109,8 +109,8 @@ def weighed(
     measured: MeasuredThroughput | None,
     backlog_s: float,
 ) -> float:
-    """Requests at once. `concurrency` itself where nothing was measured, or `backlog_s` is 0; never less than that, nor
-    than 1 while any are `waiting`.
+    """Return the concurrency to report: at least `concurrency`, and at least 1 while requests are `waiting`. Returns
+    `concurrency` itself if nothing was measured, or if `backlog_s` is 0.
     """
     if measured is None or backlog_s <= 0:
         return concurrency

@@ -1,9 +1,9 @@
-"""Wakes versions while there is no control plane: the decider's stand-in, for as long as nobody else decides.
+"""Wake versions while there is no control plane: a stand-in for the autoscaler.
 
-A poke that nobody takes, WAKE_PATIENCE_S after the feed fell silent, becomes a start of our own: under the decider's
-lock a parked standby is told to take the version, as the control plane would tell it. A standby takes one version,
-once; the next control plane adopts it from where it is. Nothing is started for a key that the last feed would not let
-in, none is sent away to make room, and no standby is borne: there are as many starts as are parked.
+When the feed has been silent for WAKE_PATIENCE_S, a wake call that nothing accepts becomes a start by this activator.
+It takes the autoscaler's lock and tells a parked standby to take the version, as the control plane would. A standby
+takes one version, once. The next control plane adopts it. A start needs a request whose key the last feed admits. No
+replica is removed to make room, and no standby is created, so there are at most as many starts as parked standbys.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ from kelvin.telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)
 
-WAKE_PATIENCE_S: Final = 2.0  # a control plane that died is back sooner, as a rule
-ANSWER_S: Final = dependencies.ACCOUNTS.timeout_s  # for a runtime to say what it is
+WAKE_PATIENCE_S: Final = 2.0  # a control plane that died is usually back sooner
+ANSWER_S: Final = dependencies.ACCOUNTS.timeout_s  # for a runtime's report
 TAKEN_S: Final = 5.0  # for a standby to take a version, not to restore it
 RESTORE_S: Final = dependencies.WAKING.timeout_s
 LOOK_S: Final = 0.02
 MEMINFO: Final = Path("/proc/meminfo")
-_LOST: Final = frozenset({"unavailable", "conflict"})  # the process is dead, or was taken: another one may do
+_LOST: Final = frozenset({"unavailable", "conflict"})  # the process is dead or was taken: try another one
 
 
 class FallbackScaler:
-    """`send_wake` of a reporter, with an answer for when nobody takes it. Loop-bound; its starts end with `close`.
+    """A wake call that starts the version itself if the autoscaler is away. Use from one event loop; `close` ends it.
 
-    `is_heard` says whether the feed lives, `machine` what the last one said of this machine (None before any that
-    counts), `publish_line` takes what we did as a line of the feed.
+    `is_heard` returns whether the feed is connected. `machine` returns the last feed's data of this machine, or None
+    without a valid feed. `publish_line` receives the results as feed messages.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FallbackScaler:
         self._tell = publish_line
         self._asked_us = asked_us
         self._clock = clock
-        self._away_s: float | None = None  # since when nobody takes a poke
+        self._away_s: float | None = None  # since when no wake call is accepted
         self._starts: dict[VersionKey, asyncio.Task[None]] = {}
         self._counter = page.counter(
             "kelvin_own_starts_total", "Starts that the activator decided without a control plane.", ("result",)
@@ -77,7 +77,7 @@ class FallbackScaler:
         return f"<FallbackScaler starting={len(self._starts)} away={self._away_s is not None}>"
 
     async def send_wake(self, key: VersionKey) -> bool:
-        """Whether somebody sees to it: the decider, or we."""
+        """Return whether the autoscaler or this activator takes care of the version."""
         if await self._send_wake(key):
             self._away_s = None
             return True
@@ -98,7 +98,7 @@ class FallbackScaler:
         return True
 
     async def close(self) -> None:
-        """No more starts; what was told to take a version goes on with it."""
+        """Cancel the starts. A runtime that was told to take a version continues."""
         starts = tuple(self._starts.values())
         for task in starts:
             task.cancel()
@@ -145,7 +145,7 @@ class FallbackScaler:
         return None
 
     async def _wait_until_taken(self, before: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
-        """Until it can't be given to anybody else: the lock may go then."""
+        """Wait until the runtime can't be given to another version. Then the lock may be released."""
         limit = self._clock() + TAKEN_S
         while not call.done() and self._clock() < limit:
             await asyncio.wait((call,), timeout=LOOK_S)
@@ -187,7 +187,7 @@ class FallbackScaler:
             runtime_id=runtime_id, tenant=key.tenant, model=key.model, version=key.version,
             address=f"rt-{runtime_id}.sock", max_streams=max_streams, draining=False, restore=spans,
         )  # fmt: skip
-        if not self._is_heard():  # else the control plane has adopted it, and says what it is
+        if not self._is_heard():  # otherwise the control plane has adopted it and reports it
             self._tell(Feed(revision=0, replicas=(row,)))
 
     def _publish_failure(self, key: VersionKey, failure: Failure) -> None:
@@ -196,7 +196,7 @@ class FallbackScaler:
 
 
 async def _fetch_reports(directory: SocketDirectory) -> list[RuntimeReport]:
-    """What every runtime of this machine says of itself; who does not answer is left out."""
+    """Return the reports of all runtimes of this machine that answer."""
     names = sorted(path.name for path in directory.path.glob("rt-*.sock"))
     found = await asyncio.gather(*(_fetch_report(directory, name) for name in names))
     return [each for each in found if each is not None and f"rt-{each.runtime_id}.sock" in names]
@@ -213,7 +213,9 @@ async def _fetch_report(directory: SocketDirectory, name: str) -> RuntimeReport 
 
 
 def _held_slots(meters: Path) -> int:
-    """Device slots that living processes hold, by their meter pages: also of those that listen no more. In a thread."""
+    """Return the device slots that living processes hold, by their meter pages. Blocks: run it in a thread. Includes
+    processes that no longer listen.
+    """
     held = 0
     for page in meters.iterdir():
         # Foreign entries and dead processes raise. A page that is older than its process is of an earlier process.

@@ -1,4 +1,4 @@
-"""Which runtime an activator gives a version while no control plane decides, if any. Pure."""
+"""Choose the runtime to which an activator gives a version while there is no control plane. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ SLEEPING: Final = (RuntimeState.ASLEEP, RuntimeState.ASLEEP2)
 
 @dataclass(frozen=True, slots=True)
 class AlreadyServing:
-    """It serves the version already; the feed had no time to say so."""
+    """A runtime already serves the version. The feed has not reported it."""
 
     report: RuntimeReport
 
 
 @dataclass(frozen=True, slots=True)
 class StartRuntime:
-    """A parked standby, or a replica of the version that sleeps and `wakes`."""
+    """Start a parked standby, or wake a sleeping replica of the version (`wakes`)."""
 
     report: RuntimeReport
     wakes: bool
@@ -28,7 +28,7 @@ class StartRuntime:
 
 @dataclass(frozen=True, slots=True)
 class NoStart:
-    """Nobody is to be given it now."""
+    """No runtime may be started now; `why` is for the log."""
 
     why: str
 
@@ -37,24 +37,38 @@ Choice = AlreadyServing | StartRuntime | NoStart
 
 
 def choose(key: VersionKey, reports: Sequence[RuntimeReport], held: int, slots: int) -> Choice:
-    """Who is there comes first, then who is on the way, then room, then who is the sooner ready."""
+    """Return the first choice that applies.
+
+    1. A replica is ready: use it.
+    2. A replica is being restored: wait.
+    3. Every device slot is held: no start.
+    4. A replica of the version sleeps: wake it, since that is faster.
+    5. A standby is parked: start it.
+    6. Otherwise no start.
+    """
     own = [each for each in reports if (each.tenant, each.model, each.version) == key]
+    # (1)
     for report in own:
         if report.state is RuntimeState.READY:
             return AlreadyServing(report)
+    # (2)
     if any(each.state is RuntimeState.RESTORING for each in own):
         return NoStart("one is on its way")
+    # (3)
     if held >= slots:
         return NoStart("every device slot is held")
+    # (4)
     for report in own:
         if report.state in SLEEPING:
             return StartRuntime(report, wakes=True)
+    # (5)
     for report in reports:
         if report.state is RuntimeState.STANDBY and report.tenant is None:
             return StartRuntime(report, wakes=False)
+    # (6)
     return NoStart("no standby is parked")
 
 
 def holds_slot(meter: Meter) -> bool:
-    """Whether a living process with this meter page has a device slot: it has a version, and does not sleep."""
+    """Return whether a living process with this meter page holds a device slot: it has a version and does not sleep."""
     return bool(meter.tenant) and meter.phase is not Phase.STANDBY

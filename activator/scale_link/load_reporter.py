@@ -1,6 +1,5 @@
-"""Report each version's concurrency to the decider once a second, and the first request of a version at once.
-
-Knative's rules, whoever decides (`concurrency_policy`); how the decider is told is its sink's.
+"""Report each version's concurrency to the autoscaler every second, and the first request of a version at once. These
+are Knative's rules, for either autoscaler (`concurrency_policy.py`). `report_sinks.py` sends the reports.
 """
 
 import asyncio
@@ -19,22 +18,24 @@ PERIOD_S: Final = 1.0
 
 
 class ReportSink(Protocol):
-    """Tells the decider."""
+    """Sends reports to the autoscaler."""
 
     @property
     def session(self) -> object | None:
-        """One and the same for as long as the decider hears all that is sent, each second's reports among it; None
-        where each telling stands for itself, or nobody hears.
+        """The same object while the autoscaler receives all reports without a gap. None if each send stands alone, or
+        if it is away.
         """
         ...
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """Whether they were taken; what was not is never sent later. Within a deadline of its own; safe to cancel."""
+        """Send reports within a deadline. Return whether they were accepted; others are never sent later. Safe to
+        cancel.
+        """
         ...
 
 
 class LoadReporter:
-    """Meters of all versions. `run` is its loop. A report that can't be sent is dropped: the next second has another.
+    """The meters of all versions; `run` reports them. A failed report is dropped, since another follows in a second.
     `backlogs` may weigh the reported concurrency.
     """
 
@@ -45,7 +46,7 @@ class LoadReporter:
         self._backlogs = backlogs or Backlogs()
         self._clock = clock
         self._meters: dict[VersionKey, ConcurrencyMeter] = {}
-        self._told: dict[VersionKey, object] = {}  # the session in which a poke was taken
+        self._told: dict[VersionKey, object] = {}  # session in which a wake was accepted
         self._announced: list[VersionKey] = []
         self._news = asyncio.Event()
 
@@ -56,8 +57,8 @@ class LoadReporter:
     def begin_request(
         self, key: VersionKey, is_told: Callable[[VersionKey], bool], work: RunningRequest | None = None
     ) -> None:
-        """Count a request that arrived. The first one is reported at once, unless `is_told` says that a poke reports
-        it. `work` is what is to be computed for it, if anything.
+        """Count a request that arrived. The first one is reported at once, unless `is_told` returns that a wake reports
+        it. `work` is the request to weigh, if it computes tokens.
         """
         now = self._clock()
         if work is not None:
@@ -74,25 +75,25 @@ class LoadReporter:
             meter.begin(now)
 
     def end_request(self, key: VersionKey, work: RunningRequest | None = None) -> None:
-        """It left."""
+        """Count a request that left."""
         if work is not None:
             self._backlogs.leave(key, work)
         self._meters[key].end(self._clock())
 
     async def send_wake(self, key: VersionKey) -> bool:
-        """Report now that the version is wanted, and take that off the next report. Return whether the sink took it.
-
-        Where the decider gets each second's reports one poke is enough, as reports say it from then on.
+        """Report now that the version is needed, and subtract it from the next report. Return whether the sink accepted
+        it. One wake per session is enough, because the reports of each second include the waiting requests.
         """
         session, meter = self._sink.session, self._meters.get(key)
         if session is not None and self._told.get(key) is session:
             return True
-        if meter is None and session is not None:  # nobody is inside: the next report says so, and ends it
+        # no request is inside: the next report says so, and removes the meter
+        if meter is None and session is not None:
             meter = self._meters[key] = ConcurrencyMeter.starting(self._clock())
         if meter is not None:
             meter.announce()
         if await self._sink.send((_stat(key, ANNOUNCEMENT),)):
-            if session is not None and self._meters.get(key) is meter:  # else a zero has followed it already
+            if session is not None and self._meters.get(key) is meter:  # otherwise a report of 0 has already followed
                 self._told[key] = session
             return True
         if meter is not None:
@@ -100,14 +101,16 @@ class LoadReporter:
         return False
 
     async def run(self) -> None:
-        """Report until cancelled: announcements as they come, everything once a second."""
+        """Report until cancelled: announcements at once, everything every second."""
         async with Loops() as loops:
             loops.start("announcements", self._announce)
             loops.start("reports", self._tick)
             await loops.wait()
 
     def take_reports(self) -> tuple[ConcurrencyStat, ...]:
-        """Every version's report of the time since the last; a version whose last second was empty is forgotten."""
+        """Return every version's report since the last call. A version that was idle meanwhile is dropped
+        afterwards.
+        """
         now, stats = self._clock(), []
         for key, meter in list(self._meters.items()):
             if meter.idle_since_report():

@@ -1,9 +1,10 @@
-"""What runs on pods that anybody's versions share: who decides of it, and what keeps those pods there.
+"""Report load of versions on shared pods, and keep those pods running.
 
-A version on such a pod has no Revision of its own, so that the control plane decides how many replicas it has. The pods
-have one, and each second Knative's autoscaler is told of it what the feed said last: also while the control plane is
-away, so that nothing that serves goes with it. It adds up what activators say, so that each says its share: by those
-that share a Redis, where there is one, as that knows within seconds who died; else by those that the feed has said.
+A version on a shared pod has no Revision of its own, so the control plane decides its replicas. The pool of pods has a
+Revision. Every second this activator sends Knative's autoscaler the pool size from the last feed, also while the
+control plane is away, so that serving pods stay. The autoscaler adds the values of all activators, so each sends its
+share. The number of activators comes from Redis if they share one, since it knows within seconds which are alive, else
+from the feed.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ POST_S: Final = PERIOD_S / 2
 
 
 class PoolReporter:
-    """A reporter's sink: to the autoscaler what has a Revision, to the control plane what may be on a pod of a pool."""
+    """A report sink: versions with a Revision to Knative's autoscaler, versions on pool pods to the control plane."""
 
     def __init__(
         self,
@@ -30,8 +31,8 @@ class PoolReporter:
         pools: Callable[[], tuple[PoolRow, ...]],
         activator_count: Callable[[], int | None],
     ) -> None:
-        """`link` is to Knative's autoscaler. `send_revision_stats` tells that of Revisions, and returns whether it was
-        taken. `activator_count`: how many activators there are by now; None where only the feed has said it.
+        """`link` and `send_revision_stats` send to Knative's autoscaler. `activator_count` returns the current number
+        of activators, or None if only the feed knows it.
         """
         self._link = link
         self._send_revision_stats = send_revision_stats
@@ -45,11 +46,11 @@ class PoolReporter:
 
     @property
     def session(self) -> object | None:
-        """See reporter.ReportSink."""
+        """The session with Knative's autoscaler, or None."""
         return self._link.session
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """See reporter.ReportSink."""
+        """Send each report to its autoscaler. Return whether all were accepted."""
         if not self._pools():
             return await self._link.send(stats)
         shared = tuple(each for each in stats if self._revision_of(key_of(each)) is None)
@@ -58,7 +59,9 @@ class PoolReporter:
         return (not shared or await self._post(shared)) and is_taken
 
     async def _post(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """Within half a second: a control plane that hangs must cost Knative no second's figure."""
+        """Send to the control plane within POST_S, so that a hanging control plane does not delay the next Knative
+        report.
+        """
         try:
             async with asyncio.timeout(POST_S):
                 return await self._control.send(stats)
@@ -66,7 +69,7 @@ class PoolReporter:
             return False
 
     async def run(self) -> None:
-        """Say each second how many pods there are to be, until cancelled."""
+        """Send the pool sizes every second until cancelled."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:

@@ -1,4 +1,4 @@
-"""Where reports of what is asked for go: to the control plane's own decider, or to Knative's autoscaler."""
+"""Choose where load reports go: to the control plane's own autoscaler, or to Knative's."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ PATH: Final = "/internal/v1/stats"
 
 @dataclass(frozen=True, slots=True)
 class LoadReporting:
-    """The sink, what must run for it, and whether the decider hears it, or ever did, where that can be told."""
+    """The sink with its loops, and whether the autoscaler is or was ever connected, if that can be known."""
 
     sink: ReportSink
     is_heard: Callable[[], bool] = lambda: True
@@ -41,7 +41,9 @@ def choose_report_sink(
     activator_count: Callable[[], int | None],
     page: MetricsPage,
 ) -> LoadReporting:
-    """As the setting says. Raises BadSetting. The library is imported only where Knative's autoscaler is named."""
+    """Return the sink that the setting names. Raises BadSetting. Imports the WebSocket link only for Knative's
+    autoscaler.
+    """
     if autoscaler is None:
         return LoadReporting(ControlSink(control, name))
     try:
@@ -59,7 +61,7 @@ def choose_report_sink(
 
 
 class ControlSink:
-    """By a post for each telling. Each post stands for itself: the decider is where the post was."""
+    """Sends each report to the control plane as a POST of its own."""
 
     session = None
 
@@ -72,7 +74,7 @@ class ControlSink:
         return f"<ControlSink failures={self._failures}>"
 
     async def send(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
-        """See reporter.ReportSink."""
+        """POST the reports to the control plane. Return whether it accepted them."""
         body = Stats(activator=self._activator, stats=stats)
         try:
             await self._control.call("POST", PATH, type(None), body=body, timeout_s=TIMEOUT_S)

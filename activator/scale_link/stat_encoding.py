@@ -1,6 +1,5 @@
-"""What Knative's autoscaler is told, as its protocol has it on the wire: `stats.proto`, by protobuf's library.
-
-Imported only where there is such an autoscaler.
+"""Encode reports for Knative's autoscaler: its `stats.proto`, by the protobuf library. Imported only if there is such
+an autoscaler.
 """
 
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ MESSAGES: Final = "metrics.WireStatMessages"
 
 
 class RevisionStat(NamedTuple):
-    """Of one Revision since it was told last: requests at once, weighted by time, and how many came."""
+    """One Revision's time-weighted concurrency and number of new requests since its last report."""
 
     namespace: str
     name: str
@@ -27,7 +26,7 @@ class RevisionStat(NamedTuple):
 
 @cache
 def message_class() -> Any:
-    """`WireStatMessages`. Not of generated code, which has to be of the library's own version."""
+    """Return the class of `WireStatMessages`. Built at run time: generated code must match the library's version."""
     pool = DescriptorPool()
     for file in FileDescriptorSet.FromString(DESCRIPTORS.read_bytes()).file:
         pool.Add(file)
@@ -35,7 +34,7 @@ def message_class() -> Any:
 
 
 def encode_stats(pod: str, stats: Iterable[RevisionStat]) -> bytes:
-    """One binary frame. As Knative's activator leaves them: the time is the receiver's to say, `proxied` the pod's."""
+    """Return one binary frame. Like Knative's activator, leave the time to the receiver and `proxied` to the pod."""
     message = message_class()()
     for told in stats:
         each = message.messages.add(namespace=told.namespace, name=told.name)

@@ -1,8 +1,9 @@
-"""What a tenant has left of its month's budget: the ledger's sum, records it lacks, requests under way. Pure state.
+"""A tenant's monthly budget: the ledger's sum, records that the ledger lacks, and running requests. Pure state.
 
-A request holds the most that it may cost until its record is durable, and counts for what that says until the ledger
-has it. So one activator never passes a budget, but for what only the ledger knows: device time, other activators'
-records on their way (unless they lease from one store: `held_quota`). What a request may cost at most is `body`'s.
+A running request holds the most that it may cost. Its durable record then counts until the ledger has it. So one
+activator never exceeds a budget, except for costs that only the ledger knows: device time, and other activators'
+records on their way (unless they lease from one store, `held_quota.py`). `routing/policy/request_body.py` estimates the
+most that a request may cost.
 """
 
 from collections import deque
@@ -12,34 +13,33 @@ from typing import Final, NamedTuple
 
 from kelvin.contracts.accounting.spending import SpendingRow
 
-_SHORTEST_US: Final = 28 * 86_400_000_000  # of months
-UNSEEN: Final = 4096  # records that are told apart; beyond it those that came last count as one
+_SHORTEST_US: Final = 28 * 86_400_000_000  # the shortest month
+UNSEEN: Final = 4096  # bound on separate records; above it the newest are merged
 
 
 class _Unseen(NamedTuple):
-    """Records of ours that the ledger's sum lacks."""
+    """Records of this activator that the ledger's sum lacks."""
 
-    sequence: int  # of the last of them
+    sequence: int  # of the last record
     ended_at_us: int
     micros: int
 
 
 @dataclass(slots=True)
 class TenantSpending:
-    """One tenant's. `source` is our spool's name. Times are of the wall clock, microseconds since 1970."""
+    """One tenant's spending. `source` is our spool's name. Times are wall-clock microseconds since 1970."""
 
     source: str
     row: SpendingRow | None = None
     held_micros: int = 0
-    handed_over_micros: int = 0  # in all: records that were ours to count, and are in the ledger's sum since
+    handed_over_micros: int = 0  # total of our records that are now in the ledger's sum
     _unseen: deque[_Unseen] = field(default_factory=deque)
-    _unseen_sum_micros: int = 0  # sum over `_unseen`, which each request needs
-    _before_micros: int | None = None  # spent in the month before the row's; None: unknown
+    _unseen_sum_micros: int = 0  # sum of `_unseen`, kept because each request needs it
+    _before_micros: int | None = None  # spent in the month before the row's month; None: unknown
 
     def apply_ledger_row(self, row: SpendingRow) -> None:
-        """Take in the ledger's sum. Records that it contains are no longer counted here.
-
-        The row may be of a month that has not begun by our clock. Until then records count in the month before it.
+        """Apply the ledger's sum. Records that it contains are no longer counted here. The row may be of a month that
+        has not begun by our clock. Until then records count in the month before it.
         """
         before = _month_beside(row.month, -1)
         is_told = before in row.beside
@@ -59,11 +59,11 @@ class TenantSpending:
                 self._before_micros += record.micros
 
     def spent_micros(self, now_us: int) -> int:
-        """Of the month that it is now; 0 before the ledger said anything."""
+        """Return what was spent in the current month; 0 before the first row."""
         return self.known_micros(now_us) + self._unseen_micros(now_us)
 
     def known_micros(self, now_us: int) -> int:
-        """Of it what the ledger told."""
+        """Return the ledger's sum for the current month."""
         if self.row is None:
             return 0
         if self._is_before(now_us):
@@ -81,28 +81,30 @@ class TenantSpending:
         return self.row.month if now_us < self.row.ends_at_us else _month_beside(self.row.month, 1)
 
     def own_micros(self, now_us: int) -> int:
-        """What the ledger lacks of this month: requests under way, at their most, and records."""
+        """Return what the ledger lacks of the current month: running requests at their most, and records."""
         return self.held_micros + self._unseen_micros(now_us)
 
     def covers(self, budget_micros: int, micros: int, now_us: int) -> bool:
-        """Whether so much is left for a request. With nothing left nobody enters, whatever it may cost."""
+        """Return whether the budget covers `micros` more. A budget that is used up admits no request, whatever it
+        costs.
+        """
         taken = self.spent_micros(now_us) + self.held_micros
         return taken < budget_micros and taken + micros <= budget_micros
 
     def try_hold(self, budget_micros: int, micros: int, now_us: int) -> bool:
-        """Hold so much for a request, if that is left; then `settle` or `release` is owed."""
+        """Hold `micros` for a request if the budget covers them. Call `settle` or `release` later."""
         if not self.covers(budget_micros, micros, now_us):
             return False
         self.held_micros += micros
         return True
 
     def release(self, held_micros: int) -> None:
-        """A request of which there will be no record."""
+        """Release what a request held that leaves no record."""
         assert 0 <= held_micros <= self.held_micros
         self.held_micros -= held_micros
 
     def settle(self, held_micros: int, micros: int, sequence: int, ended_at_us: int) -> None:
-        """A request's record is durable, and says so much. Sequences ascend, but for those that wait side by side."""
+        """Count a request's durable record instead of what it held. Sequences ascend, except for concurrent records."""
         self.release(held_micros)
         if self.row is not None and sequence <= self.row.seen.get(self.source, 0):
             self.handed_over_micros += micros
@@ -123,7 +125,7 @@ class TenantSpending:
     def _unseen_micros(self, now_us: int) -> int:
         if self.row is None:
             return 0
-        if now_us >= self.row.ends_at_us:  # a month began of which the ledger has not told
+        if now_us >= self.row.ends_at_us:  # a new month has begun that the ledger has not reported
             return sum(each.micros for each in self._unseen if each.ended_at_us >= self.row.ends_at_us)
         return self._unseen_sum_micros
 
@@ -132,7 +134,7 @@ class TenantSpending:
 
     @property
     def unseen(self) -> int:
-        """How many entries are kept."""
+        """Number of separate records that the ledger lacks."""
         return len(self._unseen)
 
 

@@ -1,9 +1,9 @@
-"""A tenant's limit per minute as one of several activators has it: a block out of the bucket they share. Pure state.
+"""A tenant's limit per minute for one of several activators: a block taken from their shared bucket. Pure state.
 
-A block is taken out of the bucket before it is used, so all together never use more than was in it. What is left of it
-goes back when more is asked for, or its time is over; where more was used than had been held, that is owed. Without the
-bucket a block is good until its time is over; from then on there is the limit over the members, beginning with a
-block's worth. Asking for another block is others' work, and they say when none will be had for a while.
+A block is taken from the bucket before it is used, so all activators together never use more than the bucket has. Its
+rest goes back with the next query, or when the block expires. Use above what was held is owed to the bucket. Without
+the bucket, a block can be used until it expires. After that the activator uses limit / members, beginning with one
+block's worth. `redis_rate_counter.py` queries the bucket.
 """
 
 from dataclasses import dataclass
@@ -13,50 +13,50 @@ from typing import Final
 from activator.limits.policy.gcra import MINUTE_S, Bucket, RateStatus
 
 LEASE_S: Final = 2.0
-BLOCKS: Final = 20  # in a minute's worth
-QUIET_S: Final = 1.0  # between two questions while there is little to be had
+BLOCKS: Final = 20  # blocks per minute's worth
+QUIET_S: Final = 1.0  # interval between queries while little is available
 
 
 def block_of(limit: int) -> int:
-    """How much is taken at once, beside what is needed at once."""
+    """Return how many units are taken ahead of what is needed at once."""
     return max(1, limit // BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
 class RefillRequest:
-    """What the bucket is asked: `give` goes back to it (below 0: is owed), then at least `need`, at most `want`."""
+    """A query to the bucket: give back `give` (below 0: owed), then take at least `need`, at most `want`."""
 
     give: int
     need: int
     want: int
     sent_s: float
-    local_bucket: Bucket | None  # what was used without it, as far as it is owed
-    owed: int  # of `give`, for that
+    local_bucket: Bucket | None  # the local bucket that the debt is from
+    owed: int  # part of `give` that pays this debt
 
 
 @dataclass(slots=True)
 class TokenBlock:
-    """One tenant's. Times are seconds of this process's clock."""
+    """One tenant's block. Times are seconds of this process's clock."""
 
-    stock: int = 0  # out of the bucket and not charged yet; below 0: owed to it
-    held: int = 0  # by requests under way
+    stock: int = 0  # taken from the bucket and not charged yet; below 0: owed to it
+    held: int = 0  # held by running requests
     ends_s: float = -inf
     quiet_until_s: float = -inf
-    quiet_need: int = 0  # who needs less may ask all the same
-    full_at_s: float = 0.0  # the bucket, as was last told
-    local_bucket: Bucket | None = None  # while there is no bucket
-    local_limit: int = 1  # its own, which was this activator's share when it began
-    began_full_at_s: float = 0.0  # when it would have been full without any use
+    quiet_need: int = 0  # smaller needs may still query
+    full_at_s: float = 0.0  # when the shared bucket is full, as last reported
+    local_bucket: Bucket | None = None  # in use while the shared bucket is away
+    local_limit: int = 1  # limit of `local_bucket`: this activator's share
+    began_full_at_s: float = 0.0  # when `local_bucket` would be full without use
 
     def try_hold(self, units: int, now_s: float) -> bool:
-        """Hold so many of the block; False where it has not as many, or its time is over."""
+        """Hold `units` of the block. Return False if it has fewer or has expired."""
         if now_s >= self.ends_s or units > self.stock - self.held:
             return False
         self.held += units
         return True
 
     def settle(self, held: int, used: int, now_s: float) -> None:
-        """A request that held so many used so many."""
+        """Charge a request that held `held` units and used `used`."""
         assert 0 <= held <= self.held
         self.held -= held
         if self.local_bucket is None:
@@ -65,13 +65,13 @@ class TokenBlock:
             self.local_bucket.settle(self.local_limit, 0, used, now_s)
 
     def refill_pause_s(self, units: int, now_s: float) -> float | None:
-        """How long nobody should ask for so many; None where one may."""
+        """Return the seconds during which not to query for `units`, or None if a query is allowed."""
         left_s = self.quiet_until_s - now_s
         return left_s if left_s > 0 and units >= self.quiet_need else None
 
     def ask(self, limit: int, need: int, waiting: int, now_s: float) -> RefillRequest:
-        """What to ask the bucket for requests that wait for so many in all. Then `record_refill`, or
-        `record_unanswered`, is owed.
+        """Return the query for requests that wait for `waiting` units in total. Call `record_refill` or
+        `record_unanswered` afterwards.
         """
         left = self.stock - self.held
         self.stock -= left
@@ -81,9 +81,7 @@ class TokenBlock:
         return asked
 
     def give_back(self, limit: int, now_s: float, ahead_s: float = 0.0) -> RefillRequest | None:
-        """What to tell the bucket of a block whose time is over within `ahead_s`, or of a debt; None where there is
-        nothing to tell.
-        """
+        """Return the query for a block that expires within `ahead_s`, or for a debt. None if there is neither."""
         left = self.stock - self.held
         if self.local_bucket is None and (left == 0 or (left > 0 and now_s + ahead_s < self.ends_s)):
             return None
@@ -91,7 +89,7 @@ class TokenBlock:
         return RefillRequest(asked.give, 0, 0, now_s, asked.local_bucket, asked.owed)
 
     def record_refill(self, asked: RefillRequest, granted: int, full_in_s: float, now_s: float) -> None:
-        """The bucket's answer; nothing is granted where less than what is needed was there."""
+        """Record the bucket's answer. It grants nothing if it has less than is needed."""
         self.full_at_s = now_s + full_in_s
         if not asked.want:
             return
@@ -102,17 +100,15 @@ class TokenBlock:
             self.quiet_need = 0 if granted else asked.need
 
     def record_unanswered(self, asked: RefillRequest) -> None:
-        """No answer: nobody knows whether it was heard. What went back is given up, what is owed is still owed."""
+        """Handle a query without an answer, which may have been executed. Returned units are lost, debts remain."""
         self.local_bucket = asked.local_bucket
         left = asked.give + asked.owed
         if left < 0:
             self.stock += left
 
     def hold_locally(self, share: int, units: int, now_s: float) -> RateStatus:
-        """Hold so many of this activator's share of the limit, while there is no bucket.
-
-        A request that is larger than the share enters once all of the share is there, and owes the rest. Otherwise it
-        would be told to come back for ever.
+        """Hold `units` of this activator's share of the limit, while the bucket is away. A request larger than the
+        share enters once the whole share is free, and owes the rest. Otherwise it would be refused for ever.
         """
         if self.local_bucket is None:
             self.local_limit = share
@@ -127,7 +123,7 @@ class TokenBlock:
         return found
 
     def _change_alone(self, share: int, now_s: float) -> None:
-        """Take over a limit that was changed meanwhile: what was used of the old one counts in units."""
+        """Apply a changed limit. Use under the old limit still counts in units."""
         assert self.local_bucket is not None
         times = self.local_limit / share
         self.local_bucket.full_at_s = now_s + max(0.0, self.local_bucket.full_at_s - now_s) * times
@@ -135,19 +131,19 @@ class TokenBlock:
         self.local_limit = share
 
     def rate_status(self, limit: int, now_s: float, wait_s: float | None = None) -> RateStatus:
-        """As it was last told, and what is left of the block."""
+        """Return the limit's state: as last reported by the bucket, plus what is left of the block."""
         reset_s = max(0.0, self.full_at_s - now_s)
         shared = limit - reset_s * limit / MINUTE_S
         own = self.stock - self.held if now_s < self.ends_s else 0
         return RateStatus(limit, max(0, min(limit, int(shared) + own)), reset_s, wait_s)
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether it tells no more than a new one would."""
+        """Return whether a new block would equal this one."""
         quiet = now_s >= max(self.ends_s, self.quiet_until_s, self.full_at_s)
         return quiet and not self.stock and not self.held and self.local_bucket is None
 
     def _owed(self, now_s: float) -> int:
-        """What was used without the bucket, and has not flowed in since."""
+        """Return what was used without the bucket and has not flowed in since."""
         if self.local_bucket is None:
             return 0
         since_s = max(self.began_full_at_s, now_s)
